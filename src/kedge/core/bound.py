@@ -1,0 +1,173 @@
+"""A method bound to a model, a task, an optimiser and data: all that stays the same over a run."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.method import Method
+from kedge.core.model import Model
+from kedge.core.optim import Optimizer, schedule
+from kedge.core.part import Part
+from kedge.core.task import Task
+from kedge.core.tree import Tree, Weights
+from kedge.core.view import Data, Spec
+from kedge.errors import IncompatibleError
+
+PRIVATE = "private"  # the client slot that holds leaves which never leave the client
+
+
+class Server(NamedTuple):
+    """What the server holds between rounds."""
+
+    weights: Weights
+    slots: dict[str, Tree]
+
+
+class LocalStatistics(Part):
+    """The BatchNorm policy ``local``: running statistics stay on the client."""
+
+    name = "local_statistics"
+
+    def private(self, spec: Spec) -> set[str]:
+        return set(spec.buffers)
+
+
+class Bound:
+    """Checks that everything fits, and answers what the engines ask."""
+
+    def __init__(
+        self,
+        method: Method,
+        model: Model,
+        task: Task,
+        optim: Optimizer,
+        data: Data,
+        *,
+        num_clients: int,
+        input_shape: tuple[int, ...],
+        initial: Weights,
+        key: Tensor,
+    ) -> None:
+        self.method, self.model, self.task, self.optim, self.data = method, model, task, optim, data
+        self.parts: tuple[Part, ...] = method.parts
+        if model.batchnorm == "local":
+            self.parts = (*self.parts, LocalStatistics())
+        self._check()
+        self._factor = schedule(optim.schedule)
+
+        one = next(iter(initial.params.values()))
+        sample = torch.zeros((2, *input_shape), dtype=one.dtype, device=one.device)
+        spec = Spec(
+            model=model,
+            task=task,
+            params=initial.params,
+            buffers=initial.buffers,
+            num_clients=num_clients,
+            input_shape=input_shape,
+            shapes=model.shapes(initial, sample),
+            key=key,
+        )
+        params = dict(initial.params)
+        for part in self.parts_with("extend"):
+            leaves = part.extend(spec.for_part(part))
+            params |= {f"{part.name}/{n}": v for n, v in leaves.items()}
+        self.initial = Weights(params, initial.buffers)
+        hidden = {n for p in self.parts_with("private") for n in p.private(spec)}
+        self.private_params = [n for n in params if n in hidden]
+        self.private_buffers = [n for n in initial.buffers if n in hidden]
+        public = {n: v for n, v in params.items() if n not in hidden}
+        self.spec = replace(spec, params=public)
+        self.cuts = tuple(dict.fromkeys(c for p in self.parts for c in p.cuts()))
+        self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in self._hook_names()}
+
+    def _hook_names(self) -> list[str]:
+        from kedge.core.part import HOOKS
+
+        return HOOKS
+
+    def parts_with(self, hook: str) -> tuple[Part, ...]:
+        """The parts that override a hook, in the method's order."""
+        hooked: dict[str, tuple[Part, ...]] | None = getattr(self, "_hooked", None)
+        return hooked[hook] if hooked else tuple(p for p in self.parts if p.has(hook))
+
+    def needs(self, what: Literal["clients", "sum", "labels", "sweep"]) -> bool:
+        return any(getattr(p, f"needs_{what}") for p in self.parts)
+
+    def phases(self, round: int) -> dict[str, str]:
+        return {p.name: p.phase(round) for p in self.parts_with("phase")}
+
+    def lr(self, round: int) -> float:
+        return self.optim.lr * self._factor(round)
+
+    def server(self) -> Server:
+        """The server before the first round."""
+        slots = {p.name: p.server_init(self.spec.for_part(p)) for p in self.parts_with("server_init")}
+        return Server(self.initial, slots)
+
+    def client(self) -> dict[str, Tree]:
+        """A client's own state before its first round."""
+        slots = {p.name: p.client_init(self.spec.for_part(p)) for p in self.parts_with("client_init")}
+        if self.private_params or self.private_buffers:
+            slots[PRIVATE] = self.only_private(self.initial)
+        return slots
+
+    def sent(self, server: Server) -> dict[str, Tree]:
+        """What goes down with the weights."""
+        return {p.name: p.send(server.slots.get(p.name, {})) for p in self.parts_with("send")}
+
+    def only_private(self, weights: Weights) -> Tree:
+        return {
+            "params": {n: weights.params[n] for n in self.private_params},
+            "buffers": {n: weights.buffers[n] for n in self.private_buffers},
+        }
+
+    def only_public(self, weights: Weights) -> Weights:
+        return Weights(
+            {n: v for n, v in weights.params.items() if n in self.spec.params},
+            {n: v for n, v in weights.buffers.items() if n not in self.private_buffers},
+        )
+
+    def _check(self) -> None:
+        for part in self.parts:
+            if self.task.name not in part.tasks:
+                raise IncompatibleError(
+                    f"{part.name} has no meaning for {self.task.name}; it is for: "
+                    + ", ".join(part.tasks)
+                )
+            if part.needs_features:
+                self.model.require_head(part.name)
+            for cut in part.cuts():
+                self.model.check_cut(cut)
+            if part.needs_plain_sgd and not self.optim.is_linear:
+                raise IncompatibleError(
+                    f"{part.name} divides the update by the sum of its steps, which {self.optim.name} "
+                    "does not have; use sgd"
+                )
+            if part.needs_plain_sgd and getattr(self.optim, "momentum", 0.0):
+                warnings.warn(
+                    f"{part.name} assumes plain SGD; with momentum the update is divided by the "
+                    "effective sum of its steps",
+                    stacklevel=3,
+                )
+
+
+def client_key(root: Tensor, round: int, clients: Tensor) -> Tensor:
+    """Keys ``[K, 2]`` of (seed, round, client)."""
+    return rng.fold(rng.fold(rng.fold(root, "clients"), round), clients)
+
+
+def numbers(bound: Bound, server: Server) -> dict[str, int]:
+    """How many numbers go down to a client and are kept by it, beyond nothing, per round."""
+    public = bound.only_public(server.weights)
+    return {
+        "model": tree.numel(public.params),
+        "buffers": tree.numel({n: b for n, b in public.buffers.items() if b.is_floating_point()}),
+        "sent": tree.numel(bound.sent(server)),
+        "kept": tree.numel(bound.client()),
+    }

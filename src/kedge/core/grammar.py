@@ -1,0 +1,160 @@
+"""The one small grammar of kedge: ``name:preset(value, field=value)+name+...``.
+
+Methods, models and partitions are all written in it, and the same string is accepted on the command
+line, in TOML and in Python. A value is a number, ``true``/``false``, a quoted string, a bare word
+(``cut=stage2``) or a bracketed list of values.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from kedge.errors import GrammarError
+
+
+class Call(NamedTuple):
+    """One ``name:preset(args, key=value)``."""
+
+    name: str
+    preset: str | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
+    | (?P<string>"[^"]*"|'[^']*')
+    | (?P<word>[A-Za-z_][\w.\-]*(?:/[\w.\-]+)*)
+    | (?P<sign>[()\[\],=:+])
+    )""",
+    re.VERBOSE,
+)
+_WORDS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False}
+_WORDS |= {"inf": float("inf"), "nan": float("nan")}
+
+
+def parse_calls(text: str) -> list[Call]:
+    """Read a sum of calls.
+
+    >>> parse_calls("moon:fedcog+fedprox(mu=0.1)")[1]
+    Call(name='fedprox', preset=None, args=(), kwargs={'mu': 0.1})
+    """
+    return _Reader(text).sum()
+
+
+def parse_call(text: str) -> Call:
+    """Read exactly one call.
+
+    >>> parse_call("dirichlet(0.1, clients=20)")
+    Call(name='dirichlet', preset=None, args=(0.1,), kwargs={'clients': 20})
+    """
+    calls = parse_calls(text)
+    if len(calls) != 1:
+        raise GrammarError(f"{text!r}: expected one name, found {len(calls)} joined by '+'")
+    return calls[0]
+
+
+def write_value(value: Any) -> str:
+    """The inverse of reading a value."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        plain = re.fullmatch(r"[A-Za-z_][\w.\-]*", value) and value not in _WORDS
+        return value if plain else f'"{value}"'
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(write_value(v) for v in value) + "]"
+    return repr(value)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise GrammarError(f"expected a string such as 'scaffold+fedprox(mu=0.1)', not {text!r}")
+        self.text, self.at, self.kind, self.value = text, 0, "", ""
+        self._advance()
+
+    def _advance(self) -> None:
+        self.start = self.at
+        rest = self.text[self.at :]
+        if not rest.strip():
+            self.kind, self.value, self.at = "end", "", len(self.text)
+            return
+        m = _TOKEN.match(self.text, self.at)
+        if m is None:
+            self.start += len(rest) - len(rest.lstrip())
+            self.value = self.text[self.start]
+            raise self._error(f"unexpected {self.value!r}")
+        self.kind = m.lastgroup or ""
+        self.value, self.start, self.at = m.group(self.kind), m.start(self.kind), m.end()
+
+    def _error(self, what: str) -> GrammarError:
+        return GrammarError(
+            f"{what} at position {self.start + 1} of {self.text!r}. "
+            "Write for example: scaffold+fedprox(mu=0.1)"
+        )
+
+    def _take(self, sign: str) -> bool:
+        if self.kind == "sign" and self.value == sign:
+            self._advance()
+            return True
+        return False
+
+    def _word(self, what: str) -> str:
+        if self.kind != "word":
+            raise self._error(f"expected {what}, found {self.value!r}" if self.value else
+                              f"expected {what}, found the end")
+        word = self.value
+        self._advance()
+        return word
+
+    def sum(self) -> list[Call]:
+        calls = [self.call()]
+        while self._take("+"):
+            calls.append(self.call())
+        if self.kind != "end":
+            raise self._error(f"expected '+' or the end, found {self.value!r}")
+        return calls
+
+    def call(self) -> Call:
+        name = self._word("a name")
+        preset = self._word("a preset") if self._take(":") else None
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        if self._take("("):
+            while not self._take(")"):
+                word = self.kind == "word"
+                value = self.item()
+                if word and self._take("="):
+                    if value in kwargs:
+                        raise self._error(f"{value!r} is given twice")
+                    kwargs[str(value)] = self.item()
+                elif kwargs:
+                    raise self._error(f"{value!r} has no name but follows a named value")
+                else:
+                    args.append(value)
+                if not self._take(",") and not (self.kind == "sign" and self.value == ")"):
+                    raise self._error(f"expected ',' or ')', found {self.value or 'the end'!r}")
+        return Call(name, preset, tuple(args), kwargs)
+
+    def item(self) -> Any:
+        kind, value = self.kind, self.value
+        if kind == "number":
+            self._advance()
+            return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+        if kind == "string":
+            self._advance()
+            return value[1:-1]
+        if kind == "word":
+            self._advance()
+            nxt = self.kind == "sign" and self.value == "="
+            return value if nxt else _WORDS.get(value, value)
+        if self._take("["):
+            items = []
+            while not self._take("]"):
+                items.append(self.item())
+                if not self._take(",") and not (self.kind == "sign" and self.value == "]"):
+                    raise self._error(f"expected ',' or ']', found {self.value or 'the end'!r}")
+            return tuple(items)
+        raise self._error(f"expected a value, found {value or 'the end'!r}")

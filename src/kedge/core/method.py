@@ -1,0 +1,61 @@
+"""A method is a sum of parts; FedAvg is the empty sum.
+
+``parse("scaffold+fedprox(mu=0.1)")`` and ``SCAFFOLD() + FedProx(mu=0.1)`` are the same method, and
+``repr`` writes it back in the grammar, so one string serves Python, the command line, TOML, reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kedge.core.grammar import parse_calls
+from kedge.core.part import Part, make_part
+from kedge.errors import FieldError, IncompatibleError, TwoAggregators
+
+
+@dataclass(frozen=True, repr=False)
+class Method:
+    """An ordered sum of parts."""
+
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [p.name for p in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise IncompatibleError(f"{name} is in the method twice; a part may appear once")
+        owners = [p.name for p in self.parts if p.has("combine")]
+        if len(owners) > 1:
+            raise TwoAggregators(
+                f"{' and '.join(owners)} both define how updates are combined; a method may have one"
+            )
+
+    def __add__(self, other: Part | Method) -> Method:
+        more = other.parts if isinstance(other, Method) else (other,)
+        return Method(self.parts + more)
+
+    def __repr__(self) -> str:
+        return "+".join(str(p) for p in self.parts) or "fedavg"
+
+    __str__ = __repr__
+
+
+def parse(text: str | Method | Part) -> Method:
+    """Read a method.
+
+    >>> parse("scaffold + fedprox(mu=0.5)")
+    scaffold+fedprox(mu=0.5)
+    >>> parse("fedavg")
+    fedavg
+    """
+    if isinstance(text, Method):
+        return text
+    if isinstance(text, Part):
+        return Method((text,))
+    calls = parse_calls(text)
+    for call in calls:
+        if call.name == "fedavg" and (call.args or call.kwargs or call.preset):
+            raise FieldError("fedavg has no fields and no presets; write just: fedavg")
+    return Method(
+        tuple(make_part(c.name, c.preset, c.args, c.kwargs) for c in calls if c.name != "fedavg")
+    )

@@ -1,0 +1,289 @@
+"""A model as a pure function of its weights, with named cuts and a head.
+
+Any ``nn.Module`` will do. An ``nn.Sequential`` can be cut after each of its children, and its child
+``head`` (else its last one) is the head. Another module can be cut after any named submodule, and its
+head is the submodule named by ``head=`` (``head``, ``fc`` and ``classifier`` are found by themselves).
+*Features* are what goes into the head.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from kedge.core import rng
+from kedge.core.tree import Params, Weights
+from kedge.errors import FieldError, ModelError, UnknownName
+
+#: ``train`` updates BatchNorm's running statistics, ``probe`` normalises by the batch without
+#: updating them, ``eval`` uses them.
+Mode = Literal["train", "probe", "eval"]
+
+#: What the server does with BatchNorm statistics. ``average``: they are averaged like parameters (all
+#: five headline papers). ``local``: each client keeps its own. ``frozen``: never updated, also used in
+#: training. ``batch``: evaluation, too, normalises by the batch at hand.
+BATCHNORM = ("average", "local", "frozen", "batch")
+
+_HEADS = ("head", "fc", "classifier")
+
+
+class Rows(NamedTuple):
+    """Extra rows that enter a pass after ``cut`` and go through the rest of the network."""
+
+    owner: str
+    cut: str
+    values: Tensor
+
+
+class Pass(NamedTuple):
+    """What one forward pass gives; real rows come first, then each owner's."""
+
+    logits: Tensor
+    features: Tensor | None
+    at: dict[str, Tensor]  # real rows after each wanted cut
+    where: dict[str, slice]  # rows of each owner in logits and features
+    buffers: Params
+
+
+class Model:
+    """Turns a module into ``forward(weights, x, mode)`` and keeps the module itself untouched."""
+
+    def __init__(self, module: nn.Module, head: str | None = None, batchnorm: str = "average"):
+        if batchnorm not in BATCHNORM:
+            raise FieldError(f"batchnorm = {batchnorm!r} is not one of: {', '.join(BATCHNORM)}")
+        if isinstance(module, nn.Sequential) and not len(module):
+            raise ModelError("the model is an empty nn.Sequential; give it at least a head")
+        self.batchnorm = batchnorm
+        self.names = [n for n, _ in module.named_parameters()]
+        self.buffer_names = [n for n, _ in module.named_buffers()]
+        if not self.names:
+            raise ModelError("the model has no parameters to train")
+        self.head_name = _find_head(module, head)
+        self._template = copy.deepcopy(module)
+        skeleton = _keyed_dropout(copy.deepcopy(module))
+        self._skeletons = {mode: _skeleton(skeleton, mode, batchnorm) for mode in ("train", "probe", "eval")}
+        self.is_random = any(isinstance(m, Dropout) and m.p > 0 for m in skeleton.modules())
+
+    @property
+    def has_head(self) -> bool:
+        return self.head_name is not None
+
+    @property
+    def cuts(self) -> list[str]:
+        """Where the model can be cut, in depth order, without the head."""
+        module = self._template
+        named = module.named_children() if isinstance(module, nn.Sequential) else module.named_modules()
+        return [n for n, _ in named if n and n != self.head_name]
+
+    def check_cut(self, cut: str) -> None:
+        if cut not in self.cuts:
+            raise UnknownName("cut", cut, self.cuts)
+
+    def head_names(self) -> list[str]:
+        """Names of the head's parameters."""
+        self.require_head("the model")
+        return [n for n in self.names if n.startswith(f"{self.head_name}.")]
+
+    def require_head(self, who: str) -> None:
+        if not self.has_head:
+            raise ModelError(
+                f"{who} needs to know the model's head (its last linear layer). "
+                "Name it: kedge.Model(module, head='name_of_the_submodule')"
+            )
+
+    def weights(self) -> Weights:
+        """The module's present weights, as a copy."""
+        params = {n: p.detach().clone() for n, p in self._template.named_parameters()}
+        return Weights(params, {n: b.detach().clone() for n, b in self._template.named_buffers()})
+
+    def module(self, weights: Weights) -> nn.Module:
+        """An ordinary module that holds the given weights."""
+        module = copy.deepcopy(self._template).to(next(iter(weights.params.values())).device)
+        own = {n: weights.params[n] for n in self.names}
+        module.load_state_dict(own | weights.buffers, strict=False)
+        return module.eval()
+
+    def forward(
+        self,
+        weights: Weights,
+        x: Tensor,
+        mode: Mode = "train",
+        *,
+        key: Tensor | None = None,
+        rows: tuple[Rows, ...] = (),
+        taps: tuple[str, ...] = (),
+    ) -> Pass:
+        """One pass. ``rows`` join after their cuts; ``taps`` names further cuts to read."""
+        buffers = weights.buffers
+        if mode == "train":
+            buffers = {n: b.clone() for n, b in buffers.items()}  # BatchNorm writes into them
+        state = {n: weights.params[n] for n in self.names} | buffers
+        net = self._skeletons[mode]
+        tape = _Tape(len(x), rows, taps)
+        with _key_stream(key if self.is_random and mode != "eval" else None):
+            if isinstance(net, _Stages):
+                logits = functional_call(net, state, (x, tape, self.head_name))
+            else:
+                with tape.hooked(net, self.head_name):
+                    logits = functional_call(net, state, (x,))
+        return Pass(logits, tape.features, tape.at, tape.where, buffers)
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        """The head alone, from features to logits."""
+        name = self.head_name or ""
+        own = {n[len(name) + 1 :]: params[n] for n in self.names if n.startswith(f"{name}.")}
+        return functional_call(self._skeletons["eval"].get_submodule(name), own, (features,))
+
+    def shapes(self, weights: Weights, x: Tensor) -> dict[str, tuple[int, ...]]:
+        """Output shape (without batch) at every cut and of the features, for inputs like ``x``."""
+        with torch.no_grad():
+            done = self.forward(weights, x, "eval", taps=tuple(self.cuts))
+        found = {cut: tuple(value.shape[1:]) for cut, value in done.at.items()}
+        if done.features is not None:
+            found["features"] = tuple(done.features.shape[1:])
+        return found | {"logits": tuple(done.logits.shape[1:])}
+
+
+class _Tape:
+    """Collects what a pass is asked for while it runs, and lets rows in at their cuts."""
+
+    def __init__(self, count: int, rows: tuple[Rows, ...], taps: tuple[str, ...]) -> None:
+        self.real, self.count = count, count
+        self.rows, self.taps = rows, set(taps) | {r.cut for r in rows}
+        self.at: dict[str, Tensor] = {}
+        self.where: dict[str, slice] = {}
+        self.features: Tensor | None = None
+
+    def after(self, cut: str, x: Tensor) -> Tensor:
+        if cut not in self.taps:
+            return x
+        self.at[cut] = x[: self.real]
+        for row in self.rows:
+            if row.cut == cut:
+                values = row.values.reshape(len(row.values), *x.shape[1:])
+                self.where[row.owner] = slice(self.count, self.count + len(values))
+                self.count += len(values)
+                x = torch.cat([x, values.to(x.dtype)])
+        return x
+
+    @contextmanager
+    def hooked(self, net: nn.Module, head: str | None) -> Iterator[None]:
+        """For modules that are not sequential: the same through hooks, for this pass only."""
+
+        def read_features(_: nn.Module, args: tuple[Any, ...]) -> None:
+            self.features = args[0]
+
+        with ExitStack() as stack:
+            if head is not None:
+                handle = net.get_submodule(head).register_forward_pre_hook(read_features)
+                stack.callback(handle.remove)
+            for cut in self.taps:
+                handle = net.get_submodule(cut).register_forward_hook(
+                    lambda _m, _a, out, cut=cut: self.after(cut, out)
+                )
+                stack.callback(handle.remove)
+            yield
+
+
+class _Stages(nn.Sequential):
+    """A sequential model that tells a tape what passes each of its cuts."""
+
+    def forward(self, x: Tensor, tape: _Tape, head: str) -> Tensor:  # type: ignore[override]
+        for name, stage in self._modules.items():
+            assert stage is not None
+            if name == head:
+                tape.features = x
+            x = tape.after(name, stage(x))
+        return x
+
+
+class Dropout(nn.Module):
+    """Dropout that draws from a key, so that it is the same in a loop and under ``vmap``."""
+
+    def __init__(self, p: float, channels: bool = False) -> None:
+        super().__init__()
+        self.p, self.channels = p, channels  # channels: drop whole channels, as nn.Dropout2d
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
+        keep = rng.uniform(_streams.top.next(), shape) >= self.p
+        return x * keep / (1 - self.p)
+
+
+class _KeyStream:
+    def __init__(self, key: Tensor) -> None:
+        self.key, self.count = key, 0
+
+    def next(self) -> Tensor:
+        self.count += 1
+        return rng.fold(self.key, self.count)
+
+
+class _Streams(threading.local):
+    top: _KeyStream
+
+
+_streams = _Streams()
+
+
+@contextmanager
+def _key_stream(key: Tensor | None) -> Iterator[None]:
+    if key is not None:
+        _streams.top = _KeyStream(key)
+    yield
+
+
+def _find_head(module: nn.Module, head: str | None) -> str | None:
+    if head is not None:
+        known = [n for n, _ in module.named_modules() if n]
+        if head not in known:
+            raise UnknownName("submodule (head)", head, known)
+        return head
+    for name in _HEADS:
+        if isinstance(getattr(module, name, None), nn.Module):
+            return name
+    return list(module._modules)[-1] if isinstance(module, nn.Sequential) else None
+
+
+def _keyed_dropout(module: nn.Module) -> nn.Module:
+    for name, child in module.named_children():
+        if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            setattr(module, name, Dropout(child.p, channels=not isinstance(child, nn.Dropout)))
+        elif isinstance(child, _DropoutNd):
+            raise ModelError(f"{type(child).__name__} ({name}) cannot draw from a key; use nn.Dropout")
+        else:
+            _keyed_dropout(child)
+    return module
+
+
+def _skeleton(module: nn.Module, mode: str, batchnorm: str) -> nn.Module:
+    """A copy of the module set to one mode for good, so that no pass has to switch it."""
+    net = copy.deepcopy(module).train(mode != "eval")
+    for child in net.modules():
+        if isinstance(child, _NormBase):
+            if batchnorm == "frozen":
+                child.eval()
+            elif mode == "probe" or (mode == "eval" and batchnorm == "batch"):
+                child.train()
+                child.track_running_stats = False  # normalise by the batch, leave buffers alone
+    if type(net) is nn.Sequential:
+        return _as_stages(net)
+    return net
+
+
+def _as_stages(net: nn.Sequential) -> _Stages:
+    stages = _Stages()
+    stages._modules.update(net._modules)
+    stages.training = net.training
+    return stages

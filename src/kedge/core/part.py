@@ -1,0 +1,369 @@
+"""A part is one paper: a frozen dataclass of hyper-parameters with pure, optional hooks.
+
+A method is a sum of parts. A part sees only its own state, which lives in five slots:
+
+=========  =======================================================================================
+``server`` kept by the server from round to round
+``sent``   what the server broadcasts this round, made by ``send``
+``client`` kept by each client from round to round, never leaves it
+``local``  kept by a client from step to step within one round
+*uploads*  what a client returns besides its update, each wrapped in ``Sum``, ``Mean`` or ``Stack``
+=========  =======================================================================================
+
+Hooks are called in the order in which they stand in :class:`Part`, and only those that a part
+overrides. They must be pure: no attribute is set, no argument is changed in place, every random number
+comes from ``v.key``, and no Python branch looks at a tensor's value, since the same code runs for one
+client in a loop and for all clients at once under ``vmap``.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from typing import get_type_hints
+
+from torch import Tensor
+
+from kedge.core.grammar import write_value
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.errors import FieldError, UnknownName
+from kedge.registry import Registry
+
+if TYPE_CHECKING:
+    from kedge.core.method import Method
+    from kedge.core.view import Round, Spec, View
+
+parts: Registry[type[Part]] = Registry("part", see="kedge list")
+
+
+class Sum(NamedTuple):
+    """An upload of which the server sees the sum over the cohort."""
+
+    value: Tree
+
+
+class Mean(NamedTuple):
+    """An upload of which the server sees the mean over the cohort, weighted as the model is."""
+
+    value: Tree
+
+
+class Stack(NamedTuple):
+    """An upload that the server sees client by client; needs ``needs_clients = True``."""
+
+    value: Tree
+
+
+class Out(NamedTuple):
+    """What the network says about a batch: the real rows, and the part's own injected rows."""
+
+    logits: Tensor  # [B, C]
+    features: Tensor  # [B, F], what goes into the head
+    at: dict[str, Tensor]  # activations at the part's cuts
+    mine: Any = None  # an Out of the rows that this part injected
+
+
+class Doc(NamedTuple):
+    """Help of a field, shown by ``kedge show``."""
+
+    text: str
+
+
+class Range(NamedTuple):
+    """Where a field's value may lie; the ends belong to it unless ``open`` is set."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open: bool = False  # the lower end does not belong to the range
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Base class of all parts. See the module's docstring for the rules."""
+
+    name: ClassVar[str] = ""
+    #: Which side it acts on, for the tables: client, server, data, personal.
+    side: ClassVar[str] = "client"
+    #: Needs single clients' updates on the server, not sums: no chunking, no secure aggregation.
+    needs_clients: ClassVar[bool] = False
+    #: Needs the plain sum of updates over the cohort (``r.sum_delta``) besides their weighted mean.
+    needs_sum: ClassVar[bool] = False
+    #: Reads the features before the head, so the model must have one.
+    needs_features: ClassVar[bool] = False
+    #: Reads how many samples of each class the client has (``v.label_counts``).
+    needs_labels: ClassVar[bool] = False
+    #: Calls ``v.sweep``.
+    needs_sweep: ClassVar[bool] = False
+    #: Assumes that the local update is a sum of gradients (control variates): warns with momentum.
+    needs_plain_sgd: ClassVar[bool] = False
+    #: Tasks for which it has a meaning.
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
+    #: Named settings: ``moon:fedcog`` in a method string.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    #: A setting under which the method equals FedAvg bit for bit; None where there is none.
+    neutral: ClassVar[dict[str, Any] | None] = None
+    #: A setting that is quick on a tiny problem, for the tests of all pairs.
+    tiny: ClassVar[dict[str, Any]] = {}
+    #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), H (the
+    #: head's), E (the part's own, from ``extend``), F (features), C (outputs), X (inputs), N (clients),
+    #: ``D_cut`` (activations at a cut) and the part's fields. ``keeps`` is what a client stores.
+    sends: ClassVar[str] = "0"
+    uploads: ClassVar[str] = "0"
+    keeps: ClassVar[str] = "0"
+
+    # -- once ---------------------------------------------------------------------------------
+
+    def extend(self, spec: Spec) -> Params:
+        """Extra trainable leaves; they appear in ``params`` as ``name/leaf``, see ``v.own``."""
+        raise NotImplementedError
+
+    def private(self, spec: Spec) -> set[str]:
+        """Names of parameters and buffers that stay on the client and are neither sent nor averaged."""
+        raise NotImplementedError
+
+    def server_init(self, spec: Spec) -> Tree:
+        """First value of ``server``."""
+        raise NotImplementedError
+
+    def client_init(self, spec: Spec) -> Tree:
+        """First value of ``client``, the same for every client."""
+        raise NotImplementedError
+
+    # -- start of a round ---------------------------------------------------------------------
+
+    def phase(self, round: int) -> str:
+        """A choice that is fixed for a round, read as ``v.phase``; hooks may branch on it."""
+        raise NotImplementedError
+
+    def survey(self, v: View) -> Tree:
+        """Uploads without training, asked for before the rounds that :meth:`surveys` names."""
+        raise NotImplementedError
+
+    def surveys(self) -> Literal["first", "every", "last"]:
+        """``first`` and ``last`` ask all clients once, ``every`` asks each round's cohort."""
+        return "first"
+
+    def absorb(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        """Take a survey in: ``(weights, next server)``."""
+        raise NotImplementedError
+
+    def send(self, server: Tree) -> Tree:
+        """What clients receive as ``v.sent``."""
+        raise NotImplementedError
+
+    def prepare(self, v: View) -> Tree:
+        """First value of ``local``, before the first step."""
+        raise NotImplementedError
+
+    # -- one local step -----------------------------------------------------------------------
+
+    def transform(self, v: View, batch: Batch) -> Batch:
+        """Change the batch; parts act one after the other, left to right."""
+        raise NotImplementedError
+
+    def inject(self, v: View, batch: Batch) -> tuple[str, Tensor]:
+        """``(cut, rows)``: rows that join the batch after a cut; they come back as ``out.mine``."""
+        raise NotImplementedError
+
+    def cuts(self) -> tuple[str, ...]:
+        """Cuts that the part reads (``out.at``) or injects at."""
+        return ()
+
+    def ascend(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
+        """Next ``local`` from the detached pass, before the objective sees it (a max step)."""
+        raise NotImplementedError
+
+    def logits(self, v: View, batch: Batch, logits: Tensor) -> Tensor:
+        """Change the logits on their way into the task's loss; left to right."""
+        raise NotImplementedError
+
+    def weigh(self, v: View, batch: Batch) -> Tensor:
+        """Weight of each sample in the task's loss, ``[B]``; parts' weights are multiplied."""
+        raise NotImplementedError
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        """A scalar added to the objective."""
+        raise NotImplementedError
+
+    def correct(self, v: View, params: Params, grads: Params) -> Params:
+        """What to *add* to the gradient. ``grads`` is the objective's; parts' changes are summed."""
+        raise NotImplementedError
+
+    def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
+        """Leaves that this step may change (True where not named): freezing that also stops
+        weight decay and momentum, which :meth:`correct` cannot."""
+        raise NotImplementedError
+
+    def project(self, v: View, params: Params) -> Params:
+        """Change the parameters after the step; left to right."""
+        raise NotImplementedError
+
+    def observe(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
+        """Next ``local``, after the step; ``params`` are the new ones, ``out`` the detached pass."""
+        raise NotImplementedError
+
+    # -- end of a round -----------------------------------------------------------------------
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        """``(next client, uploads)`` from the trained weights."""
+        raise NotImplementedError
+
+    def contribute(self, v: View, delta: Params) -> Tree:
+        """The client's side of an own aggregation: a tree that is summed over the cohort."""
+        raise NotImplementedError
+
+    def combine(self, r: Round) -> Params:
+        """The server's side: the update, from ``r.sums`` (or ``r.clients``). One part at most."""
+        raise NotImplementedError
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        """``(weights, next server)`` after aggregation; left to right."""
+        raise NotImplementedError
+
+    def personal(self, v: View, weights: Weights) -> Weights:
+        """The weights that this client would use itself; left to right."""
+        raise NotImplementedError
+
+    # -- what every part can do ---------------------------------------------------------------
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _checked(self, field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    def has(self, hook: str) -> bool:
+        """Whether the part overrides a hook."""
+        return getattr(type(self), hook) is not getattr(Part, hook)
+
+    def hooks(self) -> list[str]:
+        return [h for h in HOOKS if self.has(h)]
+
+    def __add__(self, other: Part | Method) -> Method:
+        from kedge.core.method import Method
+
+        return Method((self,)) + other
+
+    def __str__(self) -> str:
+        """The part in the method grammar, with the fields that differ from their defaults."""
+        changed = [
+            f"{f.name}={write_value(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return self.name + (f"({', '.join(changed)})" if changed else "")
+
+    def count(self, formula: str, symbols: dict[str, int]) -> int:
+        """Value of ``sends``, ``uploads`` or ``keeps`` for given sizes of the model."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return round(_evaluate(ast.parse(formula, mode="eval").body, own | symbols))
+
+
+HOOKS = [
+    name
+    for name, value in vars(Part).items()
+    if callable(value)
+    and not name.startswith("_")
+    and name not in ("has", "hooks", "count", "cuts", "surveys")
+]
+
+
+def register(cls: type[Part]) -> type[Part]:
+    """Class decorator: make a part known under its class name in lower case."""
+    cls.name = cls.name or cls.__name__.lower()
+    return parts.add(cls.name, cls)
+
+
+def make_part(name: str, preset: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+    """A part from its name, a preset and fields, with errors that say what to type instead."""
+    cls = parts[name]
+    fields = [f.name for f in dataclasses.fields(cls)]
+    if preset is not None and preset not in cls.presets:
+        raise UnknownName(f"preset of {name}", preset, sorted(cls.presets), see=f"kedge show {name}")
+    if len(args) > len(fields):
+        raise FieldError(f"{name} has {len(fields)} fields, {len(args)} values were given")
+    given = dict(zip(fields, args, strict=False))
+    for key in kwargs:
+        if key not in fields:
+            raise UnknownName(f"field of {name}", key, fields, see=f"kedge show {name}")
+        if key in given:
+            raise FieldError(f"{name}.{key} is given twice, by position and by name")
+    values = (cls.presets[preset] if preset else {}) | given | kwargs
+    return cls(**values)
+
+
+def field_help(cls: type[Part]) -> list[tuple[str, str, Any, str]]:
+    """``(name, type, default, help)`` of every field."""
+    rows = []
+    for field in dataclasses.fields(cls):
+        kind, notes = _hint(cls, field.name)
+        text = " ".join(n.text for n in notes if isinstance(n, Doc))
+        rows.append((field.name, _type_name(kind), field.default, text))
+    return rows
+
+
+def _hint(cls: type[Part], field: str) -> tuple[Any, tuple[Any, ...]]:
+    hint = get_type_hints(cls, include_extras=True)[field]
+    return (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " | ".join(str(a) for a in get_args(kind))
+    return getattr(kind, "__name__", str(kind))
+
+
+def _checked(part: Part, field: str, value: Any) -> Any:
+    """The value in its declared type, or a FieldError."""
+    kind, notes = _hint(type(part), field)
+    where = f"{part.name or type(part).__name__}.{field} = {value!r}"
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            choices = ", ".join(str(a) for a in get_args(kind))
+            raise FieldError(f"{where} is not one of: {choices}")
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        value = tuple(value)
+    expected = get_origin(kind) or kind
+    known = expected in (float, int, bool, str, tuple)
+    if known and (not isinstance(value, expected) or (expected is int and isinstance(value, bool))):
+        raise FieldError(f"{where} is not of type {_type_name(kind)}")
+    if isinstance(value, float) and math.isnan(value):
+        raise FieldError(f"{where} is not a number")
+    for note in notes:
+        if isinstance(note, Range):
+            if value < note.low or (note.open and value == note.low):
+                raise FieldError(f"{where} is {'not above' if note.open else 'below'} {note.low:g}")
+            if value > note.high:
+                raise FieldError(f"{where} is above {note.high:g}")
+    return value
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def _evaluate(node: ast.expr, names: dict[str, Any]) -> float:
+    """A formula of numbers, names, + - * / and conditional expressions."""
+    match node:
+        case ast.Constant(value=value):
+            return value  # type: ignore[return-value]
+        case ast.Name(id=name):
+            return names[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)](_evaluate(left, names), _evaluate(right, names))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, names)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return _evaluate(body if _evaluate(test, names) else orelse, names)
+    raise ValueError(f"a formula may hold numbers, names and + - * /, not {ast.unparse(node)!r}")

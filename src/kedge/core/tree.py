@@ -1,0 +1,181 @@
+"""Arithmetic on trees: a tree is a tensor, a dict of trees, or a named tuple of trees.
+
+Everything that kedge moves about is a tree: parameters, buffers, a part's state, what crosses the
+wire. ``map`` takes its structure from the first tree; the others may hold more keys than the first,
+never fewer, so ``map(f, public, all)`` works on the public leaves alone. Dicts are visited in the
+first tree's order. The empty tree is ``{}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | NamedTuple of Trees
+Params: TypeAlias = dict[str, Tensor]
+T = TypeVar("T")
+
+SEPARATOR = "|"  # never part of a parameter's name
+
+
+class Weights(NamedTuple):
+    """What the server holds, and what a client receives, trains and returns."""
+
+    params: Params
+    buffers: Params
+
+
+# The name follows the papers' notation for "apply to each leaf"; builtins.map is not used here.
+def map(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
+    """Apply ``fn`` leaf by leaf.
+
+    >>> map(lambda a, b: a + b, {"w": 1.0}, {"w": 2.0, "only here": 3.0})
+    {'w': 3.0}
+    """
+    if isinstance(first, dict):
+        return {k: map(fn, v, *(r[k] for r in rest)) for k, v in first.items()}
+    if isinstance(first, tuple):
+        items = [map(fn, v, *(r[i] for r in rest)) for i, v in enumerate(first)]
+        return type(first)(*items)
+    return fn(first, *rest)
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """All leaves, in order."""
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, tuple):
+        for value in tree:
+            yield from leaves(value)
+    else:
+        yield tree
+
+
+def zeros_like(a: Tree) -> Tree:
+    return map(torch.zeros_like, a)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return map(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    return map(torch.sub, a, b)
+
+
+def scale(a: Tree, factor: Tensor | float) -> Tree:
+    return map(lambda x: x * factor, a)
+
+
+def axpy(factor: Tensor | float, a: Tree, b: Tree) -> Tree:
+    """``factor * a + b``."""
+    return map(lambda x, y: factor * x + y, a, b)
+
+
+def detach(a: Tree) -> Tree:
+    return map(lambda x: x.detach(), a)
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """Inner product over all leaves of ``a``."""
+    return _total(map(lambda x, y: (x * y).sum(), a, b))
+
+
+def sq_norm(a: Tree) -> Tensor:
+    return _total(map(lambda x: (x * x).sum(), a))
+
+
+def sq_dist(a: Tree, b: Tree) -> Tensor:
+    return _total(map(lambda x, y: ((x - y) ** 2).sum(), a, b))
+
+
+def _total(tree: Tree) -> Tensor:
+    parts = list(leaves(tree))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def numel(tree: Tree) -> int:
+    """How many numbers the tree holds."""
+    return sum(x.numel() for x in leaves(tree))
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(x.numel() * x.element_size() for x in leaves(tree))
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """``[tree, ...]`` to one tree with a leading client axis."""
+    return map(lambda *xs: torch.stack(xs), *trees)
+
+
+def concat(trees: list[Tree]) -> Tree:
+    return trees[0] if len(trees) == 1 else map(lambda *xs: torch.cat(xs), *trees)
+
+
+def take(tree: Tree, index: Any) -> Tree:
+    """Rows (or one row) of every leaf."""
+    return map(lambda x: x[index], tree)
+
+
+def under(tree: dict[str, T], prefix: str) -> dict[str, T]:
+    """The entries ``prefix/name`` as ``name``."""
+    start = prefix + "/"
+    return {k[len(start) :]: v for k, v in tree.items() if k.startswith(start)}
+
+
+def equal(a: Tree, b: Tree) -> bool:
+    """Same structure and bit-identical leaves (NaN equals NaN)."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return same and torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a != a, b != b)
+
+
+def gap(a: Tree, b: Tree) -> float:
+    """Largest difference between two trees, relative to the largest value where that is above 1."""
+    worst = 0.0
+    pairs = zip(leaves(a), leaves(map(lambda _, y: y, a, b)), strict=True)
+    for x, y in pairs:
+        if x.numel():
+            size = max(1.0, float(y.abs().max()))
+            worst = max(worst, float((x.double() - y.double()).abs().max()) / size)
+            worst = float("inf") if bool((x != x).any() != (y != y).any()) else worst
+    return worst
+
+
+def to_wire(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """A flat dict of named arrays, ready for safetensors or a Flower record."""
+    if isinstance(tree, Weights):
+        tree = {"params": tree.params, "buffers": tree.buffers}
+    if not isinstance(tree, dict):
+        if not isinstance(tree, Tensor):
+            raise TypeError(f"{prefix or 'the tree'} holds a {type(tree).__name__}; only tensors "
+                            "and dicts of tensors can cross the wire")
+        return {prefix: tree}
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        flat |= to_wire(value, f"{prefix}{SEPARATOR}{key}" if prefix else key)
+    return flat
+
+
+def from_wire(flat: dict[str, Tensor]) -> Tree:
+    """The inverse of :func:`to_wire` for dicts (named tuples come back as dicts)."""
+    tree: dict[str, Tree] = {}
+    for path, value in flat.items():
+        *parents, last = path.split(SEPARATOR)
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return tree

@@ -1,0 +1,348 @@
+"""What parts see: a :class:`Spec` once, a :class:`View` on the client, a :class:`Round` on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.model import Mode, Model, Pass, Rows
+from kedge.core.part import Out, Part
+from kedge.core.task import Batch, Task
+from kedge.core.tree import Params, Tree, Weights
+from kedge.errors import HookError
+
+
+class Data(Protocol):
+    """Where batches come from: rows of a dataset that lies on the device."""
+
+    def batch(self, index: Tensor, key: Tensor) -> Batch:
+        """Samples for training, augmented."""
+        ...
+
+    def clean(self, index: Tensor) -> Batch:
+        """The same samples as they are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a part may know before the first round."""
+
+    model: Model
+    task: Task
+    params: Params  # trainable leaves that travel, those of ``extend`` included
+    buffers: Params
+    num_clients: int
+    input_shape: tuple[int, ...]
+    shapes: dict[str, tuple[int, ...]]  # without batch: at every cut, "features" and "logits"
+    key: Tensor = field(repr=False)
+
+    @property
+    def features(self) -> int:
+        """Width of the features before the head (0 for a model without a head)."""
+        shape = self.shapes.get("features", (0,))
+        return int(torch.Size(shape).numel())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.params.values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.params.values())).device
+
+    def symbols(self, part: Part) -> dict[str, int]:
+        """Sizes by the letters used in a part's ``sends``, ``uploads`` and ``keeps``."""
+        own = self.model.weights().params
+        head = self.model.head_names() if self.model.has_head else []
+        return {
+            "P": tree.numel(self.params),
+            "H": sum(own[n].numel() for n in head),
+            "E": tree.numel(tree.under(self.params, part.name)),
+            "F": self.features,
+            "C": self.task.outputs,
+            "N": self.num_clients,
+            "X": torch.Size(self.input_shape).numel(),
+            **{f"D_{cut}": torch.Size(shape).numel() for cut, shape in self.shapes.items()},
+        }
+
+    def for_part(self, part: Part) -> Spec:
+        return replace(self, key=rng.fold(self.key, part.name))
+
+
+class Info(NamedTuple):
+    """Numbers about a client's round, each a scalar tensor."""
+
+    client: Tensor
+    round: Tensor
+    lr: Tensor
+    num_steps: Tensor
+    effective_steps: Tensor  # sum of the coefficients of the gradients in the update, over lr
+    num_examples: Tensor
+    weight: Tensor  # p_k before normalisation over the cohort
+
+
+class Chunks(NamedTuple):
+    """A client's whole data as fixed-size pieces, for sweeps."""
+
+    index: Tensor  # [pieces, rows]
+    mask: Tensor  # [pieces, rows], 0 where a row only fills the piece
+
+
+class Job(NamedTuple):
+    """All that one client round depends on."""
+
+    anchor: Weights
+    sent: dict[str, Tree]
+    client: dict[str, Tree]
+    info: Info
+    key: Tensor  # of (seed, round, client)
+    counts: Tensor  # samples per class, [C]; empty where no part asks
+    chunks: Chunks
+
+
+class Passes:
+    """The forward passes of one step: each distinct one runs once, however many parts ask."""
+
+    def __init__(self, model: Model, buffers: Params, key: Tensor, track: bool) -> None:
+        self.model, self.buffers, self.key, self.track = model, buffers, key, track
+        self._done: dict[tuple[Any, ...], tuple[Pass, Weights, Tensor]] = {}
+
+    def run(
+        self,
+        weights: Weights | Params,
+        x: Tensor,
+        train: bool = True,
+        update: bool = False,
+        rows: tuple[Rows, ...] = (),
+        taps: tuple[str, ...] = (),
+    ) -> Pass:
+        if not isinstance(weights, Weights):
+            weights = Weights(weights, self.buffers)
+        update = update and train and self.track
+        mode: Mode = "train" if update else "probe" if train else "eval"
+        name = (id(weights.params), id(x), mode, taps)
+        if name not in self._done or update:
+            key = rng.fold(self.key, len(self._done))
+            done = self.model.forward(weights, x, mode, key=key, rows=rows, taps=taps)
+            if update:
+                self.buffers = done.buffers
+            self._done[name] = (done, weights, x)  # holding both keeps their ids from being reused
+        return self._done[name][0]
+
+
+@dataclass
+class Context:
+    """What all parts of one step share; a :class:`View` shows a part its own side of it."""
+
+    model: Model
+    task: Task
+    spec: Spec
+    data: Data
+    job: Job
+    anchor: Weights
+    passes: Passes
+    local: dict[str, Tree]
+    phases: dict[str, str]
+    step: Tensor | None = None
+    gradient: Callable[[Params], Params] | None = None
+
+
+class View:
+    """What a part sees on a client. Everything is read-only."""
+
+    def __init__(self, context: Context, part: Part, hook: str) -> None:
+        self._context, self._part, self._hook = context, part, hook
+
+    @property
+    def spec(self) -> Spec:
+        return self._context.spec
+
+    @property
+    def task(self) -> Task:
+        return self._context.task
+
+    @property
+    def info(self) -> Info:
+        return self._context.job.info
+
+    @property
+    def round(self) -> Tensor:
+        return self._context.job.info.round
+
+    @property
+    def phase(self) -> str:
+        """What the part's ``phase`` said for this round."""
+        return self._context.phases.get(self._part.name, "")
+
+    @property
+    def step(self) -> Tensor:
+        """Number of the local step, from 0."""
+        if self._context.step is None:
+            raise HookError(f"{self._part.name}.{self._hook} asks for v.step outside a local step")
+        return self._context.step
+
+    @property
+    def key(self) -> Tensor:
+        """Randomness of this (seed, round, client, part, hook, step)."""
+        key = rng.fold(rng.fold(self._context.job.key, self._part.name), self._hook)
+        return key if self._context.step is None else rng.fold(key, self._context.step)
+
+    @property
+    def anchor(self) -> Weights:
+        """The weights the client started the round from."""
+        return self._context.anchor
+
+    @property
+    def sent(self) -> Tree:
+        return self._context.job.sent.get(self._part.name, {})
+
+    @property
+    def client(self) -> Tree:
+        return self._context.job.client.get(self._part.name, {})
+
+    @property
+    def local(self) -> Tree:
+        return self._context.local.get(self._part.name, {})
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Samples of each class on this client, ``[C]``."""
+        if not self._part.needs_labels:
+            raise HookError(f"{self._part.name} reads v.label_counts: declare needs_labels = True")
+        return self._context.job.counts
+
+    def own(self, params: Params) -> Params:
+        """The part's own leaves (from ``extend``) among the parameters."""
+        return tree.under(params, self._part.name)
+
+    def public(self, params: Params) -> Params:
+        """The leaves that travel: all but those that stay on the client."""
+        return {n: p for n, p in params.items() if n in self.spec.params}
+
+    def forward(
+        self, weights: Weights | Params, x: Tensor, train: bool = True, update: bool = False
+    ) -> Out:
+        """The network at ``weights`` (bare parameters: with the present buffers) on ``x``.
+
+        In training mode BatchNorm normalises by the batch; only ``update=True`` moves its running
+        statistics. The same pass asked for twice in a step, by any part, runs once.
+        """
+        done = self._context.passes.run(weights, x, train, update, taps=self._part.cuts())
+        return view_out(done, self._part, len(x))
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        """The head alone, from features to logits."""
+        return self._context.model.head(params, features)
+
+    def grad(self, params: Params) -> Params:
+        """Gradient of the whole objective at another point, on the same batch."""
+        if self._context.gradient is None:
+            raise HookError(f"{self._part.name}.{self._hook} asks for v.grad; only correct may")
+        return self._context.gradient(params)
+
+    def sweep(self, fn: Callable[[Batch, Tensor], Tree]) -> Tree:
+        """Sum of ``fn(batch, mask)`` over the client's whole data, piece by piece.
+
+        Samples come without augmentation. Pieces have one size; ``mask`` is 0 for rows that only
+        fill the last one up, so every sum over rows must be multiplied by it.
+        """
+        if not self._part.needs_sweep:
+            raise HookError(f"{self._part.name} calls v.sweep: declare needs_sweep = True")
+        chunks, data = self._context.job.chunks, self._context.data
+        pieces = [fn(data.clean(chunks.index[i]), chunks.mask[i]) for i in range(len(chunks.index))]
+        total = pieces[0]
+        for piece in pieces[1:]:
+            total = tree.add(total, piece)
+        return total
+
+
+class Round:
+    """What a part sees on the server at the end of a round: reduced values only."""
+
+    def __init__(
+        self,
+        *,
+        part: Part,
+        model: Model,
+        spec: Spec,
+        round: int,
+        lr: float,
+        key: Tensor,
+        phase: str,
+        anchor: Weights,
+        server: Tree,
+        uploads: Tree,
+        totals: dict[str, Any],
+    ) -> None:
+        self._part, self._totals = part, totals
+        self.model, self.spec, self.task = model, spec, spec.task
+        self.round, self.lr, self.phase = round, lr, phase
+        self.key = rng.fold(key, part.name)
+        #: The weights before this round's update.
+        self.anchor = anchor
+        #: The part's own state.
+        self.server = server
+        #: The part's own uploads, each reduced as it was declared.
+        self.uploads = uploads
+        #: All clients of the federation, and those of this round.
+        self.num_clients = spec.num_clients
+        self.cohort = int(totals["count"])
+
+    @property
+    def weight(self) -> Tensor:
+        """Sum of the clients' weights (their numbers of examples) over the cohort."""
+        return self._totals["weight"]
+
+    @property
+    def mean_delta(self) -> Params:
+        """Weighted mean of the clients' updates."""
+        return self._totals["mean_delta"].params
+
+    @property
+    def sum_delta(self) -> Params:
+        """Plain sum of the clients' updates over the cohort."""
+        if not self._part.needs_sum:
+            raise HookError(f"{self._part.name} reads r.sum_delta: declare needs_sum = True")
+        return self._totals["sum_delta"].params
+
+    @property
+    def sums(self) -> Tree:
+        """Sum over the cohort of what ``contribute`` returned."""
+        return self._totals["contribution"]
+
+    @property
+    def clients(self) -> Weights:
+        """Every client's trained weights, stacked along a first axis, in the cohort's order."""
+        if not self._part.needs_clients:
+            raise HookError(f"{self._part.name} reads r.clients: declare needs_clients = True")
+        return self._totals["clients"]
+
+    @property
+    def weights(self) -> Tensor:
+        """Every client's weight in the mean, ``[K]``, in the order of :attr:`clients`."""
+        if not self._part.needs_clients:
+            raise HookError(f"{self._part.name} reads r.weights: declare needs_clients = True")
+        return self._totals["client_weights"]
+
+    def forward(self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None) -> Pass:
+        """A pass on the server; with ``train`` the new buffers are in the result."""
+        return self.model.forward(weights, x, mode, key=key, taps=self._part.cuts())
+
+
+def view_out(done: Pass, part: Part, rows: int) -> Out:
+    """A pass as one part may see it: the real rows, and its own."""
+    nothing = done.logits.new_zeros(0)
+    features = nothing if done.features is None else done.features
+    mine = None
+    if part.name in done.where:
+        own = done.where[part.name]
+        mine = Out(done.logits[own], features[own] if done.features is not None else nothing, {})
+    real = features[:rows] if done.features is not None else nothing
+    at = {cut: done.at[cut] for cut in part.cuts() if cut in done.at}
+    return Out(done.logits[:rows], real, at, mine)

@@ -1,0 +1,74 @@
+"""Methods that change how the server turns updates into the next model.
+
+FedNova (Wang et al. 2020), FedAvgM (Hsu et al. 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from kedge.core import tree
+from kedge.core.part import Doc, Part, Range, register
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Round, Spec, View
+
+
+@register
+@dataclass(frozen=True)
+class FedNova(Part):
+    r"""Average updates per effective step, so that clients with more steps do not pull harder.
+
+    :math:`w \leftarrow w + \big(\sum_k p_k a_k\big)\sum_k p_k \frac{\Delta_k}{a_k}` (eqs. 3 and 8), with
+    :math:`a_k = \tau_k` for plain SGD and
+    :math:`a_k = [\tau_k - \rho(1 - \rho^{\tau_k})/(1 - \rho)]/(1 - \rho)` for momentum :math:`\rho`.
+    Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
+    NeurIPS 2020, arXiv:2007.07481.
+
+    Equal to FedAvg when all clients take the same number of steps. Uploads: a_k.
+    """
+
+    side = "server"
+    needs_plain_sgd = False
+    uploads = "1"
+
+    def contribute(self, v: View, delta: Params) -> Tree:
+        a, n = v.info.effective_steps, v.info.weight
+        return {"d": tree.scale(delta, n / a), "a": n * a}
+
+    def combine(self, r: Round) -> Params:
+        mean_a = r.sums["a"] / r.weight
+        return tree.map(lambda d: mean_a * (d / r.weight), r.sums["d"])
+
+
+@register
+@dataclass(frozen=True)
+class FedAvgM(Part):
+    r"""Momentum on the server.
+
+    :math:`u \leftarrow \beta u + \Delta`, :math:`w \leftarrow w + \eta u` with :math:`\Delta` the
+    aggregated update; Nesterov's variant moves by :math:`\Delta + \beta u` (section 4.3).
+    Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification, 2019, arXiv:1909.06335.
+
+    Neutral at: beta = 0, lr = 1. BatchNorm statistics are plainly averaged, without momentum.
+    """
+
+    beta: Annotated[float, Doc("momentum of the server"), Range(0, 1)] = 0.9
+    lr: Annotated[float, Doc("step size of the server"), Range(0, open=True)] = 1.0
+    nesterov: Annotated[bool, Doc("look ahead along the momentum")] = False
+
+    side = "server"
+    presets = {"fedcog": {"beta": 0.1}, "fedntd": {"beta": 0.7}}
+    neutral = {"beta": 0.0}
+
+    def server_init(self, spec: Spec) -> Tree:
+        return tree.zeros_like(spec.params)  # u
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        delta = tree.map(lambda u, new, old: new - old, r.server, weights.params, r.anchor.params)
+        u = tree.axpy(self.beta, r.server, delta)
+        # what momentum adds to the plain update, so that beta = 0, lr = 1 changes no bit
+        move = tree.axpy(self.beta, u, delta) if self.nesterov else u
+        extra = tree.map(lambda m, d, w: w + (self.lr * m - d), move, delta, weights.params)
+        return weights._replace(params=weights.params | extra), u

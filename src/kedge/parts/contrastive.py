@@ -1,0 +1,92 @@
+"""Methods that contrast the features of several models on the same batch.
+
+MOON (Li et al. 2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Spec, View
+
+
+@register
+@dataclass(frozen=True)
+class MOON(Part):
+    r"""Pull features to the global model's and away from the client's own previous model's.
+
+    :math:`\ell = \ell_{sup} + \mu\,\ell_{con}`, :math:`\ell_{con} = -\log
+    \frac{e^{sim(z, z_{glob})/\tau}}{e^{sim(z, z_{glob})/\tau} + e^{sim(z, z_{prev})/\tau}}` (eqs. 3-4),
+    sim the cosine, :math:`z_{glob}` and :math:`z_{prev}` constants.
+    Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, arXiv:2103.16257.
+
+    Deviations: the projection (two layers, as in the paper) is a branch on the features, where the
+    paper's classifier sits on top of it; ``projection=0`` compares the features themselves. A client
+    without a previous model compares with the global one: the term is log 2, its gradient zero.
+    Neutral at: mu = 0. Keeps: the previous local model.
+    """
+
+    mu: Annotated[float, Doc("weight of the contrastive term (5 on CIFAR-10, 1 on CIFAR-100)"), Range(0)] = 5.0
+    tau: Annotated[float, Doc("temperature"), Range(0, open=True)] = 0.5
+    projection: Annotated[int, Doc("output size of the projection; 0: none"), Range(0)] = 256
+    width: Annotated[int, Doc("hidden size of the projection; 0: that of the features"), Range(0)] = 0
+
+    presets = {
+        "fedcog": {"mu": 0.01, "tau": 0.5, "projection": 0},
+        "fedbr": {"mu": 0.01, "tau": 0.5, "projection": 128, "width": 256},
+        "flboost": {"mu": 1e-4, "tau": 1.0, "projection": 0},
+    }
+    neutral = {"mu": 0.0}
+    tiny = {"projection": 4}
+    needs_features = True
+    sends = "E"
+    uploads = "E"
+    keeps = "P + 1"
+
+    def extend(self, spec: Spec) -> Params:
+        if not self.projection:
+            return {}
+        sizes = (spec.features, self.width or spec.features, self.projection)
+        keys = rng.split(spec.key, 2)
+        leaves: Params = {}
+        for i, key in enumerate(keys):
+            bound = sizes[i] ** -0.5  # torch's default for a linear layer
+            noise = rng.uniform(key, (sizes[i + 1], sizes[i] + 1), spec.dtype) * 2 - 1
+            leaves[f"weight{i}"], leaves[f"bias{i}"] = bound * noise[:, :-1], bound * noise[:, -1]
+        return leaves
+
+    def client_init(self, spec: Spec) -> Tree:
+        seen = torch.zeros((), dtype=spec.dtype, device=spec.device)
+        return {"previous": tree.map(torch.clone, spec.params), "seen": seen}
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        seen = v.client["seen"] > 0
+        previous = tree.map(
+            lambda old, w: torch.where(seen, old, w), v.client["previous"], v.anchor.params
+        )
+        before = Weights(v.anchor.params | previous, v.anchor.buffers)
+        z = self._project(v, params, out.features)
+        z_global = self._project(v, v.anchor.params, v.forward(v.anchor, batch.x).features)
+        z_previous = self._project(v, before.params, v.forward(before, batch.x).features)
+        near = F.cosine_similarity(z, z_global.detach(), dim=-1) / self.tau
+        far = F.cosine_similarity(z, z_previous.detach(), dim=-1) / self.tau
+        return self.mu * F.softplus(far - near).mean()  # -log(e^near / (e^near + e^far))
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return {"previous": v.public(weights.params), "seen": torch.ones_like(v.client["seen"])}, {}
+
+    def _project(self, v: View, params: Params, features: Tensor) -> Tensor:
+        own = v.own(params)
+        if not own:
+            return features
+        hidden = F.relu(F.linear(features, own["weight0"], own["bias0"]))
+        return F.linear(hidden, own["weight1"], own["bias1"])

@@ -1,0 +1,151 @@
+"""The federation on the device: all samples in one tensor, every client a list of rows.
+
+A batch is a gather by index. Which rows form which batch is drawn ahead for a whole round by
+:func:`batch_plan`, for all clients of the cohort in one go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.core import rng
+from kedge.core.task import Batch, Task
+from kedge.core.view import Chunks
+from kedge.errors import DataError
+
+SWEEP_ROWS = 256  # rows of one piece of a sweep
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client does in a round: ``steps`` batches, or ``epochs`` turned into steps.
+
+    Batches have exactly ``batch`` rows: an epoch runs on into the next permutation, and a client with
+    fewer samples than that repeats some.
+    """
+
+    batch: int = 32
+    steps: int | None = None
+    epochs: float = 1.0
+    replacement: bool = False  # draw every sample afresh instead of by permutations
+
+    def steps_for(self, size: int) -> int:
+        if self.steps is not None:
+            return self.steps
+        return max(1, math.ceil(self.epochs * size / self.batch - 1e-9))
+
+
+class Federation:
+    """Samples, the rows of each client, and an optional test set."""
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        clients: Sequence[Any],
+        task: Task,
+        test: tuple[Any, Any] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.task, self.dtype, self.device = task, dtype, torch.device(device)
+        self.x, self.y = self._inputs(x), self._labels(y)
+        if len(self.x) != len(self.y):
+            raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
+        rows = [torch.as_tensor(c, dtype=torch.int64) for c in clients]
+        for k, own in enumerate(rows):
+            if len(own) == 0:
+                raise DataError(f"client {k} has no samples; give it some or leave it out")
+            if int(own.min()) < 0 or int(own.max()) >= len(self.x):
+                raise DataError(f"client {k} names a row outside 0..{len(self.x) - 1}")
+        self.sizes = [len(own) for own in rows]
+        self.offsets = [sum(self.sizes[:k]) for k in range(len(rows))]
+        self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
+        self.test = None if test is None else Batch(self._inputs(test[0]), self._labels(test[1]))
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def batch(self, index: Tensor, key: Tensor) -> Batch:
+        return self.clean(index)
+
+    def clean(self, index: Tensor) -> Batch:
+        return Batch(self.x[index], self.y[index])
+
+    def label_counts(self) -> Tensor:
+        """Samples of each class on each client, ``[clients, C]``."""
+        soft = self.task.soft(self.y[self.rows], self.dtype)
+        owner = torch.repeat_interleave(torch.tensor(self.sizes, device=self.device))
+        counts = torch.zeros(self.num_clients, soft.shape[1], dtype=self.dtype, device=self.device)
+        return counts.index_add(0, owner, soft)
+
+    def chunks(self, clients: Sequence[int]) -> Chunks:
+        """The whole data of some clients as pieces of one size, ``[K, pieces, rows]``."""
+        size = min(SWEEP_ROWS, max(self.sizes))
+        pieces = math.ceil(max(self.sizes[k] for k in clients) / size)
+        at = torch.arange(pieces * size, device=self.device)
+        n = torch.tensor([self.sizes[k] for k in clients], device=self.device)[:, None]
+        start = torch.tensor([self.offsets[k] for k in clients], device=self.device)[:, None]
+        index = self.rows[start + torch.minimum(at, n - 1)]
+        mask = (at < n).to(self.dtype)
+        return Chunks(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
+
+    def plan(
+        self, keys: Tensor, clients: Sequence[int], work: LocalWork, steps: Sequence[int]
+    ) -> Tensor:
+        """Rows of every batch of a round, ``[K, max steps, batch]``; see :func:`batch_plan`."""
+        local = batch_plan(keys, [self.sizes[k] for k in clients], steps, work.batch, work.replacement)
+        start = torch.tensor([self.offsets[k] for k in clients], device=self.device)
+        return self.rows[local + start[:, None, None]]
+
+    def _inputs(self, x: Any) -> Tensor:
+        return torch.as_tensor(x).to(self.device, self.dtype)
+
+    def _labels(self, y: Any) -> Tensor:
+        y = torch.as_tensor(y).to(self.device)
+        return y.to(torch.int64) if self.task.name == "classification" else y.to(self.dtype)
+
+
+def batch_plan(
+    keys: Tensor, sizes: Sequence[int], steps: Sequence[int], batch: int, replacement: bool
+) -> Tensor:
+    """For every client, which of its own samples form which batch: ``[K, max steps, batch]``.
+
+    Without replacement each client runs through one random permutation of its samples after the other.
+    All permutations of all clients come out of a single sort: element i of epoch e of client k gets the
+    random number of (key k, e, i), and one stable sort by (client, epoch, number) shuffles every epoch
+    within its own segment. Rows beyond a client's own number of steps are never used.
+    """
+    device, longest = keys.device, max(steps) * batch
+    n = torch.tensor(sizes, device=device)
+    if replacement:
+        at = torch.arange(longest, dtype=torch.int32, device=device)
+        draws = rng.bits_at(keys[:, None, :], at)
+        local = (((draws >> 8) & 0xFFFFFF).to(torch.int64) * n[:, None]) >> 24
+        return local.reshape(len(sizes), -1, batch)
+    epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
+    client = torch.repeat_interleave(torch.tensor(epochs, device=device))  # of each segment
+    first = torch.cumsum(torch.tensor([0, *epochs[:-1]], device=device), 0)
+    epoch = torch.arange(len(client), device=device) - first[client]
+    segment = torch.repeat_interleave(n[client])  # of each element
+    start = torch.cumsum(n[client], 0) - n[client]
+    at = torch.arange(len(segment), device=device) - start[segment]
+    epoch_keys = rng.fold(keys[client], epoch)
+    draws = rng.bits_at(epoch_keys[segment], at.to(torch.int32)).to(torch.int64) & 0xFFFFFFFF
+    order = torch.argsort((segment << 32) | draws, stable=True)
+    shuffled = at[order]
+    begin = start[first]  # where each client's first epoch starts
+    end = begin + torch.tensor([e * s for e, s in zip(epochs, sizes, strict=True)], device=device)
+    wanted = begin[:, None] + torch.arange(longest, device=device)
+    return shuffled[torch.minimum(wanted, end[:, None] - 1)].reshape(len(sizes), -1, batch)

@@ -1,0 +1,69 @@
+"""Partition files: JSON that any language reads, small enough to travel with a paper."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kedge.errors import DataError
+
+FORMAT, VERSION = "kedge partition", 1
+FIELDS = {
+    "name": str,
+    "seed": int,
+    "num_samples": int,
+    "hash": str,
+    "clients": list,
+    "rotation": list | None,
+    "noise": list | None,
+    "angles": list | None,
+}
+
+
+def save(record: dict[str, Any], path: Path) -> Path:
+    """Write the file whole or not at all, one client per line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f'"format": {_json(FORMAT)}', f'"version": {VERSION}']
+    for key, value in record.items():
+        if isinstance(value, tuple):
+            rows = ",\n".join(_json(row) for row in value)
+            lines.append(f"{_json(key)}: [\n{rows}\n]")
+        elif value is not None:
+            lines.append(f"{_json(key)}: {_json(value)}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def load(path: Path) -> tuple[dict[str, Any], str]:
+    """The fields of the partition in a file, and the hash it says they have."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise DataError(
+            f"{path} is not a partition file, or is cut short: not valid JSON"
+        ) from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{path} is not a partition file; write one with Partition.save")
+    if found.get("version") != VERSION:
+        raise DataError(
+            f"{path} has version {found.get('version')!r}, this kedge reads {VERSION}; update kedge"
+        )
+    for key, kind in FIELDS.items():
+        if not isinstance(found.get(key), kind) or isinstance(found.get(key), bool):
+            raise DataError(f"{path} is damaged: {key} is missing or of the wrong type")
+    record = {key: found[key] for key in FIELDS if key in found}
+    hash_ = record.pop("hash")
+    return record, hash_
+
+
+def _json(value: Any) -> str:
+    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)

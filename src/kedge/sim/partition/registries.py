@@ -1,0 +1,33 @@
+"""Where partitions and shifts are found by name, and the random stream each of them draws from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedge.registry import Registry
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+partitions: Registry[Callable[..., list[IntArray]]] = Registry(
+    "partition", see="kedge list partitions"
+)
+"""``(labels, clients, rng, *, option=default, ...) -> one array of sample indices per client``.
+
+A function with a keyword ``groups`` is also given the group of each sample."""
+
+shifts: Registry[Callable[..., dict[str, Any]]] = Registry("shift", see="kedge list partitions")
+"""``(sizes, rng, *, option=default, ...) -> the fields of Partition it sets``."""
+
+aliases = {"dirichlet": "class_dirichlet_capped"}
+
+
+def generator(seed: int, *tag: str) -> np.random.Generator:
+    """The random stream of a seed and a tag, the same on every platform."""
+    digest = hashlib.sha256("/".join(["kedge partition", str(seed), *tag]).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

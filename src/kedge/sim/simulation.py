@@ -1,0 +1,213 @@
+"""A federation, a method and an engine, round after round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge.core import round as rounds
+from kedge.core import rng, tree
+from kedge.core.bound import Bound, Server, client_key
+from kedge.core.method import Method, parse
+from kedge.core.model import Model
+from kedge.core.optim import SGD, Optimizer
+from kedge.core.part import Part
+from kedge.core.round import Totals
+from kedge.core.tree import Tree, Weights
+from kedge.core.view import Chunks, Info, Job
+from kedge.errors import FieldError, NotFinite
+from kedge.sim.engine import Cohort, make_engine
+from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.store import Store
+
+WEIGHTINGS = ("size", "uniform")
+
+
+class Simulation:
+    """The state of a run between rounds, and :meth:`run_round` to go on.
+
+    Nothing depends on how many rounds ran before in this process: the next round is a function of
+    ``server``, ``store`` and ``round`` alone, so a run that is saved and loaded goes on unchanged.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: Model | nn.Module,
+        method: str | Method | Part = "fedavg",
+        *,
+        optim: Optimizer | None = None,
+        work: LocalWork | None = None,
+        per_round: int | None = None,
+        weighting: str = "size",
+        engine: str = "vector",
+        seed: int = 0,
+    ) -> None:
+        model = model if isinstance(model, Model) else Model(model)
+        if weighting not in WEIGHTINGS:
+            raise FieldError(f"weighting = {weighting!r} is not one of: {', '.join(WEIGHTINGS)}")
+        per_round = per_round or federation.num_clients
+        if not 1 <= per_round <= federation.num_clients:
+            raise FieldError(
+                f"per_round = {per_round} is not between 1 and the {federation.num_clients} clients"
+            )
+        self.federation, self.per_round, self.weighting = federation, per_round, weighting
+        self.work, self.engine = work or LocalWork(), make_engine(engine)
+        self.key = rng.key(seed, federation.device)
+        initial = tree.map(
+            lambda w: w.to(federation.device, federation.dtype if w.is_floating_point() else None),
+            model.weights(),
+        )
+        self.bound = Bound(
+            parse(method),
+            model,
+            federation.task,
+            optim or SGD(),
+            federation,
+            num_clients=federation.num_clients,
+            input_shape=federation.input_shape,
+            initial=initial,
+            key=rng.fold(self.key, "init"),
+        )
+        self._counts = federation.label_counts() if self.bound.needs("labels") else None
+        self.server: Server = self.bound.server()
+        self.store = Store(self.bound.client(), federation.num_clients)
+        self.round = 0
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def run_round(self, clients: Sequence[int] | None = None) -> Totals:
+        """One round with a drawn cohort (or the given clients)."""
+        clients = list(clients) if clients is not None else self.draw_cohort(self.round)
+        phases = self.bound.phases(self.round)
+        for part in self.bound.parts_with("survey"):
+            if part.surveys() == "every" or (part.surveys() == "first" and self.round == 0):
+                self.survey(part, clients if part.surveys() == "every" else None)
+        cohort = self.cohort(clients)
+        totals, kept = self.engine.train(self.bound, cohort, phases)
+        self._check_finite(totals, clients)
+        server_key = rng.fold(rng.fold(self.key, "server"), self.round)
+        self.server = rounds.server_round(self.bound, self.server, totals, self.round, server_key)
+        self.store.put(clients, kept)
+        self.round += 1
+        return totals
+
+    def finish(self) -> None:
+        """Ask for the surveys that come after the last round."""
+        for part in self.bound.parts_with("survey"):
+            if part.surveys() == "last":
+                self.survey(part, None)
+
+    def survey(self, part: Part, clients: Sequence[int] | None) -> None:
+        """Ask clients (all of them for None) and let the part take the answers in."""
+        cohort = self.cohort(list(clients or range(self.federation.num_clients)))
+        answers = self.engine.survey(self.bound, cohort, self.bound.phases(self.round), part)
+        key = rng.fold(rng.fold(self.key, "server"), self.round)
+        self.server = rounds.absorb(self.bound, self.server, part, answers, self.round, key)
+
+    def draw_cohort(self, round: int) -> list[int]:
+        """Clients of a round: a fixed count without replacement, the same for every method."""
+        if self.per_round == self.federation.num_clients:
+            return list(range(self.per_round))
+        key = rng.fold(rng.fold(self.key, "cohort"), round)
+        drawn = rng.permutation(key, self.federation.num_clients)[: self.per_round]
+        return sorted(drawn.tolist())
+
+    def cohort(self, clients: Sequence[int]) -> Cohort:
+        """The jobs of some clients for the present round."""
+        fed, bound, dtype = self.federation, self.bound, self.federation.dtype
+        ids = torch.tensor(clients, device=fed.device)
+        keys = client_key(self.key, self.round, ids)
+        steps = [self.work.steps_for(fed.sizes[k]) for k in clients]
+        sizes = torch.tensor([fed.sizes[k] for k in clients], dtype=dtype, device=fed.device)
+        taken = torch.tensor(steps, dtype=dtype, device=fed.device)
+        info = Info(
+            client=ids,
+            round=torch.full_like(ids, self.round),
+            lr=torch.full_like(sizes, bound.lr(self.round)),
+            num_steps=taken,
+            effective_steps=bound.optim.effective_steps(taken),
+            num_examples=sizes,
+            weight=sizes if self.weighting == "size" else torch.ones_like(sizes),
+        )
+        none = torch.zeros((len(clients), 0), device=fed.device)
+        jobs = Job(
+            anchor=self.server.weights,
+            sent=bound.sent(self.server),
+            client=self.store.gather(clients),
+            info=info,
+            key=keys,
+            counts=none if self._counts is None else self._counts[ids],
+            chunks=fed.chunks(clients) if bound.needs("sweep") else Chunks(none, none),
+        )
+        plan = fed.plan(rng.fold(keys, "plan"), clients, self.work, steps)
+        return Cohort(list(clients), jobs, steps, plan)
+
+    # -- results ------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Weights:
+        """The global model."""
+        return self.server.weights
+
+    def module(self) -> nn.Module:
+        """The global model as an ordinary module."""
+        return self.bound.model.module(self.server.weights)
+
+    def personal(self, clients: Sequence[int] | None = None) -> Weights:
+        """The weights each client would use itself, stacked."""
+        clients = list(clients if clients is not None else range(self.federation.num_clients))
+        phases = self.bound.phases(self.round)
+        return self.engine.personal(self.bound, self.cohort(clients), phases)
+
+    def evaluate(self, weights: Weights | None = None, rows: int = 1024) -> dict[str, float]:
+        """Metric and loss of a model (the global one for None) on the test set."""
+        test = self.federation.test
+        if test is None:
+            raise FieldError("the federation has no test set; give one: test=(x, y)")
+        model, task = self.bound.model, self.federation.task
+        weights = weights or self.server.weights
+        total: dict[str, Any] | None = None
+        with torch.no_grad():
+            for i in range(0, len(test.x), rows):
+                batch = test._replace(x=test.x[i : i + rows], y=test.y[i : i + rows])
+                logits = model.forward(weights, batch.x, "eval").logits
+                sums = task.sums(logits, batch, torch.ones(len(logits), dtype=logits.dtype, device=logits.device))
+                total = sums if total is None else tree.add(total, sums)
+        assert total is not None
+        return task.report(total)
+
+    # -- saving -------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All that the next round depends on, as named arrays."""
+        held: Tree = {
+            "weights": self.server.weights,
+            "slots": self.server.slots,
+            "clients": self.store.rows,
+            "round": torch.tensor(self.round),
+        }
+        return tree.to_wire(held)
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        found = tree.from_wire(state)
+        weights = found["weights"]
+        self.server = Server(
+            Weights(weights["params"], weights.get("buffers", {})), found.get("slots", {})
+        )
+        self.store.rows = found.get("clients", {})
+        self.round = int(found["round"])
+
+    def _check_finite(self, totals: Totals, clients: Sequence[int]) -> None:
+        terms = totals["terms"]
+        bad = ~torch.stack([torch.isfinite(v) for v in terms.values()]).all(0)
+        if bool(bad.any()):
+            i = int(bad.nonzero()[0])
+            values = ", ".join(f"{name} {float(value[i]):.4g}" for name, value in terms.items())
+            raise NotFinite(
+                f"the loss of client {clients[i]} is not finite in round {self.round}; terms: {values}. "
+                "Lower the learning rate or set clip"
+            )

@@ -1,0 +1,131 @@
+"""Where datasets lie and which kind of dataset a file or folder is."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from kedge.errors import DataError
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+TABLES = (".csv", ".tsv")
+SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLIT_NAMES |= {"val": "val", "valid": "val", "validation": "val"}
+LAYOUTS = (
+    "an .npz, .csv or .tsv file; a folder with train-images-idx3-ubyte.gz and the like (MNIST); "
+    "cifar-10-batches-py or cifar-100-python; a folder class/image.png or train/class/image.png; "
+    "a folder with train.csv; a folder with one such file or folder per client (silos)"
+)
+
+
+def roots() -> list[Path]:
+    """The folders that names are looked for in: $KEDGE_DATA, then the user's cache."""
+    given = os.environ.get("KEDGE_DATA")
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return [*([Path(given).expanduser()] if given else []), Path(cache).expanduser() / "kedge"]
+
+
+def locate(name: str, layouts: tuple[str, ...] = ()) -> Path | None:
+    """The file or folder of a dataset's name, or None."""
+    for root in roots():
+        for entry in (f"{name}.npz", f"{name}.csv", f"{name}.tsv", name, *layouts):
+            if (root / entry).exists():
+                return root / entry
+    return None
+
+
+def places() -> str:
+    """Where a dataset could be put, for messages."""
+    cache = roots()[-1]
+    given = os.environ.get("KEDGE_DATA")
+    if not given:
+        return f"{cache} (or set KEDGE_DATA to the folder that has it)"
+    missing = "" if Path(given).expanduser().is_dir() else ", which is not a folder"
+    return f"{given} ($KEDGE_DATA{missing}) or {cache}"
+
+
+def natural(path: Path | str) -> list[tuple[int, str]]:
+    """A sorting key that puts hospital_10 after hospital_2."""
+    name = path.name if isinstance(path, Path) else path
+    pieces = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(int(p), p) if p.isascii() and p.isdigit() else (1 << 62, p) for p in pieces]
+
+
+def entries(folder: Path) -> list[Path]:
+    """What a folder holds, sorted, less what operating systems and people leave beside data."""
+    try:
+        found = sorted(folder.iterdir(), key=natural)
+    except OSError as error:
+        raise DataError(f"{folder}: {(error.strerror or 'cannot be opened').lower()}") from error
+    return [p for p in found if not _beside(p)]
+
+
+def folders(folder: Path) -> list[Path]:
+    return [p for p in entries(folder) if p.is_dir()]
+
+
+def detect(path: Path) -> str:
+    """The reader for a path: npz, csv, idx, cifar, images or silos."""
+    if path.is_file():
+        kind = {".npz": "npz", ".csv": "csv", ".tsv": "csv"}.get(path.suffix.lower())
+        if kind is None:
+            advice = "give the folder it is in" if _in_folder(path) else f"kedge reads {LAYOUTS}"
+            raise DataError(f"{path}: not a kind of file that kedge reads on its own; {advice}")
+        return kind
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such file or folder")
+    kind = _detect_folder(path)
+    if kind is None:
+        state = "no data that kedge recognises in this folder" if entries(path) else "empty folder"
+        raise DataError(f"{path}: {state}. kedge reads {LAYOUTS}")
+    return kind
+
+
+def _detect_folder(path: Path) -> str | None:
+    inside = entries(path)
+    files = {p.name.lower() for p in inside if p.is_file()}
+    subs = [p for p in inside if p.is_dir()]
+    if idx_folder(path):
+        return "idx"
+    if cifar_folder(path):
+        return "cifar"
+    if any(f"train{suffix}" in files for suffix in TABLES):
+        return "csv"
+    if any(SPLIT_NAMES.get(p.name.lower()) == "train" for p in subs):
+        return "images"
+    if any(f.is_file() and f.suffix.lower() in IMAGES for p in subs for f in entries(p)):
+        return "images"
+    if any(Path(f).suffix in (*TABLES, ".npz") for f in files):
+        return "silos"
+    return "silos" if any(_detect_folder(p) in ("images", "csv") for p in subs) else None
+
+
+def idx_folder(path: Path) -> Path | None:
+    """The folder itself or its ``raw`` (torchvision's layout), if it has MNIST-style files."""
+    for folder in (path, path / "raw"):
+        if folder.is_dir() and any(folder.glob("train-images[-.]idx3-ubyte*")):
+            return folder
+    return None
+
+
+def cifar_folder(path: Path) -> Path | None:
+    """The folder itself or the one of the usual name in it, if it has CIFAR's python batches."""
+    for folder in (path, path / "cifar-10-batches-py", path / "cifar-100-python"):
+        if (folder / "data_batch_1").is_file():
+            return folder
+        if all((folder / name).is_file() for name in ("train", "test", "meta")):
+            return folder
+    return None
+
+
+def _beside(path: Path) -> bool:
+    name = path.name.lower()
+    if name.startswith(".") or name in ("thumbs.db", "desktop.ini", "__macosx"):
+        return True
+    return path.is_file() and name.split(".")[0] in ("readme", "license", "licence")
+
+
+def _in_folder(path: Path) -> bool:
+    images = path.suffix.lower() in IMAGES
+    return images or "ubyte" in path.name or "_batch" in path.name or path.name in ("train", "test")
