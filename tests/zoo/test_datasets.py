@@ -6,7 +6,6 @@ import gzip
 import os
 import pickle
 import random
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -375,6 +374,23 @@ def test_cifar10_round_trip(tmp_path, protocol, keys):
     assert load(str(tmp_path)).shape == (3, 32, 32)
 
 
+def test_cifar10_as_python_2_wrote_it(tmp_path):
+    folder, x = tmp_path / "cifar-10-batches-py", pixels(4, 3072)
+    write_cifar10(folder)
+    content = (
+        b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01K\x04M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+        + x.size.to_bytes(4, "little")
+        + x.tobytes()
+        + b"tbU\x06labels](K\x00K\x01K\x02K\x09eu."
+    )
+    (folder / "test_batch").write_bytes(content)
+    d = load(folder)
+    assert np.array_equal(d.x_test.reshape(4, -1), x)
+    assert d.y_test.tolist() == [0, 1, 2, 9]
+
+
 def test_cifar100(tmp_path):
     folder = tmp_path / "cache" / "kedge" / "cifar-100-python"
     folder.mkdir(parents=True)
@@ -488,7 +504,7 @@ def test_image_folder_errors(tmp_path):
     folder = write_images(tmp_path / "pets")
     bad = folder / "cat" / "1.png"
     good = bad.read_bytes()
-    for content in (b"", b"not an image", good[:60], good[:-20]):
+    for content in (b"", b"not an image", good[:60], good[:-60]):
         bad.write_bytes(content)
         fails(folder, bad, "cannot be read as an image")
     Image.fromarray(np.zeros((5, 6), np.uint16)).save(bad)
@@ -558,6 +574,8 @@ def test_csv_tasks(tmp_path):
     fails("p.csv(label=[u, v], task=classification)", "one label column")
     fails("p.csv(label=dos)", "no column 'dos'. Did you mean 'dose'?")
     fails("p.csv(label=u, drop=w)", "no column 'w'")
+    for option in ("kind", "name", "known", "limit", "path"):
+        fails(f"p.csv({option}=1)", f"kind csv has no option {option!r}", error=FieldError)
 
 
 def test_csv_with_a_test_file(tmp_path):
@@ -697,19 +715,15 @@ def test_natural_order():
 # --- Hugging Face ---------------------------------------------------------------------------------
 
 
-class Image_:
-    pass
-
-
 class Value:
     pass
 
 
+Picture = type("Image", (), {})
+
+
 class ClassLabel:
     names = ["no", "yes"]
-
-
-Image_.__name__ = "Image"
 
 
 class Rows(list):
@@ -734,7 +748,7 @@ def hub(monkeypatch, answer):
 
 def test_hub_images(monkeypatch):
     rows = [{"img": Image.fromarray(pixels(1, 4, 4)[0]), "label": i % 2} for i in range(6)]
-    features = {"img": Image_(), "label": ClassLabel()}
+    features = {"img": Picture(), "label": ClassLabel()}
     hub(monkeypatch, {"train": Rows(rows, **features), "test": Rows(rows[:2], **features)})
     d = load("hf:someone/xrays")
     assert d.describe() == "hf:someone/xrays: 1x4x4 images, 2 classes, 6 train, 2 test"
@@ -810,8 +824,7 @@ def test_damaged_bytes_never_end_in_another_error(tmp_path):
                 load(str(tmp_path / name))
                 outcomes.add("loaded")
             except DataError as error:
-                assert re.search(re.escape(name), str(error))
-                outcomes.add("refused")
+                outcomes.add("refused" if name in str(error) else str(error))
         path.write_bytes(good)
         load(str(tmp_path / name))
     assert outcomes == {"loaded", "refused"}

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.core import rng, tree
+from kedge.core import rng
 from kedge.core.method import Method
 from kedge.core.model import Model
-from kedge.core.optim import Optimizer, schedule
-from kedge.core.part import Part
+from kedge.core.optim import SGD, Optimizer, schedule
+from kedge.core.part import HOOKS, Part
 from kedge.core.task import Task
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Data, Spec
@@ -58,6 +58,7 @@ class Bound:
         self.parts: tuple[Part, ...] = method.parts
         if model.batchnorm == "local":
             self.parts = (*self.parts, LocalStatistics())
+        self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in HOOKS}
         self._check()
         self._factor = schedule(optim.schedule)
 
@@ -71,6 +72,8 @@ class Bound:
             num_clients=num_clients,
             input_shape=input_shape,
             shapes=model.shapes(initial, sample),
+            dtype=one.dtype,
+            device=one.device,
             key=key,
         )
         params = dict(initial.params)
@@ -84,17 +87,10 @@ class Bound:
         public = {n: v for n, v in params.items() if n not in hidden}
         self.spec = replace(spec, params=public)
         self.cuts = tuple(dict.fromkeys(c for p in self.parts for c in p.cuts()))
-        self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in self._hook_names()}
-
-    def _hook_names(self) -> list[str]:
-        from kedge.core.part import HOOKS
-
-        return HOOKS
 
     def parts_with(self, hook: str) -> tuple[Part, ...]:
         """The parts that override a hook, in the method's order."""
-        hooked: dict[str, tuple[Part, ...]] | None = getattr(self, "_hooked", None)
-        return hooked[hook] if hooked else tuple(p for p in self.parts if p.has(hook))
+        return self._hooked[hook]
 
     def needs(self, what: Literal["clients", "sum", "labels", "sweep"]) -> bool:
         return any(getattr(p, f"needs_{what}") for p in self.parts)
@@ -107,12 +103,16 @@ class Bound:
 
     def server(self) -> Server:
         """The server before the first round."""
-        slots = {p.name: p.server_init(self.spec.for_part(p)) for p in self.parts_with("server_init")}
+        slots = {
+            p.name: p.server_init(self.spec.for_part(p)) for p in self.parts_with("server_init")
+        }
         return Server(self.initial, slots)
 
     def client(self) -> dict[str, Tree]:
         """A client's own state before its first round."""
-        slots = {p.name: p.client_init(self.spec.for_part(p)) for p in self.parts_with("client_init")}
+        slots = {
+            p.name: p.client_init(self.spec.for_part(p)) for p in self.parts_with("client_init")
+        }
         if self.private_params or self.private_buffers:
             slots[PRIVATE] = self.only_private(self.initial)
         return slots
@@ -146,10 +146,10 @@ class Bound:
                 self.model.check_cut(cut)
             if part.needs_plain_sgd and not self.optim.is_linear:
                 raise IncompatibleError(
-                    f"{part.name} divides the update by the sum of its steps, which {self.optim.name} "
-                    "does not have; use sgd"
+                    f"{part.name} divides the update by the sum of its steps, which "
+                    f"{self.optim.name} does not have; use sgd"
                 )
-            if part.needs_plain_sgd and getattr(self.optim, "momentum", 0.0):
+            if part.needs_plain_sgd and isinstance(self.optim, SGD) and self.optim.momentum:
                 warnings.warn(
                     f"{part.name} assumes plain SGD; with momentum the update is divided by the "
                     "effective sum of its steps",
@@ -160,14 +160,3 @@ class Bound:
 def client_key(root: Tensor, round: int, clients: Tensor) -> Tensor:
     """Keys ``[K, 2]`` of (seed, round, client)."""
     return rng.fold(rng.fold(rng.fold(root, "clients"), round), clients)
-
-
-def numbers(bound: Bound, server: Server) -> dict[str, int]:
-    """How many numbers go down to a client and are kept by it, beyond nothing, per round."""
-    public = bound.only_public(server.weights)
-    return {
-        "model": tree.numel(public.params),
-        "buffers": tree.numel({n: b for n, b in public.buffers.items() if b.is_floating_point()}),
-        "sent": tree.numel(bound.sent(server)),
-        "kept": tree.numel(bound.client()),
-    }

@@ -71,7 +71,9 @@ def write_value(value: Any) -> str:
 class _Reader:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
-            raise GrammarError(f"expected a string such as 'scaffold+fedprox(mu=0.1)', not {text!r}")
+            raise GrammarError(
+                f"expected a string such as 'scaffold+fedprox(mu=0.1)', not {text!r}"
+            )
         self.text, self.at, self.kind, self.value = text, 0, "", ""
         self._advance()
 
@@ -103,8 +105,11 @@ class _Reader:
 
     def _word(self, what: str) -> str:
         if self.kind != "word":
-            raise self._error(f"expected {what}, found {self.value!r}" if self.value else
-                              f"expected {what}, found the end")
+            raise self._error(
+                f"expected {what}, found {self.value!r}"
+                if self.value
+                else f"expected {what}, found the end"
+            )
         word = self.value
         self._advance()
         return word

@@ -1,7 +1,8 @@
 """A method is a sum of parts; FedAvg is the empty sum.
 
 ``parse("scaffold+fedprox(mu=0.1)")`` and ``SCAFFOLD() + FedProx(mu=0.1)`` are the same method, and
-``repr`` writes it back in the grammar, so one string serves Python, the command line, TOML, reports.
+``repr`` writes it back in the grammar, so one string serves Python, the command line, TOML,
+reports.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 from kedge.core.grammar import parse_calls
 from kedge.core.part import Part, make_part
-from kedge.errors import FieldError, IncompatibleError, TwoAggregators
+from kedge.core.part import parts as registered
+from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +29,8 @@ class Method:
         owners = [p.name for p in self.parts if p.has("combine")]
         if len(owners) > 1:
             raise TwoAggregators(
-                f"{' and '.join(owners)} both define how updates are combined; a method may have one"
+                f"{' and '.join(owners)} both define how updates are combined; "
+                "a method may have one such part"
             )
 
     def __add__(self, other: Part | Method) -> Method:
@@ -56,6 +59,8 @@ def parse(text: str | Method | Part) -> Method:
     for call in calls:
         if call.name == "fedavg" and (call.args or call.kwargs or call.preset):
             raise FieldError("fedavg has no fields and no presets; write just: fedavg")
+        if call.name != "fedavg" and call.name not in registered:
+            raise UnknownName("part", call.name, ["fedavg", *registered], see="kedge list")
     return Method(
         tuple(make_part(c.name, c.preset, c.args, c.kwargs) for c in calls if c.name != "fedavg")
     )

@@ -1,9 +1,9 @@
 """A model as a pure function of its weights, with named cuts and a head.
 
-Any ``nn.Module`` will do. An ``nn.Sequential`` can be cut after each of its children, and its child
-``head`` (else its last one) is the head. Another module can be cut after any named submodule, and its
-head is the submodule named by ``head=`` (``head``, ``fc`` and ``classifier`` are found by themselves).
-*Features* are what goes into the head.
+Any ``nn.Module`` will do. An ``nn.Sequential`` can be cut after each of its children, and its
+child ``head`` (else its last one) is the head. Another module can be cut after any named
+submodule, and its head is the submodule named by ``head=`` (``head``, ``fc`` and ``classifier``
+are found by themselves). *Features* are what goes into the head.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kedge.errors import FieldError, ModelError, UnknownName
 #: updating them, ``eval`` uses them.
 Mode = Literal["train", "probe", "eval"]
 
-#: What the server does with BatchNorm statistics. ``average``: they are averaged like parameters (all
-#: five headline papers). ``local``: each client keeps its own. ``frozen``: never updated, also used in
-#: training. ``batch``: evaluation, too, normalises by the batch at hand.
+#: What the server does with BatchNorm statistics. ``average``: they are averaged like parameters
+#: (all five headline papers). ``local``: each client keeps its own. ``frozen``: never updated,
+#: also used in training. ``batch``: evaluation, too, normalises by the batch at hand.
 BATCHNORM = ("average", "local", "frozen", "batch")
 
 _HEADS = ("head", "fc", "classifier")
@@ -70,7 +70,9 @@ class Model:
         self.head_name = _find_head(module, head)
         self._template = copy.deepcopy(module)
         skeleton = _keyed_dropout(copy.deepcopy(module))
-        self._skeletons = {mode: _skeleton(skeleton, mode, batchnorm) for mode in ("train", "probe", "eval")}
+        self._skeletons = {
+            mode: _skeleton(skeleton, mode, batchnorm) for mode in ("train", "probe", "eval")
+        }
         self.is_random = any(isinstance(m, Dropout) and m.p > 0 for m in skeleton.modules())
 
     @property
@@ -81,7 +83,9 @@ class Model:
     def cuts(self) -> list[str]:
         """Where the model can be cut, in depth order, without the head."""
         module = self._template
-        named = module.named_children() if isinstance(module, nn.Sequential) else module.named_modules()
+        named = (
+            module.named_children() if isinstance(module, nn.Sequential) else module.named_modules()
+        )
         return [n for n, _ in named if n and n != self.head_name]
 
     def check_cut(self, cut: str) -> None:
@@ -261,7 +265,9 @@ def _keyed_dropout(module: nn.Module) -> nn.Module:
         if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
             setattr(module, name, Dropout(child.p, channels=not isinstance(child, nn.Dropout)))
         elif isinstance(child, _DropoutNd):
-            raise ModelError(f"{type(child).__name__} ({name}) cannot draw from a key; use nn.Dropout")
+            raise ModelError(
+                f"{type(child).__name__} ({name}) cannot draw from a key; use nn.Dropout"
+            )
         else:
             _keyed_dropout(child)
     return module

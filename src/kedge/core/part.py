@@ -11,9 +11,9 @@ A method is a sum of parts. A part sees only its own state, which lives in five 
 =========  =======================================================================================
 
 Hooks are called in the order in which they stand in :class:`Part`, and only those that a part
-overrides. They must be pure: no attribute is set, no argument is changed in place, every random number
-comes from ``v.key``, and no Python branch looks at a tensor's value, since the same code runs for one
-client in a loop and for all clients at once under ``vmap``.
+overrides. They must be pure: no attribute is set, no argument is changed in place, every random
+number comes from ``v.key``, and no Python branch looks at a tensor's value, since the same code
+runs for one client in a loop and for all clients at once under ``vmap``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,24 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
-from typing import get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from torch import Tensor
 
 from kedge.core.grammar import write_value
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.errors import FieldError, UnknownName
+from kedge.errors import FieldError, HookError, KedgeError, UnknownName
 from kedge.registry import Registry
 
 if TYPE_CHECKING:
@@ -65,7 +74,7 @@ class Out(NamedTuple):
     logits: Tensor  # [B, C]
     features: Tensor  # [B, F], what goes into the head
     at: dict[str, Tensor]  # activations at the part's cuts
-    mine: Any = None  # an Out of the rows that this part injected
+    mine: Any = ()  # an Out of the rows that this part injected
 
 
 class Doc(NamedTuple):
@@ -109,9 +118,10 @@ class Part:
     neutral: ClassVar[dict[str, Any] | None] = None
     #: A setting that is quick on a tiny problem, for the tests of all pairs.
     tiny: ClassVar[dict[str, Any]] = {}
-    #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), H (the
-    #: head's), E (the part's own, from ``extend``), F (features), C (outputs), X (inputs), N (clients),
-    #: ``D_cut`` (activations at a cut) and the part's fields. ``keeps`` is what a client stores.
+    #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), H
+    #: (the head's), E (the part's own, from ``extend``), F (features), C (outputs), X (inputs), N
+    #: (clients), ``D_cut`` (activations at a cut) and the part's fields. ``keeps`` is what a
+    #: client stores.
     sends: ClassVar[str] = "0"
     uploads: ClassVar[str] = "0"
     keeps: ClassVar[str] = "0"
@@ -123,7 +133,8 @@ class Part:
         raise NotImplementedError
 
     def private(self, spec: Spec) -> set[str]:
-        """Names of parameters and buffers that stay on the client and are neither sent nor averaged."""
+        """Names of parameters and buffers that stay on the client and are neither sent nor
+        averaged."""
         raise NotImplementedError
 
     def server_init(self, spec: Spec) -> Tree:
@@ -191,7 +202,8 @@ class Part:
         raise NotImplementedError
 
     def correct(self, v: View, params: Params, grads: Params) -> Params:
-        """What to *add* to the gradient. ``grads`` is the objective's; parts' changes are summed."""
+        """What to *add* to the gradient. ``grads`` is the objective's; parts' changes are
+        summed."""
         raise NotImplementedError
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
@@ -204,7 +216,8 @@ class Part:
         raise NotImplementedError
 
     def observe(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
-        """Next ``local``, after the step; ``params`` are the new ones, ``out`` the detached pass."""
+        """Next ``local``, after the step; ``params`` are the new ones, ``out`` the detached
+        pass."""
         raise NotImplementedError
 
     # -- end of a round -----------------------------------------------------------------------
@@ -272,6 +285,16 @@ HOOKS = [
 ]
 
 
+def call(part: Part, hook: str, *args: Any) -> Any:
+    """Call one hook; a failure names the part and the hook."""
+    try:
+        return getattr(part, hook)(*args)
+    except KedgeError:
+        raise
+    except Exception as error:
+        raise HookError(f"{part.name}.{hook} failed: {type(error).__name__}: {error}") from error
+
+
 def register(cls: type[Part]) -> type[Part]:
     """Class decorator: make a part known under its class name in lower case."""
     cls.name = cls.name or cls.__name__.lower()
@@ -283,7 +306,9 @@ def make_part(name: str, preset: str | None, args: tuple[Any, ...], kwargs: dict
     cls = parts[name]
     fields = [f.name for f in dataclasses.fields(cls)]
     if preset is not None and preset not in cls.presets:
-        raise UnknownName(f"preset of {name}", preset, sorted(cls.presets), see=f"kedge show {name}")
+        raise UnknownName(
+            f"preset of {name}", preset, sorted(cls.presets), see=f"kedge show {name}"
+        )
     if len(args) > len(fields):
         raise FieldError(f"{name} has {len(fields)} fields, {len(args)} values were given")
     given = dict(zip(fields, args, strict=False))

@@ -1,12 +1,14 @@
 """Randomness as data: every draw is a pure function of a key, in integer tensor operations.
 
-A key is an int32 tensor ``[2]``. ``fold(key, n)`` gives a new key for the n-th of something (a round,
-a client, a step), so nothing depends on the order of execution: a draw is the same in a loop, under
-``vmap``, in a captured graph, on any device, and after a resume. The integers are equal everywhere;
-uniforms are exact multiples of 2**-24, so they are equal in float32 and float64 as well.
+A key is an int32 tensor ``[2]``. ``fold(key, n)`` gives a new key for the n-th of something (a
+round, a client, a step), so nothing depends on the order of execution: a draw is the same in a
+loop, under ``vmap``, in a captured graph, on any device, and after a resume. The integers are
+equal everywhere; uniforms are exact multiples of 2**-24, so they are equal in float32 and float64
+as well.
 
-The generator mixes a 32-bit counter with the two words of the key through the finaliser ``lowbias32``
-(two xor-shift-multiply rounds, once per word); it is for simulation, not for cryptography.
+The generator mixes a 32-bit counter with the two words of the key through the finaliser
+``lowbias32`` (two xor-shift-multiply rounds, once per word); it is for simulation, not for
+cryptography.
 """
 
 from __future__ import annotations

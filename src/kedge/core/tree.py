@@ -160,8 +160,10 @@ def to_wire(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
         tree = {"params": tree.params, "buffers": tree.buffers}
     if not isinstance(tree, dict):
         if not isinstance(tree, Tensor):
-            raise TypeError(f"{prefix or 'the tree'} holds a {type(tree).__name__}; only tensors "
-                            "and dicts of tensors can cross the wire")
+            raise TypeError(
+                f"{prefix or 'the tree'} holds a {type(tree).__name__}; only tensors "
+                "and dicts of tensors can cross the wire"
+            )
         return {prefix: tree}
     flat: dict[str, Tensor] = {}
     for key, value in tree.items():
@@ -169,13 +171,12 @@ def to_wire(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
     return flat
 
 
-def from_wire(flat: dict[str, Tensor]) -> Tree:
-    """The inverse of :func:`to_wire` for dicts (named tuples come back as dicts)."""
-    tree: dict[str, Tree] = {}
-    for path, value in flat.items():
-        *parents, last = path.split(SEPARATOR)
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = value
-    return tree
+def from_wire(flat: dict[str, Tensor], like: Tree, prefix: str = "") -> Tree:
+    """The inverse of :func:`to_wire`: the named arrays in the structure of ``like``."""
+    if isinstance(like, Weights):
+        both = from_wire(flat, {"params": like.params, "buffers": like.buffers}, prefix)
+        return Weights(both["params"], both["buffers"])
+    if isinstance(like, dict):
+        start = prefix + SEPARATOR if prefix else ""
+        return {key: from_wire(flat, value, start + key) for key, value in like.items()}
+    return flat[prefix]

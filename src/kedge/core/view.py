@@ -1,4 +1,5 @@
-"""What parts see: a :class:`Spec` once, a :class:`View` on the client, a :class:`Round` on the server."""
+"""What parts see: a :class:`Spec` once, a :class:`View` on the client, a :class:`Round` on the
+server."""
 
 from __future__ import annotations
 
@@ -20,6 +21,11 @@ from kedge.errors import HookError
 class Data(Protocol):
     """Where batches come from: rows of a dataset that lies on the device."""
 
+    @property
+    def is_random(self) -> bool:
+        """Whether training batches are augmented."""
+        ...
+
     def batch(self, index: Tensor, key: Tensor) -> Batch:
         """Samples for training, augmented."""
         ...
@@ -40,6 +46,8 @@ class Spec:
     num_clients: int
     input_shape: tuple[int, ...]
     shapes: dict[str, tuple[int, ...]]  # without batch: at every cut, "features" and "logits"
+    dtype: torch.dtype
+    device: torch.device
     key: Tensor = field(repr=False)
 
     @property
@@ -47,14 +55,6 @@ class Spec:
         """Width of the features before the head (0 for a model without a head)."""
         shape = self.shapes.get("features", (0,))
         return int(torch.Size(shape).numel())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(iter(self.params.values())).dtype
-
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.params.values())).device
 
     def symbols(self, part: Part) -> dict[str, int]:
         """Sizes by the letters used in a part's ``sends``, ``uploads`` and ``keeps``."""
@@ -90,7 +90,7 @@ class Info(NamedTuple):
 class Chunks(NamedTuple):
     """A client's whole data as fixed-size pieces, for sweeps."""
 
-    index: Tensor  # [pieces, rows]
+    rows: Tensor  # [pieces, rows]
     mask: Tensor  # [pieces, rows], 0 where a row only fills the piece
 
 
@@ -109,8 +109,11 @@ class Job(NamedTuple):
 class Passes:
     """The forward passes of one step: each distinct one runs once, however many parts ask."""
 
-    def __init__(self, model: Model, buffers: Params, key: Tensor, track: bool) -> None:
+    def __init__(
+        self, model: Model, buffers: Params, key: Tensor, track: bool, taps: tuple[str, ...]
+    ) -> None:
         self.model, self.buffers, self.key, self.track = model, buffers, key, track
+        self.taps = taps  # the cuts that any part reads
         self._done: dict[tuple[Any, ...], tuple[Pass, Weights, Tensor]] = {}
 
     def run(
@@ -120,16 +123,15 @@ class Passes:
         train: bool = True,
         update: bool = False,
         rows: tuple[Rows, ...] = (),
-        taps: tuple[str, ...] = (),
     ) -> Pass:
         if not isinstance(weights, Weights):
             weights = Weights(weights, self.buffers)
         update = update and train and self.track
         mode: Mode = "train" if update else "probe" if train else "eval"
-        name = (id(weights.params), id(x), mode, taps)
+        name = (id(weights.params), id(x), mode)
         if name not in self._done or update:
-            key = rng.fold(self.key, len(self._done))
-            done = self.model.forward(weights, x, mode, key=key, rows=rows, taps=taps)
+            key = rng.fold(self.key, len(self._done)) if self.model.is_random else None
+            done = self.model.forward(weights, x, mode, key=key, rows=rows, taps=self.taps)
             if update:
                 self.buffers = done.buffers
             self._done[name] = (done, weights, x)  # holding both keeps their ids from being reused
@@ -233,7 +235,7 @@ class View:
         In training mode BatchNorm normalises by the batch; only ``update=True`` moves its running
         statistics. The same pass asked for twice in a step, by any part, runs once.
         """
-        done = self._context.passes.run(weights, x, train, update, taps=self._part.cuts())
+        done = self._context.passes.run(weights, x, train, update)
         return view_out(done, self._part, len(x))
 
     def head(self, params: Params, features: Tensor) -> Tensor:
@@ -255,7 +257,7 @@ class View:
         if not self._part.needs_sweep:
             raise HookError(f"{self._part.name} calls v.sweep: declare needs_sweep = True")
         chunks, data = self._context.job.chunks, self._context.data
-        pieces = [fn(data.clean(chunks.index[i]), chunks.mask[i]) for i in range(len(chunks.index))]
+        pieces = [fn(data.clean(chunks.rows[i]), chunks.mask[i]) for i in range(len(chunks.rows))]
         total = pieces[0]
         for piece in pieces[1:]:
             total = tree.add(total, piece)
@@ -330,7 +332,9 @@ class Round:
             raise HookError(f"{self._part.name} reads r.weights: declare needs_clients = True")
         return self._totals["client_weights"]
 
-    def forward(self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None) -> Pass:
+    def forward(
+        self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
+    ) -> Pass:
         """A pass on the server; with ``train`` the new buffers are in the result."""
         return self.model.forward(weights, x, mode, key=key, taps=self._part.cuts())
 
@@ -339,7 +343,7 @@ def view_out(done: Pass, part: Part, rows: int) -> Out:
     """A pass as one part may see it: the real rows, and its own."""
     nothing = done.logits.new_zeros(0)
     features = nothing if done.features is None else done.features
-    mine = None
+    mine: Out | tuple[()] = ()
     if part.name in done.where:
         own = done.where[part.name]
         mine = Out(done.logits[own], features[own] if done.features is not None else nothing, {})

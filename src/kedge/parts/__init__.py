@@ -8,4 +8,14 @@ from kedge.parts.proximal import FedDyn, FedProx
 from kedge.parts.sharpness import FedSAM
 from kedge.parts.variates import SCAFFOLD
 
-__all__ = ["MOON", "SCAFFOLD", "FedAvgM", "FedDyn", "FedNova", "FedProx", "FedRep", "FedSAM", "Mixup"]
+__all__ = [
+    "MOON",
+    "SCAFFOLD",
+    "FedAvgM",
+    "FedDyn",
+    "FedNova",
+    "FedProx",
+    "FedRep",
+    "FedSAM",
+    "Mixup",
+]

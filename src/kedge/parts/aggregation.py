@@ -19,11 +19,12 @@ from kedge.core.view import Round, Spec, View
 class FedNova(Part):
     r"""Average updates per effective step, so that clients with more steps do not pull harder.
 
-    :math:`w \leftarrow w + \big(\sum_k p_k a_k\big)\sum_k p_k \frac{\Delta_k}{a_k}` (eqs. 3 and 8), with
-    :math:`a_k = \tau_k` for plain SGD and
-    :math:`a_k = [\tau_k - \rho(1 - \rho^{\tau_k})/(1 - \rho)]/(1 - \rho)` for momentum :math:`\rho`.
-    Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
-    NeurIPS 2020, arXiv:2007.07481.
+    :math:`w \leftarrow w + \big(\sum_k p_k a_k\big)\sum_k p_k \frac{\Delta_k}{a_k}` (eqs. 3 and
+    8), with :math:`a_k = \tau_k` for plain SGD and :math:`a_k = [\tau_k - \rho(1 -
+    \rho^{\tau_k})/(1 - \rho)]/(1 - \rho)` for momentum :math:`\rho`.
+
+    Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization, NeurIPS 2020, arXiv:2007.07481.
 
     Equal to FedAvg when all clients take the same number of steps. Uploads: a_k.
     """
@@ -48,6 +49,7 @@ class FedAvgM(Part):
 
     :math:`u \leftarrow \beta u + \Delta`, :math:`w \leftarrow w + \eta u` with :math:`\Delta` the
     aggregated update; Nesterov's variant moves by :math:`\Delta + \beta u` (section 4.3).
+
     Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification, 2019, arXiv:1909.06335.
 

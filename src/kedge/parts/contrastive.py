@@ -24,21 +24,26 @@ from kedge.core.view import Spec, View
 class MOON(Part):
     r"""Pull features to the global model's and away from the client's own previous model's.
 
-    :math:`\ell = \ell_{sup} + \mu\,\ell_{con}`, :math:`\ell_{con} = -\log
-    \frac{e^{sim(z, z_{glob})/\tau}}{e^{sim(z, z_{glob})/\tau} + e^{sim(z, z_{prev})/\tau}}` (eqs. 3-4),
-    sim the cosine, :math:`z_{glob}` and :math:`z_{prev}` constants.
+    :math:`\ell = \ell_{sup} + \mu\,\ell_{con}`, :math:`\ell_{con} = -\log \frac{e^{sim(z,
+    z_{glob})/\tau}}{e^{sim(z, z_{glob})/\tau} + e^{sim(z, z_{prev})/\tau}}` (eqs. 3-4), sim the
+    cosine, :math:`z_{glob}` and :math:`z_{prev}` constants.
+
     Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, arXiv:2103.16257.
 
     Deviations: the projection (two layers, as in the paper) is a branch on the features, where the
-    paper's classifier sits on top of it; ``projection=0`` compares the features themselves. A client
-    without a previous model compares with the global one: the term is log 2, its gradient zero.
-    Neutral at: mu = 0. Keeps: the previous local model.
+    paper's classifier sits on top of it; ``projection=0`` compares the features themselves. A
+    client without a previous model compares with the global one: the term is log 2, its gradient
+    zero. Neutral at: mu = 0. Keeps: the previous local model.
     """
 
-    mu: Annotated[float, Doc("weight of the contrastive term (5 on CIFAR-10, 1 on CIFAR-100)"), Range(0)] = 5.0
+    mu: Annotated[
+        float, Doc("weight of the contrastive term (5 on CIFAR-10, 1 on CIFAR-100)"), Range(0)
+    ] = 5.0
     tau: Annotated[float, Doc("temperature"), Range(0, open=True)] = 0.5
     projection: Annotated[int, Doc("output size of the projection; 0: none"), Range(0)] = 256
-    width: Annotated[int, Doc("hidden size of the projection; 0: that of the features"), Range(0)] = 0
+    width: Annotated[
+        int, Doc("hidden size of the projection; 0: that of the features"), Range(0)
+    ] = 0
 
     presets = {
         "fedcog": {"mu": 0.01, "tau": 0.5, "projection": 0},

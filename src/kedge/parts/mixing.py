@@ -16,8 +16,10 @@ from kedge.core.view import View
 class Mixup(Part):
     r"""Train on convex combinations of pairs of samples of the batch.
 
-    :math:`\tilde x = \lambda x_i + (1-\lambda) x_j`, :math:`\tilde y = \lambda y_i + (1-\lambda) y_j`,
-    :math:`\lambda \sim Beta(\alpha, \alpha)`, one :math:`\lambda` per batch, j a shuffled copy of it.
+    :math:`\tilde x = \lambda x_i + (1-\lambda) x_j`, :math:`\tilde y = \lambda y_i + (1-\lambda)
+    y_j`, :math:`\lambda \sim Beta(\alpha, \alpha)`, one :math:`\lambda` per batch, j a shuffled
+    copy of it.
+
     Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018, arXiv:1710.09412.
 
     For classes, cross-entropy with the mixed label equals the mixture of the two cross-entropies.

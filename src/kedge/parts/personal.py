@@ -18,17 +18,20 @@ from kedge.core.view import Spec, View
 class FedRep(Part):
     r"""Learn the representation together and the head alone.
 
-    Each round a client first trains its own head :math:`h_k` with the body :math:`\phi` fixed, then the
-    body with the head fixed; only bodies are averaged (algorithm 1).
-    Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021,
-    arXiv:2102.07078.
+    Each round a client first trains its own head :math:`h_k` with the body :math:`\phi` fixed,
+    then the body with the head fixed; only bodies are averaged (algorithm 1).
 
-    Deviation: the paper counts epochs (10 for the head, 1 for the body); here the head gets a share of
-    the local steps, so that every method does the same amount of work. Keeps: the head, which is
-    neither sent nor uploaded.
+    Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML
+    2021, arXiv:2102.07078.
+
+    Deviation: the paper counts epochs (10 for the head, 1 for the body); here the head gets a
+    share of the local steps, so that every method does the same amount of work. Keeps: the head,
+    which is neither sent nor uploaded.
     """
 
-    head_share: Annotated[float, Doc("share of the local steps that train the head"), Range(0, 1)] = 0.5
+    head_share: Annotated[
+        float, Doc("share of the local steps that train the head"), Range(0, 1)
+    ] = 0.5
 
     side = "personal"
     needs_features = True

@@ -23,6 +23,7 @@ class FedProx(Part):
     r"""Keep the local model near the global one by a proximal term.
 
     :math:`F_k(w) + \frac{\mu}{2}\|w - w^t\|^2` (eq. 2).
+
     Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv:1812.06127.
 
     Neutral at: mu = 0. Sends / keeps: nothing.
@@ -48,15 +49,16 @@ class FedProx(Part):
 class FedDyn(Part):
     r"""Align local optima with the global one by a linear term that is learnt from round to round.
 
-    Client: :math:`\min_\theta L_k(\theta) - \langle g_k, \theta\rangle +
-    \frac{\alpha}{2}\|\theta - \theta^{t-1}\|^2`, then
-    :math:`g_k \leftarrow g_k - \alpha(\theta_k^t - \theta^{t-1})`. Server:
-    :math:`h \leftarrow h - \frac{\alpha}{m}\sum_{k \in P_t}(\theta_k^t - \theta^{t-1})`,
+    Client: :math:`\min_\theta L_k(\theta) - \langle g_k, \theta\rangle + \frac{\alpha}{2}\|\theta
+    - \theta^{t-1}\|^2`, then :math:`g_k \leftarrow g_k - \alpha(\theta_k^t - \theta^{t-1})`.
+    Server: :math:`h \leftarrow h - \frac{\alpha}{m}\sum_{k \in P_t}(\theta_k^t - \theta^{t-1})`,
     :math:`\theta^t = \frac{1}{|P_t|}\sum_k \theta_k^t - \frac{1}{\alpha} h` (algorithm 1).
+
     Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, arXiv:2111.04263.
 
-    Deviations: local models are averaged as the run says (by size unless told otherwise); the paper's
-    plain mean is ``weighting = "uniform"``. Keeps: g_k. A small alpha wants clipping or long local work.
+    Deviations: local models are averaged as the run says (by size unless told otherwise); the
+    paper's plain mean is ``weighting = "uniform"``. Keeps: g_k. A small alpha wants clipping or
+    long local work.
     """
 
     alpha: Annotated[float, Doc("weight of the quadratic term"), Range(0, open=True)] = 0.01

@@ -18,13 +18,14 @@ from kedge.core.view import View
 class FedSAM(Part):
     r"""Descend by the gradient at the worst nearby point (sharpness-aware minimisation).
 
-    :math:`w \leftarrow w - \eta\nabla F_k\big(w + \rho\,\nabla F_k(w)/\|\nabla F_k(w)\|\big)`, both on the
-    same batch (algorithm 1).
+    :math:`w \leftarrow w - \eta\nabla F_k\big(w + \rho\,\nabla F_k(w)/\|\nabla F_k(w)\|\big)`,
+    both on the same batch (algorithm 1).
+
     Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022,
     arXiv:2206.02618; Caldarola et al., ECCV 2022, arXiv:2203.11834.
 
-    Written as a change of the gradient, so that it adds up with other corrections. BatchNorm's running
-    statistics move in the first pass only. Neutral at: rho = 0.
+    Written as a change of the gradient, so that it adds up with other corrections. BatchNorm's
+    running statistics move in the first pass only. Neutral at: rho = 0.
     """
 
     rho: Annotated[float, Doc("radius of the neighbourhood"), Range(0)] = 0.1

@@ -19,14 +19,14 @@ from kedge.core.view import Round, Spec, View
 class SCAFFOLD(Part):
     r"""Correct client drift with control variates (algorithm 1, option II).
 
-    Client: :math:`y \leftarrow y - \eta_l(g_k(y) - c_k + c)`, then
-    :math:`c_k^+ = c_k - c + \frac{1}{K\eta_l}(x - y)`. Server:
-    :math:`x \leftarrow x + \frac{\eta_g}{|S|}\sum_{k \in S}(y_k - x)`,
-    :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S}(c_k^+ - c_k)`.
+    Client: :math:`y \leftarrow y - \eta_l(g_k(y) - c_k + c)`, then :math:`c_k^+ = c_k - c +
+    \frac{1}{K\eta_l}(x - y)`. Server: :math:`x \leftarrow x + \frac{\eta_g}{|S|}\sum_{k \in S}(y_k
+    - x)`, :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S}(c_k^+ - c_k)`.
+
     Karimireddy et al., SCAFFOLD, ICML 2020, arXiv:1910.06378.
 
-    Deviations: updates are averaged as the run says (by size unless told otherwise); the paper's plain
-    mean is ``weighting = "uniform"``. With momentum, K is the effective sum of the steps.
+    Deviations: updates are averaged as the run says (by size unless told otherwise); the paper's
+    plain mean is ``weighting = "uniform"``. With momentum, K is the effective sum of the steps.
     Sends: c. Uploads: the change of c_k. Keeps: c_k.
     """
 

@@ -26,8 +26,8 @@ SWEEP_ROWS = 256  # rows of one piece of a sweep
 class LocalWork:
     """How much a client does in a round: ``steps`` batches, or ``epochs`` turned into steps.
 
-    Batches have exactly ``batch`` rows: an epoch runs on into the next permutation, and a client with
-    fewer samples than that repeats some.
+    Batches have exactly ``batch`` rows: an epoch runs on into the next permutation, and a client
+    with fewer samples than that repeats some.
     """
 
     batch: int = 32
@@ -77,6 +77,10 @@ class Federation:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
+    @property
+    def is_random(self) -> bool:
+        return False
+
     def batch(self, index: Tensor, key: Tensor) -> Batch:
         return self.clean(index)
 
@@ -105,7 +109,9 @@ class Federation:
         self, keys: Tensor, clients: Sequence[int], work: LocalWork, steps: Sequence[int]
     ) -> Tensor:
         """Rows of every batch of a round, ``[K, max steps, batch]``; see :func:`batch_plan`."""
-        local = batch_plan(keys, [self.sizes[k] for k in clients], steps, work.batch, work.replacement)
+        local = batch_plan(
+            keys, [self.sizes[k] for k in clients], steps, work.batch, work.replacement
+        )
         start = torch.tensor([self.offsets[k] for k in clients], device=self.device)
         return self.rows[local + start[:, None, None]]
 
@@ -122,10 +128,11 @@ def batch_plan(
 ) -> Tensor:
     """For every client, which of its own samples form which batch: ``[K, max steps, batch]``.
 
-    Without replacement each client runs through one random permutation of its samples after the other.
-    All permutations of all clients come out of a single sort: element i of epoch e of client k gets the
-    random number of (key k, e, i), and one stable sort by (client, epoch, number) shuffles every epoch
-    within its own segment. Rows beyond a client's own number of steps are never used.
+    Without replacement each client runs through one random permutation of its samples after the
+    other. All permutations of all clients come out of a single sort: element i of epoch e of
+    client k gets the random number of (key k, e, i), and one stable sort by (client, epoch,
+    number) shuffles every epoch within its own segment. Rows beyond a client's own number of steps
+    are never used.
     """
     device, longest = keys.device, max(steps) * batch
     n = torch.tensor(sizes, device=device)

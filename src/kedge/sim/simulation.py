@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.core import round as rounds
-from kedge.core import rng, tree
+from kedge.core import rng, server, tree
 from kedge.core.bound import Bound, Server, client_key
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
 from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
-from kedge.core.round import Totals
+from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
-from kedge.errors import FieldError, NotFinite
+from kedge.errors import FieldError, KedgeError, NotFinite
 from kedge.sim.engine import Cohort, make_engine
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.store import Store
@@ -90,7 +89,7 @@ class Simulation:
         totals, kept = self.engine.train(self.bound, cohort, phases)
         self._check_finite(totals, clients)
         server_key = rng.fold(rng.fold(self.key, "server"), self.round)
-        self.server = rounds.server_round(self.bound, self.server, totals, self.round, server_key)
+        self.server = server.server_round(self.bound, self.server, totals, self.round, server_key)
         self.store.put(clients, kept)
         self.round += 1
         return totals
@@ -106,7 +105,7 @@ class Simulation:
         cohort = self.cohort(list(clients or range(self.federation.num_clients)))
         answers = self.engine.survey(self.bound, cohort, self.bound.phases(self.round), part)
         key = rng.fold(rng.fold(self.key, "server"), self.round)
-        self.server = rounds.absorb(self.bound, self.server, part, answers, self.round, key)
+        self.server = server.absorb(self.bound, self.server, part, answers, self.round, key)
 
     def draw_cohort(self, round: int) -> list[int]:
         """Clients of a round: a fixed count without replacement, the same for every method."""
@@ -175,7 +174,9 @@ class Simulation:
             for i in range(0, len(test.x), rows):
                 batch = test._replace(x=test.x[i : i + rows], y=test.y[i : i + rows])
                 logits = model.forward(weights, batch.x, "eval").logits
-                sums = task.sums(logits, batch, torch.ones(len(logits), dtype=logits.dtype, device=logits.device))
+                sums = task.sums(
+                    logits, batch, torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
+                )
                 total = sums if total is None else tree.add(total, sums)
         assert total is not None
         return task.report(total)
@@ -184,22 +185,33 @@ class Simulation:
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that the next round depends on, as named arrays."""
-        held: Tree = {
+        return tree.to_wire(self._held())
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from a saved state of the same method, model and number of clients."""
+        held = self._held()
+        wanted, given = tree.to_wire(held), set(state)
+        wrong = sorted(
+            (wanted.keys() ^ given)
+            | {n for n in wanted.keys() & given if wanted[n].shape != state[n].shape}
+        )
+        if wrong:
+            raise KedgeError(
+                "this state belongs to another method, model or federation; "
+                f"{len(wrong)} arrays do not fit, the first is {wrong[0]!r}"
+            )
+        found = tree.from_wire({n: x.to(self.federation.device) for n, x in state.items()}, held)
+        self.server = Server(found["weights"], found["slots"])
+        self.store.rows = found["clients"]
+        self.round = int(found["round"])
+
+    def _held(self) -> Tree:
+        return {
             "weights": self.server.weights,
             "slots": self.server.slots,
             "clients": self.store.rows,
             "round": torch.tensor(self.round),
         }
-        return tree.to_wire(held)
-
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        found = tree.from_wire(state)
-        weights = found["weights"]
-        self.server = Server(
-            Weights(weights["params"], weights.get("buffers", {})), found.get("slots", {})
-        )
-        self.store.rows = found.get("clients", {})
-        self.round = int(found["round"])
 
     def _check_finite(self, totals: Totals, clients: Sequence[int]) -> None:
         terms = totals["terms"]
@@ -208,6 +220,6 @@ class Simulation:
             i = int(bad.nonzero()[0])
             values = ", ".join(f"{name} {float(value[i]):.4g}" for name, value in terms.items())
             raise NotFinite(
-                f"the loss of client {clients[i]} is not finite in round {self.round}; terms: {values}. "
-                "Lower the learning rate or set clip"
+                f"the loss of client {clients[i]} is not finite in round {self.round}; "
+                f"terms: {values}. Lower the learning rate or set clip"
             )

@@ -10,8 +10,6 @@ import numpy as np
 from kedge.errors import DataError, FieldError, KedgeError
 from kedge.zoo.datasets.dataset import TASKS, Array
 
-CHANNELS = (1, 3, 4)
-
 
 @contextmanager
 def reading(path: object, what: str) -> Iterator[None]:
@@ -75,9 +73,14 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """What samples stored in this shape become; channels may come last, first or not at all."""
     if len(shape) == 2:
         return (1, *shape)
-    if len(shape) == 3 and shape[2] in CHANNELS:
-        return (shape[2], shape[0], shape[1])
-    return shape if len(shape) == 1 or shape[0] in CHANNELS else None
+    if len(shape) == 1:
+        return shape
+    for channels in ((1, 3), (4,)):  # [3, 5, 4] is colour of 5x4, not four channels of 3x5
+        if shape[2] in channels:
+            return (shape[2], shape[0], shape[1])
+        if shape[0] in channels:
+            return shape
+    return None
 
 
 def _bytes(x: Array, where: str) -> Array:

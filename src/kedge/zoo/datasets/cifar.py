@@ -126,14 +126,14 @@ class _Stand:
         return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if order == "F" else "C")
 
 
-def _encode(text: str, codec: str = "latin1") -> bytes:
+def _encode(text: str = "", codec: str = "latin1") -> bytes:
     return text.encode("latin1")  # how Python 3 writes bytes for Python 2
 
 
 _ALLOWED: dict[tuple[str, str], Any] = {("numpy", "ndarray"): _Stand, ("numpy", "dtype"): _Stand}
 _ALLOWED |= {(f"numpy.{core}.multiarray", "_reconstruct"): _Stand for core in ("core", "_core")}
 _ALLOWED |= {(f"numpy.{core}.numeric", "_frombuffer"): _Stand for core in ("core", "_core")}
-_ALLOWED |= {("_codecs", "encode"): _encode}
+_ALLOWED |= {("_codecs", "encode"): _encode, ("__builtin__", "bytes"): _encode}
 
 
 class _Restricted(pickle.Unpickler):

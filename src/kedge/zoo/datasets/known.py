@@ -34,7 +34,7 @@ class Known:
         path = locate(self.name, self.layouts)
         if path is None:
             raise DataError(f"dataset {self.name!r} is not on this machine. Put {self.advice()}")
-        return open_path(path, self.name, known=self, **options)
+        return open_path(path, self.name, options, known=self)
 
     def advice(self) -> str:
         """What to put where."""

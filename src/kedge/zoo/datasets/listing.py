@@ -14,7 +14,7 @@ from kedge.zoo.datasets.find import detect, entries, locate, roots
 from kedge.zoo.datasets.idx import idx_files, idx_shape
 from kedge.zoo.datasets.images import GREY, scan, split_folders
 from kedge.zoo.datasets.known import Known, datasets
-from kedge.zoo.datasets.npz import split_keys
+from kedge.zoo.datasets.npz import open_npz, split_keys
 from kedge.zoo.datasets.silos import find_silos
 from kedge.zoo.datasets.tables import csv_files
 
@@ -101,7 +101,8 @@ def peek(path: Path, kind: str) -> Peek:
 
 def _peek_npz(path: Path) -> Peek:
     shapes = {}
-    with reading(path, "an .npz file"), np.load(path, allow_pickle=False) as archive:
+    with open_npz(path) as archive:
+        assert archive.zip is not None  # it is open
         for split, (x, _) in split_keys(path, archive.files).items():
             with archive.zip.open(f"{x}.npy") as file:
                 version = np.lib.format.read_magic(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from kedge.zoo.datasets.known import Known, datasets
 from kedge.zoo.datasets.readers import KINDS, open_hub, open_path
 
 
-def load(text: str, **options: Any) -> Dataset:
+def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
     """Load a dataset by name, by path or from the Hugging Face hub.
 
     ::
@@ -29,6 +30,7 @@ def load(text: str, **options: Any) -> Dataset:
     A registered name wins over a file of the same name in the working directory; write ``./digits``
     for the file. Options may be given in the text or as keywords.
     """
+    text = os.fspath(text) if isinstance(text, os.PathLike) else text
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"expected the name or path of a dataset, such as 'digits', not {text!r}")
     text = text.strip()
@@ -37,7 +39,7 @@ def load(text: str, **options: Any) -> Dataset:
     head, given = _split(text)
     options = {**given, **options}
     if head.startswith("hf:"):
-        return open_hub(head.removeprefix("hf:"), **options)
+        return open_hub(head.removeprefix("hf:"), options)
     if head in KINDS and "path" in options:
         where = str(options.pop("path"))
         return _open(_path(where) or _in_roots(where) or _missing(where), head, options)
@@ -47,7 +49,7 @@ def load(text: str, **options: Any) -> Dataset:
         known = datasets[head]
         here = _path(head)  # the last resort for what is not among the user's datasets
         if isinstance(known, Known) and here and locate(head, known.layouts) is None:
-            return open_path(here, head, known=known, **options)
+            return open_path(here, head, options, known=known)
         return known(**options)
     path = _path(head) or locate(head) if _is_name(head) else _path(head)
     return _open(path or _missing(head), None, options)
@@ -55,7 +57,7 @@ def load(text: str, **options: Any) -> Dataset:
 
 def _open(path: Path, kind: str | None, options: dict[str, Any]) -> Dataset:
     name = path.resolve().name
-    return open_path(path, name if path.is_dir() else Path(name).stem, kind, **options)
+    return open_path(path, name if path.is_dir() else Path(name).stem, options, kind)
 
 
 def _split(text: str) -> tuple[str, dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -61,24 +62,25 @@ def _needs(keys: list[str]) -> str:
 
 def _arrays(path: Path) -> dict[str, Array]:
     arrays = {}
-    with reading(path, "an .npz file"):
-        opened = _open(path)
-        with opened as archive:
-            for key in archive.files:
-                arrays[key] = _array(path, archive, key)
+    with open_npz(path) as archive:
+        for key in archive.files:
+            arrays[key] = _array(path, archive, key)
     return arrays
 
 
-def _open(path: Path) -> np.lib.npyio.NpzFile:
-    if path.stat().st_size == 0:
-        raise DataError(f"{path}: the file is empty (0 bytes)")
-    with path.open("rb") as file:
+@contextmanager
+def open_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """The archive, with anything that goes wrong inside told as a DataError."""
+    with reading(path, "an .npz file"), path.open("rb") as file:
         start = file.read(6)
-    if start[:2] != b"PK":
-        a_npy = " (one array, as numpy.save writes)" if start == b"\x93NUMPY" else ""
-        raise DataError(f"{path}: not an .npz file{a_npy}; write it with numpy.savez")
-    archive: np.lib.npyio.NpzFile = np.load(path, allow_pickle=False)
-    return archive
+        if not start:
+            raise DataError(f"{path}: the file is empty (0 bytes)")
+        if start[:2] != b"PK":
+            a_npy = " (one array, as numpy.save writes)" if start == b"\x93NUMPY" else ""
+            raise DataError(f"{path}: not an .npz file{a_npy}; write it with numpy.savez")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            yield archive
 
 
 def _array(path: Path, archive: np.lib.npyio.NpzFile, key: str) -> Array:

@@ -34,7 +34,11 @@ _LIMITED = ("npz", "idx", "cifar")  # labels are numbers there, so a known datas
 
 
 def open_path(
-    path: Path, name: str, kind: str | None = None, known: Known | None = None, **options: Any
+    path: Path,
+    name: str,
+    options: dict[str, Any],
+    kind: str | None = None,
+    known: Known | None = None,
 ) -> Dataset:
     """Read a file or folder, as the kind it looks like unless told."""
     if not path.exists():
@@ -53,7 +57,7 @@ def open_path(
     return assemble(name, paths, found, groups, moments)
 
 
-def open_hub(name: str, **options: Any) -> Dataset:
+def open_hub(name: str, options: dict[str, Any]) -> Dataset:
     check_options("hf", read_hub, options)
     return assemble(f"hf:{name}", [f"hf:{name}"], read_hub(name, **options))
 

@@ -1,0 +1,302 @@
+"""The laws that every part obeys, whatever its paper says.
+
+========== =====================================================================================
+pure        the same input gives the same output, bit for bit, and no input is changed
+loop=vector one client at a time and all clients at once give the same model
+neutral     the setting that a part declares as neutral gives FedAvg back, bit for bit
+resumable   stop, save, load, go on equals going straight on, bit for bit
+wire        all that travels or is kept survives safetensors
+frugal      as many numbers are sent, uploaded and kept as the part declares
+ragged      a client's result does not depend on who else trains beside it
+permutation the order of the clients changes nothing
+additive    corrections of the gradient add up, in any order
+stable      on two quadratics, where FedAvg converges, the method stays bounded
+========== =====================================================================================
+
+They are checked on small problems in float64, on both engines, with BatchNorm and GroupNorm, for
+every task the part is for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from kedge.check.problems import Problem, images, position, quadratics
+from kedge.core import client, tree
+from kedge.core.method import Method
+from kedge.core.part import Part, Stack
+from kedge.core.server import uploads_of
+from kedge.core.tree import Params
+from kedge.core.view import View
+from kedge.errors import KedgeError
+from kedge.sim.engine import one_job, take_jobs
+from kedge.sim.simulation import Simulation
+
+TOLERANCE = 1e-11  # of float64 results that differ in the order of summation only
+ENGINES = ("loop", "vector")
+
+
+class Broken(Exception):
+    """A law does not hold; the message says how."""
+
+
+@dataclass(frozen=True)
+class _Probe(Part):
+    """A correction that depends on the gradient, to see whether another one leaves it alone."""
+
+    name = "probe"
+
+    def correct(self, v: View, params: Params, grads: Params) -> Params:
+        return tree.map(lambda g: -0.3 * g * g.abs(), grads)
+
+
+def pure(part: Part) -> None:
+    before = repr(vars(part)), _class_state(part)
+    for engine in ENGINES:
+        first = _run(images(norm="bn", task=part.tasks[0]), part, engine)
+        again = _run(images(norm="bn", task=part.tasks[0]), part, engine)
+        _same_bits(first, again, f"two equal runs on the {engine} engine")
+    if (repr(vars(part)), _class_state(part)) != before:
+        raise Broken("the part changed its own attributes; state belongs into a slot")
+    run = images(norm="bn", task=part.tasks[0]).simulate(part)
+    cohort, phases = run.cohort([0, 1, 2]), run.bound.phases(0)
+    _surveyed(run)
+    for i in range(3):
+        job = one_job(run.cohort([0, 1, 2]).jobs, i)
+        held = [*tree.leaves(job), *tree.leaves(run.server)]
+        versions = [x._version for x in held]
+        carry = client.begin(run.bound, job, phases)
+        for t in range(2):
+            old = [(x, x._version) for x in tree.leaves(carry)]
+            carry = client.step(run.bound, job, carry, cohort.plan[i, 0], phases, functional=False)
+            if any(x._version != n for x, n in old):
+                raise Broken(f"step {t} changed what the step before had returned, in place")
+        client.end(run.bound, job, carry, phases)
+        if [x._version for x in held] != versions:
+            raise Broken("a hook changed one of its inputs in place")
+
+
+def loop_is_vector(part: Part) -> None:
+    for task in part.tasks:
+        for norm in ("bn", "gn"):
+            problem = images(task=task, norm=norm)
+            loop, vector = (_run(problem, part, engine) for engine in ENGINES)
+            _close(loop, vector, f"loop and vector ({task}, {norm})")
+    problem = images(task=part.tasks[0], norm="bn", batchnorm="local", dropout=0.3)
+    loop, vector = (_run(problem, part, engine) for engine in ENGINES)
+    _close(loop, vector, "loop and vector (local statistics, dropout)")
+
+
+def neutral(part: Part) -> None:
+    if part.neutral is None:
+        return
+    quiet = dataclasses.replace(part, **part.neutral)
+    for norm, policy in (("none", "average"), ("gn", "average"), ("bn", "frozen")):
+        for engine in ENGINES:
+            problem = images(task=part.tasks[0], norm=norm, batchnorm=policy)
+            plain, own = _run(problem, "fedavg", engine), _run(problem, quiet, engine)
+            shared = tree.map(lambda _, x: x, plain.weights, own.weights)
+            gap = tree.gap(plain.weights, shared)
+            # more rows in a pass choose other kernels, which round differently
+            near = part.has("inject") and gap <= TOLERANCE
+            if not near and not tree.equal(plain.weights, shared):
+                raise Broken(f"{quiet} differs from fedavg by {gap:.1e} ({engine}, {norm})")
+
+
+def resumable(part: Part) -> None:
+    problem = images(norm="bn", task=part.tasks[0])
+    for engine in ENGINES:
+        straight = _run(problem, part, engine, rounds_=3)
+        stopped = _run(problem, part, engine, rounds_=1)
+        resumed = problem.simulate(part, engine, per_round=2)
+        resumed.load_state(load(save({k: v.contiguous() for k, v in stopped.state().items()})))
+        for _ in range(2):
+            resumed.run_round()
+        _same_bits(straight, resumed, f"a resumed run and a straight one ({engine})")
+
+
+def wire(part: Part) -> None:
+    run = images(norm="bn", task=part.tasks[0]).simulate(part)
+    _surveyed(run)
+    run.run_round()
+    cohort = run.cohort([0, 1])
+    reply = _reply(run, 0)
+    travelling: dict[str, Any] = {
+        "sent": cohort.jobs.sent,
+        "client": reply.client,
+        "delta": reply.delta,
+        "contribution": reply.contribution,
+        "uploads": {" ".join(p): u.value for p, u in uploads_of(reply.uploads)},
+        "server": run.server.slots,
+    }
+    for what, value in travelling.items():
+        try:
+            flat = {k: v.contiguous() for k, v in tree.to_wire(value).items()}
+        except TypeError as error:
+            raise Broken(f"{what}: {error}") from None
+        if not tree.equal(value, tree.from_wire(load(save(flat)), value)):
+            raise Broken(f"{what} comes back changed from safetensors")
+
+
+def frugal(part: Part) -> None:
+    run = images(norm="bn", task=part.tasks[0]).simulate(part)
+    plain = images(norm="bn", task=part.tasks[0]).simulate("fedavg")
+    _surveyed(run)
+    run.run_round()
+    symbols = run.bound.spec.symbols(part)
+    reply, base = _reply(run, 0), _reply(plain, 0)
+    weights = run.bound.only_public(run.weights)
+    up = sum(tree.numel(u.value) for _, u in uploads_of(reply.uploads))
+    update = reply.contribution if part.has("contribute") else reply.delta.params
+    measured = {
+        "sends": tree.numel(weights)
+        - tree.numel(plain.weights)
+        + tree.numel(run.bound.sent(run.server)),
+        "uploads": up + tree.numel(update) - tree.numel(base.delta.params),
+        "keeps": tree.numel(run.bound.client()),
+    }
+    for what, found in measured.items():
+        formula = getattr(part, what)
+        declared = part.count(formula, symbols)
+        if found != declared:
+            raise Broken(f"{what} = {formula!r} is {declared} numbers here, but there are {found}")
+    if any(isinstance(u, Stack) for _, u in uploads_of(reply.uploads)) and not part.needs_clients:
+        raise Broken("an upload is a Stack, which needs needs_clients = True")
+
+
+def ragged(part: Part) -> None:
+    problem = images(norm="bn", task=part.tasks[0], sizes=(6, 21, 11))
+    run = problem.simulate(part, "vector")
+    _surveyed(run)
+    run.run_round()
+    together = _replies(run, [0, 1, 2])
+    for k in range(3):
+        alone = _replies(run, [k])
+        beside = tree.take(together, slice(k, k + 1))
+        gap = max(tree.gap(tree.to_wire(_plain(alone)), tree.to_wire(_plain(beside))), 0.0)
+        if not gap <= TOLERANCE:
+            raise Broken(f"client {k} differs by {gap:.1e} when others train beside it")
+
+
+def permutation(part: Part) -> None:
+    problem = images(norm="bn", task=part.tasks[0])
+    for engine in ENGINES:
+        runs = []
+        for order in ([0, 1, 2], [2, 0, 1]):
+            run = problem.simulate(part, engine)
+            _surveyed(run)
+            for _ in range(2):
+                run.run_round(order)
+            runs.append(run)
+        _close(runs[0], runs[1], f"two orders of the clients ({engine})")
+
+
+def additive(part: Part) -> None:
+    if not part.has("correct"):
+        return
+    problem = images(task=part.tasks[0])
+    one = _run(problem, Method((part, _Probe())), "loop")
+    other = _run(problem, Method((_Probe(), part)), "loop")
+    _close(one, other, "a correction before and after another one; it must leave grads alone and")
+
+
+def stable(part: Part) -> None:
+    if "regression" not in part.tasks:
+        return
+    run = quadratics().simulate(part)
+    for round in range(60):
+        try:
+            run.run_round()
+        except KedgeError as error:
+            raise Broken(f"round {round} on two quadratics: {error}") from None
+    if not abs(position(run)) < 10:
+        raise Broken(
+            f"on two quadratics w is {position(run):.3g} after 60 rounds, where FedAvg has 0.713 "
+            "and the optimum is 0.909: a sign is likely to be wrong"
+        )
+
+
+LAWS: dict[str, Callable[[Part], None]] = {
+    "pure": pure,
+    "loop=vector": loop_is_vector,
+    "neutral": neutral,
+    "resumable": resumable,
+    "wire": wire,
+    "frugal": frugal,
+    "ragged": ragged,
+    "permutation": permutation,
+    "additive": additive,
+    "stable": stable,
+}
+
+
+def skipped(part: Part) -> Iterator[tuple[str, str]]:
+    """Laws that say nothing about a part, and why."""
+    if part.neutral is None:
+        yield "neutral", "declares no neutral setting"
+    if not part.has("correct"):
+        yield "additive", "does not correct the gradient"
+    if "regression" not in part.tasks:
+        yield "stable", "is not for regression"
+
+
+def _run(problem: Problem, method: Any, engine: str, rounds_: int = 2) -> Simulation:
+    run = problem.simulate(method, engine, per_round=2)
+    for _ in range(rounds_):
+        run.run_round()
+    return run
+
+
+def _surveyed(run: Simulation) -> None:
+    for part in run.bound.parts_with("survey"):
+        run.survey(part, None)
+
+
+def _reply(run: Simulation, k: int) -> client.Reply:
+    cohort, phases = run.cohort([k]), run.bound.phases(run.round)
+    job = one_job(cohort.jobs, 0)
+    carry = client.begin(run.bound, job, phases)
+    carry = client.step(run.bound, job, carry, cohort.plan[0, 0], phases, functional=False)
+    return client.end(run.bound, job, carry, phases)
+
+
+def _replies(run: Simulation, clients: list[int]) -> client.Reply:
+    cohort, phases = run.cohort(clients), run.bound.phases(run.round)
+    order = sorted(range(len(clients)), key=lambda i: -cohort.steps[i])
+    jobs, steps = take_jobs(cohort.jobs, order), [cohort.steps[i] for i in order]
+    done = run.engine._clients(run.bound, jobs, steps, cohort.plan[order], phases)  # type: ignore[union-attr]
+    return tree.take(done, torch.argsort(torch.tensor(order)))
+
+
+def _plain(reply: client.Reply) -> dict[str, Any]:
+    """A reply as nested dicts."""
+    uploads = {" ".join(p): u.value for p, u in uploads_of(reply.uploads)}
+    return {
+        "delta": reply.delta,
+        "contribution": reply.contribution,
+        "uploads": uploads,
+        "client": reply.client,
+    }
+
+
+def _same_bits(a: Simulation, b: Simulation, what: str) -> None:
+    if not tree.equal(a.state(), b.state()):
+        raise Broken(
+            f"{what} differ by {tree.gap(a.state(), b.state()):.1e}; they must be bit-identical"
+        )
+
+
+def _close(a: Simulation, b: Simulation, what: str) -> None:
+    gap = tree.gap(a.state(), b.state())
+    if not gap <= TOLERANCE:
+        raise Broken(f"{what} differ by {gap:.1e}, more than {TOLERANCE:g}")
+
+
+def _class_state(part: Part) -> str:
+    return repr({k: v for k, v in vars(type(part)).items() if not callable(v)})

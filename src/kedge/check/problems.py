@@ -1,0 +1,136 @@
+"""Small problems on which laws and identities are checked, all in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge.core import rng
+from kedge.core.client import client_context
+from kedge.core.method import Method
+from kedge.core.model import Model
+from kedge.core.optim import SGD, Optimizer
+from kedge.core.part import Part
+from kedge.core.task import Batch, Task, make_task
+from kedge.core.view import View
+from kedge.sim.engine import one_job
+from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.simulation import Simulation
+
+DOUBLE = torch.float64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data, model and local work; :meth:`simulate` puts a method on it."""
+
+    federation: Federation
+    module: nn.Module
+    work: LocalWork
+    optim: Optimizer = field(default_factory=lambda: SGD(lr=0.05))
+    batchnorm: str = "average"
+
+    def simulate(
+        self, method: str | Method | Part, engine: str = "loop", **options: Any
+    ) -> Simulation:
+        model = Model(self.module, batchnorm=self.batchnorm)
+        settings: dict[str, Any] = {"optim": self.optim, "work": self.work, "engine": engine}
+        return Simulation(self.federation, model, method, **settings | options)
+
+
+def quadratics(
+    curvatures: tuple[float, ...] = (1.0, 10.0),
+    optima: tuple[float, ...] = (0.0, 1.0),
+    lr: float = 0.05,
+    steps: int | None = 10,
+    copies: tuple[int, ...] | None = None,
+    optim: Optimizer | None = None,
+) -> Problem:
+    r"""Clients :math:`f_k(w) = h_k (w - a_k)^2 / 2`, as linear regression on one sample each.
+
+    With the input :math:`\sqrt{h/2}` and the target :math:`a\sqrt{h/2}` the squared error of
+    :math:`w x` is :math:`f_k`. The model starts at w = 0. ``copies`` repeats a client's sample,
+    which changes its weight and, with ``steps=None``, its number of steps, but not its function.
+    """
+    copies = copies or (1,) * len(curvatures)
+    owner = torch.repeat_interleave(torch.tensor(copies))
+    h, a = torch.tensor(curvatures, dtype=DOUBLE)[owner], torch.tensor(optima, dtype=DOUBLE)[owner]
+    x = (h / 2).sqrt()[:, None]
+    clients = list(torch.split(torch.arange(len(owner)), list(copies)))
+    federation = Federation(x, x[:, 0] * a, clients, make_task("regression", 1), dtype=DOUBLE)
+    module = nn.Sequential()
+    module.add_module("head", nn.Linear(1, 1, bias=False))
+    nn.init.zeros_(module.get_submodule("head").weight)  # type: ignore[arg-type]
+    return Problem(federation, module, LocalWork(batch=1, steps=steps), optim or SGD(lr=lr))
+
+
+def position(run: Simulation) -> float:
+    """The one weight of :func:`quadratics`."""
+    return float(run.weights.params["head.weight"])
+
+
+def optimum(curvatures: tuple[float, ...], optima: tuple[float, ...]) -> float:
+    """Minimum of the sum of the quadratics."""
+    return sum(h * a for h, a in zip(curvatures, optima, strict=True)) / sum(curvatures)
+
+
+def images(
+    task: str = "classification",
+    norm: str = "none",
+    sizes: tuple[int, ...] = (5, 9, 14),
+    batch: int = 5,
+    optim: Optimizer | None = None,
+    batchnorm: str = "average",
+    steps: int | None = None,
+    dropout: float = 0.0,
+) -> Problem:
+    """Ragged clients with 8x8 images of three kinds, and a small convolutional network."""
+    total, outputs = sum(sizes), 3 if task != "regression" else 1
+    keys = rng.split(rng.key(7), 4)
+    y = rng.integers(keys[0], (total,), 3)
+    pattern = rng.normal(keys[1], (3, 1, 8, 8), DOUBLE)
+    x = 0.7 * rng.normal(keys[2], (total, 1, 8, 8), DOUBLE) + pattern[y]
+    order = torch.argsort(
+        y + rng.uniform(keys[3], (total,), DOUBLE)
+    )  # mostly by class: skewed clients
+    labels: torch.Tensor = y
+    if task == "multilabel":
+        labels = torch.stack([y == 0, y != 1, y == 2], 1).to(DOUBLE)
+    elif task == "regression":
+        labels = y.to(DOUBLE) - 1.0
+    clients = list(torch.split(order, list(sizes)))
+    made: Task = make_task(task, outputs)
+    federation = Federation(x, labels, clients, made, test=(x, labels), dtype=DOUBLE)
+    work = LocalWork(batch=batch, steps=steps)
+    optim = optim or SGD(lr=0.05, momentum=0.0)
+    return Problem(federation, small_net(norm, outputs, dropout), work, optim, batchnorm)
+
+
+def small_net(norm: str, outputs: int, dropout: float = 0.0) -> nn.Sequential:
+    """conv, pool | hidden layer | head, for 8x8 images with one channel."""
+    layer = {"bn": nn.BatchNorm2d(4), "gn": nn.GroupNorm(2, 4), "none": nn.Identity()}[norm]
+    net = nn.Sequential()
+    net.add_module(
+        "stage1", nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), layer, nn.Tanh(), nn.AvgPool2d(4))
+    )
+    net.add_module(
+        "stage2", nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Dropout(dropout))
+    )
+    net.add_module("head", nn.Linear(6, outputs))
+    key = rng.key(11)
+    with torch.no_grad():
+        for i, weight in enumerate(net.parameters()):
+            noise = rng.normal(rng.fold(key, i), tuple(weight.shape), DOUBLE)
+            weight.copy_(noise / weight[0].numel() ** 0.5 if weight.ndim > 1 else 1 + 0.1 * noise)
+    return net.to(DOUBLE)
+
+
+def step_view(run: Simulation, client: int, part: Part, hook: str = "term") -> tuple[View, Batch]:
+    """What a hook of a part gets in a client's first step: its view and the batch."""
+    cohort = run.cohort([client])
+    job, first = one_job(cohort.jobs, 0), torch.zeros((), dtype=torch.int32)
+    context = client_context(run.bound, job, run.bound.phases(run.round), {}, first)
+    return View(context, part, hook), run.federation.clean(cohort.plan[0, 0])

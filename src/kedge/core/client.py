@@ -1,0 +1,261 @@
+"""One client round, as three pure functions: :func:`begin`, :func:`step`, :func:`end`.
+
+Together with :mod:`kedge.core.server` this is the only place where an algorithm runs. A loop calls
+the three client by client, the vectorised engine maps them over all clients at once, a remote
+client calls them where its data are. Each is a function of a :class:`Job` and a :class:`Carry` and
+changes neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.bound import PRIVATE, Bound
+from kedge.core.model import Rows
+from kedge.core.part import Part, call
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Context, Job, Passes, View, view_out
+
+
+class Carry(NamedTuple):
+    """What goes from one local step to the next."""
+
+    weights: Weights
+    optim: Tree
+    local: dict[str, Tree]
+    step: Tensor
+    terms: Params  # sum over the steps of every term of the objective
+
+
+class Reply(NamedTuple):
+    """What a client returns: ``delta = local - anchor``, uploads, and its next own state."""
+
+    delta: Weights
+    contribution: Tree
+    uploads: dict[str, Tree]
+    client: dict[str, Tree]
+    terms: Params  # mean over the steps
+    weight: Tensor
+
+
+def begin(bound: Bound, job: Job, phases: dict[str, str]) -> Carry:
+    """Restore the client's private leaves and let parts prepare."""
+    context = client_context(bound, job, phases, local={})
+    local = {p.name: _call(p, "prepare", context) for p in bound.parts_with("prepare")}
+    zero = torch.zeros((), dtype=bound.spec.dtype, device=bound.spec.device)
+    return Carry(
+        weights=context.anchor,
+        optim=bound.optim.init(context.anchor.params),
+        local=local,
+        step=torch.zeros((), dtype=torch.int32, device=bound.spec.device),
+        terms=dict.fromkeys(["task", *(p.name for p in bound.parts_with("term"))], zero),
+    )
+
+
+def step(
+    bound: Bound, job: Job, carry: Carry, index: Tensor, phases: dict[str, str], functional: bool
+) -> Carry:
+    """One local step on the batch ``index``. ``functional`` differentiates by ``torch.func``, which
+    works under ``vmap``; otherwise plain autograd, which is faster, gives the same gradient."""
+    context = client_context(bound, job, phases, carry.local, carry.step)
+    batch = bound.data.batch(index, _data_key(bound, job, carry.step))
+    for part in bound.parts_with("transform"):
+        batch = _call(part, "transform", context, batch)
+
+    objective = partial(_objective, bound, context, carry, batch)
+    params = carry.weights.params
+    grads, done = gradient(objective, params, functional)
+    context = replace(context, local=carry.local | done["local"])
+
+    def grad_at(point: Params) -> Params:
+        return gradient(partial(objective, again=context.local), point, functional)[0]
+
+    total = grads
+    for part in bound.parts_with("correct"):
+        change = _call(part, "correct", replace(context, gradient=grad_at), params, grads)
+        total = total | tree.map(torch.add, change, total)
+
+    new, optim = _descend(bound, context, params, total, carry.optim)
+    for part in bound.parts_with("project"):
+        new = _call(part, "project", context, new)
+    weights = Weights(new, done["buffers"])
+
+    context = replace(context, passes=_passes(bound, weights, job, carry.step))
+    local = dict(context.local)
+    for part in bound.parts_with("observe"):
+        local[part.name] = _call(part, "observe", context, new, batch, done["outs"][part.name])
+    terms = tree.add(carry.terms, done["terms"])
+    return Carry(weights, optim, local, carry.step + 1, terms)
+
+
+def end(bound: Bound, job: Job, carry: Carry, phases: dict[str, str]) -> Reply:
+    """What leaves the client, and what it keeps."""
+    context = client_context(bound, job, phases, carry.local)
+    context = replace(context, passes=_passes(bound, carry.weights, job, None))
+    uploads: dict[str, Tree] = {}
+    kept: dict[str, Tree] = {p: job.client[p] for p in job.client if p != PRIVATE}
+    for part in bound.parts_with("reply"):
+        kept[part.name], uploads[part.name] = _call(part, "reply", context, carry.weights)
+    if PRIVATE in job.client:
+        kept[PRIVATE] = bound.only_private(carry.weights)
+    local, anchor = bound.only_public(carry.weights), bound.only_public(context.anchor)
+    delta = Weights(
+        tree.sub(local.params, anchor.params),
+        tree.map(
+            lambda a, b: a.to(bound.spec.dtype) - b.to(bound.spec.dtype),
+            local.buffers,
+            anchor.buffers,
+        ),
+    )
+    contribution: Tree = {}
+    for part in bound.parts_with("contribute"):
+        contribution = _call(part, "contribute", context, delta.params)
+    steps = carry.step.clamp_min(1).to(bound.spec.dtype)
+    terms = tree.map(lambda t: t / steps, carry.terms)
+    return Reply(delta, contribution, uploads, kept, terms, job.info.weight)
+
+
+def survey(bound: Bound, job: Job, phases: dict[str, str], part: Part) -> Tree:
+    """What a client answers to a part's survey."""
+    return _call(part, "survey", client_context(bound, job, phases, local={}))
+
+
+def personal(bound: Bound, job: Job, phases: dict[str, str]) -> Weights:
+    """The weights this client would use itself."""
+    context = client_context(bound, job, phases, local={})
+    weights = context.anchor
+    for part in bound.parts_with("personal"):
+        weights = _call(part, "personal", context, weights)
+    return weights
+
+
+def gradient(
+    fn: Callable[[Params], tuple[Tensor, Tree]], params: Params, functional: bool
+) -> tuple[Params, Tree]:
+    """Gradient of ``fn`` and what else it returns, detached."""
+    if functional:
+        grads, (_, aux) = torch.func.grad_and_value(fn, has_aux=True)(params)
+        return grads, aux
+    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+    with torch.enable_grad():
+        value, aux = fn(leaves)
+        flat = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, flat, strict=True)), tree.detach(aux)
+
+
+def _objective(
+    bound: Bound,
+    context: Context,
+    carry: Carry,
+    batch: Batch,
+    params: Params,
+    again: dict[str, Tree] | None = None,
+) -> tuple[Tensor, Tree]:
+    """The task's loss plus every part's term, and what the step needs of the pass besides.
+
+    ``again`` asks for the objective once more at another point: with the given ``local`` and
+    without what happens once a step, that is max steps and the update of BatchNorm's statistics.
+    """
+    weights, size = Weights(params, carry.weights.buffers), len(batch.x)
+    passes = _passes(bound, weights, context.job, carry.step, track=again is None)
+    context = replace(context, passes=passes, local=carry.local if again is None else again)
+    rows = tuple(
+        Rows(p.name, *_call(p, "inject", context, batch)) for p in bound.parts_with("inject")
+    )
+    main = passes.run(params, batch.x, train=True, update=True, rows=rows)
+
+    ascended: dict[str, Tree] = {}
+    for part in bound.parts_with("ascend") if again is None else ():
+        out = tree.detach(view_out(main, part, size))
+        next_local = _call(part, "ascend", context, tree.detach(params), batch, out)
+        ascended[part.name] = tree.detach(next_local)
+    context.local = context.local | ascended
+
+    logits = main.logits[:size]
+    for part in bound.parts_with("logits"):
+        logits = _call(part, "logits", context, batch, logits)
+    losses = bound.task.loss(logits, batch)  # [B]
+    for part in bound.parts_with("weigh"):
+        losses = losses * _call(part, "weigh", context, batch)
+    terms = {"task": losses.mean()}
+    for part in bound.parts_with("term"):
+        terms[part.name] = _call(part, "term", context, params, batch, view_out(main, part, size))
+    total = terms["task"]
+    for part in bound.parts_with("term"):
+        total = total + terms[part.name]
+    outs = {p.name: view_out(main, p, size) for p in bound.parts_with("observe")}
+    return total, {"outs": outs, "buffers": passes.buffers, "local": ascended, "terms": terms}
+
+
+def _descend(
+    bound: Bound, context: Context, params: Params, grads: Params, state: Tree
+) -> tuple[Params, Tree]:
+    """The optimiser's step on the leaves that are trainable in this step."""
+    lr = context.job.info.lr
+    mask: dict[str, Tensor | bool] = {}
+    for part in bound.parts_with("trainable"):
+        for name, flag in _call(part, "trainable", context, params).items():
+            mask[name] = flag if name not in mask else mask[name] & flag
+    if not mask:
+        return bound.optim.update(params, grads, state, lr)
+
+    def masked(new: Params, old: Params) -> Params:
+        flags = {n: torch.as_tensor(mask.get(n, True), device=lr.device) for n in new}
+        return {n: torch.where(flags[n], v, old[n]) for n, v in new.items()}
+
+    grads = masked(grads, tree.zeros_like(grads))
+    new, new_state = bound.optim.update(params, grads, state, lr)
+    kept = {k: masked(v, state[k]) if isinstance(v, dict) else v for k, v in new_state.items()}
+    return masked(new, params), kept
+
+
+def client_context(
+    bound: Bound,
+    job: Job,
+    phases: dict[str, str],
+    local: dict[str, Tree],
+    step: Tensor | None = None,
+) -> Context:
+    """What the hooks of this client share, its private leaves restored into the anchor."""
+    anchor = job.anchor
+    if PRIVATE in job.client:
+        own = job.client[PRIVATE]
+        anchor = Weights(anchor.params | own["params"], anchor.buffers | own["buffers"])
+    return Context(
+        model=bound.model,
+        task=bound.task,
+        spec=bound.spec,
+        data=bound.data,
+        job=job,
+        anchor=anchor,
+        passes=_passes(bound, anchor, job, step),
+        local=local,
+        phases=phases,
+        step=step,
+    )
+
+
+def _passes(
+    bound: Bound, weights: Weights, job: Job, step: Tensor | None, track: bool = True
+) -> Passes:
+    key = rng.fold(job.key, "pass") if bound.model.is_random else job.key
+    if bound.model.is_random and step is not None:
+        key = rng.fold(key, step)
+    return Passes(bound.model, weights.buffers, key, track, bound.cuts)
+
+
+def _data_key(bound: Bound, job: Job, step: Tensor) -> Tensor:
+    return rng.fold(rng.fold(job.key, "data"), step) if bound.data.is_random else job.key
+
+
+def _call(part: Part, hook: str, context: Context, *args: Any) -> Any:
+    """Call one hook with the part's own view."""
+    return call(part, hook, View(context, part, hook), *args)

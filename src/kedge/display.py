@@ -1,0 +1,145 @@
+"""What the terminal shows of parts: their docstrings in plain characters, tables of them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kedge.check import Report
+from kedge.core.grammar import write_value
+from kedge.core.part import Part, field_help, parts
+
+_GREEK = (
+    "alpha beta gamma delta epsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta"
+)
+_SYMBOLS = dict(zip(_GREEK.split(), "αβγδεηθλμνπρστφψωΔ", strict=True)) | {
+    "leftarrow": "←", "in": "∈", "sum": "Σ", "nabla": "∇", "min": "min", "sim": "~", "log": "log",
+    "langle": "⟨", "rangle": "⟩", "|": "‖", "cdot": "·", "sqrt": "√", "ell": "ℓ", "max": "max",
+    "tilde": "", "hat": "", "big": "", "Big": "", "left": "", "right": "", ",": " ", "quad": "  ",
+    "leq": "≤", "geq": "≥", "times": "×", "log2": "log2", "frac": "",
+}  # fmt: skip
+_SMALL = str.maketrans("0123456789+-=()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ")
+_RAISED = str.maketrans("0123456789+-=()tkKTin", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵗᵏᴷᵀⁱⁿ")
+_GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
+
+
+def plain_math(tex: str) -> str:
+    r"""LaTeX in characters a terminal can show.
+
+    >>> plain_math(r"\frac{\mu}{2}\|w - w^t\|^2")
+    '(μ/2)‖w - wᵗ‖²'
+    """
+    while (at := tex.rfind(r"\frac")) >= 0:  # the last one holds no other
+        tex = _fraction(tex, at)
+    tex = re.sub(r"\\([A-Za-z]+|[|,])", lambda m: _SYMBOLS.get(m[1], m[1]), tex)
+    tex = re.sub(r"_(?:" + _GROUP + r"|(\S))", lambda m: _script(m, _SMALL, "_"), tex)
+    tex = re.sub(r"\^(?:" + _GROUP + r"|(\S))", lambda m: _script(m, _RAISED, "^"), tex)
+    return re.sub(r"[ ]+", " ", tex.replace("{", "").replace("}", "")).strip()
+
+
+def _fraction(tex: str, at: int) -> str:
+    """Write the fraction that starts at ``at`` with a slash."""
+    top, middle = _argument(tex, at + len(r"\frac"))
+    bottom, end = _argument(tex, middle)
+    inner = (f"({s})" if re.search(r"[ +]|(?<!^)-", s.strip()) else s for s in (top, bottom))
+    return tex[:at] + "(" + "/".join(inner) + ")" + tex[end:]
+
+
+def _argument(tex: str, at: int) -> tuple[str, int]:
+    """A braced argument (or a single character) and where it ends."""
+    if tex[at] != "{":
+        return tex[at], at + 1
+    depth = 0
+    for i in range(at, len(tex)):
+        depth += {"{": 1, "}": -1}.get(tex[i], 0)
+        if not depth:
+            return tex[at + 1 : i], i + 1
+    raise ValueError(f"a brace is not closed in {tex!r}")
+
+
+def _script(m: re.Match[str], table: dict[int, int], sign: str) -> str:
+    text = m[1] if m[1] is not None else m[2]
+    if all(ord(c) in table for c in text):
+        return text.translate(table)
+    return f"{sign}{text}" if len(text) == 1 else f"{sign}({text})"
+
+
+def plain_doc(doc: str) -> str:
+    """A docstring without its markup."""
+    doc = re.sub(r":math:`([^`]*)`", lambda m: plain_math(m[1].replace("\n", " ")), doc)
+    paragraphs = doc.replace("``", "").split("\n\n")
+    return "\n\n".join(" ".join(p.split()) for p in paragraphs)
+
+
+def title(cls: type[Part]) -> str:
+    """First line of a part's docstring."""
+    return plain_doc(inspect.getdoc(cls) or "").split("\n")[0].rstrip(".")
+
+
+def methods_table(pattern: str = "*") -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("part", "side", "what it does", "extra down", "extra up", "keeps"):
+        table.add_column(column, no_wrap=column == "part")
+    for name in parts.match(pattern):
+        cls = parts[name]
+        table.add_row(name, cls.side, title(cls), cls.sends, cls.uploads, cls.keeps)
+    return table
+
+
+def part_page(name: str) -> RenderableType:
+    """Everything about a part: equation, reference, fields, presets, what it sends and keeps."""
+    cls = parts[name]
+    doc = plain_doc(inspect.getdoc(cls) or "")
+    facts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    facts.add_column(style="bold")
+    secure = "no: the server must see single clients" if cls.needs_clients else "yes: only sums"
+    for row in (
+        ("acts on", f"{cls.side} side"),
+        ("hooks", ", ".join(cls().hooks())),
+        ("extra down", _numbers(cls.sends)),
+        ("extra up", _numbers(cls.uploads)),
+        ("client keeps", _numbers(cls.keeps)),
+        ("tasks", ", ".join(cls.tasks)),
+        ("neutral at", _settings(cls.neutral) if cls.neutral else "no setting gives FedAvg back"),
+        ("secure sums", secure),
+        ("source", f"{cls.__module__}.{cls.__qualname__}"),
+    ):
+        facts.add_row(*row)
+    pieces: list[RenderableType] = [Text(cls.__name__, style="bold"), Padding(doc, (0, 0, 1, 2))]
+    rows = field_help(cls)
+    if rows:
+        fields = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for column in ("field", "type", "default", "meaning"):
+            fields.add_column(column)
+        for field, kind, default, text in rows:
+            fields.add_row(field, kind, write_value(default), text)
+        pieces.append(Padding(fields, (0, 0, 1, 2)))
+    for preset, values in cls.presets.items():
+        pieces.append(Text(f"  {name}:{preset}  =  {name}({_settings(values)})"))
+    if cls.presets:
+        pieces.append(Text())
+    return Group(*pieces, Padding(facts, (0, 0, 0, 2)))
+
+
+def check_table(report: Report) -> Table:
+    """What a check found, line by line."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
+    for column in (report.part, "", "detail"):
+        table.add_column(column)
+    marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
+    for found in report.findings:
+        table.add_row(f"{found.kind} {found.name}", marks[found.holds], found.detail)
+    return table
+
+
+def _numbers(formula: str) -> str:
+    return "nothing" if formula == "0" else f"{formula} numbers"
+
+
+def _settings(values: dict[str, object]) -> str:
+    return ", ".join(f"{k}={write_value(v)}" for k, v in values.items())

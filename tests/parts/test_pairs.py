@@ -1,0 +1,40 @@
+"""All unordered pairs of parts, sketches included: two rounds, finite, loop = vector."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from test_laws import ALL
+
+from kedge.check.problems import images
+from kedge.core import tree
+from kedge.core.method import Method
+from kedge.core.part import Part
+from kedge.errors import TwoAggregators
+
+PAIRS = list(combinations(ALL, 2))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p[0].name}+{p[1].name}")
+def test_pair(pair: tuple[Part, Part]) -> None:
+    if all(p.has("combine") for p in pair):
+        with pytest.raises(TwoAggregators):
+            Method(pair)
+        return
+    method = Method(pair)
+    runs = [images(norm="bn", sizes=(5, 9, 14)).simulate(method, e) for e in ("loop", "vector")]
+    for run in runs:
+        for _ in range(2):
+            run.run_round()
+        assert all(bool(torch.isfinite(x).all()) for x in tree.leaves(run.weights))
+    assert tree.gap(runs[0].state(), runs[1].state()) < 1e-10
+
+
+def test_all_sketches_at_once() -> None:
+    from sketches import SKETCHES
+
+    runs = [images(norm="bn").simulate(Method(SKETCHES), e) for e in ("loop", "vector")]
+    for run in runs:
+        for _ in range(3):
+            run.run_round()
+    assert tree.gap(runs[0].state(), runs[1].state()) < 1e-10
