@@ -46,7 +46,7 @@ def test_map_keeps_dicts_named_tuples_and_order() -> None:
 
 def test_map_takes_its_structure_from_the_first_tree() -> None:
     small, large = {"a": vec(1)}, {"b": vec(9), "a": vec(2), "c": {"d": vec(3)}}
-    assert tree.map(torch.add, small, large) == {"a": vec(3)}
+    assert tree.equal(tree.map(torch.add, small, large), {"a": vec(3)})
     with pytest.raises(KeyError):
         tree.map(torch.add, large, small)
 
@@ -200,9 +200,7 @@ def test_gap_does_not_overlook_what_is_not_finite(a: Tensor, b: Tensor) -> None:
 
 @pytest.mark.xfail(strict=True, reason="leaves of different shapes are broadcast")
 def test_gap_does_not_compare_leaves_of_different_shapes() -> None:
-    with pytest.raises((ValueError, RuntimeError)):
-        assert tree.gap(torch.ones(3), torch.ones(1)) == INF
-        raise ValueError
+    assert tree.gap(torch.ones(3), torch.ones(1)) == INF
 
 
 # -- the wire ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kedge.check import identities  # noqa: F401  (registers the built-in oracles)
 from kedge.check.laws import LAWS, Broken, skipped
 from kedge.check.oracles import Claim, oracle, oracles_of
+from kedge.check.problems import on_engine
 from kedge.core.part import Part
 from kedge.errors import CheckFailed, KedgeError
 
@@ -87,13 +88,18 @@ def _laws(part: Part) -> list[Finding]:
 
 
 def _identities(part: Part | None) -> list[Finding]:
+    """Every identity on both engines; one line where they agree."""
     found = []
     for name, claims in oracles_of(part):
         try:
-            for claim in claims():
-                found.append(
-                    Finding("identity", f"{name}: {claim.what}", claim.holds, claim.detail())
-                )
+            with on_engine("loop"):
+                loop = list(claims())
+            with on_engine("vector"):
+                vector = list(claims())
         except KedgeError as error:
             found.append(Finding("identity", name, False, str(error)))
+            continue
+        for one, other in zip(loop, vector, strict=True):
+            worse = other if one.holds else one
+            found.append(Finding("identity", f"{name}: {one.what}", worse.holds, worse.detail()))
     return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,17 @@ from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 DOUBLE = torch.float64
+_engine = ContextVar("engine", default="loop")
+
+
+@contextmanager
+def on_engine(name: str) -> Iterator[None]:
+    """The engine that :meth:`Problem.simulate` takes where none is named."""
+    token = _engine.set(name)
+    try:
+        yield
+    finally:
+        _engine.reset(token)
 
 
 @dataclass(frozen=True)
@@ -34,10 +48,11 @@ class Problem:
     batchnorm: str = "average"
 
     def simulate(
-        self, method: str | Method | Part, engine: str = "loop", **options: Any
+        self, method: str | Method | Part, engine: str | None = None, **options: Any
     ) -> Simulation:
         model = Model(self.module, batchnorm=self.batchnorm)
-        settings: dict[str, Any] = {"optim": self.optim, "work": self.work, "engine": engine}
+        settings: dict[str, Any] = {"optim": self.optim, "work": self.work}
+        settings["engine"] = engine or _engine.get()
         return Simulation(self.federation, model, method, **settings | options)
 
 

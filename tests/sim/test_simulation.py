@@ -1,0 +1,263 @@
+"""The simulation end to end: tasks, models, cohorts, saving, errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+import kedge
+from kedge.check.problems import Problem, images, quadratics
+from kedge.core import tree
+from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
+from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.simulation import Simulation
+from kedge.zoo.models import build
+
+ENGINES = ("loop", "vector")
+
+
+def run_both(problem: Problem, method: str, rounds: int = 2, **options) -> list[Simulation]:
+    runs = [problem.simulate(method, engine, **options) for engine in ENGINES]
+    for run in runs:
+        for _ in range(rounds):
+            run.run_round()
+    return runs
+
+
+def noise_federation(shape, outputs, sizes, dtype=torch.float64) -> Federation:
+    g = torch.Generator().manual_seed(0)
+    n = sum(sizes)
+    x = torch.randn(n, *shape, generator=g, dtype=dtype)
+    y = torch.randint(0, outputs, (n,), generator=g)
+    clients = torch.split(torch.arange(n), list(sizes))
+    return Federation(x, y, clients, kedge.Classification(outputs), test=(x, y), dtype=dtype)
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_task_learns(task: str, engine: str) -> None:
+    run = images(
+        task=task,
+        norm="gn",
+        sizes=(20, 30, 40),
+        optim=kedge.SGD(lr=0.3 if task != "regression" else 0.05),
+    ).simulate("fedprox+scaffold", engine)
+    before = run.evaluate()
+    for _ in range(12):
+        run.run_round()
+    after = run.evaluate()
+    metric, up = run.federation.task.metric, run.federation.task.higher_is_better
+    assert after["loss"] < 0.7 * before["loss"]
+    assert (after[metric] > before[metric]) is up
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        ("mlp(hidden=[12, 8])", (6,)),
+        ("lenet5(norm=bn)", (1, 28, 28)),
+        ("lenet5(norm=gn)", (1, 28, 28)),
+        ("fedcog_cnn", (1, 28, 28)),
+        ("fedcog_cnn", (3, 32, 32)),
+        ("resnet18(norm=bn)", (3, 16, 16)),
+        ("resnet18(norm=gn)", (3, 8, 8)),
+    ],
+)
+def test_loop_is_vector_on_real_models(model: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = build(model, shape, 3)
+    federation = noise_federation(shape, 3, (6, 8))
+    problem = Problem(federation, module, LocalWork(batch=6), kedge.SGD(lr=0.05))
+    loop, vector = run_both(problem, "moon(mu=1, projection=0)+scaffold")
+    assert tree.gap(loop.state(), vector.state()) < 1e-9
+
+
+class OwnNet(nn.Module):
+    """A user's module that is not sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.norm(self.inner(x))))
+
+
+def test_a_users_module_needs_no_head_unless_a_part_does() -> None:
+    federation = noise_federation((4,), 3, (7, 9))
+    torch.manual_seed(1)
+    net = OwnNet()
+    problem = Problem(federation, net, LocalWork(batch=4), kedge.SGD(lr=0.05))
+    loop, vector = run_both(problem, "scaffold+fedsam")
+    assert tree.gap(loop.state(), vector.state()) < 1e-11
+    with pytest.raises(ModelError, match=r"moon needs to know the model's head.*head="):
+        problem.simulate("moon")
+    run = Simulation(federation, kedge.Model(net, head="out"), "moon(projection=0)")
+    run.run_round()
+    assert run.bound.spec.features == 6
+
+
+def test_the_trained_module_is_ordinary_and_the_given_one_untouched() -> None:
+    federation = noise_federation((4,), 3, (7, 9))
+    torch.manual_seed(1)
+    net = OwnNet().double()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    run = Simulation(federation, net)
+    run.run_round()
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    trained = run.module()
+    logits = trained(federation.x)
+    assert isinstance(trained, OwnNet)
+    assert not torch.equal(trained.inner.weight, net.inner.weight)
+    expected = run.bound.model.forward(run.weights, federation.x, "eval").logits
+    torch.testing.assert_close(logits, expected)
+
+
+def test_one_client_one_step_is_plain_sgd() -> None:
+    """With a single client FedAvg is SGD on its data."""
+    federation = noise_federation((4,), 3, (5,))
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    options = {"optim": kedge.SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5)}
+    run = Simulation(federation, net, work=LocalWork(batch=5, steps=4), engine="vector", **options)
+    run.run_round()
+    own = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(4):
+        own.zero_grad()
+        nn.functional.cross_entropy(net(federation.x), federation.y).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        own.step()
+    for name, weight in net.named_parameters():
+        torch.testing.assert_close(run.weights.params[name], weight.detach(), atol=1e-12, rtol=0)
+
+
+def test_batchnorm_policies() -> None:
+    def after(policy: str, engine: str = "vector") -> Simulation:
+        run = images(norm="bn", batchnorm=policy).simulate("fedavg", engine)
+        run.run_round()
+        return run
+
+    mean = "stage1.1.running_mean"
+    start = images(norm="bn").simulate("fedavg").weights.buffers[mean]
+    assert not torch.equal(after("average").weights.buffers[mean], start)
+    assert torch.equal(after("frozen").weights.buffers[mean], start)
+    local = after("local")
+    assert torch.equal(local.weights.buffers[mean], start)
+    rows = local.store.rows["private"]["buffers"][mean]
+    assert not torch.allclose(rows[0], rows[1])
+    assert torch.equal(local.personal([1]).buffers[mean][0], rows[1])
+    # by the batch: evaluation does not look at the running statistics
+    batch = after("batch")
+    other = tree.map(lambda x: x + 1, batch.weights.buffers)
+    changed = batch.evaluate(batch.weights._replace(buffers=other))
+    assert changed == batch.evaluate()
+    average = after("average")
+    assert average.evaluate(average.weights._replace(buffers=other)) != average.evaluate()
+
+
+def test_averaged_buffers_are_the_weighted_mean_and_counters_stay_whole() -> None:
+    run = images(norm="bn", sizes=(5, 15), batch=5).simulate("fedavg")
+    alone = []
+    for client in range(2):
+        one = images(norm="bn", sizes=(5, 15), batch=5).simulate("fedavg")
+        one.run_round([client])
+        alone.append(one.weights.buffers)
+    run.run_round()
+    mean = "stage1.1.running_mean"
+    expected = 0.25 * alone[0][mean] + 0.75 * alone[1][mean]
+    torch.testing.assert_close(run.weights.buffers[mean], expected)
+    count = run.weights.buffers["stage1.1.num_batches_tracked"]
+    assert count.dtype == torch.int64
+    assert int(count) == 2  # 1 and 3 steps, weighted 1:3, rounds from 2.5 to 2
+
+
+def test_cohorts_are_the_same_for_every_method_and_differ_by_round() -> None:
+    sizes = (4,) * 10
+    a = images(sizes=sizes, batch=4).simulate("fedavg", per_round=4)
+    b = images(sizes=sizes, batch=4).simulate("moon", per_round=4)
+    drawn = [a.draw_cohort(t) for t in range(6)]
+    assert drawn == [b.draw_cohort(t) for t in range(6)]
+    assert all(len(set(c)) == 4 for c in drawn)
+    assert len({tuple(c) for c in drawn}) > 1
+    counts = torch.bincount(torch.tensor([k for t in range(400) for k in a.draw_cohort(t)]))
+    assert counts.min() > 120  # each client is drawn in 160 of 400 rounds on average
+    assert counts.max() < 200
+
+
+def test_state_of_another_method_is_refused() -> None:
+    plain, other = images().simulate("fedavg"), images().simulate("scaffold")
+    with pytest.raises(KedgeError, match="belongs to another method, model or federation"):
+        other.load_state(plain.state())
+
+
+def test_state_survives_a_file_and_goes_on(tmp_path) -> None:
+    first = images(norm="bn").simulate("scaffold+fedrep", "vector", per_round=2)
+    first.run_round()
+    blob = save({k: v.contiguous() for k, v in first.state().items()})
+    second = images(norm="bn").simulate("scaffold+fedrep", "vector", per_round=2)
+    second.load_state(load(blob))
+    assert second.round == 1
+    for run in (first, second):
+        run.run_round()
+    assert tree.equal(first.state(), second.state())
+
+
+def test_a_loss_that_is_not_finite_names_round_client_and_terms() -> None:
+    run = quadratics().simulate("fedprox", optim=kedge.SGD(lr=50.0))
+    with pytest.raises(
+        NotFinite, match=r"client 1 is not finite in round \d+; terms: task .*, fedprox .*clip"
+    ):
+        for _ in range(60):
+            run.run_round()
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(FieldError, match="per_round = 5 is not between 1 and the 3 clients"):
+        images().simulate("fedavg", per_round=5)
+    with pytest.raises(FieldError, match="weighting = 'sizes' is not one of: size, uniform"):
+        images().simulate("fedavg", weighting="sizes")
+    with pytest.raises(KedgeError, match="no engine 'vectr'. Did you mean 'vector'"):
+        images().simulate("fedavg", "vectr")
+    with pytest.raises(IncompatibleError, match="scaffold divides the update .* adam does not"):
+        images().simulate("scaffold", optim=kedge.Adam())
+
+
+def test_a_part_without_a_meaning_for_the_task_says_so() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class OnlyClasses(kedge.Part):
+        name = "onlyclasses"
+        tasks = ("classification",)
+
+    with pytest.raises(IncompatibleError, match="onlyclasses has no meaning for regression"):
+        images(task="regression").simulate(OnlyClasses())
+
+
+def test_uniform_weighting() -> None:
+    """Clients of 1 and 3 samples pull equally: after one step w = (0.05 * 0 + 0.5 * 1)/2."""
+    problem = quadratics(steps=1, copies=(1, 3))
+    run = problem.simulate("fedavg", weighting="uniform")
+    run.run_round()
+    assert float(run.weights.params["head.weight"]) == pytest.approx(0.25)
+    run = problem.simulate("fedavg")
+    run.run_round()
+    assert float(run.weights.params["head.weight"]) == pytest.approx(0.375)
+
+
+def test_schedule_reaches_the_clients() -> None:
+    optim = kedge.SGD(lr=0.1, schedule="exponential(0.5)")
+    run = quadratics((1.0,), (1.0,), steps=1).simulate("fedavg", optim=optim)
+    run.run_round()
+    run.run_round()
+    # w1 = 0.1, w2 = w1 + 0.05 (1 - w1)
+    assert float(run.weights.params["head.weight"]) == pytest.approx(0.1 + 0.05 * 0.9)
+
+
+def test_adam_and_dropout_agree_on_both_engines() -> None:
+    loop, vector = run_both(images(dropout=0.4, optim=kedge.Adam(lr=0.01)), "fedprox")
+    assert tree.gap(loop.state(), vector.state()) < 1e-11
