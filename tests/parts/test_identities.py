@@ -11,7 +11,13 @@ from kedge.check.problems import images, on_engine, position, quadratics
 from kedge.core import tree
 from kedge.core.part import Part, Sum, parts
 from kedge.errors import KedgeError
-from kedge.parts import MOON, SCAFFOLD, FedAvgM, FedDyn, FedNova, FedProx, FedRep, FedSAM, Mixup
+from kedge.parts.aggregation import FedAvgM, FedNova
+from kedge.parts.contrastive import MOON
+from kedge.parts.mixing import Mixup
+from kedge.parts.personal import FedRep
+from kedge.parts.proximal import FedDyn, FedProx
+from kedge.parts.sharpness import FedSAM
+from kedge.parts.variates import SCAFFOLD
 
 NAMES = [None, *(parts[name] for name in parts)]
 IDS = ["fedavg", *parts]

@@ -1,21 +1,17 @@
 """All built-in parts, one family of papers per file. Importing this package registers them."""
 
-from kedge.parts.aggregation import FedAvgM, FedNova
-from kedge.parts.contrastive import MOON
-from kedge.parts.mixing import Mixup
-from kedge.parts.personal import FedRep
-from kedge.parts.proximal import FedDyn, FedProx
-from kedge.parts.sharpness import FedSAM
-from kedge.parts.variates import SCAFFOLD
+import importlib
+import pkgutil
 
-__all__ = [
-    "MOON",
-    "SCAFFOLD",
-    "FedAvgM",
-    "FedDyn",
-    "FedNova",
-    "FedProx",
-    "FedRep",
-    "FedSAM",
-    "Mixup",
-]
+from kedge.core.part import parts
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def __getattr__(name: str) -> object:
+    """``kedge.parts.SCAFFOLD``: every part by its class name."""
+    for key in parts:
+        if parts[key].__name__ == name:
+            return parts[key]
+    raise AttributeError(f"kedge.parts has no part {name!r}")

@@ -7,10 +7,11 @@ A batch is a gather by index. Which rows form which batch is drawn ahead for a w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from kedge.core import rng
 from kedge.core.task import Batch, Task
 from kedge.core.view import Chunks
 from kedge.errors import DataError
+from kedge.sim.images import augmentation, rotate
+from kedge.sim.partition import Partition
 
 SWEEP_ROWS = 256  # rows of one piece of a sweep
 
@@ -42,7 +45,14 @@ class LocalWork:
 
 
 class Federation:
-    """Samples, the rows of each client, and an optional test set."""
+    """Samples, the rows of each client, and what the models are tested on.
+
+    Inputs stay as they come: uint8 images are scaled to 0..1 and normalised by ``moments`` (mean
+    and standard deviation per channel or column) when a batch is gathered, floats are normalised
+    likewise. ``held`` are rows of each client that it does not train on; without a ``test`` set,
+    the global model is tested on all of them. ``angles`` tests on the test set turned by each of
+    them.
+    """
 
     def __init__(
         self,
@@ -51,23 +61,39 @@ class Federation:
         clients: Sequence[Any],
         task: Task,
         test: tuple[Any, Any] | None = None,
+        *,
+        held: Sequence[Any] | None = None,
+        moments: tuple[Any, Any] | None = None,
+        augment: str = "none",
+        angles: Sequence[float] = (0.0,),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         self.task, self.dtype, self.device = task, dtype, torch.device(device)
+        self.partition: Partition | None = None  # where the clients come from, if they were drawn
         self.x, self.y = self._inputs(x), self._labels(y)
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
-        rows = [torch.as_tensor(c, dtype=torch.int64) for c in clients]
-        for k, own in enumerate(rows):
-            if len(own) == 0:
-                raise DataError(f"client {k} has no samples; give it some or leave it out")
-            if int(own.min()) < 0 or int(own.max()) >= len(self.x):
-                raise DataError(f"client {k} names a row outside 0..{len(self.x) - 1}")
+        rows = [self._rows(k, own) for k, own in enumerate(clients)]
         self.sizes = [len(own) for own in rows]
         self.offsets = [sum(self.sizes[:k]) for k in range(len(rows))]
         self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
-        self.test = None if test is None else Batch(self._inputs(test[0]), self._labels(test[1]))
+        self.held = [self._rows(k, own, "held-out ") for k, own in enumerate(held or ())]
+        self.angles = tuple(angles)
+        self._augment = augmentation(augment)
+        if self.x.ndim != 4 and (self._augment or self.angles != (0.0,)):
+            raise DataError("augmentation and rotation are for images [C, H, W], not for tables")
+        self._moments = None
+        if moments is not None:
+            shape = (-1, *(1,) * (self.x.ndim - 2))
+            mean, std = (torch.as_tensor(m, dtype=dtype, device=self.device) for m in moments)
+            self._moments = (mean.reshape(shape), std.reshape(shape))
+        self._test = None
+        if test is not None:
+            self._test = (self._inputs(test[0]), self._labels(test[1]))
+        elif self.held:
+            every = torch.cat(self.held)
+            self._test = (self.x[every], self.y[every])
 
     @property
     def num_clients(self) -> int:
@@ -77,15 +103,55 @@ class Federation:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
+    # -- batches ------------------------------------------------------------------------------
+
     @property
     def is_random(self) -> bool:
-        return False
+        return self._augment is not None
 
     def batch(self, index: Tensor, key: Tensor) -> Batch:
-        return self.clean(index)
+        """Samples for training, augmented."""
+        x = self._scaled(self.x[index])
+        if self._augment is not None:
+            x = self._augment(x, key)
+        return Batch(self._normalised(x), self.y[index])
 
     def clean(self, index: Tensor) -> Batch:
-        return Batch(self.x[index], self.y[index])
+        """The same samples as they are."""
+        return Batch(self._normalised(self._scaled(self.x[index])), self.y[index])
+
+    @property
+    def has_test(self) -> bool:
+        return self._test is not None
+
+    def test_batches(self, angle: float = 0.0, rows: int = 1024) -> Iterator[Batch]:
+        """The test set piece by piece, turned by an angle."""
+        if self._test is None:
+            raise DataError(
+                "there is nothing to test on; give a test set, or hold out a part of every client"
+            )
+        inputs, labels = self._test
+        for i in range(0, len(inputs), rows):
+            x = self._scaled(inputs[i : i + rows])
+            if angle:
+                x = rotate(x, torch.full((len(x),), angle, device=self.device))
+            yield Batch(self._normalised(x), labels[i : i + rows])
+
+    def held_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
+        """What a client keeps for testing, piece by piece."""
+        for piece in torch.split(self.held[client], rows):
+            yield self.clean(piece)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        if self._moments is None:
+            return x
+        mean, std = self._moments
+        return (x - mean) / std
+
+    # -- what a round needs -------------------------------------------------------------------
 
     def label_counts(self) -> Tensor:
         """Samples of each class on each client, ``[clients, C]``."""
@@ -109,18 +175,33 @@ class Federation:
         self, keys: Tensor, clients: Sequence[int], work: LocalWork, steps: Sequence[int]
     ) -> Tensor:
         """Rows of every batch of a round, ``[K, max steps, batch]``; see :func:`batch_plan`."""
-        local = batch_plan(
-            keys, [self.sizes[k] for k in clients], steps, work.batch, work.replacement
-        )
+        sizes = [self.sizes[k] for k in clients]
+        local = batch_plan(keys, sizes, steps, work.batch, work.replacement)
         start = torch.tensor([self.offsets[k] for k in clients], device=self.device)
         return self.rows[local + start[:, None, None]]
 
     def _inputs(self, x: Any) -> Tensor:
-        return torch.as_tensor(x).to(self.device, self.dtype)
+        x = _tensor(x)
+        return x.to(self.device, x.dtype if x.dtype == torch.uint8 else self.dtype)
 
     def _labels(self, y: Any) -> Tensor:
-        y = torch.as_tensor(y).to(self.device)
+        y = _tensor(y).to(self.device)
         return y.to(torch.int64) if self.task.name == "classification" else y.to(self.dtype)
+
+    def _rows(self, client: int, rows: Any, kind: str = "") -> Tensor:
+        own = _tensor(rows).to(torch.int64)
+        if len(own) == 0 and not kind:
+            raise DataError(f"client {client} has no samples; give it some or leave it out")
+        if len(own) and (int(own.min()) < 0 or int(own.max()) >= len(self.x)):
+            raise DataError(f"client {client} names a {kind}row outside 0..{len(self.x) - 1}")
+        return own.to(self.device)
+
+
+def _tensor(values: Any) -> Tensor:
+    """A tensor of an array or list; read-only arrays are copied, as torch cannot share them."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()
+    return torch.as_tensor(values)
 
 
 def batch_plan(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.core import rng, server, tree
 from kedge.core.bound import Bound, Server, client_key
@@ -15,6 +14,7 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
 from kedge.core.server import Totals
+from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
 from kedge.errors import FieldError, KedgeError, NotFinite
@@ -162,24 +162,35 @@ class Simulation:
         phases = self.bound.phases(self.round)
         return self.engine.personal(self.bound, self.cohort(clients), phases)
 
-    def evaluate(self, weights: Weights | None = None, rows: int = 1024) -> dict[str, float]:
-        """Metric and loss of a model (the global one for None) on the test set."""
-        test = self.federation.test
-        if test is None:
-            raise FieldError("the federation has no test set; give one: test=(x, y)")
-        model, task = self.bound.model, self.federation.task
-        weights = weights or self.server.weights
-        total: dict[str, Any] | None = None
-        with torch.no_grad():
-            for i in range(0, len(test.x), rows):
-                batch = test._replace(x=test.x[i : i + rows], y=test.y[i : i + rows])
-                logits = model.forward(weights, batch.x, "eval").logits
-                sums = task.sums(
-                    logits, batch, torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
-                )
-                total = sums if total is None else tree.add(total, sums)
-        assert total is not None
-        return task.report(total)
+    def evaluate(self, weights: Weights | None = None) -> dict[str, float]:
+        """Metric and loss of a model (the global one for None), as a mean over the test angles."""
+        fed = self.federation
+        found = [self._measure(weights or self.weights, fed.test_batches(a)) for a in fed.angles]
+        reports = [fed.task.report(sums) for sums in found]
+        return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
+
+    def evaluate_clients(self, personal: bool = False) -> list[dict[str, float]]:
+        """The same on every client's held-out rows: the global model, or the client's own."""
+        fed = self.federation
+        if not fed.held:
+            raise FieldError("no client holds anything out for testing; set holdout, e.g. 0.2")
+        own = self.personal() if personal else None
+        reports = []
+        for k in range(fed.num_clients):
+            weights = self.weights if own is None else tree.take(own, k)
+            sums = self._measure(weights, fed.held_batches(k))
+            reports.append(fed.task.report(sums) if sums else {})
+        return reports
+
+    @torch.no_grad()
+    def _measure(self, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for batch in batches:
+            logits = self.bound.model.forward(weights, batch.x, "eval").logits
+            ones = torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
+            sums = self.federation.task.sums(logits, batch, ones)
+            total = tree.add(total, sums) if total else sums
+        return total
 
     # -- saving -------------------------------------------------------------------------------
 

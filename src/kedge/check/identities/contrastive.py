@@ -1,0 +1,45 @@
+"""Identities of the methods in parts/contrastive.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from kedge.check.oracles import Claim, oracle
+from kedge.check.problems import images, step_view
+from kedge.core import tree
+from kedge.core.tree import Weights
+from kedge.parts.contrastive import MOON
+
+
+@oracle(MOON)
+def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
+    """Before a client has a previous model all three coincide: the two cosines are equal."""
+    problem = images(sizes=(5, 5), steps=1)
+    run = problem.simulate(cls(mu=3.0, projection=4))
+    plain = problem.simulate("fedavg")
+    terms = run.run_round()["terms"][cls.name]
+    plain.run_round()
+    yield Claim("term at equal models over mu", math.log(2), float(terms[0]) / 3.0)
+    gap = tree.gap(plain.weights, tree.map(lambda _, w: w, plain.weights, run.weights))
+    yield Claim("its gradient there", 0.0, gap, 1e-12)
+
+
+@oracle(MOON)
+def second_round_by_formula(cls: type[MOON]) -> Iterator[Claim]:
+    """At the first step of round 1, z = z_glob, so the cosine to the global model is 1, and that
+    to the previous model is taken here from two ordinary modules: mean log(1 + e^{(cos -
+    1)/tau})."""
+    run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(mu=1.0, projection=0, tau=0.5))
+    run.run_round()
+    _, batch = step_view(run, 1, cls(projection=0))
+    previous = tree.take(run.store.rows[cls.name]["previous"], 1)
+    now = run.bound.model.forward(run.weights, batch.x, "eval").features
+    before = run.bound.model.forward(Weights(previous, {}), batch.x, "eval").features
+    assert now is not None
+    assert before is not None
+    cosine = (now * before).sum(1) / (now.norm(dim=1) * before.norm(dim=1))
+    expected = float(torch.log1p(torch.exp((cosine - 1) / 0.5)).mean())
+    yield Claim("term of round 1", expected, float(run.run_round()["terms"][cls.name][1]))
