@@ -165,7 +165,6 @@ def test_integers_and_lists_become_what_the_field_is() -> None:
     assert parse("fedprox(mu=1)") == parse("fedprox(mu=1.0)")
 
 
-@pytest.mark.xfail(strict=True, reason="a numpy number stays one, and its repr is not readable")
 def test_a_number_from_numpy_becomes_a_plain_one() -> None:
     method = Method((FedProx(mu=np.float64(0.3)),))
     assert repr(method) == "fedprox(mu=0.3)"
@@ -208,12 +207,10 @@ def test_methods_are_values() -> None:
         method.parts[1].mu = 3.0  # type: ignore[attr-defined]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AttributeError, reason="'str' object has no attribute 'name'"
-)
-def test_adding_something_that_is_no_part_is_refused() -> None:
-    with pytest.raises((TypeError, KedgeError)):
-        FedProx() + "scaffold"  # type: ignore[operator]
+def test_a_string_is_read_when_it_is_added_and_anything_else_refused() -> None:
+    assert FedProx() + "scaffold" == parse("fedprox+scaffold")
+    with pytest.raises(KedgeError, match="expected a string such as"):
+        FedProx() + 3  # type: ignore[operator]
 
 
 # -- errors ------------------------------------------------------------------------------------
@@ -256,7 +253,7 @@ def test_too_many_values_and_values_given_twice() -> None:
         ({"number": 1.5}, r"fields\.number = 1\.5 is above 1"),
         ({"above": 0}, r"fields\.above = 0(\.0)? is not above 0"),
         ({"above": -1.0}, r"fields\.above = -1\.0 is not above 0"),
-        ({"number": math.nan}, r"fields\.number = nan is not a number"),
+        ({"number": math.nan}, r"fields\.number = nan is not a finite number"),
         ({"number": "half"}, r"fields\.number = 'half' is not of type float"),
         ({"number": True}, r"fields\.number = True is not of type float"),
         ({"rows": 0}, r"fields\.rows = 0 is below 1"),
@@ -282,13 +279,11 @@ def test_the_ends_of_a_range_belong_to_it_unless_it_is_open() -> None:
     assert Fields(above=1e-300).above == 1e-300
 
 
-@pytest.mark.xfail(strict=True, reason="a range without an end takes infinity")
 def test_infinity_is_not_a_setting() -> None:
     with pytest.raises(FieldError):
         FedProx(mu=math.inf)
 
 
-@pytest.mark.xfail(strict=True, reason="what a tuple holds is not looked at")
 def test_what_a_tuple_holds_is_checked() -> None:
     with pytest.raises(FieldError, match=r"fields\.sizes"):
         Fields(sizes=("a", 2.5))  # type: ignore[arg-type]
@@ -356,7 +351,6 @@ def test_a_new_part_is_registered_under_its_class_name_and_can_be_read() -> None
         parse("testmethodpart")
 
 
-@pytest.mark.xfail(strict=True, reason="the name is inherited, so the child takes the parent's")
 def test_a_part_made_from_another_part_has_its_own_name() -> None:
     known = set(parts)
 
@@ -372,7 +366,6 @@ def test_a_part_made_from_another_part_has_its_own_name() -> None:
             parts.remove(name)
 
 
-@pytest.mark.xfail(strict=True, reason="without @register a part has an empty name")
 def test_a_part_that_is_not_registered_still_has_a_name() -> None:
     @dataclass(frozen=True)
     class One(Part):
@@ -385,7 +378,6 @@ def test_a_part_that_is_not_registered_still_has_a_name() -> None:
     assert repr(One() + Two()) == "one+two"
 
 
-@pytest.mark.xfail(strict=True, reason="a field takes the place of a hook or method unnoticed")
 @pytest.mark.parametrize("field", ["count", "private", "tasks"])
 def test_a_field_may_not_hide_a_hook_or_a_method_of_parts(field: str) -> None:
     known = set(parts)

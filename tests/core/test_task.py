@@ -71,7 +71,6 @@ def test_regression_takes_targets_with_and_without_a_last_axis(shape: tuple[int,
     assert float(sums["loss"]) == pytest.approx(float(expected.sum()))
 
 
-@pytest.mark.xfail(strict=True, reason="outputs [B] are averaged over the batch")
 def test_regression_takes_outputs_without_a_last_axis() -> None:
     found = Regression().loss(LOGITS[:, 0], Batch(X, REALS[:, 0]))
     assert found.shape == (B,)

@@ -17,7 +17,7 @@ from kedge.core.part import HOOKS, Part
 from kedge.core.task import Task
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Data, Spec
-from kedge.errors import IncompatibleError
+from kedge.errors import IncompatibleError, ModelError
 
 PRIVATE = "private"  # the client slot that holds leaves which never leave the client
 
@@ -76,6 +76,11 @@ class Bound:
             device=one.device,
             key=key,
         )
+        width = int(torch.Size(spec.shapes["logits"]).numel())
+        if width != task.outputs:
+            raise ModelError(
+                f"the model has {width} outputs, but the data need {task.outputs} ({task.name})"
+            )
         params = dict(initial.params)
         for part in self.parts_with("extend"):
             leaves = part.extend(spec.for_part(part))

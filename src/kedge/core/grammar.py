@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
 _TOKEN = re.compile(
     r"""\s*(?:
-      (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
+      (?P<number>[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(?![\w.]))
     | (?P<string>"[^"]*"|'[^']*')
     | (?P<word>[A-Za-z_][\w.\-]*(?:/[\w.\-]+)*)
     | (?P<sign>[()\[\],=:+])
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORDS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False}
-_WORDS |= {"inf": float("inf"), "nan": float("nan")}
+_WORDS |= {"nan": float("nan")}
 
 
 def parse_calls(text: str) -> list[Call]:
@@ -61,11 +61,12 @@ def write_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w.\-]*", value) and value not in _WORDS
-        return value if plain else f'"{value}"'
+        plain = re.fullmatch(r"[A-Za-z_][\w.\-]*", value) and value not in (*_WORDS, "inf")
+        quote = "'" if '"' in value else '"'
+        return value if plain else f"{quote}{value}{quote}"
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(write_value(v) for v in value) + "]"
-    return repr(value)
+    return repr(value.item() if hasattr(value, "item") else value)
 
 
 class _Reader:
@@ -91,11 +92,15 @@ class _Reader:
         self.kind = m.lastgroup or ""
         self.value, self.start, self.at = m.group(self.kind), m.start(self.kind), m.end()
 
-    def _error(self, what: str) -> GrammarError:
+    def _error(self, what: str, at: int | None = None) -> GrammarError:
+        at = self.start if at is None else at
         return GrammarError(
-            f"{what} at position {self.start + 1} of {self.text!r}. "
+            f"{what} at position {at + 1} of {self.text!r}. "
             "Write for example: scaffold+fedprox(mu=0.1)"
         )
+
+    def _found(self) -> str:
+        return repr(self.value) if self.value else "the end"
 
     def _take(self, sign: str) -> bool:
         if self.kind == "sign" and self.value == sign:
@@ -105,11 +110,7 @@ class _Reader:
 
     def _word(self, what: str) -> str:
         if self.kind != "word":
-            raise self._error(
-                f"expected {what}, found {self.value!r}"
-                if self.value
-                else f"expected {what}, found the end"
-            )
+            raise self._error(f"expected {what}, found {self._found()}")
         word = self.value
         self._advance()
         return word
@@ -129,18 +130,18 @@ class _Reader:
         kwargs: dict[str, Any] = {}
         if self._take("("):
             while not self._take(")"):
-                word = self.kind == "word"
+                word, at = self.kind == "word", self.start
                 value = self.item()
                 if word and self._take("="):
                     if value in kwargs:
-                        raise self._error(f"{value!r} is given twice")
+                        raise self._error(f"{value!r} is given twice", at)
                     kwargs[str(value)] = self.item()
                 elif kwargs:
-                    raise self._error(f"{value!r} has no name but follows a named value")
+                    raise self._error(f"{value!r} has no name but follows a named value", at)
                 else:
                     args.append(value)
                 if not self._take(",") and not (self.kind == "sign" and self.value == ")"):
-                    raise self._error(f"expected ',' or ')', found {self.value or 'the end'!r}")
+                    raise self._error(f"expected ',' or ')', found {self._found()}")
         return Call(name, preset, tuple(args), kwargs)
 
     def item(self) -> Any:
@@ -160,6 +161,6 @@ class _Reader:
             while not self._take("]"):
                 items.append(self.item())
                 if not self._take(",") and not (self.kind == "sign" and self.value == "]"):
-                    raise self._error(f"expected ',' or ']', found {self.value or 'the end'!r}")
+                    raise self._error(f"expected ',' or ']', found {self._found()}")
             return tuple(items)
-        raise self._error(f"expected a value, found {value or 'the end'!r}")
+        raise self._error(f"expected a value, found {self._found()}")

@@ -26,16 +26,15 @@ class Method:
         for name in names:
             if names.count(name) > 1:
                 raise IncompatibleError(f"{name} is in the method twice; a part may appear once")
-        owners = [p.name for p in self.parts if p.has("combine")]
+        owners = [p.name for p in self.parts if p.has("combine") or p.has("contribute")]
         if len(owners) > 1:
             raise TwoAggregators(
                 f"{' and '.join(owners)} both define how updates are combined; "
                 "a method may have one such part"
             )
 
-    def __add__(self, other: Part | Method) -> Method:
-        more = other.parts if isinstance(other, Method) else (other,)
-        return Method(self.parts + more)
+    def __add__(self, other: Part | Method | str) -> Method:
+        return Method(self.parts + parse(other).parts)
 
     def __repr__(self) -> str:
         return "+".join(str(p) for p in self.parts) or "fedavg"

@@ -63,15 +63,16 @@ class Model:
         if isinstance(module, nn.Sequential) and not len(module):
             raise ModelError("the model is an empty nn.Sequential; give it at least a head")
         self.batchnorm = batchnorm
-        self.names = [n for n, _ in module.named_parameters()]
-        self.buffer_names = [n for n, _ in module.named_buffers()]
+        # what is frozen (requires_grad = False) travels and stays put, as a buffer does
+        self.names = [n for n, p in module.named_parameters() if p.requires_grad]
         if not self.names:
             raise ModelError("the model has no parameters to train")
         self.head_name = _find_head(module, head)
         self._template = copy.deepcopy(module)
         skeleton = _keyed_dropout(copy.deepcopy(module))
         self._skeletons = {
-            mode: _skeleton(skeleton, mode, batchnorm) for mode in ("train", "probe", "eval")
+            mode: _skeleton(skeleton, mode, batchnorm, self.head_name)
+            for mode in ("train", "probe", "eval")
         }
         self.is_random = any(isinstance(m, Dropout) and m.p > 0 for m in skeleton.modules())
 
@@ -83,10 +84,11 @@ class Model:
     def cuts(self) -> list[str]:
         """Where the model can be cut, in depth order, without the head."""
         module = self._template
-        named = (
-            module.named_children() if isinstance(module, nn.Sequential) else module.named_modules()
-        )
-        return [n for n, _ in named if n and n != self.head_name]
+        if isinstance(module, nn.Sequential):
+            return [n for n in module._modules if n != self.head_name]
+        inside_head = f"{self.head_name}."
+        names = [n for n, _ in module.named_modules(remove_duplicate=False) if n]
+        return [n for n in names if n != self.head_name and not n.startswith(inside_head)]
 
     def check_cut(self, cut: str) -> None:
         if cut not in self.cuts:
@@ -106,12 +108,15 @@ class Model:
 
     def weights(self) -> Weights:
         """The module's present weights, as a copy."""
-        params = {n: p.detach().clone() for n, p in self._template.named_parameters()}
-        return Weights(params, {n: b.detach().clone() for n, b in self._template.named_buffers()})
+        every = {n: p.detach().clone() for n, p in self._template.named_parameters()}
+        fixed = {n: p for n, p in every.items() if n not in set(self.names)}
+        buffers = {n: b.detach().clone() for n, b in self._template.named_buffers()}
+        return Weights({n: every[n] for n in self.names}, buffers | fixed)
 
     def module(self, weights: Weights) -> nn.Module:
         """An ordinary module that holds the given weights."""
-        module = copy.deepcopy(self._template).to(next(iter(weights.params.values())).device)
+        like = weights.params[self.names[0]]
+        module = copy.deepcopy(self._template).to(like.device, like.dtype)
         own = {n: weights.params[n] for n in self.names}
         module.load_state_dict(own | weights.buffers, strict=False)
         return module.eval()
@@ -128,8 +133,8 @@ class Model:
     ) -> Pass:
         """One pass. ``rows`` join after their cuts; ``taps`` names further cuts to read."""
         buffers = weights.buffers
-        if mode == "train":
-            buffers = {n: b.clone() for n, b in buffers.items()}  # BatchNorm writes into them
+        if mode != "eval":
+            buffers = {n: b.clone() for n, b in buffers.items()}  # norm layers write into them
         state = {n: weights.params[n] for n in self.names} | buffers
         net = self._skeletons[mode]
         tape = _Tape(len(x), rows, taps)
@@ -139,13 +144,21 @@ class Model:
             else:
                 with tape.hooked(net, self.head_name):
                     logits = functional_call(net, state, (x,))
-        return Pass(logits, tape.features, tape.at, tape.where, buffers)
+        after = buffers if mode == "train" else weights.buffers
+        return Pass(logits, tape.features, tape.at, tape.where, after)
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The head alone, from features to logits."""
-        name = self.head_name or ""
-        own = {n[len(name) + 1 :]: params[n] for n in self.names if n.startswith(f"{name}.")}
-        return functional_call(self._skeletons["eval"].get_submodule(name), own, (features,))
+        self.require_head("the model")
+        start = f"{self.head_name}."
+        own = {n.removeprefix(start): params[n] for n in self.names if n.startswith(start)}
+        head = self._skeletons["eval"].get_submodule(self.head_name or "")
+        if len(own) != len(list(head.parameters())):
+            raise ModelError(
+                "the head shares weights with another layer or is frozen in part, so it cannot be "
+                "used by itself; give it weights of its own"
+            )
+        return functional_call(head, own, (features,))
 
     def shapes(self, weights: Weights, x: Tensor) -> dict[str, tuple[int, ...]]:
         """Output shape (without batch) at every cut and of the features, for inputs like ``x``."""
@@ -168,15 +181,17 @@ class _Tape:
         self.features: Tensor | None = None
 
     def after(self, cut: str, x: Tensor) -> Tensor:
-        if cut not in self.taps:
-            return x
+        if cut not in self.taps or not isinstance(x, Tensor):
+            return x  # a submodule that returns several things (an LSTM) is not a place to cut
+        mine = [row for row in self.rows if row.cut == cut]
+        if mine and cut in self.at:
+            raise ModelError(f"{cut} runs twice in one pass, so nothing can be injected after it")
         self.at[cut] = x[: self.real]
-        for row in self.rows:
-            if row.cut == cut:
-                values = row.values.reshape(len(row.values), *x.shape[1:])
-                self.where[row.owner] = slice(self.count, self.count + len(values))
-                self.count += len(values)
-                x = torch.cat([x, values.to(x.dtype)])
+        for row in mine:
+            values = row.values.reshape(len(row.values), *x.shape[1:])
+            self.where[row.owner] = slice(self.count, self.count + len(values))
+            self.count += len(values)
+            x = torch.cat([x, values.to(x.dtype)])
         return x
 
     @contextmanager
@@ -221,8 +236,10 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
+        if _streams.top is None:
+            raise ModelError("a model with dropout needs a key in training: forward(..., key=key)")
         keep = rng.uniform(_streams.top.next(), shape) >= self.p
-        return x * keep / (1 - self.p)
+        return x * keep / (1 - self.p) if self.p < 1 else x * 0
 
 
 class _KeyStream:
@@ -235,7 +252,7 @@ class _KeyStream:
 
 
 class _Streams(threading.local):
-    top: _KeyStream
+    top: _KeyStream | None = None
 
 
 _streams = _Streams()
@@ -243,9 +260,11 @@ _streams = _Streams()
 
 @contextmanager
 def _key_stream(key: Tensor | None) -> Iterator[None]:
-    if key is not None:
-        _streams.top = _KeyStream(key)
-    yield
+    before, _streams.top = _streams.top, _KeyStream(key) if key is not None else None
+    try:
+        yield
+    finally:
+        _streams.top = before
 
 
 def _find_head(module: nn.Module, head: str | None) -> str | None:
@@ -261,7 +280,15 @@ def _find_head(module: nn.Module, head: str | None) -> str | None:
 
 
 def _keyed_dropout(module: nn.Module) -> nn.Module:
-    for name, child in module.named_children():
+    for name, child in list(module._modules.items()):
+        if child is None:
+            continue
+        rate = getattr(child, "dropout", 0.0)
+        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and rate:
+            raise ModelError(
+                f"{type(child).__name__} ({name}) drops out inside, where no key reaches; "
+                "set its dropout to 0 and add nn.Dropout after it"
+            )
         if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
             setattr(module, name, Dropout(child.p, channels=not isinstance(child, nn.Dropout)))
         elif isinstance(child, _DropoutNd):
@@ -273,7 +300,7 @@ def _keyed_dropout(module: nn.Module) -> nn.Module:
     return module
 
 
-def _skeleton(module: nn.Module, mode: str, batchnorm: str) -> nn.Module:
+def _skeleton(module: nn.Module, mode: str, batchnorm: str, head: str | None) -> nn.Module:
     """A copy of the module set to one mode for good, so that no pass has to switch it."""
     net = copy.deepcopy(module).train(mode != "eval")
     for child in net.modules():
@@ -283,7 +310,8 @@ def _skeleton(module: nn.Module, mode: str, batchnorm: str) -> nn.Module:
             elif mode == "probe" or (mode == "eval" and batchnorm == "batch"):
                 child.train()
                 child.track_running_stats = False  # normalise by the batch, leave buffers alone
-    if type(net) is nn.Sequential:
+    # a head inside a child can only be read by a hook
+    if type(net) is nn.Sequential and head in net._modules:
         return _as_stages(net)
     return net
 

@@ -40,8 +40,6 @@ class SGD:
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.nesterov and not self.momentum:
-            raise FieldError("sgd.nesterov needs momentum > 0; write momentum=0.9, nesterov=true")
 
     def init(self, params: Params) -> Tree:
         return {"velocity": tree.zeros_like(params)} if self.momentum else {}
@@ -64,9 +62,10 @@ class SGD:
         """
         if not self.momentum:
             return steps
-        rho = self.momentum
+        dtype = steps.dtype
+        rho, steps = self.momentum, steps.double()  # the difference below cancels in float32
         heavy_ball = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        return rho * heavy_ball + steps if self.nesterov else heavy_ball
+        return (rho * heavy_ball + steps if self.nesterov else heavy_ball).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -125,14 +124,20 @@ def _constant() -> Callable[[int], float]:
 
 
 def _exponential(gamma: float) -> Callable[[int], float]:
+    _need(_is_number(gamma) and gamma > 0, f"gamma = {gamma!r} is not a number above 0")
     return lambda t: gamma**t
 
 
 def _step(every: int, gamma: float = 0.1) -> Callable[[int], float]:
+    _need(isinstance(every, int) and every >= 1, f"every = {every!r} is not a number of rounds")
+    _need(_is_number(gamma) and gamma > 0, f"gamma = {gamma!r} is not a number above 0")
     return lambda t: gamma ** (t // every)
 
 
 def _cosine(rounds: int, floor: float = 0.0) -> Callable[[int], float]:
+    _need(isinstance(rounds, int) and rounds >= 1, f"rounds = {rounds!r} is not a number of rounds")
+    _need(_is_number(floor) and 0 <= floor <= 1, f"floor = {floor!r} is not in [0, 1]")
+
     def factor(t: int) -> float:
         done = min(1.0, t / max(1, rounds))
         return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
@@ -141,6 +146,7 @@ def _cosine(rounds: int, floor: float = 0.0) -> Callable[[int], float]:
 
 
 def _warmup(rounds: int) -> Callable[[int], float]:
+    _need(isinstance(rounds, int) and rounds >= 1, f"rounds = {rounds!r} is not a number of rounds")
     return lambda t: min(1.0, (t + 1) / rounds)
 
 
@@ -166,6 +172,7 @@ def schedule(text: str) -> Callable[[int], float]:
     for call in parse_calls(text):
         if call.name not in SCHEDULES:
             raise UnknownName("schedule", call.name, SCHEDULES)
+        _need(call.preset is None, f"{text!r}: schedules have no presets")
         try:
             factors.append(SCHEDULES[call.name](*call.args, **call.kwargs))
         except TypeError as error:
@@ -179,11 +186,27 @@ def schedule(text: str) -> Callable[[int], float]:
 def _check(optim: SGD | Adam) -> None:
     for field in ("lr", "weight_decay", "clip"):
         value = getattr(optim, field)
-        if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise FieldError(f"{optim.name}.{field} = {value!r} is not a number from 0 up")
-    fractions = ("momentum",) if isinstance(optim, SGD) else ("beta1", "beta2")
-    for field in fractions:
+        fine = _is_number(value) and 0 <= value < math.inf
+        _need(fine, f"{optim.name}.{field} = {value!r} is not a number from 0 up")
+    for field in ("momentum",) if isinstance(optim, SGD) else ("beta1", "beta2"):
         value = getattr(optim, field)
-        if not (isinstance(value, (int, float)) and 0 <= value < 1):
-            raise FieldError(f"{optim.name}.{field} = {value!r} is not in [0, 1)")
+        fine = _is_number(value) and 0 <= value < 1
+        _need(fine, f"{optim.name}.{field} = {value!r} is not in [0, 1)")
+    if isinstance(optim, SGD):
+        nesterov = optim.nesterov
+        _need(isinstance(nesterov, bool), f"sgd.nesterov = {nesterov!r} is not true or false")
+        both = not nesterov or optim.momentum > 0
+        _need(both, "sgd.nesterov needs momentum > 0; write momentum=0.9, nesterov=true")
+    else:
+        eps = optim.eps
+        _need(_is_number(eps) and eps > 0, f"adam.eps = {eps!r} is not a number above 0")
     schedule(optim.schedule)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _need(fine: bool, message: str) -> None:
+    if not fine:
+        raise FieldError(message)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+import numbers
 import operator
 from collections.abc import Callable
 from typing import (
@@ -244,6 +245,10 @@ class Part:
 
     # -- what every part can do ---------------------------------------------------------------
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__dict__.get("name") or cls.__name__.lower()
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = _checked(self, field.name, getattr(self, field.name))
@@ -256,7 +261,7 @@ class Part:
     def hooks(self) -> list[str]:
         return [h for h in HOOKS if self.has(h)]
 
-    def __add__(self, other: Part | Method) -> Method:
+    def __add__(self, other: Part | Method | str) -> Method:
         from kedge.core.method import Method
 
         return Method((self,)) + other
@@ -297,7 +302,12 @@ def call(part: Part, hook: str, *args: Any) -> Any:
 
 def register(cls: type[Part]) -> type[Part]:
     """Class decorator: make a part known under its class name in lower case."""
-    cls.name = cls.name or cls.__name__.lower()
+    for field in dataclasses.fields(cls):
+        if hasattr(Part, field.name):
+            raise FieldError(
+                f"{cls.__name__} has a field {field.name!r}, which hides what every part has under "
+                "that name; choose another"
+            )
     return parts.add(cls.name, cls)
 
 
@@ -351,16 +361,26 @@ def _checked(part: Part, field: str, value: Any) -> Any:
             choices = ", ".join(str(a) for a in get_args(kind))
             raise FieldError(f"{where} is not one of: {choices}")
         return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            raise FieldError(f"{where} is too large") from None
+    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        value = int(value)
     if get_origin(kind) is tuple and isinstance(value, list):
         value = tuple(value)
     expected = get_origin(kind) or kind
     known = expected in (float, int, bool, str, tuple)
     if known and (not isinstance(value, expected) or (expected is int and isinstance(value, bool))):
         raise FieldError(f"{where} is not of type {_type_name(kind)}")
-    if isinstance(value, float) and math.isnan(value):
-        raise FieldError(f"{where} is not a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FieldError(f"{where} is not a finite number")
+    if isinstance(value, tuple) and get_args(kind):
+        inner = get_args(kind)[0]
+        allowed = (int, float) if inner is float else inner
+        if not all(isinstance(v, allowed) and not isinstance(v, bool) for v in value):
+            raise FieldError(f"{where} is not a list of {_type_name(inner)}")
     for note in notes:
         if isinstance(note, Range):
             if value < note.low or (note.open and value == note.low):

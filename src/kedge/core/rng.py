@@ -63,12 +63,17 @@ def bits_at(key: Tensor, counter: Tensor) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform on [0, 1), in multiples of 2**-24."""
+    """Uniform on [0, 1), in multiples of 2**-24 (of what the type can hold below float32)."""
+    if dtype not in (torch.float32, torch.float64):
+        below_one = 1.0 - torch.finfo(dtype).eps
+        return uniform(key, shape).to(dtype).clamp_max(below_one)
     return (_shift(bits(key, shape), 8)).to(dtype) * 2.0**-24
 
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal, by Box and Muller's transform of two uniforms."""
+    if dtype not in (torch.float32, torch.float64):
+        return normal(key, shape).to(dtype)
     n = math.prod(shape)
     half = (n + 1) // 2
     u = uniform(key, (2, half), dtype)
@@ -78,8 +83,13 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
 
 
 def integers(key: Tensor, shape: tuple[int, ...], high: Tensor | int) -> Tensor:
-    """Uniform int64 on [0, high), for ``high`` up to 2**24."""
-    return (_shift(bits(key, shape), 8).to(torch.int64) * high) >> 24
+    """Uniform int64 on [0, high), for ``high`` up to 2**31."""
+    return scaled(bits(key, shape), high)
+
+
+def scaled(draws: Tensor, high: Tensor | int) -> Tensor:
+    """Raw draws as int64 on [0, high)."""
+    return (_shift(draws, 1).to(torch.int64) * high) >> 31
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
@@ -87,7 +97,9 @@ def permutation(key: Tensor, n: int) -> Tensor:
     return torch.argsort(bits(key, (n,)), stable=True)
 
 
-def beta(key: Tensor, a: Tensor | float, b: Tensor | float, dtype: torch.dtype) -> Tensor:
+def beta(
+    key: Tensor, a: Tensor | float, b: Tensor | float, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """One Beta(a, b) number, a ratio of two gammas formed in the log domain."""
     ka, kb = split(key, 2)
     return torch.sigmoid(_log_gamma_variate(ka, a, dtype) - _log_gamma_variate(kb, b, dtype))
@@ -114,7 +126,7 @@ def _log_gamma_variate(key: Tensor, a: Tensor | float, dtype: torch.dtype) -> Te
 
 def _log(x: Tensor | float, like: Tensor) -> Tensor:
     """Log of a number that may be a Python float or a tensor."""
-    return torch.log(torch.as_tensor(x, dtype=like.dtype, device=like.device))
+    return torch.log(x) if isinstance(x, Tensor) else torch.full_like(like[0], math.log(x))
 
 
 def _i32(n: int) -> int:

@@ -85,7 +85,7 @@ class Classification:
         }
 
     def report(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        n = float(sums["count"].sum())
+        n = max(1.0, float(sums["count"].sum()))
         return {"accuracy": 100.0 * float(sums["right"].sum()) / n, "loss": float(sums["loss"]) / n}
 
 
@@ -149,7 +149,8 @@ class Regression:
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         target = batch.y if batch.target is None else batch.target
-        return ((logits - target.reshape(logits.shape).to(logits.dtype)) ** 2).mean(-1)
+        said, true = (t.reshape(len(batch.y), -1) for t in (logits, target.to(logits.dtype)))
+        return ((said - true) ** 2).mean(-1)
 
     def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         return y.to(dtype).reshape(len(y), self.outputs)

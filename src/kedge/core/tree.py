@@ -8,6 +8,7 @@ first tree's order. The empty tree is ``{}``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -39,7 +40,7 @@ def map(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
         return {k: map(fn, v, *(r[k] for r in rest)) for k, v in first.items()}
     if isinstance(first, tuple):
         items = [map(fn, v, *(r[i] for r in rest)) for i, v in enumerate(first)]
-        return type(first)(*items)
+        return type(first)(*items) if items else first
     return fn(first, *rest)
 
 
@@ -95,6 +96,8 @@ def sq_dist(a: Tree, b: Tree) -> Tensor:
 
 def _total(tree: Tree) -> Tensor:
     parts = list(leaves(tree))
+    if not parts:
+        return torch.zeros(())
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -131,27 +134,37 @@ def under(tree: dict[str, T], prefix: str) -> dict[str, T]:
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """Same structure and bit-identical leaves (NaN equals NaN)."""
+    """Same structure and equal leaves, bit for bit but for the sign of zero (NaN equals NaN)."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, tuple):
         return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-    same = a.dtype == b.dtype and a.shape == b.shape
-    return same and torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a != a, b != b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def gap(a: Tree, b: Tree) -> float:
-    """Largest difference between two trees, relative to the largest value where that is above 1."""
-    worst = 0.0
-    pairs = zip(leaves(a), leaves(map(lambda _, y: y, a, b)), strict=True)
-    for x, y in pairs:
-        if x.numel():
-            size = max(1.0, float(y.abs().max()))
-            worst = max(worst, float((x.double() - y.double()).abs().max()) / size)
-            worst = float("inf") if bool((x != x).any() != (y != y).any()) else worst
-    return worst
+    """Largest difference between two trees, relative to the largest value where that is above 1.
+
+    Infinite where shapes differ, or where one is not finite and the other something else.
+    """
+    if isinstance(a, dict):
+        if a.keys() != b.keys():
+            return math.inf
+        return max((gap(a[k], b[k]) for k in a), default=0.0)
+    if isinstance(a, tuple):
+        return max((gap(x, y) for x, y in zip(a, b, strict=True)), default=0.0)
+    if a.shape != b.shape:
+        return math.inf
+    x, y = a.detach().double(), b.detach().double()
+    finite = x.isfinite() & y.isfinite()
+    if not bool((finite | (x == y) | (x.isnan() & y.isnan())).all()):
+        return math.inf
+    x, y = x[finite], y[finite]
+    return float((x - y).abs().max()) / max(1.0, float(y.abs().max())) if len(x) else 0.0
 
 
 def to_wire(tree: Tree, prefix: str = "") -> dict[str, Tensor]:

@@ -126,9 +126,13 @@ class Passes:
     ) -> Pass:
         if not isinstance(weights, Weights):
             weights = Weights(weights, self.buffers)
+        elif update:
+            raise HookError(
+                "update=True moves the statistics of the model in training; pass bare parameters"
+            )
         update = update and train and self.track
         mode: Mode = "train" if update else "probe" if train else "eval"
-        name = (id(weights.params), id(x), mode)
+        name = (id(weights.params), id(weights.buffers), id(x), mode, bool(rows))
         if name not in self._done or update:
             key = rng.fold(self.key, len(self._done)) if self.model.is_random else None
             done = self.model.forward(weights, x, mode, key=key, rows=rows, taps=self.taps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from kedge.core import rng
 from kedge.core.task import Batch, Task
 from kedge.core.view import Chunks
-from kedge.errors import DataError
+from kedge.errors import DataError, FieldError
 from kedge.sim.images import augmentation, rotate
 from kedge.sim.partition import Partition
 
@@ -37,6 +38,14 @@ class LocalWork:
     steps: int | None = None
     epochs: float = 1.0
     replacement: bool = False  # draw every sample afresh instead of by permutations
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "steps"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise FieldError(f"{name} = {value!r} is not a whole number from 1 up")
+        if not (isinstance(self.epochs, (int, float)) and 0 < self.epochs < math.inf):
+            raise FieldError(f"epochs = {self.epochs!r} is not a number above 0")
 
     def steps_for(self, size: int) -> int:
         if self.steps is not None:
@@ -74,11 +83,19 @@ class Federation:
         self.x, self.y = self._inputs(x), self._labels(y)
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
+        self._check_labels(self.y, "")
+        if not len(clients):
+            raise DataError("there are no clients; give at least one list of rows")
         rows = [self._rows(k, own) for k, own in enumerate(clients)]
         self.sizes = [len(own) for own in rows]
-        self.offsets = [sum(self.sizes[:k]) for k in range(len(rows))]
+        self.offsets = [0, *accumulate(self.sizes)][:-1]
         self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
         self.held = [self._rows(k, own, "held-out ") for k, own in enumerate(held or ())]
+        if self.held and len(self.held) != len(rows):
+            raise DataError(f"{len(self.held)} lists of held-out rows for {len(rows)} clients")
+        for k, own in enumerate(self.held):
+            if bool(torch.isin(own, rows[k].to(self.device)).any()):
+                raise DataError(f"client {k} holds out rows that it also trains on")
         self.angles = tuple(angles)
         self._augment = augmentation(augment)
         if self.x.ndim != 4 and (self._augment or self.angles != (0.0,)):
@@ -90,7 +107,16 @@ class Federation:
             self._moments = (mean.reshape(shape), std.reshape(shape))
         self._test = None
         if test is not None:
-            self._test = (self._inputs(test[0]), self._labels(test[1]))
+            inputs, labels = self._inputs(test[0]), self._labels(test[1])
+            if len(inputs) != len(labels):
+                raise DataError(f"{len(inputs)} test inputs but {len(labels)} test labels")
+            if inputs.shape[1:] != self.x.shape[1:]:
+                raise DataError(
+                    f"test inputs have the shape {tuple(inputs.shape[1:])}, training inputs "
+                    f"{tuple(self.x.shape[1:])}"
+                )
+            self._check_labels(labels, "test ")
+            self._test = (inputs, labels)
         elif self.held:
             every = torch.cat(self.held)
             self._test = (self.x[every], self.y[every])
@@ -186,10 +212,34 @@ class Federation:
 
     def _labels(self, y: Any) -> Tensor:
         y = _tensor(y).to(self.device)
+        fractions = y.is_floating_point() and not bool((y == y.round()).all())
+        if self.task.name == "classification" and fractions:
+            raise DataError("class labels must be whole numbers; for real ones use regression")
         return y.to(torch.int64) if self.task.name == "classification" else y.to(self.dtype)
 
+    def _check_labels(self, y: Tensor, kind: str) -> None:
+        outputs, shape = self.task.outputs, tuple(y.shape)
+        if self.task.name == "classification":
+            if y.ndim != 1:
+                raise DataError(f"{kind}labels have the shape {shape}, expected [n]")
+            bad = ((y < 0) | (y >= outputs)).nonzero()
+            if len(bad):
+                i = int(bad[0])
+                raise DataError(f"{kind}label {int(y[i])} in row {i} is not in 0..{outputs - 1}")
+        elif self.task.name == "multilabel" and shape[1:] != (outputs,):
+            raise DataError(f"{kind}labels have the shape {shape}, expected [n, {outputs}]")
+        elif y[:1].numel() != outputs:
+            raise DataError(f"{kind}targets have the shape {shape}, expected [n, {outputs}]")
+        if not bool(torch.isfinite(y.to(self.dtype)).all()):
+            raise DataError(f"{kind}labels hold NaN or infinite values")
+
     def _rows(self, client: int, rows: Any, kind: str = "") -> Tensor:
-        own = _tensor(rows).to(torch.int64)
+        own = _tensor(rows)
+        if len(own) and (own.dtype == torch.bool or own.is_floating_point()):
+            raise DataError(
+                f"client {client}: rows are {own.dtype}; give the indices of its samples"
+            )
+        own = own.to(torch.int64)
         if len(own) == 0 and not kind:
             raise DataError(f"client {client} has no samples; give it some or leave it out")
         if len(own) and (int(own.min()) < 0 or int(own.max()) >= len(self.x)):
@@ -219,8 +269,7 @@ def batch_plan(
     n = torch.tensor(sizes, device=device)
     if replacement:
         at = torch.arange(longest, dtype=torch.int32, device=device)
-        draws = rng.bits_at(keys[:, None, :], at)
-        local = (((draws >> 8) & 0xFFFFFF).to(torch.int64) * n[:, None]) >> 24
+        local = rng.scaled(rng.bits_at(keys[:, None, :], at), n[:, None])
         return local.reshape(len(sizes), -1, batch)
     epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
     client = torch.repeat_interleave(torch.tensor(epochs, device=device))  # of each segment

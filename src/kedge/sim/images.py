@@ -48,7 +48,7 @@ def crop(padding: int = 4) -> Augmentation:
 
 
 def flip() -> Augmentation:
-    """Mirror every other image, left to right."""
+    """Mirror each image left to right with probability 1/2."""
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
         turned = rng.uniform(key, (len(x), 1, 1, 1)) < 0.5

@@ -48,7 +48,7 @@ class Simulation:
         model = model if isinstance(model, Model) else Model(model)
         if weighting not in WEIGHTINGS:
             raise FieldError(f"weighting = {weighting!r} is not one of: {', '.join(WEIGHTINGS)}")
-        per_round = per_round or federation.num_clients
+        per_round = federation.num_clients if per_round is None else per_round
         if not 1 <= per_round <= federation.num_clients:
             raise FieldError(
                 f"per_round = {per_round} is not between 1 and the {federation.num_clients} clients"

@@ -78,9 +78,6 @@ def build(text: str, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
         if key not in known:
             raise UnknownName(f"option of {name}", key, known)
     try:
-        # the grammar reads the word none as None; for a model it is one of the norms
-        return builder(
-            tuple(shape), outputs, **{k: "none" if v is None else v for k, v in given.items()}
-        )
+        return builder(tuple(shape), outputs, **given)
     except FieldError as error:
         raise FieldError(f"{name}.{error}") from None
