@@ -1,10 +1,14 @@
 """kedge: federated learning on heterogeneous data.
 
-A method is a sum of parts, each one paper; ``parse("scaffold+fedprox(mu=0.01)")`` reads one, and
-``Simulation`` runs it on a :class:`Federation`, one client at a time or all clients at once.
+A method is a sum of parts, each one paper. ``kedge.run("scaffold+fedprox(mu=0.01)",
+data="digits")`` runs one by names, ``kedge.fit(model, clients)`` on one's own model and data.
 """
 
 from kedge import parts as _parts  # registers the built-in parts
+
+__version__ = "0.1.0"  # before the imports below, which record it with every run
+
+from kedge.api import compare, fit, load_model, run
 from kedge.check import Claim, check_part, oracle
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
@@ -15,9 +19,8 @@ from kedge.core.tree import Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import KedgeError
 from kedge.sim.federation import Federation, LocalWork
+from kedge.runs.result import Result
 from kedge.sim.simulation import Simulation
-
-__version__ = "0.1.0"
 
 __all__ = [
     "SGD",
@@ -35,6 +38,7 @@ __all__ = [
     "Out",
     "Part",
     "Regression",
+    "Result",
     "Round",
     "Simulation",
     "Spec",
@@ -43,9 +47,13 @@ __all__ = [
     "View",
     "Weights",
     "check_part",
+    "compare",
+    "fit",
+    "load_model",
     "oracle",
     "parse",
     "register",
+    "run",
 ]
 
 del _parts

@@ -3,10 +3,14 @@ here."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import runpy
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_origin
 
 import typer
 from rich.console import Console
@@ -15,8 +19,17 @@ from rich.text import Text
 import kedge
 from kedge import display
 from kedge.check import check_part
+from kedge.config import FIELDS, HELP, Config, load_config, read_value
 from kedge.core.part import parts
+from kedge.demo import CLIENTS, PARTITION, ROUNDS, run_demo
 from kedge.errors import KedgeError, UnknownName
+from kedge.report import figures, tables
+from kedge.report.progress import Watcher
+from kedge.runs import runner
+from kedge.runs.folder import Folder, new_path
+from kedge.runs.result import Result
+from kedge.sim.partition import draw
+from kedge.zoo.datasets import load
 
 app = typer.Typer(
     help="Federated learning on heterogeneous data.",
@@ -25,6 +38,49 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
+errors = Console(stderr=True)
+
+PANELS = {
+    "What": ("method", "data", "partition", "clients", "split", "augment", "angles", "model"),
+    "Rounds": ("rounds", "per_round", "steps", "epochs", "batch", "replacement", "weighting"),
+    "Optimiser": ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "clip", "schedule"),
+    "How": (
+        "seeds", "engine", "device", "batchnorm", "personal", "target", "eval_every",
+    ),
+}  # fmt: skip
+SHORT = {"method": "-m", "data": "-d", "rounds": "-r"}
+OUT = Annotated[str | None, typer.Option("--out", help="folder for the run")]
+RESUME = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
+JSON = Annotated[bool, typer.Option("--json", help="print one JSON object, and nothing else")]
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per setting of a run, in place of its ``**settings``."""
+    panels = {key: panel for panel, keys in PANELS.items() for key in keys}
+    options = []
+    for key, hint in FIELDS.items():
+        kind: Any = str if get_origin(hint) is tuple else hint
+        flags = [f"--{key.replace('_', '-')}", *([SHORT[key]] if key in SHORT else [])]
+        if kind is bool:
+            flags = [f"{flags[0]}/--no-{key.replace('_', '-')}"]
+        note = typer.Option(*flags, help=HELP[key], rich_help_panel=panels[key], show_default=False)
+        annotation = Annotated[kind | None, note]
+        options.append(
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+        )
+
+    @wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    plain = inspect.signature(command, eval_str=True)
+    own = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    wrapper.__signature__ = plain.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
+    del wrapper.__wrapped__  # typer would look through it
+    return wrapper
 
 
 def _version(wanted: bool) -> None:
@@ -42,29 +98,138 @@ def top(
     """Federated learning on heterogeneous data."""
 
 
-@app.command("list")
-def list_parts(
-    pattern: Annotated[str, typer.Argument(help="part of a name, or a pattern such as fed*")] = "*",
+@app.command(rich_help_panel="Run")
+@with_settings
+def run(
+    file: Annotated[
+        str | None, typer.Argument(help="a TOML file with settings (the long options as keys)")
+    ] = None,
+    override: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
+    *,
+    out: OUT = None,
+    resume: RESUME = False,
+    as_json: JSON = False,
+    **settings: Any,
 ) -> None:
-    """List the parts that methods are made of. A method is a sum: scaffold+fedprox(mu=0.1)."""
-    if not parts.match(pattern):
-        raise UnknownName("part", pattern, parts, see="kedge list")
-    console.print(display.methods_table(pattern))
+    """Train with one method. Works without any argument: digits, 20 clients, 3 seeds.
+
+    kedge run --method scaffold+fedprox --data cifar10 --partition "dirichlet(0.1)" --rounds 100
+    kedge run experiment.toml lr=0.03 seeds=0,1,2,3,4
+    kedge run --data hospitals/ --out runs/hospitals          then, if it was stopped: --resume
+    """
+    config = _config(file, override, settings, resume, out)
+    path = Path(out) if out else new_path(config)
+    with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
+        result = runner.run(config, path, resume, lambda s, r: watcher.show(config, s, r))
+    _finish([result], as_json, f"kept in {path}; the model: kedge.load_model({str(path)!r})")
+
+
+@app.command(rich_help_panel="Run")
+@with_settings
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="methods to compare, the first is the base")],
+    *,
+    config_file: Annotated[str | None, typer.Option("--config", help="a TOML file")] = None,
+    out: OUT = None,
+    resume: RESUME = False,
+    plot: Annotated[str | None, typer.Option(help="draw the curves to a .png or .svg file")] = None,
+    as_json: JSON = False,
+    **settings: Any,
+) -> None:
+    """Compare methods on the same partitions, cohorts and first weights.
+
+    kedge compare fedavg scaffold "fedprox(mu=0.1)" scaffold+fedsam --rounds 50 --target 90
+    """
+    settings.pop("method", None)
+    configs = [_config(config_file, None, settings | {"method": m}, False, None) for m in methods]
+    by_name = dict(zip(methods, configs, strict=True))
+    with Watcher(sum(c.rounds * len(c.seeds) for c in configs), console=errors) as watcher:
+        results = runner.compare(
+            methods, configs, out, resume, lambda m, s, r: watcher.show(by_name[m], s, r)
+        )
+    if plot:
+        figures.curves(results, [plot], configs[0].data)
+    _finish(results, as_json, f"kept in {out}" if out else "")
+
+
+@app.command(rich_help_panel="Run")
+def demo(
+    out: Annotated[str, typer.Option(help="folder for the pictures")] = "kedge-demo",
+) -> None:
+    """Compare a few methods on digits, draw the curves and the partition. No network needed."""
+    results, pictures = run_demo(out)
+    n = len(results[0].config.seeds)
     console.print(
-        "\nP: parameters of the model, H: of its head, E: of the part itself; fedavg is the method "
-        "without parts.\nMore about one: kedge show NAME",
-        style="dim",
+        f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
+        highlight=False,
+    )
+    console.print(tables.comparison(results))
+    console.print("\nPictures: " + "  ".join(str(p) for p in pictures), highlight=False)
+    console.print(
+        "Next: kedge list                                     what there is to combine\n"
+        "      kedge compare fedavg scaffold+fedsam           your own comparison\n"
+        "      kedge run --data FOLDER --method scaffold      your own silos, one file per client",
         highlight=False,
     )
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
+def data() -> None:
+    """List the datasets that are here, and those that could be."""
+    console.print(display.data_table())
+    console.print(display.DATA_HINT, style="dim", highlight=False)
+
+
+@app.command(rich_help_panel="Look")
+def partition(
+    text: Annotated[str, typer.Argument(help="a partition, see: kedge list partitions")],
+    data: Annotated[str, typer.Option(help=HELP["data"])] = "digits",
+    clients: Annotated[int, typer.Option(help="number of clients; 0: as many as silos")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
+    out: Annotated[
+        list[str] | None,
+        typer.Option("--out", "-o", help="write to .png or .svg (a picture) or .json (the split)"),
+    ] = None,
+) -> None:
+    """Draw a partition: who holds how much of which class.
+
+    kedge partition "dirichlet(0.1)" --data cifar10 --clients 10 -o split.png -o split.json
+    """
+    dataset = load(data)
+    groups = len(dataset.group_names or ())
+    drawn = draw(text, dataset.y_train, clients or groups or 20, seed, dataset.groups)
+    console.print(display.partition_table(drawn, dataset))
+    for path in out or []:
+        if path.endswith(".json"):
+            drawn.save(path)
+        else:
+            drawn.plot(dataset.y_train, path, class_names=dataset.classes)
+        console.print(f"wrote {path}", highlight=False)
+
+
+@app.command("list", rich_help_panel="Look")
+def list_things(
+    pattern: Annotated[
+        str, typer.Argument(help="part of a name, a pattern such as fed*, or: models, partitions")
+    ] = "*",
+) -> None:
+    """List the parts that methods are made of, or models, or partitions."""
+    if pattern in ("models", "partitions"):
+        console.print(display.models_table() if pattern == "models" else display.partitions_table())
+        return
+    if not parts.match(pattern):
+        raise UnknownName("part", pattern, parts, see="kedge list")
+    console.print(display.methods_table(pattern))
+    console.print(display.METHODS_HINT, style="dim", highlight=False)
+
+
+@app.command(rich_help_panel="Look")
 def show(name: Annotated[str, typer.Argument(help="name of a part")]) -> None:
     """Show a part: equation, reference, fields, presets, what it sends and keeps."""
     console.print(display.part_page(name), highlight=False)
 
 
-@app.command()
+@app.command(rich_help_panel="Prove")
 def check(
     names: Annotated[
         list[str] | None,
@@ -86,6 +251,36 @@ def check(
         console.print(Text(f"{', '.join(failed)}: not right", "bold red"))
         raise typer.Exit(1)
     console.print(Text(f"{held} laws and identities hold for {', '.join(wanted)}", "green"))
+
+
+def _config(
+    file: str | None,
+    override: list[str] | None,
+    settings: dict[str, Any],
+    resume: bool,
+    out: str | None,
+) -> Config:
+    """The configuration that a command line means; a resumed run may name nothing anew."""
+    words = [*([file] if file and "=" in file else []), *(override or [])]
+    path = None if file and "=" in file else file
+    flags = {k: read_value(k, v) if isinstance(v, str) else v for k, v in settings.items()}
+    flags = {k: v for k, v in flags.items() if v is not None}
+    if resume:
+        if out is None:
+            raise KedgeError("--resume needs the folder of the run: --out FOLDER --resume")
+        if path is None and not words and not flags:
+            return Folder.resume(out, None)[1]
+    return load_config(path, words, flags)
+
+
+def _finish(results: list[Result], as_json: bool, note: str) -> None:
+    if as_json:
+        every = [r.to_dict() for r in results]
+        typer.echo(json.dumps(every[0] if len(every) == 1 else {"results": every}))
+        return
+    console.print(tables.comparison(results))
+    if note:
+        errors.print(note, style="dim", highlight=False, soft_wrap=True)
 
 
 def _named(name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,7 +13,10 @@ from rich.text import Text
 
 from kedge.check import Report
 from kedge.core.grammar import write_value
-from kedge.core.part import Part, field_help, parts
+from kedge.core.part import field_help, parts
+from kedge.sim.partition import Partition, partitions, shifts
+from kedge.zoo.datasets import Dataset, available
+from kedge.zoo.models import models, options
 
 _GREEK = (
     "alpha beta gamma delta epsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta"
@@ -76,9 +80,10 @@ def plain_doc(doc: str) -> str:
     return "\n\n".join(" ".join(p.split()) for p in paragraphs)
 
 
-def title(cls: type[Part]) -> str:
-    """First line of a part's docstring."""
-    return plain_doc(inspect.getdoc(cls) or "").split("\n")[0].rstrip(".")
+def title(thing: Callable[..., object]) -> str:
+    """First line of a docstring."""
+    first = inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0]
+    return plain_doc(first).rstrip(".")
 
 
 def methods_table(pattern: str = "*") -> Table:
@@ -89,6 +94,77 @@ def methods_table(pattern: str = "*") -> Table:
         cls = parts[name]
         table.add_row(name, cls.side, title(cls), cls.sends, cls.uploads, cls.keeps)
     return table
+
+
+METHODS_HINT = (
+    "\nA method is a sum: scaffold+fedprox(mu=0.1). fedavg is the method without parts.\n"
+    "Extra numbers per client and round, in P: parameters of the model, H: of its head, E: of the "
+    "part itself.\nMore about one: kedge show NAME"
+)
+DATA_HINT = (
+    "\nAny path works, too: an .npz or .csv file, a folder of images (class/name.png), or a folder "
+    "with one\nsuch file or folder per client (silos). Names are looked for in $KEDGE_DATA, then "
+    "in the user's cache."
+)
+
+
+def models_table() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("model", "options", "what it is"):
+        table.add_column(column, no_wrap=column == "model")
+    for name in models:
+        table.add_row(name, ", ".join(options(name)), title(models[name]))
+    return table
+
+
+def partitions_table() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("partition", "options", "what it does"):
+        table.add_column(column, no_wrap=column == "partition")
+    for registry, sign in ((partitions, ""), (shifts, "+")):
+        for name in registry:
+            function = registry[name]
+            table.add_row(sign + name, _signature(function), title(function))
+    return table
+
+
+def data_table() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("dataset", "kind", "shape", "samples", "where"):
+        table.add_column(column, no_wrap=column == "dataset")
+    for entry in available():
+        shape = "x".join(map(str, entry.shape)) if entry.shape else ""
+        sizes = ", ".join(f"{n} {split}" for split, n in entry.sizes.items())
+        style = "" if entry.kind else "dim"
+        table.add_row(entry.name, entry.kind, shape, sizes, entry.where or entry.note, style=style)
+    return table
+
+
+def partition_table(drawn: Partition, dataset: Dataset) -> Table:
+    """Clients and their classes, as a table for the terminal."""
+    sizes = drawn.sizes
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.title = f"{drawn.name}, seed {drawn.seed}, hash {drawn.hash}"
+    table.title_justify = "left"
+    table.add_column("client", justify="right")
+    table.add_column("samples", justify="right")
+    counts = None
+    if dataset.task == "classification":
+        counts = drawn.label_counts(dataset.y_train, dataset.outputs)
+        for c in range(min(dataset.outputs, 12)):
+            label = dataset.classes[c] if dataset.classes else str(c)
+            table.add_column(label[:8], justify="right")
+    for k in range(min(len(sizes), 40)):
+        row = [dataset.group_names[k] if dataset.group_names else str(k), str(sizes[k])]
+        row += [str(n) if n else "·" for n in counts[k][:12]] if counts is not None else []
+        table.add_row(*row)
+    return table
+
+
+def _signature(function: Callable[..., object]) -> str:
+    known = inspect.signature(function).parameters.values()
+    own = [p for p in known if p.kind is p.KEYWORD_ONLY and p.name != "groups"]
+    return ", ".join(f"{p.name}={write_value(p.default)}" for p in own)
 
 
 def part_page(name: str) -> RenderableType:

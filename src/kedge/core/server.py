@@ -35,6 +35,7 @@ def totals(bound: Bound, replies: Reply, anchor: Weights) -> Totals:
         "contribution": tree.map(lambda x: x.sum(0), replies.contribution),
         "uploads": _reduced(replies.uploads, w),
         "terms": replies.terms,  # [K] each: small, and a NaN must be traced to its client
+        "up_bytes": _up_bytes(bound, replies),
     }
     if bound.needs("sum"):
         found["sum_delta"] = tree.map(lambda x: x.sum(0), replies.delta)
@@ -53,13 +54,17 @@ def totals(bound: Bound, replies: Reply, anchor: Weights) -> Totals:
 def survey_totals(part: Part, answers: Tree, weight: Tensor) -> Totals:
     """The same for the answers to a survey."""
     uploads = _reduced({part.name: answers}, weight)
-    return {"count": len(weight), "weight": weight.sum(), "uploads": uploads}
+    sent = sum(tree.nbytes(u.value) for _, u in uploads_of(answers))
+    return {
+        "count": len(weight), "weight": weight.sum(), "uploads": uploads, "up_bytes": sent,
+    }  # fmt: skip
 
 
 def add_totals(a: Totals, b: Totals) -> Totals:
     """Totals of two groups of clients as those of their union."""
-    out: Totals = {"count": a["count"] + b["count"]}
-    for name in a.keys() - {"count", "uploads"}:
+    plain = ("count", "up_bytes")
+    out: Totals = {name: a[name] + b[name] for name in plain}
+    for name in a.keys() - {*plain, "uploads"}:
         join = _cat if name in ("terms", "clients", "client_weights") else torch.add
         out[name] = tree.map(join, a[name], b[name])
     out["uploads"] = {
@@ -111,6 +116,14 @@ def uploads_of(node: Any, path: Path = ()) -> list[tuple[Path, Any]]:
             "wrap it in Sum(...), Mean(...) or Stack(...)"
         )
     return [found for key, value in node.items() for found in uploads_of(value, (*path, key))]
+
+
+def _up_bytes(bound: Bound, replies: Reply) -> int:
+    """What all clients send: their update (or contribution), statistics and uploads."""
+    own = bool(bound.parts_with("contribute"))
+    update = replies.contribution if own else replies.delta.params
+    extra = sum(tree.nbytes(u.value) for _, u in uploads_of(replies.uploads))
+    return tree.nbytes(update) + tree.nbytes(replies.delta.buffers) + extra
 
 
 def _reduced(uploads: Tree, w: Tensor) -> dict[Path, Any]:

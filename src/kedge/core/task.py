@@ -47,6 +47,8 @@ class Task(Protocol):
 
     def report(self, sums: dict[str, Tensor]) -> dict[str, float]: ...
 
+    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]: ...
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -87,6 +89,10 @@ class Classification:
     def report(self, sums: dict[str, Tensor]) -> dict[str, float]:
         n = max(1.0, float(sums["count"].sum()))
         return {"accuracy": 100.0 * float(sums["right"].sum()) / n, "loss": float(sums["loss"]) / n}
+
+    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]:
+        pairs = zip(sums["right"].tolist(), sums["count"].tolist(), strict=True)
+        return [100.0 * right / count if count else None for right, count in pairs]
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,10 @@ class MultiLabel:
         loss = float(sums["loss"] / sums["samples"])
         return {"f1": 100.0 * float(micro), "f1_macro": 100.0 * float(macro), "loss": loss}
 
+    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]:
+        rows = zip(*(sums[k].tolist() for k in ("hits", "said", "count")), strict=True)
+        return [200.0 * hits / (said + n) if said + n else None for hits, said, n in rows]
+
 
 @dataclass(frozen=True)
 class Regression:
@@ -168,6 +178,9 @@ class Regression:
     def report(self, sums: dict[str, Tensor]) -> dict[str, float]:
         mse = float(sums["loss"] / sums["samples"])
         return {"rmse": mse**0.5, "loss": mse}
+
+    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]:
+        return []
 
 
 TASKS = {t.name: t for t in (Classification, MultiLabel, Regression)}

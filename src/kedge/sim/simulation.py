@@ -82,9 +82,10 @@ class Simulation:
         """One round with a drawn cohort (or the given clients)."""
         clients = list(clients) if clients is not None else self.draw_cohort(self.round)
         phases = self.bound.phases(self.round)
+        surveyed = 0
         for part in self.bound.parts_with("survey"):
             if part.surveys() == "every" or (part.surveys() == "first" and self.round == 0):
-                self.survey(part, clients if part.surveys() == "every" else None)
+                surveyed += self.survey(part, clients if part.surveys() == "every" else None)
         cohort = self.cohort(clients)
         totals, kept = self.engine.train(self.bound, cohort, phases)
         self._check_finite(totals, clients)
@@ -92,7 +93,10 @@ class Simulation:
         self.server = server.server_round(self.bound, self.server, totals, self.round, server_key)
         self.store.put(clients, kept)
         self.round += 1
-        return totals
+        public = self.bound.only_public(cohort.jobs.anchor)
+        down = tree.nbytes(public) + tree.nbytes(cohort.jobs.sent)
+        up = totals["up_bytes"] + surveyed
+        return totals | {"up_bytes": up, "down_bytes": down * len(clients)}
 
     def finish(self) -> None:
         """Ask for the surveys that come after the last round."""
@@ -100,12 +104,13 @@ class Simulation:
             if part.surveys() == "last":
                 self.survey(part, None)
 
-    def survey(self, part: Part, clients: Sequence[int] | None) -> None:
-        """Ask clients (all of them for None) and let the part take the answers in."""
+    def survey(self, part: Part, clients: Sequence[int] | None) -> int:
+        """Ask clients (all of them for None), let the part take the answers in; bytes they sent."""
         cohort = self.cohort(list(clients or range(self.federation.num_clients)))
         answers = self.engine.survey(self.bound, cohort, self.bound.phases(self.round), part)
         key = rng.fold(rng.fold(self.key, "server"), self.round)
         self.server = server.absorb(self.bound, self.server, part, answers, self.round, key)
+        return int(answers["up_bytes"])
 
     def draw_cohort(self, round: int) -> list[int]:
         """Clients of a round: a fixed count without replacement, the same for every method."""
@@ -168,6 +173,15 @@ class Simulation:
         found = [self._measure(weights or self.weights, fed.test_batches(a)) for a in fed.angles]
         reports = [fed.task.report(sums) for sums in found]
         return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
+
+    def evaluate_classes(self) -> list[float | None]:
+        """The global model's metric class by class, over all test angles; None: no such class."""
+        fed = self.federation
+        found = [self._measure(self.weights, fed.test_batches(a)) for a in fed.angles]
+        total = found[0]
+        for sums in found[1:]:
+            total = tree.add(total, sums)
+        return fed.task.per_class(total)
 
     def evaluate_clients(self, personal: bool = False) -> list[dict[str, float]]:
         """The same on every client's held-out rows: the global model, or the client's own."""

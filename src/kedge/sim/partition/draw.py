@@ -74,6 +74,11 @@ def draw(
     return Partition(tuple(parts), canonical, seed, len(labels), **fields)
 
 
+def check_partition(text: str) -> None:
+    """Raise what is wrong with the string itself: names, options and their values."""
+    _read(text)
+
+
 def _read(text: str) -> list[Step]:
     """The partition and its shifts, with all options checked."""
     base, *extra = parse_calls(text)

@@ -1,0 +1,56 @@
+"""Figures of results, as PNG or SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import DataError
+from kedge.runs.result import Result
+
+# Okabe and Ito's colours, which the colour-blind can tell apart
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7F00")
+
+
+def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = "") -> None:
+    """The metric over rounds, one line per method with a band of one standard deviation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    settings: Any = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "kedge"}
+    with plt.rc_context(settings):
+        figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+        for i, result in enumerate(results):
+            values = result.array()
+            mean, colour = values.mean(0), COLOURS[i % len(COLOURS)]
+            style = "-" if i < len(COLOURS) else "--"
+            label = f"{result.config.method}  {result.last}"
+            axes.plot(result.rounds, mean, style, color=colour, label=label, linewidth=1.6)
+            if len(values) > 1:
+                sd = values.std(0, ddof=1)
+                axes.fill_between(
+                    result.rounds, mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0
+                )
+        first = results[0]
+        unit = "" if first.metric == "rmse" else " in %"
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"{first.metric} on the test set{unit}")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+        axes.margins(x=0.01)
+        n = len(first.config.seeds)
+        band = f"mean of {n} seeds, band: one standard deviation" if n > 1 else "one seed"
+        axes.set_title("\n".join(t for t in (title, band) if t), loc="left", fontsize=9)
+        axes.legend(frameon=False, loc="lower right" if first.higher_is_better else "upper right")
+        for path in paths:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                figure.savefig(path, dpi=160)
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path} cannot be written: {error}") from None
+        plt.close(figure)

@@ -1,0 +1,66 @@
+"""Live progress on a terminal; plain lines where there is none. Both go to stderr."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from kedge.config import Config
+
+
+class Watcher:
+    """Shows round, metric, loss, speed and time left of a run, or of several runs."""
+
+    def __init__(self, total: int, metric: str = "", console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.total, self.done, self.start = total, 0, time.perf_counter()
+        self.live = self.console.is_terminal
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.live,
+        )
+        self.task = self.bar.add_task("building", total=total, speed="")
+
+    def __enter__(self) -> Watcher:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def show(self, config: Config, seed: int, record: dict[str, Any]) -> None:
+        """Called after every round."""
+        self.done += 1
+        passed = time.perf_counter() - self.start
+        parts = [f"{config.method}  seed {seed}  round {record['round']}/{config.rounds}"]
+        for name in ("accuracy", "f1", "rmse"):
+            if name in record:
+                unit = " %" if name != "rmse" else ""
+                parts.append(f"{name} {record[name]:.2f}{unit}")
+        parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
+        speed = f"{self.done / passed:.1f} rounds/s"
+        self.bar.update(self.task, completed=self.done, description="  ".join(parts), speed=speed)
+        every = max(1, config.rounds // 5)
+        if not self.live and (record["round"] % every == 0 or record["round"] == config.rounds):
+            self.console.print("  ".join(parts) + f"  {speed}", highlight=False, soft_wrap=True)

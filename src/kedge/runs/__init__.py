@@ -1,0 +1,1 @@
+"""Runs: from a configuration to results, in a folder that can be resumed."""

@@ -1,0 +1,184 @@
+"""A run on disk: configuration, environment, and per seed its partition, metrics and checkpoint.
+
+::
+
+    runs/digits-scaffold-1/
+        config.toml            every setting
+        environment.json       versions, device, engine, threads
+        log.txt                what happened, with times
+        result.json            the summary, once the run is complete
+        seed-0/partition.json
+        seed-0/metrics.jsonl   one line per round
+        seed-0/checkpoint.safetensors
+        seed-0/model.safetensors     the trained global model, once the seed is complete
+
+Files appear whole or not at all: each is written under another name and then renamed. Metrics of a
+round are written before its checkpoint, so a killed run has at least the metrics its checkpoint
+needs; what goes beyond is dropped on resume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import nn
+
+import kedge
+from kedge.config import Config, load_config
+from kedge.errors import DataError, KedgeError
+
+CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
+METRICS, PARTITION = "metrics.jsonl", "partition.json"
+
+
+class Folder:
+    """One run folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, config: Config) -> Folder:
+        """A new folder; one that holds a run already is refused."""
+        folder = cls(path)
+        if (folder.path / "config.toml").exists():
+            raise KedgeError(
+                f"{path} holds a run already. Continue it with --resume, or choose another --out"
+            )
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"{path} cannot be made: {error.strerror}") from None
+        folder.write("config.toml", config.to_toml().encode())
+        return folder
+
+    @classmethod
+    def resume(cls, path: str | Path, config: Config | None) -> tuple[Folder, Config]:
+        """An existing folder, if its configuration is the given one."""
+        folder = cls(path)
+        if not (folder.path / "config.toml").is_file():
+            raise KedgeError(
+                f"{path} holds no run to resume; leave out --resume to start one there"
+            )
+        stored = load_config(folder.path / "config.toml")
+        if config is not None and config != stored:
+            old, new = vars(stored), vars(config)
+            changed = [f"  {k}: {old[k]!r} -> {new[k]!r}" for k in old if old[k] != new[k]]
+            raise KedgeError(
+                f"{path} was started with other settings, so it cannot go on with these:\n"
+                + "\n".join(changed)
+                + "\nLeave them as they were, or start anew with another --out"
+            )
+        return folder, stored
+
+    def seed(self, seed: int) -> Path:
+        path = self.path / f"seed-{seed}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def write(self, name: str, content: bytes) -> None:
+        """A whole file or none."""
+        target = self.path / name
+        part = target.with_name(f".{target.name}.part")
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise DataError(
+                f"{target} cannot be written: {error.strerror}. What was saved before is whole; "
+                "make room and go on with --resume"
+            ) from None
+
+    def append(self, name: str, line: str) -> None:
+        try:
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise DataError(
+                f"{self.path / name} cannot be written: {error.strerror}. "
+                "Make room and go on with --resume"
+            ) from None
+
+    def log(self, text: str) -> None:
+        self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def save(self, seed: int, state: dict[str, torch.Tensor]) -> None:
+        """``state`` is what a run goes on from."""
+        self.seed(seed)
+        arrays = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+        self.write(f"seed-{seed}/{CHECKPOINT}", save(arrays))
+
+    def save_model(self, seed: int, module: nn.Module) -> None:
+        state = {n: v.detach().cpu().contiguous() for n, v in module.state_dict().items()}
+        self.write(f"seed-{seed}/{MODEL}", save(state))
+
+    def load(self, seed: int) -> dict[str, torch.Tensor] | None:
+        path = self.path / f"seed-{seed}" / CHECKPOINT
+        if not path.exists():
+            return None
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise DataError(
+                f"{path} is damaged ({error}); delete it to run seed {seed} from its beginning"
+            ) from None
+
+    def record(self, seed: int, line: dict[str, Any]) -> None:
+        self.append(f"seed-{seed}/{METRICS}", json.dumps(line))
+
+    def records(self, seed: int, rounds: int) -> list[dict[str, Any]]:
+        """The metrics of the first ``rounds`` rounds; what goes beyond is dropped from the file."""
+        path = self.path / f"seed-{seed}" / METRICS
+        found = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break  # the line that was being written when the run was killed
+            if record["round"] <= rounds:
+                found.append(record)
+        text = "".join(json.dumps(r) + "\n" for r in found)
+        self.write(f"seed-{seed}/{METRICS}", text.encode())
+        return found
+
+
+def environment(engine: str, device: torch.device) -> dict[str, Any]:
+    """Where and with what a run was made."""
+    is_gpu = device.type == "cuda"
+    return {
+        "kedge": kedge.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "engine": engine,
+    }
+
+
+def new_path(config: Config, root: str | Path = "runs") -> Path:
+    """A free name for a run, from its data and method."""
+    words = f"{Path(config.data.rstrip('/')).name}-{config.method}"
+    slug = "".join(c if c.isalnum() else "-" for c in words.lower())
+    slug = "-".join(piece for piece in slug.split("-") if piece)[:60]
+    number = 1
+    while (Path(root) / f"{slug}-{number}").exists():
+        number += 1
+    return Path(root) / f"{slug}-{number}"

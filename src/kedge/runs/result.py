@@ -1,0 +1,149 @@
+"""What a run gives: plain arrays, a summary, and the trained models."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from kedge.config import Config
+
+# 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond the table, nearly normal
+_T = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060,
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A number over seeds. ``sd`` is None for a single one."""
+
+    mean: float
+    sd: float | None
+    n: int
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Any) -> Stat:
+        values = tuple(float(v) for v in values)
+        sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), sd, len(values), values)
+
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the mean, by Student's t; None for a single value."""
+        if self.sd is None:
+            return None
+        quantile = _T[self.n - 2] if self.n - 2 < len(_T) else 1.96
+        half = quantile * self.sd / math.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + (f"±{self.sd:.2f}" if self.sd is not None else "")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method on one configuration, over all its seeds.
+
+    ``records[i]`` are the rounds of seed i as plain dicts, ``models[i]`` is its trained global
+    model, ``personal[i]`` are the clients' own models (where ``personal`` was asked for).
+    """
+
+    config: Config
+    records: list[list[dict[str, Any]]]
+    metric: str
+    higher_is_better: bool
+    partition_hash: list[str]
+    engine: str
+    device: str
+    seconds: float
+    models: list[nn.Module] = field(repr=False, default_factory=list)
+    personal: list[list[nn.Module]] = field(repr=False, default_factory=list)
+    folder: Path | None = None
+
+    def array(self, name: str | None = None) -> np.ndarray[Any, Any]:
+        """A column of the records, ``[seeds, tested rounds]`` (the metric if none is named)."""
+        name = name or self.metric
+        return np.array([[r[name] for r in run if name in r] for run in self.records], dtype=float)
+
+    @cached_property
+    def rounds(self) -> np.ndarray[Any, Any]:
+        """The rounds that were tested, from 1."""
+        return np.array([r["round"] for r in self.records[0] if self.metric in r])
+
+    @property
+    def last(self) -> Stat:
+        return Stat.of(self.array()[:, -1])
+
+    @property
+    def best(self) -> Stat:
+        return Stat.of(self.array().max(1) if self.higher_is_better else self.array().min(1))
+
+    @property
+    def top5_mean(self) -> Stat:
+        """Mean of the five best tested rounds."""
+        ordered = np.sort(self.array(), axis=1)
+        return Stat.of((ordered[:, -5:] if self.higher_is_better else ordered[:, :5]).mean(1))
+
+    def rounds_to(self, target: float) -> list[int | None]:
+        """The first round of each seed that reaches the target; None where none does."""
+        values = self.array()
+        reached = values >= target if self.higher_is_better else values <= target
+        return [int(self.rounds[row.argmax()]) if row.any() else None for row in reached]
+
+    @property
+    def mb_up(self) -> float:
+        """Megabytes that all clients sent over a run (mean over seeds)."""
+        return float(np.mean([sum(r["mb_up"] for r in run) for run in self.records]))
+
+    @property
+    def mb_down(self) -> float:
+        return float(np.mean([sum(r["mb_down"] for r in run) for run in self.records]))
+
+    def frame(self) -> Any:
+        """All records as a pandas DataFrame, one row per seed and round."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("frame() needs pandas: pip install pandas") from None
+        pairs = zip(self.config.seeds, self.records, strict=True)
+        return pandas.DataFrame([{"seed": s} | r for s, run in pairs for r in run])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data, as ``--json`` prints it."""
+        target = self.config.target
+        reached = {"target": target, "values": self.rounds_to(target)} if target else None
+        return {
+            "method": self.config.method,
+            "config": asdict(self.config),
+            "partition_hash": self.partition_hash,
+            "seeds": list(self.config.seeds),
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "last": asdict(self.last),
+            "best": asdict(self.best),
+            "top5_mean": asdict(self.top5_mean),
+            "rounds_to": reached,
+            "mb_up": self.mb_up,
+            "mb_down": self.mb_down,
+            "seconds": self.seconds,
+            "engine": self.engine,
+            "device": self.device,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def paired(result: Result, first: Result) -> Stat:
+    """Difference of the last values to another method, seed by seed (positive: better)."""
+    sign = 1.0 if result.higher_is_better else -1.0
+    pairs = zip(result.last.values, first.last.values, strict=True)
+    return Stat.of([sign * (a - b) for a, b in pairs])
