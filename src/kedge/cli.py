@@ -303,6 +303,12 @@ def main() -> None:
     """Run the command; what a user got wrong ends in one line, not in a traceback."""
     try:
         app()
+    except runner.Interrupted as error:
+        errors.print(str(error), highlight=False, soft_wrap=True)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        errors.print("stopped; what was saved is whole", highlight=False)
+        sys.exit(130)
     except KedgeError as error:
         Console(stderr=True).print(Text("error: ", "bold red") + Text(str(error)), soft_wrap=True)
         sys.exit(2)

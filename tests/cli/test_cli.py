@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_list_and_its_patterns() -> None:
         assert name in done.stdout
     only = kedge_command("list", "fed*")
     assert "fedprox" in only.stdout
-    assert "scaffold" not in only.stdout
+    assert "Correct client drift" not in only.stdout
     none = kedge_command("list", "zzz")
     assert none.returncode == 2
     assert none.stderr.startswith("error: no part 'zzz'")
@@ -106,3 +107,105 @@ def test_check_of_a_file_without_parts(tmp_path: Path, content: str | None, mess
 def test_version_and_help() -> None:
     assert kedge_command("--version").stdout.startswith("kedge 0.")
     assert "check" in kedge_command("--help").stdout
+
+
+def test_run_without_arguments_works_offline(tmp_path: Path) -> None:
+    done = kedge_command("run", "--rounds", "2", "--seeds", "0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg" in done.stdout
+    assert "round 2/2" in done.stderr
+    assert (tmp_path / "runs" / "digits-fedavg-1" / "result.json").exists()
+
+
+def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
+    done = kedge_command("run", "rounds=2", "--seeds", "0,1", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["seeds"] == [0, 1]
+    assert found["config"]["rounds"] == 2
+
+
+def test_a_folder_of_hospitals_runs_with_one_command(tmp_path: Path) -> None:
+    lines = [
+        "age,dose,diagnosis",
+        *(f"{i % 7},{i % 5},{'ill' if i % 7 > 3 else 'well'}" for i in range(40)),
+    ]
+    (tmp_path / "hospitals").mkdir()
+    for k in range(10):
+        (tmp_path / "hospitals" / f"hospital-{k}.csv").write_text("\n".join(lines))
+    done = kedge_command(
+        "run", "--data", "hospitals(label=diagnosis)", "--method", "scaffold", "--rounds", "3",
+        "--json", "--seeds", "0", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["last"]["mean"] > 50
+    missing = kedge_command("run", "--data", "hospitals", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "label=" in missing.stderr
+
+
+def test_compare_prints_a_table(tmp_path: Path) -> None:
+    done = kedge_command(
+        "compare", "fedavg", "scaffold+fedprox", "--rounds", "2", "--seeds", "0,1", "--target",
+        "10", "--plot", "c.png", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for piece in ("gain", "95 % interval", "to 10", "MB up", "scaffold+fedprox"):
+        assert piece in done.stdout
+    assert (tmp_path / "c.png").stat().st_size > 5000
+
+
+def test_a_toml_file_and_overrides(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('method = "fedsam"\nrounds = 9\nseeds = [4]\n')
+    done = kedge_command("run", "a.toml", "rounds=2", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["method"] == "fedsam"
+    assert found["config"]["rounds"] == 2
+    assert found["seeds"] == [4]
+
+
+def test_resume_needs_a_folder_and_takes_the_stored_settings(tmp_path: Path) -> None:
+    assert "--resume needs the folder" in kedge_command("run", "--resume").stderr
+    kedge_command("run", "--rounds", "2", "--seeds", "0", "--out", "r", cwd=tmp_path)
+    done = kedge_command("run", "--out", "r", "--resume", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["config"]["rounds"] == 2
+    again = kedge_command("run", "--rounds", "2", "--seeds", "0", "--out", "r", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "holds a run already" in again.stderr
+
+
+def test_partition_and_data_and_lists(tmp_path: Path) -> None:
+    done = kedge_command(
+        "partition", "dirichlet(0.1)", "--clients", "6", "-o", "p.svg", "-o", "p.json", cwd=tmp_path
+    )
+    assert "class_dirichlet_capped(alpha=0.1)" in done.stdout
+    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
+    used = kedge_command("run", "--partition", "p.json", "--rounds", "1", "--json", cwd=tmp_path)
+    assert json.loads(used.stdout)["partition_hash"][0] in (tmp_path / "p.json").read_text()
+    assert "digits" in kedge_command("data").stdout
+    assert "resnet18" in kedge_command("list", "models").stdout
+    assert "label_shards" in kedge_command("list", "partitions").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run", "--method", "scafold"], "no part 'scafold'. Did you mean 'scaffold'"),
+        (["run", "--data", "digitz"], "digitz"),
+        (["run", "--data", "nothing.csv"], "nothing.csv"),
+        (["run", "--model", "lenet6"], "no model 'lenet6'. Did you mean 'lenet5'"),
+        (["run", "--device", "tpu"], "device = 'tpu' is not known"),
+        (["run", "--lr", "-1"], "lr = -1.0 is below 0 (--lr)"),
+        (["run", "none.toml"], "there is no file 'none.toml'"),
+        (["run", "--clients", "3", "--per-round", "9"], "per_round = 9 is more than the 3 clients"),
+        (["partition", "dirichlet(0)"], "alpha"),
+        (["compare", "fedavg", "fedprox(mu="], "expected a value, found the end"),
+        (["check", "nope"], "no part 'nope'"),
+    ],
+)
+def test_mistakes_end_in_one_message(args: list[str], message: str, tmp_path: Path) -> None:
+    done = kedge_command(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

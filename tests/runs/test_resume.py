@@ -1,0 +1,194 @@
+"""Stopped in any way, a run goes on and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import kedge
+from kedge.core import tree
+from kedge.errors import DataError, KedgeError
+from kedge.runs.folder import Folder
+
+SETTINGS = {"clients": 6, "rounds": 12, "seeds": (0, 1), "steps": 4, "per_round": 4}
+ARGS = ["--clients", "6", "--rounds", "12", "--seeds", "0,1", "--steps", "4", "--per-round", "4"]
+METHOD = "scaffold+moon(projection=4)"
+
+
+def state(folder: Path, seed: int) -> dict:
+    return load_file(folder / f"seed-{seed}" / "checkpoint.safetensors")
+
+
+def metrics(folder: Path, seed: int) -> list:
+    lines = (folder / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(x).items() if k != "seconds"} for x in lines]
+
+
+@pytest.fixture(scope="module", params=["loop", "vector"])
+def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    out = tmp_path_factory.mktemp(request.param) / "straight"
+    kedge.run(METHOD, out=out, engine=request.param, **SETTINGS)
+    return request.param, out
+
+
+def command(engine: str, out: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "kedge", "run", "--method", METHOD, *ARGS, "--engine", engine,
+        "--out", str(out), *more,
+    ]  # fmt: skip
+
+
+def start(args: list[str]) -> subprocess.Popen:
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+
+
+def wait_for_rounds(out: Path, seed: int, rounds: int, process: subprocess.Popen) -> None:
+    path = out / f"seed-{seed}" / "metrics.jsonl"
+    for _ in range(6000):
+        if path.exists() and path.read_text().count("\n") >= rounds:
+            return
+        if process.poll() is not None:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the run did not get there")
+
+
+def test_kill_at_several_points_and_resume_bit_for_bit(straight: tuple, tmp_path: Path) -> None:
+    engine, expected = straight
+    out = tmp_path / "killed"
+    more: list[str] = []
+    for seed, rounds in ((0, 2), (0, 8), (1, 4)):
+        process = start(command(engine, out, *more))
+        wait_for_rounds(out, seed, rounds, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        more = ["--resume"]
+    done = subprocess.run(
+        command(engine, out, "--resume"), check=False, capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for seed in (0, 1):
+        assert tree.equal(state(expected, seed), state(out, seed))
+        assert metrics(expected, seed) == metrics(out, seed)
+
+
+def test_a_line_that_was_half_written_is_dropped(straight: tuple, tmp_path: Path) -> None:
+    engine, expected = straight
+    out = tmp_path / "half"
+    process = start(command(engine, out))
+    wait_for_rounds(out, 0, 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with (out / "seed-0" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "accu')
+    kedge.run(METHOD, out=out, resume=True, engine=engine, **SETTINGS)
+    assert metrics(expected, 0) == metrics(out, 0)
+    assert tree.equal(state(expected, 1), state(out, 1))
+
+
+def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    process = start([*command("vector", out), "--rounds", "4000"])
+    wait_for_rounds(out, 0, 2, process)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    text = stderr.decode()
+    assert "stopped after round" in text
+    assert f"--out {out} --resume" in text.replace("\n", " ")
+    assert "Traceback" not in text
+    rounds = len(metrics(out, 0))
+    assert int(state(out, 0)["round"]) == rounds
+
+
+def test_a_complete_run_resumes_to_itself(straight: tuple) -> None:
+    engine, expected = straight
+    before = state(expected, 1)
+    result = kedge.run(METHOD, out=expected, resume=True, engine=engine, **SETTINGS)
+    assert tree.equal(before, state(expected, 1))
+    assert len(result.records[0]) == 12
+
+
+def test_changed_settings_are_refused_with_the_difference(straight: tuple) -> None:
+    engine, expected = straight
+    changed = SETTINGS | {"rounds": 20}
+    with pytest.raises(KedgeError) as caught:
+        kedge.run(METHOD, out=expected, resume=True, engine=engine, lr=0.2, **changed)
+    text = str(caught.value)
+    assert "  rounds: 12 -> 20" in text
+    assert "  lr: 0.1 -> 0.2" in text
+    assert "another --out" in text
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(KedgeError, match="holds no run to resume"):
+        kedge.run("fedavg", out=tmp_path, resume=True, rounds=1)
+
+
+def test_a_damaged_checkpoint_is_named(straight: tuple, tmp_path: Path) -> None:
+    out = tmp_path / "damaged"
+    kedge.run("fedavg", out=out, clients=4, rounds=2, seeds=(0,))
+    path = out / "seed-0" / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"checkpoint.safetensors is damaged .*delete it"):
+        kedge.run("fedavg", out=out, resume=True, clients=4, rounds=2, seeds=(0,))
+
+
+def test_a_full_disk_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "full"
+    settings = {"clients": 4, "rounds": 6, "seeds": (0,), "engine": "loop"}
+    write, count = Folder.write, [0]
+
+    def failing(self: Folder, name: str, content: bytes) -> None:
+        count[0] += name.endswith("checkpoint.safetensors")
+        if count[0] == 3:
+
+            class Full:
+                def __enter__(self):
+                    return self
+
+                def __exit__(self, *_):
+                    return False
+
+                def write(self, _):
+                    raise OSError(28, "No space left on device")
+
+            monkeypatch.setattr(Path, "open", lambda *_a, **_k: Full())
+        try:
+            write(self, name, content)
+        finally:
+            monkeypatch.undo()
+            monkeypatch.setattr(Folder, "write", failing)
+
+    monkeypatch.setattr(Folder, "write", failing)
+    with pytest.raises(DataError, match=r"No space left on device.*make room and go on with --res"):
+        kedge.run("fedavg", out=out, **settings)
+    monkeypatch.undo()
+    assert not list(out.rglob("*.part"))
+    resumed = kedge.run("fedavg", out=out, resume=True, **settings)
+    plain = kedge.run("fedavg", **settings)
+    assert (resumed.array("loss") == plain.array("loss")).all()
+
+
+def test_a_run_that_is_not_finite_stops_with_the_reason(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", "run", "--lr", "1e6", "--rounds", "5", "--seeds", "0",
+         "--method", "fedprox", "--out", str(tmp_path / "nan")],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    text = " ".join(done.stderr.split())
+    assert "is not finite in round" in text
+    assert "terms: task" in text
+    assert "fedprox" in text
+    assert "Traceback" not in text
