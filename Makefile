@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test check format clean
+.PHONY: install demo test check format clean readme
 
 install: $(STAMP)
 
@@ -32,3 +32,8 @@ format: $(STAMP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+
+# The table of methods in the README comes from the registry.
+readme: $(STAMP)
+	$(BIN)/python -c "import re, kedge.display as d; p = 'README.md'; s = open(p).read(); \
+	open(p, 'w').write(re.sub(r'(<!-- methods:.*?-->\n).*?(<!-- end)', lambda m: m[1] + d.methods_markdown() + '\n' + m[2], s, flags=re.S))"

@@ -212,8 +212,12 @@ def list_things(
     pattern: Annotated[
         str, typer.Argument(help="part of a name, a pattern such as fed*, or: models, partitions")
     ] = "*",
+    markdown: Annotated[bool, typer.Option("--markdown", help="the table for the README")] = False,
 ) -> None:
     """List the parts that methods are made of, or models, or partitions."""
+    if markdown:
+        typer.echo(display.methods_markdown())
+        return
     if pattern in ("models", "partitions"):
         console.print(display.models_table() if pattern == "models" else display.partitions_table())
         return

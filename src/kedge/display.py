@@ -96,6 +96,20 @@ def methods_table(pattern: str = "*") -> Table:
     return table
 
 
+def methods_markdown() -> str:
+    """The table of all parts for the README."""
+    head = "| part | side | what it does | extra down | extra up | keeps | sums only | paper |"
+    lines = [head, "|" + "---|" * 8]
+    for name in parts:
+        cls = parts[name]
+        found = re.search(r"arXiv:(\d+\.\d+)", cls.__doc__ or "")
+        paper = f"[{found[1]}](https://arxiv.org/abs/{found[1]})" if found else ""
+        cells = [f"`{name}`", cls.side, title(cls), cls.sends, cls.uploads, cls.keeps]
+        cells += ["no" if cls.needs_clients else "yes", paper]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 METHODS_HINT = (
     "\nA method is a sum: scaffold+fedprox(mu=0.1). fedavg is the method without parts.\n"
     "Extra numbers per client and round, in P: parameters of the model, H: of its head, E: of the "

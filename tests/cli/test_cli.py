@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from kedge.cli import main
+from kedge.core.part import parts
 
 GOOD = """
 import kedge
@@ -25,15 +31,43 @@ class Ridge(kedge.Part):
 """
 
 
-def kedge_command(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kedge", *args],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={"COLUMNS": "120", "PATH": "", "PYTHONPATH": ":".join(p for p in sys.path if p)},
-        check=False,
-    )
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def kedge_command(*args: str, cwd: Path | None = None) -> Done:
+    """The command in this process: what it prints, and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setenv("COLUMNS", "120")
+        patch.setattr(sys, "argv", ["kedge", *args])
+        if cwd is not None:
+            patch.chdir(cwd)
+        known = set(parts)
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+        finally:
+            for name in set(parts) - known:  # a user's file registered it
+                parts.remove(name)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", "show", "scafold"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: no part 'scafold'. Did you mean 'scaffold'? See: kedge list\n"
 
 
 def test_list_and_its_patterns() -> None:

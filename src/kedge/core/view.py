@@ -69,6 +69,7 @@ class Spec:
             "N": self.num_clients,
             "X": torch.Size(self.input_shape).numel(),
             **{f"D_{cut}": torch.Size(shape).numel() for cut, shape in self.shapes.items()},
+            **{f"K_{cut}": shape[0] for cut, shape in self.shapes.items() if shape},
         }
 
     def for_part(self, part: Part) -> Spec:

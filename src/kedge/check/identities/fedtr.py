@@ -1,0 +1,199 @@
+"""Identities of FedTR (parts/fedtr.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.check.oracles import Claim, oracle
+from kedge.check.problems import DOUBLE, Problem, images, step_view
+from kedge.core import client, rng, tree
+from kedge.core.optim import SGD
+from kedge.core.task import make_task
+from kedge.core.tree import Params, Weights
+from kedge.parts.fedtr import FedTR
+from kedge.sim.engine import one_job
+from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.simulation import Simulation
+
+LR, DECAY = 0.5, 0.5
+
+
+@oracle(FedTR)
+def one_step_counts_twice(cls: type[FedTR]) -> Iterator[Claim]:
+    """From d = 0 one local step is FedAvg's, d_i = w_i - w, and w + sum lambda_i (Delta_i + d_i)
+    moves by twice FedAvg's update, sizes 5, 9 and 14 or not. If client 1 alone takes part, the
+    mean of d over all three is Delta/3, and w moves by (1 + 1/3) Delta."""
+    for cohort, factor in (([0, 1, 2], 2.0), ([1], 4 / 3)):
+        problem = images(steps=1)
+        own, plain = problem.simulate(cls()), problem.simulate("fedavg")
+        start = plain.weights.params
+        own.run_round(cohort)
+        plain.run_round(cohort)
+        wanted = tree.map(lambda w, p, f=factor: w + f * (p - w), start, plain.weights.params)
+        gap = tree.gap(own.weights.params, wanted)
+        yield Claim(f"{len(cohort)} of 3 clients: {factor:.3g} times", 0.0, gap, 1e-12)
+
+
+@oracle(FedTR)
+def descent_damps_the_update(cls: type[FedTR]) -> Iterator[Claim]:
+    """With u = w_i + d_i - w a step with gradient g is u <- (1 - alpha eta_g)((1 - alpha eta) u -
+    eta g), and the server moves by u. Without the factor alpha on the step of d, with a turned
+    sign, or with w in place of w + d sent, it does not."""
+    alpha, eta_g = 1.5, 0.2
+    part = cls(drift_rule="descent", alpha=alpha, eta_g=eta_g, lambda_R=0.0)
+    run = images(sizes=(5, 9), batch=5, steps=4).simulate(part)
+    cohort, phases, start = run.cohort([1]), run.bound.phases(0), run.weights.params
+    job = one_job(cohort.jobs, 0)
+    carry = client.begin(run.bound, job, phases)
+    u = tree.zeros_like(start)
+    worst = 0.0
+    for t in range(4):
+        batch = run.federation.clean(cohort.plan[0, t])
+        g = gradient(run, carry.weights.params, batch.x, batch.y)
+        step = (1 - alpha * eta_g, 1 - alpha * 0.05)
+        u = tree.map(lambda u, g, s=step: s[0] * (s[1] * u - 0.05 * g), u, g)
+        carry = client.step(run.bound, job, carry, cohort.plan[0, t], phases, functional=False)
+        drift = carry.local[cls.name]["drift"]
+        got = tree.map(lambda p, d, w: p + d - w, carry.weights.params, drift, start)
+        worst = max(worst, tree.gap(got, u))
+    yield Claim("recursion of u over four steps", 0.0, worst, 1e-12)
+    run.run_round([1])
+    moved = tree.sub(run.weights.params, start)
+    yield Claim("the server moves by u", 0.0, tree.gap(moved, u), 1e-12)
+
+
+@oracle(FedTR)
+def penalty_pulls_to_the_drifted_anchor(cls: type[FedTR]) -> Iterator[Claim]:
+    """The gradient of alpha/2 ||p + d - w||^2 is alpha (p + d - w), at any p, with d = w_1 - w of
+    the round before. A missing 1/2 or square, or d with the other sign, differ."""
+    alpha = 0.7
+    part = cls(alpha=alpha, lambda_R=0.0)
+    run = images(steps=2).simulate(part)
+    run.run_round()
+    v, batch = step_view(run, 1, part)
+    noise = {n: rng.normal(rng.fold(rng.key(1), n), tuple(p.shape), DOUBLE)
+             for n, p in run.weights.params.items()}  # fmt: skip
+    point = tree.add(run.weights.params, noise)
+    out = v.forward(point, batch.x)
+    got = torch.func.grad(lambda p: part.term(v, p, batch, out))(point)
+    drift = tree.take(run.store.rows[cls.name]["drift"], 1)
+    wanted = tree.map(lambda d, z: alpha * (d + z), drift, noise)
+    yield Claim("gradient of the drift term", 0.0, tree.gap(got, wanted), 1e-12)
+
+
+@oracle(FedTR)
+def centroids_are_pooled_class_means(cls: type[FedTR]) -> Iterator[Claim]:
+    """At learning rate 0 all clients have the same extractor, so sum_i n_ij c_ij / sum_i n_ij is
+    the mean feature of class j over all samples; a mean of the clients' means is not."""
+    run = images(optim=SGD(lr=0.0)).simulate(cls())
+    run.run_round()
+    batch = run.federation.clean(run.federation.rows)
+    got = run.server.slots[cls.name]["centroids"]
+    features = features_of(run, run.weights, batch.x)
+    for j in range(3):
+        pooled = features[batch.y == j].mean(0)
+        yield Claim(f"centroid of class {j}", 0.0, tree.gap(got[j], pooled), 1e-12)
+
+
+@oracle(FedTR)
+def centroids_of_the_trained_model(cls: type[FedTR]) -> Iterator[Claim]:
+    """With one client and no drift the next model is the client's, and its centroids are class
+    means in evaluation mode at these new weights and BatchNorm statistics; a class that it lacks
+    has no centroid, and keeps an old one afterwards."""
+    run = images(norm="bn", sizes=(5, 9, 14)).simulate(cls(drift_rule="none"))
+    have: set[int] = set()
+    wanted = torch.zeros(3, run.bound.spec.features, dtype=DOUBLE)
+    for k in (0, 2):
+        run.run_round([k])
+        start = run.federation.offsets[k]
+        rows = run.federation.rows[start : start + run.federation.sizes[k]]
+        batch = run.federation.clean(rows)
+        features = features_of(run, run.weights, batch.x)
+        for j in batch.y.unique():
+            wanted[j] = features[batch.y == j].mean(0)
+        have |= set(batch.y.tolist())
+        slot = run.server.slots[cls.name]
+        yield Claim(f"after client {k}", 0.0, tree.gap(slot["centroids"], wanted), 1e-12)
+        valid = [float(j in have) for j in range(3)]
+        yield Claim(f"known after client {k}", 0.0, tree.gap(slot["valid"], torch.tensor(valid)))
+
+
+@oracle(FedTR)
+def pull_to_the_centroids_by_formula(cls: type[FedTR]) -> Iterator[Claim]:
+    """Round 0 has no centroids and no pull. In round 1, after client 0 alone, client 1 adds at its
+    one step the mean over 9 rows and 6 features of (f - c_y)^2, with 0 for the rows whose class
+    client 0 lacks; the printed sum is 54 times that."""
+    for extra, factor in (({}, 1.0), ({"reduction": "sum"}, 54.0)):
+        part = cls(drift_rule="none", lambda_R=0.5, **extra)  # type: ignore[arg-type]
+        run = images(sizes=(5, 9, 14), batch=9, steps=1).simulate(part)
+        yield Claim("no pull in round 0", 0.0, float(run.run_round([0])["terms"][cls.name]), 0.0)
+        slot = run.server.slots[cls.name]
+        _, batch = step_view(run, 1, part)
+        away = (features_of(run, run.weights, batch.x) - slot["centroids"][batch.y]) ** 2
+        known = [bool(slot["valid"][j]) for j in batch.y]
+        wanted = 0.5 * factor * float(away[known].sum()) / 54
+        got = float(run.run_round([1])["terms"][cls.name])
+        yield Claim("some rows have no centroid", 1.0, float(0 < sum(known) < 9))
+        yield Claim(f"pull in round 1, times {factor:g}", wanted, got)
+
+
+@oracle(FedTR)
+def accumulated_drift_reaches_the_optimum(cls: type[FedTR]) -> Iterator[Claim]:
+    """Clients with one sample each of their own class, softmax regression with weight decay: every
+    f_k is strongly convex. At rest no client moves, so grad f_k + alpha d_k = 0 and sum lambda_k
+    d_k = 0 with lambda = (1, 1, 2)/4: the gradient of sum lambda_k f_k is zero there, with all
+    clients or two of them a round; at FedAvg's rest point its norm is 0.14. A mean of d over the
+    cohort, 1/N for unequal sizes, or a turned sign settle elsewhere or nowhere."""
+    alpha = 1.0
+    for cohort, rounds in ((3, 60), (2, 100)):
+        run = convex().simulate(cls(alpha=alpha, lambda_R=0.0), per_round=cohort)
+        for _ in range(rounds):
+            run.run_round()
+        slopes = [slope(run, k) for k in range(3)]
+        mean = tree.map(lambda a, b, c: (a + b + 2 * c) / 4, *slopes)
+        norm = float(tree.sq_norm(mean).sqrt())
+        yield Claim(f"gradient of the sum, {cohort} of 3 clients", 0.0, norm)
+        for k in range(3):
+            drift = tree.take(run.store.rows[cls.name]["drift"], k)
+            gap = tree.gap(drift, tree.scale(slopes[k], -1 / alpha))
+            yield Claim(f"d_{k} is -grad f_{k}/alpha, {cohort} of 3 clients", 0.0, gap)
+
+
+def convex() -> Problem:
+    """Softmax regression on one sample of its own class for each of three clients (1, 1 and 2
+    copies of it), made strongly convex by weight decay."""
+    owner = torch.tensor([0, 1, 2, 2])
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=DOUBLE)[owner]
+    clients = [torch.tensor([0]), torch.tensor([1]), torch.tensor([2, 3])]
+    federation = Federation(x, owner, clients, make_task("classification", 3), dtype=DOUBLE)
+    module = nn.Sequential()
+    module.add_module("head", nn.Linear(2, 3, dtype=DOUBLE))
+    for p in module.parameters():
+        nn.init.zeros_(p)
+    return Problem(federation, module, LocalWork(batch=1, steps=4), SGD(lr=LR, weight_decay=DECAY))
+
+
+def slope(run: Simulation, k: int) -> Params:
+    """Gradient of f_k of :func:`convex` at the global model."""
+    start = run.federation.offsets[k]
+    batch = run.federation.clean(run.federation.rows[start : start + 1])
+    params = run.weights.params
+    return tree.axpy(DECAY, params, gradient(run, params, batch.x, batch.y))
+
+
+def gradient(run: Simulation, params: Params, x: Tensor, y: Tensor) -> Params:
+    """Gradient of the cross-entropy of a network without BatchNorm."""
+    leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
+    logits = run.bound.model.forward(Weights(leaves, {}), x, "eval").logits
+    found = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
+    return dict(zip(leaves, found, strict=True))
+
+
+def features_of(run: Simulation, weights: Weights, x: Tensor) -> Tensor:
+    features = run.bound.model.forward(weights, x, "eval").features
+    assert features is not None
+    return features

@@ -1,0 +1,79 @@
+"""Every code block in the README and the docs runs, and tables in them are up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from kedge.cli import main
+from kedge.core.part import parts
+from kedge.display import methods_markdown
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = [
+    pytest.param(kind, code, id=f"{page.name}-{i}")
+    for page in PAGES
+    for i, (kind, code) in enumerate(
+        re.findall(r"^```(python|sh)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize(("kind", "code"), BLOCKS)
+def test_code_block_runs(
+    kind: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = set(parts)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            if kind == "python":
+                exec(compile(code, "block", "exec"), {"__name__": "block"})
+            for line in code.splitlines() if kind == "sh" else []:
+                _shell(line, monkeypatch)
+    finally:
+        for name in set(parts) - known:
+            parts.remove(name)
+
+
+def _shell(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(line, comments=True)
+    if not words:
+        return
+    if words[0] == "make":  # the targets are there; what they do is tested elsewhere
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    assert words[0] == "kedge", f"a block may call kedge and make, not {words[0]}"
+    monkeypatch.setattr(sys, "argv", words)
+    with contextlib.suppress(SystemExit):
+        main()
+
+
+def test_the_table_of_methods_is_up_to_date() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = re.search(r"<!-- methods:.*?-->\n(.*?)<!-- end of methods -->", text, re.DOTALL)
+    assert table is not None
+    assert table[1].strip() == methods_markdown(), "run: make readme"
+
+
+def test_the_own_method_of_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    code = re.search(r"## Your own method.*?```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    assert len(code[1].strip().splitlines()) <= 25
+
+
+def test_pages_speak_of_the_project_alone() -> None:
+    for page in [*PAGES, *ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        if page == Path(__file__):
+            continue
+        text = page.read_text()
+        for word in ("shared/", "/work/", "issue #"):
+            assert word not in text, f"{page.name} mentions {word}"
