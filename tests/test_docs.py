@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def test_code_block_runs(
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             if kind == "python":
-                exec(compile(code, "block", "exec"), {"__name__": "block"})
+                module = types.ModuleType("block")
+                monkeypatch.setitem(sys.modules, "block", module)  # dataclasses look it up
+                exec(compile(code, "block", "exec"), vars(module))
             for line in code.splitlines() if kind == "sh" else []:
                 _shell(line, monkeypatch)
     finally:
