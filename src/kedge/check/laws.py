@@ -35,7 +35,7 @@ from kedge.core.server import uploads_of
 from kedge.core.tree import Params
 from kedge.core.view import View
 from kedge.errors import KedgeError
-from kedge.sim.engine import one_job, take_jobs
+from kedge.sim.capture import take_jobs
 from kedge.sim.simulation import Simulation
 
 TOLERANCE = 1e-11  # of float64 results that differ in the order of summation only
@@ -68,7 +68,7 @@ def pure(part: Part) -> None:
     cohort, phases = run.cohort([0, 1, 2]), run.bound.phases(0)
     _surveyed(run)
     for i in range(3):
-        job = one_job(run.cohort([0, 1, 2]).jobs, i)
+        job = take_jobs(run.cohort([0, 1, 2]).jobs, i)
         held = [*tree.leaves(job), *tree.leaves(run.server)]
         versions = [x._version for x in held]
         carry = client.begin(run.bound, job, phases)
@@ -260,7 +260,7 @@ def _surveyed(run: Simulation) -> None:
 
 def _reply(run: Simulation, k: int) -> client.Reply:
     cohort, phases = run.cohort([k]), run.bound.phases(run.round)
-    job = one_job(cohort.jobs, 0)
+    job = take_jobs(cohort.jobs, 0)
     carry = client.begin(run.bound, job, phases)
     carry = client.step(run.bound, job, carry, cohort.plan[0, 0], phases, functional=False)
     return client.end(run.bound, job, carry, phases)
@@ -270,7 +270,7 @@ def _replies(run: Simulation, clients: list[int]) -> client.Reply:
     cohort, phases = run.cohort(clients), run.bound.phases(run.round)
     order = sorted(range(len(clients)), key=lambda i: -cohort.steps[i])
     jobs, steps = take_jobs(cohort.jobs, order), [cohort.steps[i] for i in order]
-    done = run.engine._clients(run.bound, jobs, steps, cohort.plan[order], phases)  # type: ignore[union-attr]
+    done = run.engine.replies(run.bound, jobs, steps, cohort.plan[order], phases)  # type: ignore[union-attr]
     return tree.take(done, torch.argsort(torch.tensor(order)))
 
 

@@ -19,7 +19,7 @@ from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
 from kedge.core.task import Batch, Task, make_task
 from kedge.core.view import View
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
@@ -146,6 +146,6 @@ def small_net(norm: str, outputs: int, dropout: float = 0.0) -> nn.Sequential:
 def step_view(run: Simulation, client: int, part: Part, hook: str = "term") -> tuple[View, Batch]:
     """What a hook of a part gets in a client's first step: its view and the batch."""
     cohort = run.cohort([client])
-    job, first = one_job(cohort.jobs, 0), torch.zeros((), dtype=torch.int32)
+    job, first = take_jobs(cohort.jobs, 0), torch.zeros((), dtype=torch.int32)
     context = client_context(run.bound, job, run.bound.phases(run.round), {}, first)
     return View(context, part, hook), run.federation.clean(cohort.plan[0, 0])

@@ -208,13 +208,18 @@ def _descend(
         return bound.optim.update(params, grads, state, lr)
 
     def masked(new: Params, old: Params) -> Params:
-        flags = {n: torch.as_tensor(mask.get(n, True), device=lr.device) for n in new}
-        return {n: torch.where(flags[n], v, old[n]) for n, v in new.items()}
+        return {n: _chosen(mask.get(n, True), v, old[n]) for n, v in new.items()}
 
     grads = masked(grads, tree.zeros_like(grads))
     new, new_state = bound.optim.update(params, grads, state, lr)
     kept = {k: masked(v, state[k]) if isinstance(v, dict) else v for k, v in new_state.items()}
     return masked(new, params), kept
+
+
+def _chosen(flag: Tensor | bool, new: Tensor, old: Tensor) -> Tensor:
+    if isinstance(flag, bool):
+        return new if flag else old
+    return torch.where(flag, new, old)
 
 
 def client_context(

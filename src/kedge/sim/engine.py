@@ -1,16 +1,19 @@
 """Two ways to run the clients of a round, with the same result.
 
-``loop`` trains one client after the other: the readable reference. ``vector`` trains all of them
-as one batched computation: their weights are stacked along a first axis and the same ``begin``,
-``step`` and ``end`` are mapped over it. Clients with fewer steps than others are not padded:
-sorted by their number of steps, those still running at step t are the first k_t of the stack, and
-step t runs on just these.
+``loop`` trains one client after the other: the readable reference. ``vector`` trains all of them as
+one batched computation: their weights are stacked along a first axis and the same ``begin``,
+``step`` and ``end`` are mapped over it. Clients with fewer steps than others are not padded: sorted
+by their number of steps, those still running at step t are the first k_t of the stack, and step t
+runs on just these.
+
+On a GPU both record their steps as CUDA graphs (:mod:`kedge.sim.capture`) and replay them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +26,7 @@ from kedge.core.part import Part
 from kedge.core.server import Totals
 from kedge.core.view import Job
 from kedge.errors import HookError, UnknownName
+from kedge.sim.capture import CapturedSteps, shapes_of, take_jobs
 
 
 class Cohort(NamedTuple):
@@ -34,7 +38,27 @@ class Cohort(NamedTuple):
     plan: Tensor  # [K, max steps, batch] rows of the federation
 
 
-SHARED = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0)  # type: ignore[arg-type]
+SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0)  # type: ignore[arg-type]
+Phases = dict[str, str]
+
+
+class _Captures:
+    """Graphs by what they were recorded for; recording that fails is remembered, too."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._made: dict[Any, CapturedSteps | None] = {}
+
+    def get(self, key: Any, make: Callable[[], CapturedSteps]) -> CapturedSteps | None:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def give_up(self, key: Any, error: Exception) -> None:
+        self._made[key] = None
+        warnings.warn(
+            f"steps could not be recorded as a CUDA graph and run one by one: {error}", stacklevel=2
+        )
 
 
 class Loop:
@@ -42,9 +66,10 @@ class Loop:
 
     name = "loop"
 
-    def train(
-        self, bound: Bound, cohort: Cohort, phases: dict[str, str]
-    ) -> tuple[Totals, tree.Tree]:
+    def __init__(self, capture: bool = True) -> None:
+        self._captures = _Captures(capture)
+
+    def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, tree.Tree]:
         total: Totals | None = None
         kept = []
         for i in range(len(cohort.clients)):
@@ -55,25 +80,53 @@ class Loop:
         assert total is not None
         return total, tree.stack(kept)
 
-    def _client(self, bound: Bound, cohort: Cohort, i: int, phases: dict[str, str]) -> Reply:
-        job, t = one_job(cohort.jobs, i), -1
+    def _client(self, bound: Bound, cohort: Cohort, i: int, phases: Phases) -> Reply:
+        job, t = take_jobs(cohort.jobs, i), -1
+        plan = cohort.plan[i, : cohort.steps[i]]
         try:
             carry = client.begin(bound, job, phases)
-            for t in range(cohort.steps[i]):
-                carry = client.step(bound, job, carry, cohort.plan[i, t], phases, functional=False)
+            captured = self._recorded(bound, job, carry, plan, phases)
+            if captured is not None:
+                return client.end(bound, job, captured, phases)
+            for t in range(len(plan)):
+                carry = client.step(bound, job, carry, plan[t], phases, functional=False)
             return client.end(bound, job, carry, phases)
         except HookError as error:
             raise HookError(f"{error} (client {cohort.clients[i]}, step {t})") from error
 
-    def survey(self, bound: Bound, cohort: Cohort, phases: dict[str, str], part: Part) -> Totals:
+    def _recorded(
+        self, bound: Bound, job: Job, carry: Carry, plan: Tensor, phases: Phases
+    ) -> Carry | None:
+        """The carry after all steps by graphs, or None where there are none."""
+        if not self._captures.enabled or plan.device.type != "cuda":
+            return None
+        key = (id(bound), tuple(phases.items()), shapes_of(job), shapes_of(carry), plan.shape[1])
+
+        def step(job: Job, carry: Carry, index: Tensor) -> Carry:
+            return client.step(bound, job, carry, index, phases, functional=False)
+
+        steps = self._captures.get(
+            key, lambda: CapturedSteps(step, job, carry, tuple(plan.shape[1:]))
+        )
+        if steps is None:
+            return None
+        try:
+            steps.load(job, carry)
+            steps.run(plan)
+        except (RuntimeError, HookError) as error:
+            self._captures.give_up(key, error)
+            return None
+        return tree.map(torch.clone, steps.carry)
+
+    def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
         answers = [
-            client.survey(bound, one_job(cohort.jobs, i), phases, part)
+            client.survey(bound, take_jobs(cohort.jobs, i), phases, part)
             for i in range(len(cohort.clients))
         ]
         return server.survey_totals(part, tree.stack(answers), cohort.jobs.info.weight)
 
-    def personal(self, bound: Bound, cohort: Cohort, phases: dict[str, str]) -> tree.Weights:
-        jobs = (one_job(cohort.jobs, i) for i in range(len(cohort.clients)))
+    def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> tree.Weights:
+        jobs = (take_jobs(cohort.jobs, i) for i in range(len(cohort.clients)))
         return tree.stack([client.personal(bound, job, phases) for job in jobs])
 
 
@@ -82,47 +135,129 @@ class Vector:
 
     name = "vector"
 
-    def train(
-        self, bound: Bound, cohort: Cohort, phases: dict[str, str]
-    ) -> tuple[Totals, tree.Tree]:
+    def __init__(self, capture: bool = True) -> None:
+        self._captures = _Captures(capture)
+
+    def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, tree.Tree]:
         order = sorted(range(len(cohort.clients)), key=lambda i: -cohort.steps[i])
-        jobs, plan = take_jobs(cohort.jobs, order), cohort.plan[order]
+        sorted_already = order == list(range(len(order)))
+        jobs = cohort.jobs if sorted_already else take_jobs(cohort.jobs, order)
+        plan = cohort.plan if sorted_already else cohort.plan[order]
         steps = [cohort.steps[i] for i in order]
         try:
-            replies = self._clients(bound, jobs, steps, plan, phases)
+            replies = self.replies(bound, jobs, steps, plan, phases)
         except HookError as error:
             raise HookError(
                 f"{error} (all clients at once; engine=loop names the client)"
             ) from error
-        back = torch.argsort(torch.tensor(order, device=plan.device))
-        replies = tree.take(replies, back)
+        if not sorted_already:
+            back = sorted(range(len(order)), key=lambda i: order[i])
+            replies = tree.take(replies, torch.tensor(back, device=plan.device))
         return server.totals(bound, replies, jobs.anchor), replies.client
 
-    def _clients(
-        self, bound: Bound, jobs: Job, steps: Sequence[int], plan: Tensor, phases: dict[str, str]
+    def replies(
+        self, bound: Bound, jobs: Job, steps: Sequence[int], plan: Tensor, phases: Phases
     ) -> Reply:
-        def step(job: Job, carry: Carry, index: Tensor) -> Carry:
-            return client.step(bound, job, carry, index, phases, functional=True)
-
-        step_all = vmap(step, in_dims=(SHARED, 0, 0))
+        """What clients return, who are sorted by falling number of steps."""
         carry = vmap(lambda job: client.begin(bound, job, phases), in_dims=(SHARED,))(jobs)
+        done = self._recorded(bound, jobs, carry, steps, plan, phases)
+        if done is None:
+            done = self._stepwise(bound, jobs, carry, steps, plan, phases)
+        return vmap(lambda j, c: client.end(bound, j, c, phases), in_dims=(SHARED, 0))(jobs, done)
+
+    def _stepwise(
+        self,
+        bound: Bound,
+        jobs: Job,
+        carry: Carry,
+        steps: Sequence[int],
+        plan: Tensor,
+        phases: Phases,
+    ) -> Carry:
+        step_all = vmap(_step_of(bound, phases), in_dims=(SHARED, 0, 0))
         finished: list[Carry] = []  # those that ran out of steps, last clients first
         running = jobs
-        for t in range(steps[0]):
-            k = sum(s > t for s in steps)
+        for k, first, last in _stairs(steps):
             if k < len(running.key):
                 finished.insert(0, tree.take(carry, slice(k, None)))
                 carry, running = tree.take(carry, slice(k)), take_jobs(running, slice(k))
-            carry = step_all(running, carry, plan[:k, t])
-        carry = tree.concat([carry, *finished])
-        return vmap(lambda j, c: client.end(bound, j, c, phases), in_dims=(SHARED, 0))(jobs, carry)
+            for t in range(first, last):
+                carry = step_all(running, carry, plan[:k, t])
+        return tree.concat([carry, *finished])
 
-    def survey(self, bound: Bound, cohort: Cohort, phases: dict[str, str], part: Part) -> Totals:
+    def _recorded(
+        self,
+        bound: Bound,
+        jobs: Job,
+        carry: Carry,
+        steps: Sequence[int],
+        plan: Tensor,
+        phases: Phases,
+    ) -> Carry | None:
+        """The same by graphs, or None where there are none.
+
+        A graph is recorded for few sizes of the stack only: with k clients left, the next larger
+        size runs, and what it does to clients that have finished is thrown away.
+        """
+        if not self._captures.enabled or plan.device.type != "cuda":
+            return None
+        key = (id(bound), tuple(phases.items()), shapes_of(jobs), plan.shape[2])
+        step_all = vmap(_step_of(bound, phases), in_dims=(SHARED, 0, 0))
+        rows = (len(steps), plan.shape[2])
+        captured = self._captures.get(key, lambda: CapturedSteps(step_all, jobs, carry, rows))
+        if captured is None:
+            return None
+        try:
+            captured.load(jobs, carry)
+            finished: list[Carry] = []
+            running = len(steps)
+            by_step = plan.transpose(0, 1)  # [steps, K, batch]
+            for k, first, last in _stairs(steps):
+                if k < running:
+                    finished.insert(
+                        0, tree.map(torch.clone, tree.take(captured.carry, slice(k, running)))
+                    )
+                    running = k
+                lanes = _size(k, len(steps))
+                captured.run(by_step[first:last, :lanes], lanes)
+        except (RuntimeError, HookError) as error:
+            self._captures.give_up(key, error)
+            return None
+        rest = tree.map(torch.clone, tree.take(captured.carry, slice(running)))
+        return tree.concat([rest, *finished])
+
+    def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
         ask = vmap(lambda job: client.survey(bound, job, phases, part), in_dims=(SHARED,))
         return server.survey_totals(part, ask(cohort.jobs), cohort.jobs.info.weight)
 
-    def personal(self, bound: Bound, cohort: Cohort, phases: dict[str, str]) -> tree.Weights:
+    def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> tree.Weights:
         return vmap(lambda job: client.personal(bound, job, phases), in_dims=(SHARED,))(cohort.jobs)
+
+
+def _step_of(bound: Bound, phases: Phases) -> Callable[[Job, Carry, Tensor], Carry]:
+    def step(job: Job, carry: Carry, index: Tensor) -> Carry:
+        return client.step(bound, job, carry, index, phases, functional=True)
+
+    return step
+
+
+def _stairs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
+    """``(clients, first step, last step)`` of every stretch in which the same clients run.
+
+    >>> _stairs([5, 5, 2])
+    [(3, 0, 2), (2, 2, 5)]
+    """
+    ends = sorted(set(steps))
+    starts = [0, *ends[:-1]]
+    return [(sum(s >= end for s in steps), a, end) for a, end in zip(starts, ends, strict=True)]
+
+
+def _size(k: int, total: int) -> int:
+    """The smallest recorded size that holds k clients: the total, its half, its quarter, ..."""
+    size = total
+    while size > 1 and (size + 1) // 2 >= k:
+        size = (size + 1) // 2
+    return size
 
 
 Engine = Loop | Vector
@@ -133,14 +268,3 @@ def make_engine(name: str) -> Engine:
     if name not in ENGINES:
         raise UnknownName("engine", name, ENGINES)
     return ENGINES[name]()
-
-
-def one_job(jobs: Job, i: int) -> Job:
-    return take_jobs(jobs, i)
-
-
-def take_jobs(jobs: Job, index: int | slice | Sequence[int]) -> Job:
-    """Some clients' jobs; what is shared stays shared."""
-    stacked = {"client": jobs.client, "info": jobs.info, "key": jobs.key}
-    stacked |= {"counts": jobs.counts, "chunks": jobs.chunks}
-    return jobs._replace(**tree.take(stacked, index))

@@ -1,0 +1,293 @@
+"""Identities of FLBoost.
+
+Most of them play one iteration on the server with two clients chosen by hand, on the linear
+classifier :math:`\\omega(x) = Wx + b` of 8x8 images, where the gradients are known in closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.check.oracles import Claim, oracle
+from kedge.check.problems import DOUBLE, Problem
+from kedge.core import rng, tree
+from kedge.core.optim import SGD
+from kedge.core.task import make_task
+from kedge.core.tree import Params, Weights
+from kedge.core.view import Round
+from kedge.parts.flboost import FLBoost
+from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.simulation import Simulation
+from kedge.zoo.generators import diversity
+
+COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)  # class 2: nobody has it
+SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
+ONE: dict[str, Any] = SMALL | {"steps": 1, "generator_steps": 1, "student_steps": 1}
+
+
+@oracle(FLBoost)
+def weights_of_the_ensemble(cls: type[FLBoost]) -> Iterator[Claim]:
+    """n = (6, 1, 0), (2, 3, 0) gives a = (3/4, 1/4, 0), (1/4, 3/4, 0), which sums to 1 for the
+    classes that are there. Shares of a client's own data, 6/7 and 2/5, do not."""
+    a = cls()._ensemble(COUNTS)
+    expected = torch.tensor([[0.75, 0.25, 0.0], [0.25, 0.75, 0.0]], dtype=DOUBLE)
+    yield Claim("a_{k,y}", 0.0, _gap(a, expected), 0.0)
+    plain = cls(attention=False)._ensemble(COUNTS)
+    yield Claim("without attention", 0.0, _gap(plain, torch.full_like(plain, 0.5)), 0.0)
+
+
+@oracle(FLBoost)
+def labels_in_proportion(cls: type[FLBoost]) -> Iterator[Claim]:
+    """n = (8, 4, 0) and 2 x 7 labels: quotas 9 1/3, 4 2/3, so the second gets what is left: 9, 5,
+    0. Unfocused, the classes that are there share alike: 7, 7, 0."""
+    part = cls(steps=2, batch=7)
+    for what, one, expected in (
+        ("focused", part, (9, 5, 0)),
+        ("unfocused", cls(steps=2, batch=7, focused=False), (7, 7, 0)),
+    ):
+        _, y = one._draw(rng.key(1), COUNTS.sum(0), DOUBLE)
+        found = torch.bincount(y.flatten(), minlength=3).tolist()
+        for c in range(3):
+            yield Claim(f"{what}: samples of class {c}", expected[c], found[c], 0.0)
+    _, y = cls(steps=40, batch=100, labels="drawn")._draw(rng.key(1), COUNTS.sum(0), DOUBLE)
+    share = torch.bincount(y.flatten(), minlength=3) / y.numel()
+    yield Claim("drawn: share of class 0", 2 / 3, float(share[0]), 0.03)
+    yield Claim("drawn: absent class", 0.0, float(share[2]), 0.0)
+
+
+@oracle(FLBoost)
+def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
+    """With s and t_k the softmax of student and clients, the gradient of KL(t || s) in the logits
+    is s - sum_k a_k t_k, and of KL(s || t) it is s (g - <s, g>) with g = log s - sum_k a_k log t_k;
+    a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. A loss that is summed over the
+    batch, divided by C, unweighted, turned round or of the wrong sign gives another W."""
+    for direction in ("teacher_student", "student_teacher"):
+        part = cls(**ONE, direction=direction)
+        r, weights = _table(part, round=3)
+        new, slot = part.server_step(r, weights)
+        z, y = part._draw(r.key, COUNTS.sum(0), DOUBLE)
+        x = part._generator(r.spec)(Weights(**slot), z[0], y[0], train=False)[0].flatten(1)
+        a = torch.tensor([[0.75, 0.25, 0.0], [0.25, 0.75, 0.0]], dtype=DOUBLE)[:, y[0]]  # [K, B]
+        w = weights.params
+        log_s = torch.log_softmax(x @ w["head.weight"].T + w["head.bias"], 1)
+        s, grad = log_s.exp(), torch.zeros_like(log_s)
+        for k in range(2):
+            c = tree.take(r.clients.params, k)
+            log_t = torch.log_softmax(x @ c["head.weight"].T + c["head.bias"], 1)
+            if direction == "teacher_student":
+                part_k = s - log_t.exp()
+            else:
+                part_k = s * ((log_s - log_t) - (s * (log_s - log_t)).sum(1, keepdim=True))
+            grad = grad + a[k][:, None] * part_k
+        lr = 0.1 * 0.998**3
+        expected = {
+            "head.weight": grad.T @ x / len(x) + 1e-3 * w["head.weight"],
+            "head.bias": grad.mean(0) + 1e-3 * w["head.bias"],
+        }
+        gap = max(_gap(new.params[n], w[n] - lr * expected[n]) for n in expected)
+        yield Claim(f"global model after a step ({direction})", 0.0, gap, 1e-13)
+
+
+@oracle(FLBoost)
+def one_player_raises_what_the_other_lowers(cls: type[FLBoost]) -> Iterator[Claim]:
+    """To first order, Adam's first step of size e moves every parameter by e sign(g), so the
+    generator's step changes L_md by + e |g|_1, and the student's plain step by - e |g|^2."""
+    e = 1e-6
+    alone: dict[str, Any] = {"lambda_cls": 0.0, "lambda_r": 0.0, "weight_decay": 0.0, "decay": 1.0}
+    part = cls(**ONE | {"student_steps": 0}, generator_lr=e, **alone)
+    r, weights = _table(part)
+    z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
+
+    def md(params: Params, student: Params, train: bool) -> Tensor:
+        both = Weights(params, r.server["buffers"])
+        x = part._generator(r.spec)(both, z, y, train)[0]
+        return _discrepancy(r, x, y, student)
+
+    before = r.server["params"]
+    leaves = {n: p.clone().requires_grad_() for n, p in before.items()}
+    first = md(leaves, weights.params, True)
+    slope = torch.autograd.grad(first, list(leaves.values()))
+    after = part.server_step(r, weights)[1]["params"]
+    rise = float(md(after, weights.params, True) - first.detach()) / e
+    yield Claim("rise", 1.0, rise / float(sum(g.abs().sum() for g in slope)), 1e-3)
+
+    part = cls(**ONE | {"generator_steps": 0}, lr=e, **alone)
+    leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
+    first = md(before, leaves, False)
+    slope = torch.autograd.grad(first, list(leaves.values()))
+    new = part.server_step(r, weights)[0].params
+    fall = float(md(before, new, False) - first.detach()) / e
+    yield Claim("fall", -1.0, fall / float(sum((g * g).sum() for g in slope)), 1e-3)
+
+
+@oracle(FLBoost)
+def generator_steps_by_plain_torch(cls: type[FLBoost]) -> Iterator[Claim]:
+    """Two passes of the generator against torch.optim.Adam on -L_md + 0.7 L_cls + 0.3 L_r, summed
+    here sample by sample and client by client: the ratio of the three, every stop-gradient and the
+    order of the authors' steps are in it."""
+    for preset in ("", "paper", "official"):
+        options: dict[str, Any] = {"lambda_cls": 0.7, "lambda_r": 0.3, "generator_steps": 2}
+        options = ONE | {"student_steps": 0} | options | cls.presets.get(preset, {})
+        part = cls(**options)
+        r, weights = _table(part)
+        slot = part.server_step(r, weights)[1]
+        expected = _generator_by_torch(part, r, weights, official=preset == "official")
+        gap = max(_gap(slot["params"][n], p) for n, p in expected.params.items())
+        yield Claim(f"generator {preset or 'by default'}", 0.0, gap, 1e-11)
+        gap = max(_gap(slot["buffers"][n], b) for n, b in expected.buffers.items())
+        yield Claim(f"its statistics {preset or 'by default'}", 0.0, gap, 1e-11)
+
+
+@oracle(FLBoost)
+def diversity_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
+    """z = (0, 0), (2, 0) are at 4/2 = 2, x = (0, 1), (3, 0) at (3 + 1)/2 = 2: two of the four
+    ordered pairs have the product 4, so L_r = exp(-2)."""
+    z = torch.tensor([[0.0, 0.0], [2.0, 0.0]], dtype=DOUBLE)
+    x = torch.tensor([[0.0, 1.0], [3.0, 0.0]], dtype=DOUBLE)
+    yield Claim("L_r", 0.1353352832366127, float(diversity(z, x)))
+
+
+@oracle(FLBoost)
+def not_adversarial(cls: type[FLBoost]) -> Iterator[Claim]:
+    """Without AdvLearning the generator never looks at the global model, and it is done before
+    that starts to learn: two iterations are two of the generator, then two of the student."""
+    part = cls(**ONE | {"steps": 2}, adversarial=False)
+    r, weights = _table(part)
+    other = weights._replace(params=tree.scale(weights.params, -2.0))
+    new, slot = part.server_step(r, weights)
+    gap = tree.gap(slot, part.server_step(r, other)[1])
+    yield Claim("generator beside another global model", 0.0, gap, 0.0)
+    still = cls(**ONE | {"steps": 2, "generator_steps": 0}, adversarial=True)
+    r.server = slot
+    gap = tree.gap(still.server_step(r, weights)[0], new)
+    yield Claim("student after the generator is done", 0.0, gap, 1e-13)
+
+
+@oracle(FLBoost)
+def equal_clients_teach_nothing(cls: type[FLBoost]) -> Iterator[Claim]:
+    """Two clients with the same data have the same model, which is their mean: all divergences
+    are zero with zero gradient, and without weight decay the whole round is FedAvg's. A student
+    that starts from last round's model would be pulled."""
+    part = cls(**SMALL, steps=3, student_steps=2, weight_decay=0.0)
+    plain, run = (_linear().simulate(m) for m in ("fedavg", part))
+    plain.run_round()
+    run.run_round()
+    gap = tree.gap(plain.weights.params, run.weights.params)
+    yield Claim("global model", 0.0, gap, 1e-12)
+
+
+@oracle(FLBoost)
+def features_reach_the_head_alone(cls: type[FLBoost]) -> Iterator[Claim]:
+    """FLBoost-f on a net whose only layer is the head equals the linear classifier of features: a
+    step with the generator at rest is student_step_by_hand's, on what the generator gives."""
+    part = cls(**ONE | {"generator_steps": 0}, level="feature", weight_decay=0.0)
+    r, weights = _table(part)
+    z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
+    x = part._generator(r.spec)(Weights(**r.server), z, y, train=False)[0]
+    leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
+    loss = _discrepancy(r, x, y, leaves)
+    slope = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    expected = tree.map(lambda w, g: w - 0.1 * g, weights.params, slope)
+    yield Claim("head", 0.0, tree.gap(expected, part.server_step(r, weights)[0].params), 1e-13)
+
+
+def _linear() -> Problem:
+    """Two clients with the same six images each, a linear classifier, one full-batch step."""
+    keys = rng.split(rng.key(5), 4)
+    x = rng.normal(keys[0], (6, 1, 8, 8), DOUBLE)
+    y = torch.tensor([0, 0, 0, 1, 1, 0])
+    rows = torch.arange(6)
+    federation = Federation(x, y, [rows, rows], make_task("classification", 3), dtype=DOUBLE)
+    module = nn.Sequential()
+    module.add_module("stage1", nn.Flatten())
+    module.add_module("head", nn.Linear(64, 3, dtype=DOUBLE))
+    with torch.no_grad():
+        for key, weight in zip(keys[2:], module.parameters(), strict=True):
+            weight.copy_(0.5 * rng.normal(key, tuple(weight.shape), DOUBLE))
+    return Problem(federation, module, LocalWork(batch=6, steps=1), SGD(lr=0.05))
+
+
+def _table(part: FLBoost, round: int = 0) -> tuple[Round, Weights]:
+    """The server with two clients' linear classifiers, and a global model beside their mean."""
+    run: Simulation = _linear().simulate(part)
+    first = run.weights.params
+    clients = {
+        n: torch.stack(
+            [rng.normal(rng.fold(rng.key(k), n), tuple(p.shape), DOUBLE) for k in (1, 2)]
+        )
+        for n, p in first.items()
+    }
+    r = Round(
+        part=part,
+        model=run.bound.model,
+        spec=run.bound.spec,
+        round=round,
+        lr=0.05,
+        key=rng.key(9),
+        phase="",
+        anchor=run.weights,
+        server=run.server.slots[part.name],
+        uploads={"counts": COUNTS},
+        totals={"count": 2, "clients": Weights(clients, {})},
+    )
+    return r, Weights(tree.map(lambda c, w: c.mean(0) + 0.3 * w, clients, first), {})
+
+
+def _discrepancy(r: Round, x: Tensor, y: Tensor, student: Params) -> Tensor:
+    """The mean over samples of sum_k a_{k,y} KL(t_k || s), in plain torch."""
+    s = torch.log_softmax(F.linear(x.flatten(1), *student.values()), 1)
+    total = torch.zeros((), dtype=DOUBLE)
+    for k in range(2):
+        c = tree.take(r.clients.params, k)
+        t = torch.log_softmax(F.linear(x.flatten(1), c["head.weight"], c["head.bias"]), 1)
+        gaps = F.kl_div(s, t, reduction="none", log_target=True).sum(1)  # KL(t || s)
+        total = total + (COUNTS[k] / COUNTS.sum(0).clamp_min(1))[y] @ gaps / len(x)
+    return total
+
+
+def _generator_by_torch(part: FLBoost, r: Round, weights: Weights, official: bool) -> Weights:
+    """The generator after its passes: one Adam step on the sum over clients, or one for each."""
+    z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
+    a = (COUNTS / COUNTS.sum(0).clamp_min(1))[:, y]
+    leaves = {n: p.clone().requires_grad_() for n, p in r.server["params"].items()}
+    buffers = r.server["buffers"]
+    adam = torch.optim.Adam(leaves.values(), lr=part.generator_lr)
+    for _ in range(part.generator_steps):
+        for group in ([0], [1]) if official else ([0, 1],):
+            x, buffers = part._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)
+            flat, w = x.flatten(1), weights.params
+            s = F.linear(flat, w["head.weight"], w["head.bias"])
+            loss = torch.zeros((), dtype=DOUBLE)
+            for k in group:
+                c = tree.take(r.clients.params, k)
+                t = F.linear(flat, c["head.weight"], c["head.bias"])
+                for b in range(len(y)):
+                    p, q = torch.softmax(t[b], 0), torch.softmax(s[b], 0)
+                    if official:
+                        md = (s[b] - t[b].detach()).abs().mean()
+                    elif part.direction == "teacher_student":
+                        md = (p * (p.log() - q.log())).sum()
+                    else:
+                        md = (q * (q.log() - p.log())).sum()
+                    share = a[k].mean() if official else a[k, b]
+                    loss = loss - a[k, b] * md / len(y) - share * 0.7 * p.log()[y[b]] / len(y)
+            mean = torch.zeros((), dtype=DOUBLE)
+            for i in range(len(y)):
+                for j in range(len(y)):
+                    away = ((z[i] - z[j]) ** 2).mean() * (flat[i] - flat[j]).abs().mean()
+                    mean = mean + away / len(y) ** 2
+            loss = loss + 0.3 * torch.exp(-mean) * len(group) / 2
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            buffers = tree.detach(buffers)
+    return Weights(tree.detach(leaves), buffers)
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())

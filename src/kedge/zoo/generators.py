@@ -1,0 +1,171 @@
+"""Networks that make inputs or features of noise and a label, for data-free distillation.
+
+A generator is a pure function of its weights, as models are: ``G.init(key, ...)`` draws the first
+weights, ``G(weights, z, y, train)`` gives samples and the next BatchNorm statistics. Builders are
+cached and hold no numbers, so the same arguments always give the same function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.core import rng
+from kedge.core.model import Model
+from kedge.core.tree import Params, Weights
+from kedge.errors import ModelError
+
+LARGE = 64  # images above this side get more stages, so that the first map stays about 8x8
+
+
+class Generator:
+    """A conditional generator: noise ``z [B, noise]`` and classes ``y [B]`` to samples."""
+
+    def __init__(self, module: nn.Sequential, classes: int, shape: tuple[int, ...]) -> None:
+        self.classes, self.shape = classes, shape  # of one sample
+        self._layers = dict(module.named_modules())
+        self._model = Model(module)
+
+    def init(self, key: Tensor, dtype: torch.dtype, device: torch.device) -> Weights:
+        """First weights, distributed as torch draws them for these layers, but from a key."""
+        params: Params = {}
+        buffers: Params = {}
+        for name, layer in self._layers.items():
+            for leaf, like in layer.named_parameters(recurse=False):
+                path = f"{name}.{leaf}"
+                if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                    bound = layer.weight[0].numel() ** -0.5
+                    noise = rng.uniform(rng.fold(key, path), tuple(like.shape), dtype)
+                    params[path] = bound * (2 * noise - 1)
+                else:  # BatchNorm
+                    value = 1.0 if leaf == "weight" else 0.0
+                    params[path] = torch.full(like.shape, value, dtype=dtype, device=device)
+            for leaf, like in layer.named_buffers(recurse=False):
+                kind = dtype if like.is_floating_point() else like.dtype
+                value = 1 if leaf == "running_var" else 0
+                buffers[f"{name}.{leaf}"] = torch.full(like.shape, value, dtype=kind, device=device)
+        return Weights(params, buffers)
+
+    def __call__(
+        self, weights: Weights, z: Tensor, y: Tensor, train: bool
+    ) -> tuple[Tensor, Params]:
+        """``(samples, next buffers)``; in training BatchNorm normalises by the batch."""
+        given = torch.cat([z, F.one_hot(y, self.classes).to(z.dtype)], 1)
+        done = self._model.forward(weights, given, "train" if train else "eval")
+        return done.logits.reshape(-1, *self.shape), done.buffers
+
+
+@cache
+def image_generator(
+    shape: tuple[int, ...],
+    classes: int,
+    noise: int = 100,
+    width: int = 128,
+    final_norm: bool = True,
+) -> Generator:
+    """FLBoost's generator of images (Table 5a), after DFAD (Fang et al. 2019, arXiv:1912.11006).
+
+    Noise and one-hot label each fill one half of the channels of a small map, which is doubled in
+    size twice: 682 307 parameters for (3, 32, 32) and ten classes. ``final_norm`` ends in a
+    BatchNorm without scale and shift, so that samples lie where normalised inputs do. Sides that
+    cannot be halved often enough are made too large and cropped; above 64 there are more stages.
+    Convolutions before a BatchNorm have no bias, which it would cancel.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise ModelError(
+            f"images are generated as (channels, height, width), not in the shape {shape}; "
+            "generate features instead: level=feature"
+        )
+    channels, height, breadth = shape
+    side = max(height, breadth)
+    stages = 2 if side <= LARGE else round(math.log2(side / 8))
+    first = (math.ceil(height / 2**stages), math.ceil(breadth / 2**stages))
+    with torch.device("meta"):
+        layers: dict[str, nn.Module] = {
+            "embed": _Embed(noise, classes, width, math.prod(first)),
+            "shape": nn.Unflatten(1, (width, *first)),
+            "norm": nn.BatchNorm2d(width),
+        }
+        for i in range(1, stages + 1):
+            before = width
+            after = max(1, width // 2) if i == stages else width
+            layers[f"stage{i}"] = nn.Sequential(
+                OrderedDict(
+                    up=nn.Upsample(scale_factor=2),
+                    conv=nn.Conv2d(before, after, 3, padding=1, bias=False),
+                    norm=nn.BatchNorm2d(after),
+                    relu=nn.LeakyReLU(0.2),
+                )
+            )
+        layers["conv"] = nn.Conv2d(max(1, width // 2), channels, 3, padding=1)
+        layers["crop"] = _Crop(height, breadth)
+        layers["tanh"] = nn.Tanh()
+        if final_norm:
+            layers["last"] = nn.BatchNorm2d(channels, affine=False)
+        return Generator(nn.Sequential(OrderedDict(layers)), classes, shape)
+
+
+@cache
+def feature_generator(
+    shape: tuple[int, ...], classes: int, noise: int = 100, width: int = 128
+) -> Generator:
+    """FedGen's generator of features as FLBoost has it (Table 5b): two layers of 64 ``width``.
+
+    Zhu et al., Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
+    arXiv:2105.10056. What the next BatchNorm would cancel, biases and the shift of the first one,
+    is left out.
+    """
+    hidden = 64 * width
+    with torch.device("meta"):
+        layers: dict[str, nn.Module] = {
+            "embed": _Embed(noise, classes, width, 64, bias=False),
+            "norm1": nn.BatchNorm1d(hidden, affine=False),
+            "hidden": nn.Linear(hidden, hidden, bias=False),
+            "norm2": nn.BatchNorm1d(hidden),
+            "relu": nn.LeakyReLU(0.2),
+            "out": nn.Linear(hidden, math.prod(shape)),
+        }
+        return Generator(nn.Sequential(OrderedDict(layers)), classes, shape)
+
+
+def diversity(z: Tensor, x: Tensor) -> Tensor:
+    r"""Small where samples differ as their noise does; minimised to keep a generator diverse.
+
+    :math:`\exp(-\frac{1}{B^2}\sum_{i,j} d(z_i, z_j)\,d'(x_i, x_j))` with d the mean squared and d'
+    the mean absolute difference of the components (FedGen, ``L_div``; FLBoost, ``L_r``).
+    """
+    x = x.flatten(1)
+    away = (z[:, None] - z[None]).square().mean(-1)  # [B, B]
+    apart = (x[:, None] - x[None]).abs().mean(-1)
+    return torch.exp(-(away.detach() * apart).mean())
+
+
+class _Embed(nn.Module):
+    """Noise and label, side by side, each through a linear layer into its share of ``width``."""
+
+    def __init__(self, noise: int, classes: int, width: int, area: int, bias: bool = True) -> None:
+        super().__init__()
+        self.sizes = [noise, classes]
+        self.z = nn.Linear(noise, (width - width // 2) * area, bias=bias)
+        self.y = nn.Linear(classes, (width // 2) * area, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, y = torch.split(x, self.sizes, 1)
+        return torch.cat([self.z(z), self.y(y)], 1)
+
+
+class _Crop(nn.Module):
+    """The middle of a map."""
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self.height, self.width = height, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        top, left = (x.shape[-2] - self.height) // 2, (x.shape[-1] - self.width) // 2
+        return x[..., top : top + self.height, left : left + self.width]

@@ -1,0 +1,596 @@
+"""FLBoost: options, invariants, generators, and faults that the identities must find."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kedge.check.laws import LAWS
+from kedge.check.oracles import oracles_of
+from kedge.check.problems import DOUBLE, images
+from kedge.core import rng, tree
+from kedge.core.method import parse
+from kedge.core.model import Model
+from kedge.core.part import Part
+from kedge.core.task import make_task
+from kedge.core.tree import Weights
+from kedge.core.view import Round
+from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError
+from kedge.parts.flboost import FLBoost, _Game, _ordered
+from kedge.sim.federation import Federation
+from kedge.sim.simulation import Simulation
+from kedge.zoo.generators import Generator, feature_generator, image_generator
+
+BASES = ("fedavg", "fedprox(mu=0.1)", "feddyn(alpha=1)", "scaffold")
+
+
+def part(**options: Any) -> FLBoost:
+    return FLBoost(**FLBoost.tiny | options)
+
+
+def ran(method: Any, rounds: int = 2, norm: str = "bn", **options: Any) -> Simulation:
+    run = images(norm=norm, **options).simulate(method, per_round=2)
+    for _ in range(rounds):
+        run.run_round()
+    return run
+
+
+def at_server(run: Simulation, boost: FLBoost, clients: list[int]) -> tuple[Round, Weights]:
+    """What the part's server step gets in the next round, and the aggregated weights."""
+    found, _ = run.engine.train(run.bound, run.cohort(clients), run.bound.phases(run.round))
+    mean = tree.map(lambda x: x / found["weight"].to(x.dtype), found["mean_delta"])
+    r = Round(
+        part=boost,
+        model=run.bound.model,
+        spec=run.bound.spec,
+        round=run.round,
+        lr=0.05,
+        key=rng.key(4),
+        phase="",
+        anchor=run.weights,
+        server=run.server.slots[boost.name],
+        uploads={"counts": run.federation.label_counts()[clients]},
+        totals=found,
+    )
+    params = tree.add(run.weights.params, mean.params)
+    return r, Weights(params, tree.take(found["clients"].buffers, 0))
+
+
+# -- on any base ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+@pytest.mark.parametrize("base", BASES)
+def test_no_steps_is_the_base_bit_for_bit(base: str, engine: str) -> None:
+    runs = [images(norm="bn").simulate(m, engine) for m in (base, f"{base}+flboost(steps=0)")]
+    for run in runs:
+        for _ in range(3):
+            run.run_round([0, 2])
+    assert tree.equal(runs[0].weights, runs[1].weights)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_it_tunes_every_base(base: str) -> None:
+    plain, run = ran(base), ran(f"{base}+{part()}")
+    assert 1e-4 < tree.gap(plain.weights.params, run.weights.params) < 1.0
+
+
+def test_clients_start_from_the_tuned_model_and_control_variates_refer_to_it() -> None:
+    run = ran(f"scaffold+{part()}", rounds=1)
+    job = run.cohort([1]).jobs
+    assert tree.equal(job.anchor, run.weights)
+    # one full-batch step from there: c_k+ - c_k + c is the gradient at the tuned model
+    run = images(sizes=(5, 5), batch=5, steps=1).simulate(f"scaffold+{part()}")
+    run.run_round()
+    start, c = run.weights, run.server.slots["scaffold"]
+    before = tree.take(run.store.rows["scaffold"], 1)
+    batch = run.federation.clean(run.cohort([1]).plan[0, 0])
+    leaves = {n: p.clone().requires_grad_() for n, p in start.params.items()}
+    logits = run.bound.model.forward(Weights(leaves, {}), batch.x).logits
+    slope = torch.autograd.grad(F.cross_entropy(logits, batch.y), leaves.values())
+    run.run_round()
+    after = tree.take(run.store.rows["scaffold"], 1)
+    for name, g in zip(leaves, slope, strict=True):
+        assert torch.allclose(after[name], g, atol=1e-12)
+        assert not torch.allclose(before[name] - c[name], g)
+
+
+def test_parameters_of_other_parts_are_left_alone() -> None:
+    plain, run = ran("moon(projection=4)", 1), ran(f"moon(projection=4)+{part()}", 1)
+    for name in run.weights.params:
+        same = torch.equal(plain.weights.params[name], run.weights.params[name])
+        assert same == name.startswith("moon/"), name
+
+
+def test_leaves_that_stay_on_the_client_are_left_alone() -> None:
+    run = images(norm="bn").simulate(f"fedrep+{part()}")
+    first = run.weights.params
+    run.run_round()
+    for name in run.bound.model.head_names():
+        assert torch.equal(run.weights.params[name], first[name])
+
+
+# -- invariants -------------------------------------------------------------------------------
+
+
+def test_teachers_and_inputs_are_unchanged() -> None:
+    boost = part()
+    run = images(norm="bn").simulate(boost)
+    r, weights = at_server(run, boost, [0, 1, 2])
+    held = [*tree.leaves(r.clients), *tree.leaves(weights), *tree.leaves(r.server), r.key]
+    before, versions = [x.clone() for x in held], [x._version for x in held]
+    new, slot = boost.server_step(r, weights)
+    assert [x._version for x in held] == versions
+    assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
+    assert tree.gap(new, weights) > 0
+    assert tree.gap(slot, r.server) > 0
+
+
+def test_weights_of_the_ensemble_sum_to_one_where_a_class_is_present() -> None:
+    counts = rng.integers(rng.key(0), (7, 10), 40).to(torch.float32) * (torch.arange(10) != 3)
+    a = FLBoost()._ensemble(counts)
+    expected = (torch.arange(10) != 3).to(torch.float32)
+    assert torch.allclose(a.sum(0), expected, atol=1e-6)
+    assert (a >= 0).all()
+
+
+@pytest.mark.parametrize("labels", ["allotted", "drawn"])
+@pytest.mark.parametrize("focused", [True, False])
+def test_an_absent_class_is_never_drawn(labels: Any, focused: bool) -> None:
+    boost = FLBoost(labels=labels, focused=focused, steps=20, batch=33)
+    for seed in range(20):
+        counts = rng.integers(rng.key(seed), (12,), 50) * (torch.arange(12) % 3 > 0)
+        _, y = boost._draw(rng.key(seed), counts.to(torch.float32), torch.float32)
+        assert y.shape == (20, 33)
+        seen = torch.bincount(y.flatten(), minlength=12)
+        assert not seen[counts == 0].any()
+        if labels == "allotted":
+            share = counts / counts.sum() if focused else (counts > 0) / (counts > 0).sum()
+            assert ((seen - 660 * share).abs() < 1).all()
+
+
+def test_labels_are_shuffled_and_depend_on_the_key_alone() -> None:
+    boost, counts = FLBoost(), torch.tensor([300.0, 200.0])
+    (z, y), (z2, y2) = (boost._draw(rng.key(1), counts, torch.float32) for _ in range(2))
+    assert torch.equal(z, z2)
+    assert torch.equal(y, y2)
+    assert z.shape == (10, 50, 100)
+    assert 0 < int(y[0].sum()) < 50  # not sorted: the first batch holds both classes
+    z3, y3 = boost._draw(rng.key(2), counts, torch.float32)
+    assert not torch.equal(z, z3)
+    assert not torch.equal(y, y3)
+    assert abs(float(z.mean())) < 0.02
+    assert abs(float(z.std()) - 1) < 0.02
+
+
+def test_nothing_is_drawn_from_torchs_own_generator() -> None:
+    problem, before = images(norm="bn", dropout=0.3), torch.get_rng_state()
+    image_generator.cache_clear()
+    problem.simulate(part()).run_round()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_equal_clients_at_the_start_have_no_divergence() -> None:
+    boost = part()
+    run = images(norm="bn").simulate(boost)
+    r, _ = at_server(run, boost, [0, 1])
+    one = tree.take(r.clients, 0)
+    r._totals["clients"] = tree.stack([one, one])
+    x = rng.normal(rng.key(0), (6, 1, 8, 8), DOUBLE)
+    share = torch.full((2, 6), 0.5, dtype=DOUBLE)
+    taught, said = boost._teach(r, r.clients, x), boost._say(r, one, x, "eval")[0]
+    for measure in ("kl", "l1_logits", "mse_logits"):
+        assert float(boost._discrepancy(r, measure, taught, said, share).abs()) < 1e-15
+
+
+def test_traffic_is_one_number_per_class() -> None:
+    boost = part()
+    run = images(norm="bn").simulate(boost)
+    symbols = run.bound.spec.symbols(boost)
+    counted = [boost.count(f, symbols) for f in (boost.sends, boost.uploads, boost.keeps)]
+    assert counted == [0, 3, 0]
+    found, _ = run.engine.train(run.bound, run.cohort([0, 2]), {})
+    uploads = found["uploads"][(boost.name, "counts")].value
+    assert torch.equal(uploads, run.federation.label_counts()[[0, 2]])
+
+
+def test_the_generator_goes_on_from_round_to_round_and_its_moments_do_not() -> None:
+    run = images(norm="bn").simulate(part())
+    first = run.server.slots["flboost"]
+    assert set(first) == {"params", "buffers"}
+    tracked = [n for n in first["buffers"] if n.endswith("num_batches_tracked")]
+    for i in (1, 2):
+        before = run.server.slots["flboost"]
+        run.run_round()
+        after = run.server.slots["flboost"]
+        # I passes of size lr each, as Adam's steps have from a fresh start
+        moved = max(
+            float((after["params"][n] - p).abs().max()) for n, p in before["params"].items()
+        )
+        assert 0.01 < moved <= 2 * 0.01 * 1.01
+        assert all(int(after["buffers"][n]) == 2 * i for n in tracked)
+
+
+# -- options ----------------------------------------------------------------------------------
+
+OPTIONS: list[dict[str, Any]] = [
+    {"focused": False},
+    {"attention": False},
+    {"adversarial": False},
+    {"direction": "student_teacher"},
+    {"generator_md": "l1_logits"},
+    {"generator_md": "mse_logits"},
+    {"student_md": "mse_logits"},
+    {"class_mean": True},
+    {"detach_teachers": True},
+    {"cls_weights": "batch"},
+    {"per_client": True},
+    {"labels": "drawn"},
+    {"student_bn": "frozen"},
+    {"level": "feature"},
+    {"final_norm": False},
+    {"lambda_cls": 0.0},
+    {"lambda_r": 0.0},
+    {"weight_decay": 0.1},
+    {"decay": 0.5},
+    {"lr": 0.05},
+    {"generator_lr": 0.001},
+    {"generator_steps": 2},
+    {"student_steps": 1},
+    {"noise": 4},
+    {"width": 6},
+    {"batch": 7},
+]
+
+
+@pytest.fixture(scope="module")
+def default() -> Simulation:
+    return ran(part())
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: "-".join(map(str, *o.items())))
+def test_every_option_changes_the_result(option: dict[str, Any], default: Simulation) -> None:
+    run = ran(part(**option))
+    assert all(bool(torch.isfinite(x).all()) for x in tree.leaves(run.weights))
+    assert tree.gap(default.weights, run.weights) > 1e-6
+
+
+@pytest.mark.parametrize("law", ["pure", "loop=vector", "resumable", "permutation", "frugal"])
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_presets_obey_the_laws(preset: str, law: str) -> None:
+    LAWS[law](part(**FLBoost.presets[preset]))
+
+
+def test_presets_and_defaults_are_the_papers() -> None:
+    boost = FLBoost()
+    assert (boost.steps, boost.generator_steps, boost.student_steps, boost.batch) == (10, 1, 5, 50)
+    assert (boost.lr, boost.generator_lr, boost.decay, boost.weight_decay) == (
+        0.1, 0.01, 0.998, 1e-3,
+    )  # fmt: skip
+    assert (boost.lambda_cls, boost.lambda_r, boost.noise) == (1.0, 1.0, 100)
+    official = parse("scaffold+flboost:official").parts[1]
+    assert isinstance(official, FLBoost)
+    assert official.per_client
+    assert official.generator_md == "l1_logits"
+    assert str(parse("flboost:cifar100")) == "flboost(noise=256)"
+
+
+def test_frozen_statistics_stay_as_aggregated() -> None:
+    runs = {o: ran(part(student_bn=o), rounds=1) for o in ("train", "frozen")}
+    plain = ran("fedavg", rounds=1)
+    assert tree.equal(runs["frozen"].weights.buffers, plain.weights.buffers)
+    name = "stage1.1.num_batches_tracked"
+    moved = runs["train"].weights.buffers[name] - plain.weights.buffers[name]
+    assert int(moved) == part().steps * part().student_steps
+
+
+def test_features_tune_the_head_alone() -> None:
+    plain, run = ran("fedavg", rounds=1), ran(part(level="feature"), rounds=1)
+    head = run.bound.model.head_names()
+    for name, value in plain.weights.params.items():
+        assert torch.equal(value, run.weights.params[name]) == (name not in head)
+    assert tree.equal(plain.weights.buffers, run.weights.buffers)
+
+
+def test_class_mean_divides_the_step_by_the_number_of_classes() -> None:
+    quiet = {"steps": 1, "student_steps": 1, "weight_decay": 0.0}
+    moves = []
+    for class_mean in (False, True):
+        boost = part(class_mean=class_mean, **quiet)
+        run = images(norm="bn").simulate(boost)
+        r, weights = at_server(run, boost, [0, 1, 2])
+        moves.append(tree.sub(boost.server_step(r, weights)[0].params, weights.params))
+    assert tree.gap(moves[0], tree.scale(moves[1], 3.0)) < 1e-14
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_where_the_discrepancy_reaches_the_generator(detach: bool) -> None:
+    """Its gradient in the images has a path through the global model and one through the clients'
+    models; detached teachers close the second, and only in L_md."""
+    boost = part(detach_teachers=detach, lambda_cls=0.5, lambda_r=0.0)
+    run = images(norm="bn").simulate(boost)
+    r, weights = at_server(run, boost, [0, 1, 2])
+    z, y = (drawn[0] for drawn in boost._draw(r.key, r.uploads["counts"].sum(0), DOUBLE))
+    share = boost._ensemble(r.uploads["counts"])[:, y]
+    params, buffers = r.server["params"], r.server["buffers"]
+    game = _Game(z, y, share, r.key)
+    got, _ = torch.func.grad(boost._generator_loss, has_aux=True)(
+        params, buffers, r, weights, r.clients, game
+    )
+    leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
+    x = boost._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)[0]
+    said = r.forward(weights, x).logits
+    loss = torch.zeros((), dtype=DOUBLE)
+    for k in range(3):
+        logits = r.forward(tree.take(r.clients, k), x).logits
+        gaps = r.task.divergence(logits.detach() if detach else logits, said)
+        wrong = F.cross_entropy(logits, y, reduction="none")
+        loss = loss + (share[k] * (0.5 * wrong - gaps)).mean()
+    expected = torch.autograd.grad(loss, list(leaves.values()))
+    for name, slope in zip(leaves, expected, strict=True):
+        assert torch.allclose(got[name], slope, atol=1e-13), name
+
+
+def test_dropout_in_the_model_is_drawn_from_the_key() -> None:
+    runs = [ran(part(), dropout=0.3) for _ in range(2)]
+    assert tree.equal(runs[0].state(), runs[1].state())
+    assert tree.gap(runs[0].weights, ran(part(), dropout=0.6).weights) > 1e-3
+
+
+def test_single_steps_follow_the_counts_not_the_order_of_arrival() -> None:
+    counts = torch.tensor([[2.0, 5.0], [3.0, 1.0], [3.0, 4.0]])
+    assert _ordered(counts).tolist() == [2, 1, 0]
+    assert _ordered(counts[[2, 0, 1]]).tolist() == [0, 2, 1]
+
+
+# -- generators -------------------------------------------------------------------------------
+
+
+def made(net: Generator, noise: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    weights = net.init(rng.key(0), dtype, torch.device("cpu"))
+    z, y = rng.normal(rng.key(1), (12, noise), dtype), torch.arange(12) % net.classes
+    x, buffers = net(weights, z, y, train=True)
+    again, same = net(Weights(weights.params, buffers), z, y, train=False)
+    assert again.shape == x.shape
+    assert tree.equal(same, buffers)  # evaluation leaves the statistics alone
+    assert not tree.equal(buffers, weights.buffers)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("shape", "first"),
+    [
+        ((1, 28, 28), (7, 7)),
+        ((3, 32, 32), (8, 8)),
+        ((3, 64, 64), (16, 16)),
+        ((3, 112, 112), (7, 7)),
+        ((4, 128, 96), (8, 6)),
+        ((1, 30, 45), (8, 12)),
+        ((2, 65, 70), (9, 9)),
+        ((1, 3, 1), (1, 1)),
+    ],
+)
+def test_images_of_any_size(shape: tuple[int, ...], first: tuple[int, int]) -> None:
+    net = image_generator(shape, 5, noise=6, width=4)
+    x = made(net, 6)
+    assert x.shape == (12, *shape)
+    assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(shape[0]), atol=1e-4)
+    assert torch.allclose(x.var((0, 2, 3), correction=0), torch.ones(shape[0]), atol=0.05)
+    embed = net.init(rng.key(0), torch.float32, torch.device("cpu")).params["embed.z.weight"]
+    assert len(embed) == 2 * first[0] * first[1]
+
+
+def test_without_the_last_norm_images_lie_between_minus_one_and_one() -> None:
+    x = made(image_generator((3, 16, 16), 5, 6, 4, final_norm=False), 6)
+    assert float(x.abs().max()) < 1
+
+
+def test_sizes_of_the_papers_generators() -> None:
+    def count(net: Generator) -> int:
+        return tree.numel(net.init(rng.key(0), torch.float32, torch.device("cpu")).params)
+
+    # 100-4096, 10-4096, BN 128, conv 128-128, BN 128, conv 128-64, BN 64, conv 64-3
+    image = 101 * 4096 + 11 * 4096 + 256 + 9 * 128**2 + 256 + 9 * 128 * 64 + 128 + 9 * 64 * 3 + 3
+    assert count(image_generator((3, 32, 32), 10)) == image == 682_307
+    # at a sixteenth of the width: 100-256, 10-256, BN 512 (fixed), 512-512, BN 512, 512-512
+    feature = 110 * 256 + 512**2 + 1024 + 513 * 512
+    assert count(feature_generator((512,), 10, width=8)) == feature
+
+
+def test_features_have_the_shape_that_goes_into_the_head() -> None:
+    assert made(feature_generator((6,), 3, noise=4, width=2), 4).shape == (12, 6)
+
+
+def test_builders_are_cached_and_the_first_weights_come_from_the_key() -> None:
+    net = image_generator((1, 8, 8), 3, 4, 4)
+    assert image_generator((1, 8, 8), 3, 4, 4) is net
+    a, b, c = (net.init(rng.key(s), DOUBLE, torch.device("cpu")) for s in (1, 1, 2))
+    assert tree.equal(a, b)
+    assert tree.gap(a, c) > 0.1
+    low = net.init(rng.key(1), torch.float32, torch.device("cpu"))
+    assert tree.gap(a.params, low.params) < 1e-7  # the same draws in every precision
+    bound = 4**-0.5
+    assert float(a.params["embed.z.weight"].abs().max()) <= bound
+    assert float(a.params["embed.z.bias"].abs().max()) <= bound
+    assert float(a.params["conv.weight"].abs().max()) <= (9 * 2) ** -0.5
+
+
+def test_noise_and_label_both_matter() -> None:
+    net = image_generator((1, 8, 8), 3, 4, 4)
+    weights = net.init(rng.key(0), DOUBLE, torch.device("cpu"))
+    z, y = rng.normal(rng.key(1), (6, 4), DOUBLE), torch.arange(6) % 3
+    x = net(weights, z, y, False)[0]
+    assert tree.gap(x, net(weights, z, (y + 1) % 3, False)[0]) > 1e-3
+    assert tree.gap(x, net(weights, -z, y, False)[0]) > 1e-3
+
+
+# -- what it refuses --------------------------------------------------------------------------
+
+
+def table(module: nn.Module, method: str) -> Simulation:
+    x, y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+    clients = list(torch.arange(12).reshape(2, 6))
+    federation = Federation(x, y, clients, make_task("classification", 3))
+    return Simulation(federation, Model(module), method)
+
+
+def test_tables_have_features_but_no_images() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    with pytest.raises(ModelError, match="level=feature"):
+        table(net, "flboost")
+    run = table(net, str(part(level="feature")))
+    run.run_round()
+    assert all(bool(torch.isfinite(x).all()) for x in tree.leaves(run.weights))
+
+
+def test_features_need_a_head_that_is_shared() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x)
+
+    with pytest.raises(ModelError, match="head"):
+        table(Plain(), str(part(level="feature")))
+    with pytest.raises(IncompatibleError, match="nothing to fine-tune"):
+        images().simulate(f"fedrep+{part(level='feature')}")
+
+
+def test_it_is_for_classes() -> None:
+    with pytest.raises(IncompatibleError, match="no meaning for regression"):
+        images(task="regression").simulate(part())
+    with pytest.raises(FieldError, match="batch"):
+        FLBoost(batch=1)
+    with pytest.raises(FieldError, match="direction"):
+        FLBoost(direction="sideways")  # type: ignore[arg-type]
+
+
+# -- faults -----------------------------------------------------------------------------------
+# Each of these has one fault; the comment names it, and an identity must find it.
+
+
+@dataclass(frozen=True)
+class Friendly(FLBoost):
+    def _generator_loss(self, *args):  # the generator helps the student: + L_md
+        loss, buffers = super()._generator_loss(*args)
+        other = FLBoost._generator_loss(dataclasses.replace(self, adversarial=False), *args)[0]
+        return 2 * other - loss, buffers
+
+
+@dataclass(frozen=True)
+class OwnShares(FLBoost):
+    def _ensemble(self, counts):  # n_k^y / n_k
+        return counts / counts.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Undecayed(FLBoost):
+    def _lr(self, r, first):  # the same step size in every round
+        return torch.as_tensor(first, dtype=r.spec.dtype)
+
+
+@dataclass(frozen=True)
+class TurnedRound(FLBoost):
+    def _discrepancy(self, r, measure, teachers, student, share):  # the other KL
+        return super()._discrepancy(r, measure, student[None], teachers, share)
+
+
+@dataclass(frozen=True)
+class BatchSum(FLBoost):
+    def _discrepancy(self, r, measure, teachers, student, share):  # not the mean over samples
+        return len(student) * super()._discrepancy(r, measure, teachers, student, share)
+
+
+@dataclass(frozen=True)
+class FromTheAnchor(FLBoost):
+    def server_step(self, r, weights):  # tunes last round's model, not the aggregated one
+        return super().server_step(r, r.anchor)
+
+
+@dataclass(frozen=True)
+class Undecaying(FLBoost):
+    def server_step(self, r, weights):  # no weight decay
+        return FLBoost.server_step(dataclasses.replace(self, weight_decay=0.0), r, weights)
+
+
+@dataclass(frozen=True)
+class Stopped(FLBoost):
+    def _generator_loss(self, *args):  # L_md does not reach G through the clients
+        return FLBoost._generator_loss(dataclasses.replace(self, detach_teachers=True), *args)
+
+
+@dataclass(frozen=True)
+class Uniform(FLBoost):
+    def _draw(self, key, counts, dtype):  # labels whatever the clients have
+        return super()._draw(key, torch.ones_like(counts), dtype)
+
+
+@dataclass(frozen=True)
+class Collapsing(FLBoost):
+    def _generator_loss(self, *args):  # - lambda_r L_r: all images alike
+        loss, buffers = super()._generator_loss(*args)
+        quiet = FLBoost._generator_loss(dataclasses.replace(self, lambda_r=0.0), *args)[0]
+        return 2 * quiet - loss, buffers
+
+
+@dataclass(frozen=True)
+class Unlabelled(FLBoost):
+    def _generator_loss(self, *args):  # L_cls forgotten
+        return FLBoost._generator_loss(dataclasses.replace(self, lambda_cls=0.0), *args)
+
+
+@dataclass(frozen=True)
+class BatchWeights(FLBoost):
+    def _generator_loss(self, *args):  # the samples' weights in L_cls are lost
+        return FLBoost._generator_loss(dataclasses.replace(self, cls_weights="batch"), *args)
+
+
+@dataclass(frozen=True)
+class Forgetful(FLBoost):
+    def server_step(self, r, weights):  # the generator starts anew in every round
+        return super().server_step(r, weights)[0], r.server
+
+
+@dataclass(frozen=True)
+class Peeking(FLBoost):
+    def _generator_loss(self, *args):  # always adversarial
+        return FLBoost._generator_loss(dataclasses.replace(self, adversarial=True), *args)
+
+
+@dataclass(frozen=True)
+class Still(FLBoost):
+    def _train_generator(self, r, student, generator, moments, game):  # G's statistics lost
+        new, moments = super()._train_generator(r, student, generator, moments, game)
+        return Weights(new.params, generator.buffers), moments
+
+
+@dataclass(frozen=True)
+class Headless(FLBoost):
+    def _tuned(self, spec):  # the bias does not learn
+        return [n for n in super()._tuned(spec) if not n.endswith("bias")]
+
+
+FAULTY = [
+    Friendly, OwnShares, Undecayed, TurnedRound, BatchSum, FromTheAnchor, Undecaying, Stopped,
+    Uniform, Collapsing, Unlabelled, BatchWeights, Forgetful, Peeking, Still, Headless,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
+def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
+    def found() -> bool:
+        for _, oracle in oracles_of(cls()):
+            try:
+                if not all(claim.holds for claim in oracle()):
+                    return True
+            except KedgeError:
+                return True
+        return False
+
+    assert found()
