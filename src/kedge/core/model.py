@@ -33,6 +33,10 @@ Mode = Literal["train", "probe", "eval"]
 #: also used in training. ``batch``: evaluation, too, normalises by the batch at hand.
 BATCHNORM = ("average", "local", "frozen", "batch")
 
+#: ``fp32``; ``tf32``: matrix products in TF32 on a GPU; ``bf16``: passes in bfloat16 by autocast.
+#: Parameters, their updates and all of the server stay in float32.
+PRECISIONS = ("fp32", "tf32", "bf16")
+
 _HEADS = ("head", "fc", "classifier")
 
 
@@ -57,12 +61,20 @@ class Pass(NamedTuple):
 class Model:
     """Turns a module into ``forward(weights, x, mode)`` and keeps the module itself untouched."""
 
-    def __init__(self, module: nn.Module, head: str | None = None, batchnorm: str = "average"):
+    def __init__(
+        self,
+        module: nn.Module,
+        head: str | None = None,
+        batchnorm: str = "average",
+        precision: str = "fp32",
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise FieldError(f"precision = {precision!r} is not one of: {', '.join(PRECISIONS)}")
         if batchnorm not in BATCHNORM:
             raise FieldError(f"batchnorm = {batchnorm!r} is not one of: {', '.join(BATCHNORM)}")
         if isinstance(module, nn.Sequential) and not len(module):
             raise ModelError("the model is an empty nn.Sequential; give it at least a head")
-        self.batchnorm = batchnorm
+        self.batchnorm, self.precision = batchnorm, precision
         # what is frozen (requires_grad = False) travels and stays put, as a buffer does
         self.names = [n for n, p in module.named_parameters() if p.requires_grad]
         if not self.names:
@@ -132,20 +144,27 @@ class Model:
         taps: tuple[str, ...] = (),
     ) -> Pass:
         """One pass. ``rows`` join after their cuts; ``taps`` names further cuts to read."""
-        buffers = weights.buffers
+        buffers, like = weights.buffers, weights.params[self.names[0]]
         if mode != "eval":
             buffers = {n: b.clone() for n, b in buffers.items()}  # norm layers write into them
         state = {n: weights.params[n] for n in self.names} | buffers
         net = self._skeletons[mode]
         tape = _Tape(len(x), rows, taps)
-        with _key_stream(key if self.is_random and mode != "eval" else None):
+        with (
+            _key_stream(key if self.is_random and mode != "eval" else None),
+            torch.autocast(x.device.type, torch.bfloat16, self.precision == "bf16", False),
+        ):
             if isinstance(net, _Stages):
                 logits = functional_call(net, state, (x, tape, self.head_name))
             else:
                 with tape.hooked(net, self.head_name):
                     logits = functional_call(net, state, (x,))
         after = buffers if mode == "train" else weights.buffers
-        return Pass(logits, tape.features, tape.at, tape.where, after)
+        features = tape.features
+        if self.precision == "bf16":  # losses stay in full precision
+            logits = logits.to(like.dtype)
+            features = features.to(like.dtype) if features is not None else None
+        return Pass(logits, features, tape.at, tape.where, after)
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The head alone, from features to logits."""

@@ -78,8 +78,11 @@ class Simulation:
 
     # -- rounds -------------------------------------------------------------------------------
 
-    def run_round(self, clients: Sequence[int] | None = None) -> Totals:
-        """One round with a drawn cohort (or the given clients)."""
+    def run_round(self, clients: Sequence[int] | None = None, check: bool = True) -> Totals:
+        """One round with a drawn cohort (or the given clients).
+
+        ``check`` stops at a loss that is not finite, for which it waits for the device.
+        """
         clients = list(clients) if clients is not None else self.draw_cohort(self.round)
         phases = self.bound.phases(self.round)
         surveyed = 0
@@ -88,7 +91,8 @@ class Simulation:
                 surveyed += self.survey(part, clients if part.surveys() == "every" else None)
         cohort = self.cohort(clients)
         totals, kept = self.engine.train(self.bound, cohort, phases)
-        self._check_finite(totals, clients)
+        if check:
+            self._check_finite(totals, clients)
         server_key = rng.fold(rng.fold(self.key, "server"), self.round)
         self.server = server.server_round(self.bound, self.server, totals, self.round, server_key)
         self.store.put(clients, kept)
