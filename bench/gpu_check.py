@@ -83,7 +83,8 @@ def main() -> None:
             else:
                 print(
                     f"{name:16} {norm:5} {row['vector_loop']:12.1e} {row['graph_plain']:12.1e} "
-                    f"{'yes' if row['recorded'] else 'NO':>7} {row['seconds']:6.1f} {row['why'][:99]}"
+                    f"{'yes' if row['recorded'] else 'NO':>7} {row['seconds']:6.1f} "
+                    f"{row['why'][:90]}"
                 )
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
     print(f"\n{device}, torch {torch.__version__}; {len(failed)} errors")

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python3 bench/speed.py pfl small10 --engine vector --precision tf32 --out FILE
 
-Warm-up rounds are not timed. Times are medians of several timed rounds, with the device synchronised.
+Warm-up rounds are not timed. Times are medians of several rounds, with the device synchronised.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import platform
 import statistics
 import time
+from functools import partial
 
 import torch
 from workloads import WORKLOADS, Workload
@@ -79,9 +80,8 @@ def main() -> None:
                     label = f"kedge {engine} {precision} {method}"
                     try:
                         sim = work.simulation(device, engine, method, precision)
-                        seconds = timed(
-                            lambda: sim.run_round(check=False), args.warm, args.rounds, device
-                        )
+                        run = partial(sim.run_round, check=False)
+                        seconds = timed(run, args.warm, args.rounds, device)
                     except Exception as error:  # noqa: BLE001
                         print(
                             f"{name:10} {label:24} ERROR {type(error).__name__}: {str(error)[:160]}"
@@ -93,11 +93,9 @@ def main() -> None:
                     )
                     text = "  ".join(f"{r:.1f}x {rival}" for rival, r in ratios.items())
                     steps = work.cohort * work.steps / seconds
-                    print(
-                        f"{name:10} {label:24} {1e3 * seconds:9.2f} ms/round {steps:9.0f} steps/s  {text}",
-                        flush=True,
-                    )
-                    del sim
+                    speed = f"{1e3 * seconds:9.2f} ms/round {steps:9.0f} steps/s"
+                    print(f"{name:10} {label:24} {speed}  {text}", flush=True)
+                    del sim, run
     where = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores"
     print(f"{where}, torch {torch.__version__}")
     if args.out:

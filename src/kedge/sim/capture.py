@@ -1,0 +1,104 @@
+"""Local steps as CUDA graphs: one launch runs several steps of all clients.
+
+A captured graph reads and writes fixed memory, so everything a step depends on is copied into
+static buffers at the start of a round: the jobs, the carry, and the rows of the batches. A graph
+holds ``UNROLL`` steps where the round is long enough, so that what goes from step to step stays
+inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.client import Carry
+from kedge.core.view import Job
+
+Step = Callable[[Job, Carry, Tensor], Carry]
+UNROLL = 10
+
+
+class CapturedSteps:
+    """Replays ``step`` on static copies of a job and a carry. ``rows`` is the shape of one
+    index."""
+
+    def __init__(self, step: Step, jobs: Job, carry: Carry, rows: tuple[int, ...]) -> None:
+        self.step = step
+        self.jobs, self.carry = _static(jobs), _static(carry)
+        self.rows = rows
+        device = next(iter(tree.leaves(carry))).device
+        self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=device)
+        self._graphs: dict[tuple[int, int | None], torch.cuda.CUDAGraph] = {}
+
+    def load(self, jobs: Job, carry: Carry) -> None:
+        """Put a round's jobs and first carry into the static buffers."""
+        _copy(self.jobs, jobs)
+        _copy(self.carry, carry)
+
+    def run(self, plan: Tensor, lanes: int | None = None) -> None:
+        """Steps on ``plan`` ``[steps, *rows]``, on the first ``lanes`` clients (None: no such
+        axis)."""
+        done, total = 0, len(plan)
+        while done < total:
+            count = UNROLL if total - done >= UNROLL else 1
+            if total <= UNROLL and done == 0:
+                count = total  # a short round is one graph
+            piece = plan[done : done + count]
+            target = self.index[:count] if lanes is None else self.index[:count, :lanes]
+            target.copy_(piece)
+            self._graph(count, lanes).replay()
+            done += count
+
+    def _graph(self, count: int, lanes: int | None) -> torch.cuda.CUDAGraph:
+        if (count, lanes) not in self._graphs:
+            self._graphs[count, lanes] = self._capture(count, lanes)
+        return self._graphs[count, lanes]
+
+    def _capture(self, count: int, lanes: int | None) -> torch.cuda.CUDAGraph:
+        """Record ``count`` steps; the warm-up before it must leave no trace in the carry."""
+        before = tree.map(torch.clone, self.carry)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._steps(1, lanes)
+        torch.cuda.current_stream().wait_stream(side)
+        _copy(self.carry, before)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._steps(count, lanes)
+        return graph
+
+    def _steps(self, count: int, lanes: int | None) -> None:
+        carry, jobs = self.carry, self.jobs
+        if lanes is not None:
+            carry, jobs = tree.take(carry, slice(lanes)), take_jobs(jobs, slice(lanes))
+        target = carry
+        for t in range(count):
+            index = self.index[t] if lanes is None else self.index[t, :lanes]
+            carry = self.step(jobs, carry, index)
+        _copy(target, carry)
+
+
+def take_jobs(jobs: Job, index: Any) -> Job:
+    """Some clients' jobs; what is shared stays shared."""
+    stacked = {"client": jobs.client, "info": jobs.info, "key": jobs.key}
+    stacked |= {"counts": jobs.counts, "chunks": jobs.chunks}
+    return jobs._replace(**tree.take(stacked, index))
+
+
+def _static(value: Any) -> Any:
+    return tree.map(torch.clone, value)
+
+
+def _copy(target: Any, source: Any) -> None:
+    tree.map(lambda t, s: t.copy_(s), target, source)
+
+
+def shapes_of(value: Any) -> tuple[Any, ...]:
+    """What must stay the same for a graph to be reused."""
+    return tuple((tuple(x.shape), x.dtype) for x in tree.leaves(value))
