@@ -127,7 +127,7 @@ def _up_bytes(bound: Bound, replies: Reply) -> int:
 
 
 def _reduced(uploads: Tree, w: Tensor) -> dict[Path, Any]:
-    reduce = {Sum: lambda x: x.sum(0), Mean: lambda x: _weighted(x, w), Stack: lambda x: x}
+    reduce = {Sum: lambda x: x.sum(0), Mean: lambda x: _weighted(x, w), Stack: torch.clone}
     return {
         path: type(upload)(tree.map(reduce[type(upload)], upload.value))
         for path, upload in uploads_of(uploads)

@@ -9,13 +9,14 @@ inside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.client import Carry
+from kedge.core.client import Carry, Reply
 from kedge.core.view import Job
 
 Step = Callable[[Job, Carry, Tensor], Carry]
@@ -26,18 +27,37 @@ class CapturedSteps:
     """Replays ``step`` on static copies of a job and a carry. ``rows`` is the shape of one
     index."""
 
-    def __init__(self, step: Step, jobs: Job, carry: Carry, rows: tuple[int, ...]) -> None:
-        self.step = step
+    def __init__(
+        self,
+        begin: Callable[[Job], Carry],
+        step: Step,
+        end: Callable[[Job, Carry], Reply],
+        jobs: Job,
+        carry: Carry,
+        rows: tuple[int, ...],
+    ) -> None:
+        self.begin, self.step, self.end = begin, step, end
         self.jobs, self.carry = _static(jobs), _static(carry)
         self.rows = rows
         device = next(iter(tree.leaves(carry))).device
         self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=device)
-        self._graphs: dict[tuple[int, int | None], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self._reply: Reply | None = None
 
-    def load(self, jobs: Job, carry: Carry) -> None:
-        """Put a round's jobs and first carry into the static buffers."""
+    def start(self, jobs: Job) -> None:
+        """Put a round's jobs into the static buffers and make the first carry of them."""
         _copy(self.jobs, jobs)
-        _copy(self.carry, carry)
+        self._run("begin", lambda: _copy(self.carry, self.begin(self.jobs)))
+
+    def finish(self) -> Reply:
+        """What the clients return; it stays valid until the next round."""
+
+        def record() -> None:
+            self._reply = self.end(self.jobs, self.carry)
+
+        self._run("end", record)
+        assert self._reply is not None
+        return self._reply
 
     def run(self, plan: Tensor, lanes: int | None = None) -> None:
         """Steps on ``plan`` ``[steps, *rows]``, on the first ``lanes`` clients (None: no such
@@ -50,27 +70,28 @@ class CapturedSteps:
             piece = plan[done : done + count]
             target = self.index[:count] if lanes is None else self.index[:count, :lanes]
             target.copy_(piece)
-            self._graph(count, lanes).replay()
+            self._run((count, lanes), partial(self._steps, count, lanes))
             done += count
 
-    def _graph(self, count: int, lanes: int | None) -> torch.cuda.CUDAGraph:
-        if (count, lanes) not in self._graphs:
-            self._graphs[count, lanes] = self._capture(count, lanes)
-        return self._graphs[count, lanes]
+    def _run(self, name: Any, work: Callable[[], None]) -> None:
+        """Replay a piece of work, recorded the first time it is asked for."""
+        if name not in self._graphs:
+            self._graphs[name] = self._capture(work)
+        self._graphs[name].replay()
 
-    def _capture(self, count: int, lanes: int | None) -> torch.cuda.CUDAGraph:
-        """Record ``count`` steps; the warm-up before it must leave no trace in the carry."""
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record some work; the warm-up before it must leave no trace in the carry."""
         before = tree.map(torch.clone, self.carry)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
-                self._steps(1, lanes)
+                work()
         torch.cuda.current_stream().wait_stream(side)
         _copy(self.carry, before)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._steps(count, lanes)
+            work()
         return graph
 
     def _steps(self, count: int, lanes: int | None) -> None:

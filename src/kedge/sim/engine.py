@@ -40,6 +40,9 @@ class Cohort(NamedTuple):
 
 SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0)  # type: ignore[arg-type]
 Phases = dict[str, str]
+Begin = Callable[[Job], Carry]
+Step = Callable[[Job, Carry, Tensor], Carry]
+End = Callable[[Job, Carry], Reply]
 
 
 class _Captures:
@@ -84,39 +87,44 @@ class Loop:
         job, t = take_jobs(cohort.jobs, i), -1
         plan = cohort.plan[i, : cohort.steps[i]]
         try:
+            reply = self._recorded(bound, job, plan, phases)
+            if reply is not None:
+                return reply
             carry = client.begin(bound, job, phases)
-            captured = self._recorded(bound, job, carry, plan, phases)
-            if captured is not None:
-                return client.end(bound, job, captured, phases)
             for t in range(len(plan)):
                 carry = client.step(bound, job, carry, plan[t], phases, functional=False)
             return client.end(bound, job, carry, phases)
         except HookError as error:
             raise HookError(f"{error} (client {cohort.clients[i]}, step {t})") from error
 
-    def _recorded(
-        self, bound: Bound, job: Job, carry: Carry, plan: Tensor, phases: Phases
-    ) -> Carry | None:
-        """The carry after all steps by graphs, or None where there are none."""
+    def _recorded(self, bound: Bound, job: Job, plan: Tensor, phases: Phases) -> Reply | None:
+        """What a client returns, by graphs, or None where there are none."""
         if not self._captures.enabled or plan.device.type != "cuda":
             return None
-        key = (id(bound), tuple(phases.items()), shapes_of(job), shapes_of(carry), plan.shape[1])
+        key = (id(bound), tuple(phases.items()), shapes_of(job), plan.shape[1])
+
+        def begin(job: Job) -> Carry:
+            return client.begin(bound, job, phases)
 
         def step(job: Job, carry: Carry, index: Tensor) -> Carry:
             return client.step(bound, job, carry, index, phases, functional=False)
 
-        steps = self._captures.get(
-            key, lambda: CapturedSteps(step, job, carry, tuple(plan.shape[1:]))
-        )
-        if steps is None:
-            return None
+        def end(job: Job, carry: Carry) -> Reply:
+            return client.end(bound, job, carry, phases)
+
+        rows = tuple(plan.shape[1:])
         try:
-            steps.load(job, carry)
+            steps = self._captures.get(
+                key, lambda: CapturedSteps(begin, step, end, job, begin(job), rows)
+            )
+            if steps is None:
+                return None
+            steps.start(job)
             steps.run(plan)
+            return tree.map(torch.clone, steps.finish())
         except (RuntimeError, HookError) as error:
             self._captures.give_up(key, error)
             return None
-        return tree.map(torch.clone, steps.carry)
 
     def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
         answers = [
@@ -159,22 +167,16 @@ class Vector:
         self, bound: Bound, jobs: Job, steps: Sequence[int], plan: Tensor, phases: Phases
     ) -> Reply:
         """What clients return, who are sorted by falling number of steps."""
-        carry = vmap(lambda job: client.begin(bound, job, phases), in_dims=(SHARED,))(jobs)
-        done = self._recorded(bound, jobs, carry, steps, plan, phases)
-        if done is None:
-            done = self._stepwise(bound, jobs, carry, steps, plan, phases)
-        return vmap(lambda j, c: client.end(bound, j, c, phases), in_dims=(SHARED, 0))(jobs, done)
+        begin, step, end = _mapped(bound, phases)
+        done = self._recorded(begin, step, end, (id(bound), phases), jobs, steps, plan)
+        return (
+            done if done is not None else end(jobs, self._stepwise(begin, step, jobs, steps, plan))
+        )
 
     def _stepwise(
-        self,
-        bound: Bound,
-        jobs: Job,
-        carry: Carry,
-        steps: Sequence[int],
-        plan: Tensor,
-        phases: Phases,
+        self, begin: Begin, step: Step, jobs: Job, steps: Sequence[int], plan: Tensor
     ) -> Carry:
-        step_all = vmap(_step_of(bound, phases), in_dims=(SHARED, 0, 0))
+        carry = begin(jobs)
         finished: list[Carry] = []  # those that ran out of steps, last clients first
         running = jobs
         for k, first, last in _stairs(steps):
@@ -182,49 +184,53 @@ class Vector:
                 finished.insert(0, tree.take(carry, slice(k, None)))
                 carry, running = tree.take(carry, slice(k)), take_jobs(running, slice(k))
             for t in range(first, last):
-                carry = step_all(running, carry, plan[:k, t])
+                carry = step(running, carry, plan[:k, t])
         return tree.concat([carry, *finished])
 
     def _recorded(
         self,
-        bound: Bound,
+        begin: Begin,
+        step: Step,
+        end: End,
+        what: tuple[int, Phases],
         jobs: Job,
-        carry: Carry,
         steps: Sequence[int],
         plan: Tensor,
-        phases: Phases,
-    ) -> Carry | None:
+    ) -> Reply | None:
         """The same by graphs, or None where there are none.
 
         A graph is recorded for few sizes of the stack only: with k clients left, the next larger
-        size runs, and what it does to clients that have finished is thrown away.
+        size runs, and what it does to clients that have finished is overwritten in the end.
         """
         if not self._captures.enabled or plan.device.type != "cuda":
             return None
-        key = (id(bound), tuple(phases.items()), shapes_of(jobs), plan.shape[2])
-        step_all = vmap(_step_of(bound, phases), in_dims=(SHARED, 0, 0))
-        rows = (len(steps), plan.shape[2])
-        captured = self._captures.get(key, lambda: CapturedSteps(step_all, jobs, carry, rows))
-        if captured is None:
-            return None
+        total = len(steps)
+        key = (what[0], tuple(what[1].items()), shapes_of(jobs), plan.shape[2])
+        rows = (total, plan.shape[2])
         try:
-            captured.load(jobs, carry)
-            finished: list[Carry] = []
-            running = len(steps)
+            captured = self._captures.get(
+                key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows)
+            )
+            if captured is None:
+                return None
+            captured.start(jobs)
+            finished: list[tuple[slice, Carry]] = []
+            running = total
             by_step = plan.transpose(0, 1)  # [steps, K, batch]
             for k, first, last in _stairs(steps):
                 if k < running:
-                    finished.insert(
-                        0, tree.map(torch.clone, tree.take(captured.carry, slice(k, running)))
-                    )
+                    rest = slice(k, running)
+                    left = tree.take(captured.carry, rest)
+                    finished.append((rest, tree.map(torch.clone, left)))
                     running = k
-                lanes = _size(k, len(steps))
+                lanes = _size(k, total)
                 captured.run(by_step[first:last, :lanes], lanes)
+            for rest, left in finished:
+                tree.map(lambda t, s: t.copy_(s), tree.take(captured.carry, rest), left)
+            return captured.finish()
         except (RuntimeError, HookError) as error:
             self._captures.give_up(key, error)
             return None
-        rest = tree.map(torch.clone, tree.take(captured.carry, slice(running)))
-        return tree.concat([rest, *finished])
 
     def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
         ask = vmap(lambda job: client.survey(bound, job, phases, part), in_dims=(SHARED,))
@@ -234,11 +240,23 @@ class Vector:
         return vmap(lambda job: client.personal(bound, job, phases), in_dims=(SHARED,))(cohort.jobs)
 
 
-def _step_of(bound: Bound, phases: Phases) -> Callable[[Job, Carry, Tensor], Carry]:
+def _mapped(bound: Bound, phases: Phases) -> tuple[Begin, Step, End]:
+    """The three functions of a client round, over all clients at once."""
+
+    def begin(job: Job) -> Carry:
+        return client.begin(bound, job, phases)
+
     def step(job: Job, carry: Carry, index: Tensor) -> Carry:
         return client.step(bound, job, carry, index, phases, functional=True)
 
-    return step
+    def end(job: Job, carry: Carry) -> Reply:
+        return client.end(bound, job, carry, phases)
+
+    return (
+        vmap(begin, in_dims=(SHARED,)),
+        vmap(step, in_dims=(SHARED, 0, 0)),
+        vmap(end, in_dims=(SHARED, 0)),
+    )
 
 
 def _stairs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
