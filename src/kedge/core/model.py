@@ -79,6 +79,7 @@ class Model:
         self.names = [n for n, p in module.named_parameters() if p.requires_grad]
         if not self.names:
             raise ModelError("the model has no parameters to train")
+        self.channels_last = False  # the layout that convolutions of one client like on a GPU
         self.head_name = _find_head(module, head)
         self._template = copy.deepcopy(module)
         skeleton = _keyed_dropout(copy.deepcopy(module))
@@ -148,6 +149,8 @@ class Model:
         if mode != "eval":
             buffers = {n: b.clone() for n, b in buffers.items()}  # norm layers write into them
         state = {n: weights.params[n] for n in self.names} | buffers
+        if self.channels_last and x.ndim == 4:
+            x, state = _channels_last(x), {n: _channels_last(v) for n, v in state.items()}
         net = self._skeletons[mode]
         tape = _Tape(len(x), rows, taps)
         with (
@@ -284,6 +287,10 @@ def _key_stream(key: Tensor | None) -> Iterator[None]:
         yield
     finally:
         _streams.top = before
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 def _find_head(module: nn.Module, head: str | None) -> str | None:

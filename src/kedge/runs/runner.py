@@ -151,8 +151,8 @@ def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
     if sim.round % config.eval_every and sim.round != config.rounds:
         return record
     fed, metric = sim.federation, sim.federation.task.metric
-    record |= sim.evaluate()
-    record["per_class"] = sim.evaluate_classes()
+    values, record["per_class"] = sim.evaluate_all()
+    record |= values
     if fed.held:
         for name in ("client", *(("personal",) if config.personal else ())):
             values = [r.get(metric) for r in sim.evaluate_clients(personal=name == "personal")]

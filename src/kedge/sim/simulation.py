@@ -46,6 +46,7 @@ class Simulation:
         seed: int = 0,
     ) -> None:
         model = model if isinstance(model, Model) else Model(model)
+        model.channels_last = federation.device.type == "cuda" and engine == "loop"
         if weighting not in WEIGHTINGS:
             raise FieldError(f"weighting = {weighting!r} is not one of: {', '.join(WEIGHTINGS)}")
         per_round = federation.num_clients if per_round is None else per_round
@@ -173,19 +174,20 @@ class Simulation:
 
     def evaluate(self, weights: Weights | None = None) -> dict[str, float]:
         """Metric and loss of a model (the global one for None), as a mean over the test angles."""
+        return self.evaluate_all(weights)[0]
+
+    def evaluate_all(
+        self, weights: Weights | None = None
+    ) -> tuple[dict[str, float], list[float | None]]:
+        """The same, and the metric class by class over all angles (None: no such class)."""
         fed = self.federation
         found = [self._measure(weights or self.weights, fed.test_batches(a)) for a in fed.angles]
         reports = [fed.task.report(sums) for sums in found]
-        return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
-
-    def evaluate_classes(self) -> list[float | None]:
-        """The global model's metric class by class, over all test angles; None: no such class."""
-        fed = self.federation
-        found = [self._measure(self.weights, fed.test_batches(a)) for a in fed.angles]
+        mean = {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
         total = found[0]
         for sums in found[1:]:
             total = tree.add(total, sums)
-        return fed.task.per_class(total)
+        return mean, fed.task.per_class(total)
 
     def evaluate_clients(self, personal: bool = False) -> list[dict[str, float]]:
         """The same on every client's held-out rows: the global model, or the client's own."""
