@@ -1,0 +1,247 @@
+"""Identities of the method in parts/fedcog.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.check.oracles import Claim, oracle
+from kedge.check.problems import DOUBLE, Problem, images
+from kedge.core import client, rng, tree
+from kedge.core.optim import SGD
+from kedge.core.task import make_task
+from kedge.core.tree import Tree
+from kedge.core.view import View
+from kedge.parts.fedcog import FedCOG
+from kedge.sim.engine import one_job
+from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.simulation import Simulation
+
+
+@oracle(FedCOG)
+def targets_of_the_papers_example(cls: type[FedCOG]) -> Iterator[Claim]:
+    """A.1.1: d = (500, 0, 400, 200, 400) lacks (0, 500, 100, 300, 100), so that of 256 samples the
+    classes get (0, 128, 25.6, 76.8, 25.6), by largest remainders (0, 128, 26, 77, 25). A client
+    with one class lacks the others alike, 64 each; one that lacks nothing gets 52, then 51 each.
+    Catches own classes in place of the lacking ones, and counts rounded down."""
+    counts = ((500, 0, 400, 200, 400), (0, 0, 7, 0, 0), (3, 3, 3, 3, 3))
+    wanted = ((0, 128, 26, 77, 25), (64, 64, 0, 64, 64), (52, 51, 51, 51, 51))
+    run = _linear(_classes(*counts), classes=5).simulate(cls(samples=256, steps=0))
+    for k in range(3):
+        found = torch.bincount(_generated(run, k)["y"], minlength=5)
+        off = (found - torch.tensor(wanted[k])).abs().sum()
+        yield Claim(f"targets of client {k}", 0.0, float(off), 0.0)
+
+
+@oracle(FedCOG)
+def generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
+    """For linear models p = softmax(W x + b), q = softmax(V x + c) with mean m, L_gen's gradient
+    is W'(p - e_y) - lambda (W'(J_p log(p/m)) + V'(J_q log(q/m)))/2 with J_p u = p (u - p.u), here
+    followed for three steps of Adam; without a previous model the second part is missing. Catches
+    a wrong sign or factor of the disagreement, and a previous model that is forgotten."""
+
+    def slope(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
+        w, v = now["head.weight"], old["head.weight"]
+        p, q = (
+            torch.softmax(x @ w.T + now["head.bias"], 1),
+            torch.softmax(x @ v.T + old["head.bias"], 1),
+        )
+        up, uq = (0.5 * torch.log(2 * s / (p + q)) for s in (p, q))
+        way_p = p * (up - (p * up).sum(1, keepdim=True))
+        way_q = q * (uq - (q * uq).sum(1, keepdim=True))
+        return (p - F.one_hot(y, 3)) @ w - weight * (way_p @ w + way_q @ v)
+
+    yield from _by_hand(cls, _classes((3, 2, 0), (0, 1, 4)), slope)
+
+
+@oracle(FedCOG)
+def generation_of_several_labels_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
+    """The same with p = s(W x + b) label by label, s the logistic function: the loss is a mean
+    over the 3 labels, the divergence a sum, and J_p log(p/m) becomes p (1 - p) (logit p - logit
+    m)."""
+
+    def slope(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
+        w, v = now["head.weight"], old["head.weight"]
+        p, q = torch.sigmoid(x @ w.T + now["head.bias"]), torch.sigmoid(x @ v.T + old["head.bias"])
+        middle = torch.logit((p + q) / 2)
+        way_p, way_q = (0.5 * s * (1 - s) * (torch.logit(s) - middle) for s in (p, q))
+        return (p - y) @ w / 3 - weight * (way_p @ w + way_q @ v)
+
+    labels = [[[1, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]], [[0, 0, 1], [1, 0, 1]]]
+    yield from _by_hand(cls, [torch.tensor(own, dtype=DOUBLE) for own in labels], slope)
+
+
+@oracle(FedCOG)
+def the_first_step_is_a_share_of_fedavgs(cls: type[FedCOG]) -> Iterator[Claim]:
+    """At the global model the divergence from it is 0, and so is its gradient. With the class
+    counts (4, 2, 0) the client lacks 6 samples, so the task's loss has the weight 6/12 and one
+    step goes half of FedAvg's way. Catches weights that are swapped or taken from N."""
+    problem = _linear(_classes((4, 2, 0)), steps=1)
+    run, plain = problem.simulate(cls(samples=4, steps=2)), problem.simulate("fedavg")
+    start = run.weights.params
+    term = float(run.run_round()["terms"][cls.name][0])
+    plain.run_round()
+    half = tree.map(lambda s, w: s + 0.5 * (w - s), start, plain.weights.params)
+    yield Claim("distillation at the global model", 0.0, term, 1e-12)
+    yield Claim("half a step of FedAvg", 0.0, tree.gap(half, run.weights.params), 1e-12)
+
+
+@oracle(FedCOG)
+def distillation_by_formula(cls: type[FedCOG]) -> Iterator[Claim]:
+    """Two full-batch steps with the weight 0.7 at T = 2: the first term is 0 and has no gradient,
+    so that the second is 0.7 T^2 mean sum_c g_c log(g_c / s_c), with s the model that FedAvg has
+    after one step and g the global one. Catches the other direction, and a forgotten T^2."""
+    settings: dict[str, Any] = {"weighting": "lambda", "lambda_kd": 0.7, "temperature": 2.0}
+    run = _linear(_classes((4, 2, 0)), steps=2).simulate(
+        cls(samples=4, batch=4, steps=2, **settings)
+    )
+    plain = _linear(_classes((4, 2, 0)), steps=1).simulate("fedavg")
+    x, before = _generated(run, 0)["x"], run.weights
+    plain.run_round()
+    g, s = (
+        torch.softmax(run.bound.model.forward(weights, x, "eval").logits / 2, 1)
+        for weights in (before, plain.weights)
+    )
+    expected = 0.7 * 4 * (g * torch.log(g / s)).sum(1).mean()
+    found = 2 * run.run_round()["terms"][cls.name][0]  # a mean over two steps
+    yield Claim("second step's term", float(expected), float(found))
+
+
+@oracle(FedCOG)
+def every_generated_sample_in_turn(cls: type[FedCOG]) -> Iterator[Claim]:
+    """Six samples in batches of four: three steps use each of them twice."""
+    run = _linear(_classes((4, 2, 0)), steps=3).simulate(cls(samples=6, batch=4, steps=0))
+    part = run.bound.parts[0]
+    assert isinstance(part, FedCOG)
+    job, phases = one_job(run.cohort([0]).jobs, 0), run.bound.phases(0)
+    carry = client.begin(run.bound, job, phases)
+    used = torch.zeros(6)
+    for t in range(3):
+        context = client.client_context(run.bound, job, phases, carry.local, torch.tensor(t))
+        view = View(context, part, "term")
+        used += torch.bincount(part._rows(view), minlength=6)
+    yield Claim("uses of each sample", 0.0, float((used - 2).abs().max()), 0.0)
+
+
+@oracle(FedCOG)
+def soft_targets_are_the_global_models(cls: type[FedCOG]) -> Iterator[Claim]:
+    """The logits to distil are those of the global model, as an ordinary module in evaluation
+    mode, on the images that are kept. Catches logits of an earlier image, or of another mode."""
+    run = images(norm="bn", sizes=(5, 9)).simulate(cls(samples=6, steps=3, batch=4, lr=0.5))
+    for _ in range(2):
+        made = _generated(run, 1)
+        with torch.no_grad():
+            logits = run.module()(made["x"])
+        away = float((logits - made["logits"]).abs().max())
+        yield Claim(f"logits in round {run.round}", 0.0, away, 1e-12)
+        run.run_round()
+
+
+@oracle(FedCOG)
+def two_steps_by_hand_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
+    """w_real CE(real) + w_kd KL over two passes in training mode, so that BatchNorm sees real and
+    generated rows apart and both move its running statistics. Catches a joint pass, an evaluation
+    pass, and a gradient into the teacher."""
+    part = cls(samples=5, batch=5, steps=2, weighting="lambda", lambda_kd=0.5)
+    run = images(norm="bn", sizes=(5, 9), batch=5, steps=2).simulate(part)
+    cohort, made, module = run.cohort([0]), _generated(run, 0), run.module().train()
+    for t in range(2):
+        real = run.federation.clean(cohort.plan[0, t])
+        loss = F.cross_entropy(module(real.x), real.y)
+        gap = F.kl_div(
+            F.log_softmax(module(made["x"]), 1),
+            F.softmax(made["logits"], 1),
+            reduction="batchmean",
+        )
+        grads = torch.autograd.grad(loss + 0.5 * gap, list(module.parameters()))
+        with torch.no_grad():
+            for p, g in zip(module.parameters(), grads, strict=True):
+                p.sub_(0.05 * g)
+    run.run_round([0])
+    state = module.state_dict()
+    for what, found in (("parameters", run.weights.params), ("statistics", run.weights.buffers)):
+        yield Claim(what, 0.0, tree.gap(found, {n: state[n] for n in found}), 1e-11)
+
+
+@oracle(FedCOG)
+def remembers_its_own_model(cls: type[FedCOG]) -> Iterator[Claim]:
+    """With one client in the round the global model is this client's, and so is what it keeps."""
+    run = _linear(_classes((3, 2, 0), (0, 1, 4))).simulate(cls(samples=4, steps=1))
+    run.run_round([1])
+    kept = run.store.rows[cls.name]
+    yield Claim(
+        "the previous model",
+        0.0,
+        tree.gap(run.weights.params, tree.take(kept["previous"], 1)),
+        1e-15,
+    )
+    yield Claim("the other client has none", 0.0, float(kept["seen"][0]), 0.0)
+
+
+@oracle(FedCOG)
+def several_labels_are_drawn_as_often_as_the_client_has_them(
+    cls: type[FedCOG],
+) -> Iterator[Claim]:
+    """Labels that 1 in 4 and 3 in 4 of the client's samples have, and one that none has."""
+    y = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]], dtype=DOUBLE)
+    run = _linear([y]).simulate(cls(samples=4000, steps=0))
+    found = _generated(run, 0)["y"].mean(0)
+    for label, (share, tolerance) in enumerate(((0.25, 0.03), (0.75, 0.03), (0.0, 0.0))):
+        yield Claim(f"share of label {label}", share, float(found[label]), tolerance)
+
+
+def _classes(*counts: tuple[int, ...]) -> list[Tensor]:
+    """Labels of clients with given numbers of samples of each class."""
+    return [torch.repeat_interleave(torch.tensor(own)) for own in counts]
+
+
+def _linear(owned: list[Tensor], steps: int = 2, classes: int = 3) -> Problem:
+    """Clients with given labels (or label vectors), two inputs, a linear model."""
+    name = "classification" if owned[0].ndim == 1 else "multilabel"
+    y, sizes = torch.cat(owned), [len(own) for own in owned]
+    keys = rng.split(rng.key(3), 3)
+    x = rng.normal(keys[0], (len(y), 2), DOUBLE)
+    clients = list(torch.split(torch.arange(len(y)), sizes))
+    head = nn.Linear(2, classes).to(DOUBLE)
+    with torch.no_grad():
+        head.weight.copy_(rng.normal(keys[1], (classes, 2), DOUBLE))
+        head.bias.copy_(rng.normal(keys[2], (classes,), DOUBLE))
+    module = nn.Sequential()
+    module.add_module("head", head)
+    federation = Federation(x, y, clients, make_task(name, classes), dtype=DOUBLE)
+    return Problem(federation, module, LocalWork(batch=min(sizes), steps=steps), SGD(lr=0.5))
+
+
+def _generated(run: Simulation, k: int) -> Tree:
+    """What client k would generate in the present round."""
+    job = one_job(run.cohort([k]).jobs, 0)
+    name = run.bound.parts[0].name
+    return client.begin(run.bound, job, run.bound.phases(run.round)).local[name]
+
+
+def _by_hand(
+    cls: type[FedCOG],
+    owned: list[Tensor],
+    slope: Callable[[Tensor, Tensor, Tree, Tree, float], Tensor],
+) -> Iterator[Claim]:
+    """Three steps of Adam with the decay rates 0.5 and 0.9, written out, from the same noise: in
+    round 0 without, in round 1 with a previous model."""
+    settings: dict[str, Any] = {"samples": 4, "lr": 0.1, "lambda_dis": 5.0}
+    run = _linear(owned).simulate(cls(steps=3, **settings))
+    noise = _linear(owned).simulate(cls(steps=0, **settings))
+    for round in range(2):
+        made, x = _generated(run, 1), _generated(noise, 1)["x"]
+        old = tree.take(run.store.rows[cls.name]["previous"], 1)
+        m, v = torch.zeros_like(x), torch.zeros_like(x)
+        for t in range(1, 4):
+            g = slope(x, made["y"], run.weights.params, old, 5.0 * round) / 4
+            m, v = 0.5 * m + 0.5 * g, 0.9 * v + 0.1 * g * g
+            x = x - 0.1 * (m / (1 - 0.5**t)) / (torch.sqrt(v / (1 - 0.9**t)) + 1e-8)
+        away = float((x - made["x"]).abs().max())
+        yield Claim(f"generated inputs of round {round}", 0.0, away)
+        run.run_round()
+        noise.server, noise.round, noise.store.rows = run.server, run.round, run.store.rows

@@ -1,0 +1,199 @@
+"""Local learning bias reduction with shared pseudo-data. FedBR (Guo et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.part import Doc, Mean, Out, Part, Range, Stack, register
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Round, Spec, View
+
+_WIDTH, _OUT = "(width if width else 2*F)", "(out if out else F)"
+_PROJECTION = f"F*{_WIDTH} + {_WIDTH}*{_WIDTH} + {_WIDTH}*{_OUT} + 2*{_WIDTH} + {_OUT}"
+
+
+@register
+@dataclass(frozen=True)
+class FedBR(Part):
+    r"""Hold classifier and features against pseudo-data that all clients share.
+
+    :math:`\min_{\phi,\omega} L_{cls}(x, y) + \lambda L_{cls}(x_p, \tilde y_p) + \mu L_{con}` (eq.
+    3), :math:`L_{con} = -\log\frac{f_1}{f_1 + f_2}`, :math:`f_1 = e^{\tau_1 \cos(P(\phi(x_p)),
+    P(\phi_g(x_p)))}`, :math:`f_2 = e^{\tau_2 \cos(P(\phi(x_p)), P(\phi(x)))}` (eqs. 5-7); before
+    each step the projection P takes one ascent step on :math:`L_{con}` (eq. 2), features fixed.
+
+    Guo, Tang and Lin, FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning
+    Bias Reduction, ICML 2023, arXiv:2205.13462.
+
+    A pseudo-sample is the mean of M samples of one client, its label 1/C; ``mixture`` adds K local
+    samples at every step (eq. 4). Deviations: cosines are multiplied by tau, as in the code (the
+    tables' tau_2 = 0 has no other meaning); Mixture starts from these means, not from a proxy set,
+    and its global features are taken anew each step (the code keeps the first); P is averaged as
+    the run says. Pseudo-data leave BatchNorm's running statistics alone. Neutral at: lam = mu = 0.
+    Sends: P and the pseudo-data. Uploads: P; when asked, ``means`` sample means, which the server
+    sees client by client.
+    """
+
+    lam: Annotated[
+        float, Doc("weight of component 1, pseudo-data's labels (0.1 on CIFAR-10, PACS)"), Range(0)
+    ] = 1.0
+    mu: Annotated[float, Doc("weight of component 2, the contrast of features"), Range(0)] = 0.5
+    inv_temperature1: Annotated[float, Doc("tau_1, times the cosine to global features")] = 2.0
+    inv_temperature2: Annotated[float, Doc("tau_2, times the cosine to real features")] = 2.0
+    rows: Annotated[
+        int,
+        Doc("pseudo-samples, B; number b is paired with real sample b mod batch size"),
+        Range(1),
+    ] = 32
+    samples: Annotated[int, Doc("samples behind each mean, M"), Range(1)] = 10
+    means: Annotated[
+        int,
+        Doc(
+            "means that a client gives when asked, the pseudo-data being drawn from all of them "
+            "(algorithm 2); 0: one for every row, each row from a client drawn at random"
+        ),
+        Range(0),
+    ] = 0
+    refresh: Annotated[
+        Literal["round", "once"], Doc("make pseudo-data anew each round, or once from all clients")
+    ] = "round"
+    mixture: Annotated[
+        int, Doc("local samples mixed into each pseudo-sample, K (eq. 4); 0: none"), Range(0)
+    ] = 0
+    width: Annotated[int, Doc("hidden size of the projection; 0: twice the features"), Range(0)] = (
+        256
+    )
+    out: Annotated[int, Doc("output size of the projection; 0: that of the features"), Range(0)] = (
+        128
+    )
+    max_step: Annotated[bool, Doc("train the projection (table 4 leaves it out)")] = True
+
+    presets = {
+        "paper": {"lam": 1.0, "mu": 0.5},
+        "official": {"lam": 1.0, "refresh": "once", "width": 0, "out": 0},
+        "mnist": {"lam": 1.0, "rows": 64},
+        "cifar10": {"lam": 0.1},
+        "cifar100": {"lam": 1.0},
+        "pacs": {"lam": 0.1},
+        "mixture": {"refresh": "once", "mixture": 1},
+    }
+    neutral = {"lam": 0.0, "mu": 0.0}
+    tiny = {"rows": 4, "samples": 3, "width": 5, "out": 3}
+    needs_features = True
+    needs_sweep = True
+    needs_clients = True
+    tasks = ("classification",)
+    sends = f"{_PROJECTION} + rows*X"
+    uploads = _PROJECTION
+
+    def server_init(self, spec: Spec) -> Tree:
+        width, out = self.width or 2 * spec.features, self.out or spec.features
+        sizes = (spec.features, width, width, out)
+        projection: Params = {}
+        for i, key in enumerate(rng.split(spec.key, 3)):
+            bound = sizes[i] ** -0.5  # torch's default for a linear layer
+            noise = bound * (rng.uniform(key, (sizes[i + 1], sizes[i] + 1), spec.dtype) * 2 - 1)
+            projection |= {f"weight{i}": noise[:, :-1], f"bias{i}": noise[:, -1]}
+        shape = (self.rows, *spec.input_shape)
+        pseudo = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+        return {"projection": projection, "pseudo": pseudo}
+
+    def survey(self, v: View) -> Tree:
+        shape, done = (self.means or self.rows, self.samples), 0
+        drawn = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
+
+        def piece(batch: Batch, mask: Tensor) -> Tree:
+            nonlocal done
+            at = done + torch.arange(len(mask), device=mask.device)
+            done += len(mask)
+            hits = (drawn[:, :, None] == at).sum(1) * mask  # [G, rows of the piece]
+            return torch.einsum("gr,r...->g...", hits, batch.x)
+
+        return {"means": Stack(v.sweep(piece) / self.samples), "client": Stack(v.info.client)}
+
+    def surveys(self) -> Literal["first", "every", "last"]:
+        return "every" if self.refresh == "round" else "first"
+
+    def absorb(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        means = r.uploads["means"][torch.argsort(r.uploads["client"])]  # [K, G, ...]
+        row = torch.arange(self.rows, device=means.device)
+        client = rng.integers(r.key, (self.rows,), len(means))
+        pseudo = means[client, row % means.shape[1]]
+        if self.means:
+            pool = means.flatten(0, 1)
+            pseudo = pool[rng.permutation(r.key, len(pool))[row % len(pool)]]
+        return weights, r.server | {"pseudo": pseudo}
+
+    def send(self, server: Tree) -> Tree:
+        return server
+
+    def prepare(self, v: View) -> Tree:
+        x, classes = v.sent["pseudo"], v.task.outputs
+        target = torch.full((len(x), classes), 1 / classes, dtype=x.dtype, device=x.device)
+        pseudo = {"x": x, "target": target, "z_global": self._global(v, x)}
+        return {"projection": v.sent["projection"]} | pseudo
+
+    def ascend(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
+        local = v.local | (self._mixed(v, batch) if self.mixture else {})
+        if not self.max_step:
+            return local
+        z_pseudo = v.forward(params, local["x"]).features
+
+        def contrast(projection: Params) -> Tensor:
+            return self._contrast(projection, z_pseudo, local["z_global"], out.features)
+
+        slope = torch.func.grad(contrast)(local["projection"])
+        return local | {"projection": tree.axpy(v.info.lr, slope, local["projection"])}
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        x, target, z_global = v.local["x"], v.local["target"], v.local["z_global"]
+        pseudo = v.forward(params, x)
+        uniform = v.task.loss(pseudo.logits, Batch(x, target, target)).mean()
+        projection = tree.detach(v.local["projection"])
+        contrast = self._contrast(projection, pseudo.features, z_global, out.features)
+        return self.lam * uniform + self.mu * contrast
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return {}, {"projection": Mean(v.local["projection"])}
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        return weights, r.server | r.uploads
+
+    def _global(self, v: View, x: Tensor) -> Tensor:
+        """Features of the model that the round started from."""
+        return v.forward(v.anchor, x).features.detach()
+
+    def _mixed(self, v: View, batch: Batch) -> Tree:
+        """Pseudo-samples with K samples of the batch mixed into each (eq. 4)."""
+        classes = torch.arange(v.task.outputs, device=batch.y.device)
+        own = batch.target  # [B, C]
+        if own is None:  # one-hot by comparison: torch's looks at values, which vmap does not allow
+            own = (batch.y[:, None] == classes).to(batch.x.dtype)
+        pick = rng.integers(v.key, (self.rows, self.mixture), len(batch.x))
+        x = (v.sent["pseudo"] + batch.x[pick].sum(1)) / (self.mixture + 1)
+        target = (1 / v.task.outputs + own[pick].sum(1)) / (self.mixture + 1)
+        return {"x": x, "target": target, "z_global": self._global(v, x)}
+
+    def _contrast(
+        self, projection: Params, z_pseudo: Tensor, z_global: Tensor, z_real: Tensor
+    ) -> Tensor:
+        """Mean over pseudo-samples, each with a real one: -log(e^near / (e^near + e^far))."""
+        pair = torch.arange(self.rows, device=z_real.device) % len(z_real)
+        mine = _project(projection, z_pseudo)
+        near = F.cosine_similarity(mine, _project(projection, z_global), dim=-1)
+        far = F.cosine_similarity(mine, _project(projection, z_real)[pair], dim=-1)
+        return F.softplus(self.inv_temperature2 * far - self.inv_temperature1 * near).mean()
+
+
+def _project(projection: Params, features: Tensor) -> Tensor:
+    """Three linear layers with ReLU in between."""
+    x = F.relu(F.linear(features.flatten(1), projection["weight0"], projection["bias0"]))
+    x = F.relu(F.linear(x, projection["weight1"], projection["bias1"]))
+    return F.linear(x, projection["weight2"], projection["bias2"])
