@@ -87,9 +87,11 @@ class Adam:
         _check(self)
 
     def init(self, params: Params) -> Tree:
-        count = torch.zeros((), dtype=next(tree.leaves(params)).dtype)
+        like = next(tree.leaves(params))
         zero = tree.zeros_like(params)
-        return {"m": zero, "v": zero, "count": count.to(next(tree.leaves(params)).device)}
+        # made on the device: a copy from the host could not be recorded in a CUDA graph
+        count = torch.zeros((), dtype=like.dtype, device=like.device)
+        return {"m": zero, "v": zero, "count": count}
 
     def update(self, params: Params, grads: Params, state: Tree, lr: Tensor) -> tuple[Params, Tree]:
         grads = _prepared(grads, params, self.clip, self.weight_decay)
