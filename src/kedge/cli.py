@@ -7,6 +7,7 @@ import inspect
 import json
 import runpy
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -303,8 +304,13 @@ def _named(name: str) -> list[str]:
     return added
 
 
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    errors.print(Text("warning: ", "yellow") + Text(str(message)), soft_wrap=True)
+
+
 def main() -> None:
     """Run the command; what a user got wrong ends in one line, not in a traceback."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except runner.Interrupted as error:

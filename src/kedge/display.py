@@ -195,7 +195,7 @@ def part_page(name: str) -> RenderableType:
         ("extra up", _numbers(cls.uploads)),
         ("client keeps", _numbers(cls.keeps)),
         ("tasks", ", ".join(cls.tasks)),
-        ("neutral at", _settings(cls.neutral) if cls.neutral else "no setting gives FedAvg back"),
+        ("neutral at", _neutral(cls.neutral)),
         ("secure sums", secure),
         ("source", f"{cls.__module__}.{cls.__qualname__}"),
     ):
@@ -229,6 +229,12 @@ def check_table(report: Report) -> Table:
 
 def _numbers(formula: str) -> str:
     return "nothing" if formula == "0" else f"{formula} numbers"
+
+
+def _neutral(setting: dict[str, object] | None) -> str:
+    if setting is None:
+        return "no setting gives FedAvg back"
+    return _settings(setting) or "always: the global model is FedAvg's"
 
 
 def _settings(values: dict[str, object]) -> str:

@@ -86,7 +86,8 @@ class Bound:
             leaves = part.extend(spec.for_part(part))
             params |= {f"{part.name}/{n}": v for n, v in leaves.items()}
         self.initial = Weights(params, initial.buffers)
-        hidden = {n for p in self.parts_with("private") for n in p.private(spec)}
+        extended = replace(spec, params=params)
+        hidden = {n for p in self.parts_with("private") for n in p.private(extended)}
         self.private_params = [n for n in params if n in hidden]
         self.private_buffers = [n for n in initial.buffers if n in hidden]
         public = {n: v for n, v in params.items() if n not in hidden}

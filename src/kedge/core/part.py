@@ -119,10 +119,11 @@ class Part:
     neutral: ClassVar[dict[str, Any] | None] = None
     #: A setting that is quick on a tiny problem, for the tests of all pairs.
     tiny: ClassVar[dict[str, Any]] = {}
-    #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), H
-    #: (the head's), E (the part's own, from ``extend``), F (features), C (outputs), X (inputs), N
-    #: (clients), ``D_cut`` and ``K_cut`` (activations and channels at a cut) and the part's
-    #: fields. ``keeps`` is what a client stores.
+    #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), W
+    #: and B (all of the network's parameters and buffers), H (the head's), E (the part's own, from
+    #: ``extend``), F (features), C (outputs), X (inputs), N (clients), ``D_cut`` and ``K_cut``
+    #: (activations and channels at a cut) and the part's fields. ``keeps`` is what a client
+    #: stores.
     sends: ClassVar[str] = "0"
     uploads: ClassVar[str] = "0"
     keeps: ClassVar[str] = "0"
@@ -254,6 +255,10 @@ class Part:
             value = _checked(self, field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
+    def advice(self, rounds: int) -> str:
+        """A warning about a run of so many rounds; empty where there is nothing to say."""
+        return ""
+
     def has(self, hook: str) -> bool:
         """Whether the part overrides a hook."""
         return getattr(type(self), hook) is not getattr(Part, hook)
@@ -286,7 +291,7 @@ HOOKS = [
     for name, value in vars(Part).items()
     if callable(value)
     and not name.startswith("_")
-    and name not in ("has", "hooks", "count", "cuts", "surveys")
+    and name not in ("has", "hooks", "count", "cuts", "surveys", "advice")
 ]
 
 

@@ -67,7 +67,8 @@ class Classification:
         return F.cross_entropy(logits, batch.y, reduction="none")
 
     def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        return F.one_hot(y, self.outputs).to(dtype)
+        # not F.one_hot, which looks at the values and so fails where a gradient is being mapped
+        return (y[:, None] == torch.arange(self.outputs, device=y.device)).to(dtype)
 
     def probs(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
         return F.softmax(logits / temperature, -1)
@@ -78,7 +79,7 @@ class Classification:
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
     def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> dict[str, Tensor]:
-        own = F.one_hot(batch.y, self.outputs).to(logits.dtype) * mask[:, None]  # [B, C]
+        own = self.soft(batch.y, logits.dtype) * mask[:, None]  # [B, C]
         right = (logits.argmax(-1) == batch.y).to(logits.dtype)
         return {
             "loss": (self.loss(logits, batch) * mask).sum(),

@@ -62,6 +62,8 @@ class Spec:
         head = self.model.head_names() if self.model.has_head else []
         return {
             "P": tree.numel(self.params),
+            "W": tree.numel(own),
+            "B": tree.numel(self.buffers),
             "H": sum(own[n].numel() for n in head),
             "E": tree.numel(tree.under(self.params, part.name)),
             "F": self.features,

@@ -37,8 +37,8 @@ class FedBR(Part):
     tables' tau_2 = 0 has no other meaning); Mixture starts from these means, not from a proxy set,
     and its global features are taken anew each step (the code keeps the first); P is averaged as
     the run says. Pseudo-data leave BatchNorm's running statistics alone. Neutral at: lam = mu = 0.
-    Sends: P and the pseudo-data. Uploads: P; when asked, ``means`` sample means, which the server
-    sees client by client.
+    Sends: P and the pseudo-data. Uploads: P; when asked, sample means, which the server sees client
+    by client.
     """
 
     lam: Annotated[

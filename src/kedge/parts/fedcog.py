@@ -97,6 +97,12 @@ class FedCOG(Part):
     tasks = ("classification", "multilabel")
     keeps = "P + 1"
 
+    def advice(self, rounds: int) -> str:
+        if self.start < rounds:
+            return ""
+        late = f"fedcog starts in round {self.start}, but the run has only {rounds}"
+        return f"{late}, so it is FedAvg; lower start"
+
     def client_init(self, spec: Spec) -> Tree:
         self._check(spec)
         seen = torch.zeros((), dtype=spec.dtype, device=spec.device)

@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from kedge.config import Config, resolve_device
+from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.server import Totals
 from kedge.core.tree import sq_norm, take
@@ -66,6 +68,9 @@ def run_seeds(
     """Run every seed on the simulation that ``make`` gives for it, and sum up."""
     start = time.perf_counter()
     records, hashes, modules, personal = [], [], [], []
+    for part in parse(config.method).parts:
+        if part.advice(config.rounds):
+            warnings.warn(part.advice(config.rounds), stacklevel=3)
     engine = _engine(config, make, device, folder)
     for seed in config.seeds:
         sim = make(seed, engine)
@@ -151,8 +156,8 @@ def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
     if sim.round % config.eval_every and sim.round != config.rounds:
         return record
     fed, metric = sim.federation, sim.federation.task.metric
-    values, record["per_class"] = sim.evaluate_all()
-    record |= values
+    report, record["per_class"] = sim.evaluate_all()
+    record |= report
     if fed.held:
         for name in ("client", *(("personal",) if config.personal else ())):
             values = [r.get(metric) for r in sim.evaluate_clients(personal=name == "personal")]

@@ -78,16 +78,16 @@ def generation_of_several_labels_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
 @oracle(FedCOG)
 def the_first_step_is_a_share_of_fedavgs(cls: type[FedCOG]) -> Iterator[Claim]:
     """At the global model the divergence from it is 0, and so is its gradient. With the class
-    counts (4, 2, 0) the client lacks 6 samples, so the task's loss has the weight 6/12 and one
-    step goes half of FedAvg's way. Catches weights that are swapped or taken from N."""
-    problem = _linear(_classes((4, 2, 0)), steps=1)
+    counts (4, 1, 0) the client lacks 7 samples, so the task's loss has the weight 5/12 and one
+    step goes 5/12 of FedAvg's way. Catches weights that are swapped or taken from N."""
+    problem = _linear(_classes((4, 1, 0)), steps=1)
     run, plain = problem.simulate(cls(samples=4, steps=2)), problem.simulate("fedavg")
     start = run.weights.params
     term = float(run.run_round()["terms"][cls.name][0])
     plain.run_round()
-    half = tree.map(lambda s, w: s + 0.5 * (w - s), start, plain.weights.params)
+    part = tree.map(lambda s, w: s + (w - s) * 5 / 12, start, plain.weights.params)
     yield Claim("distillation at the global model", 0.0, term, 1e-12)
-    yield Claim("half a step of FedAvg", 0.0, tree.gap(half, run.weights.params), 1e-12)
+    yield Claim("5/12 of FedAvg's step", 0.0, tree.gap(part, run.weights.params), 1e-12)
 
 
 @oracle(FedCOG)

@@ -1,0 +1,186 @@
+"""Identities of the methods in parts/layers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.check.identities.common import LR, STEPS, A, H
+from kedge.check.oracles import Claim, oracle
+from kedge.check.problems import images, position, quadratics
+from kedge.core import client, tree
+from kedge.core.tree import Params, Weights
+from kedge.parts.layers import Ditto, FedBN, FedPer, FineTune, Local
+from kedge.sim.capture import take_jobs
+from kedge.sim.simulation import Simulation
+
+
+@oracle(FedPer)
+def heads_part_and_bodies_meet(cls: type[FedPer]) -> Iterator[Claim]:
+    """Two full-batch steps on each of two clients of the same size, head and body together by
+    autograd: the server's body is the mean of the two, its head stays; each client's model is that
+    body with its own head. Catches a head that is averaged, frozen, or trained apart."""
+    run = images(sizes=(5, 5), batch=5, steps=2).simulate(cls())
+    yield from _parted(run, set(run.bound.model.head_names()))
+
+
+@oracle(FedBN)
+def batchnorm_stays_at_home(cls: type[FedBN]) -> Iterator[Claim]:
+    """The same with BatchNorm in place of the head; its running mean and variance stay, too, and
+    are for each client those of its own two batches. Catches parameters without statistics and
+    the other way round."""
+    run = images(sizes=(5, 5), batch=5, steps=2, norm="bn").simulate(cls())
+    own = {n for n in (*run.weights.params, *run.weights.buffers) if n.startswith("stage1.1.")}
+    yield Claim("parameters and statistics", 5.0, float(len(own)), 0.0)
+    yield from _parted(run, own)
+
+
+@oracle(Local)
+def clients_train_alone(cls: type[Local]) -> Iterator[Claim]:
+    """On f_k = h_k (w - a_k)^2/2 from w = 0, T rounds of tau steps without anybody else lead to
+    a_k (1 - (1 - lr h_k)^(T tau)); the server stays at 0."""
+    run, rounds = quadratics(H, A, LR, STEPS).simulate(cls()), 3
+    for _ in range(rounds):
+        run.run_round()
+    own = run.personal().params["head.weight"].flatten().tolist()
+    for k, (h, a) in enumerate(zip(H, A, strict=True)):
+        yield Claim(f"client {k}", a * (1 - (1 - LR * h) ** (rounds * STEPS)), own[k])
+    yield Claim("the server", 0.0, position(run), 0.0)
+
+
+@oracle(Local)
+def nothing_travels(cls: type[Local]) -> Iterator[Claim]:
+    """No parameter and no statistic of the network goes either way; each client goes on from its
+    own weights and statistics, as one who is alone with FedAvg."""
+    run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
+    start = run.weights
+    plain = images(sizes=(5, 5), batch=5, norm="bn").simulate("fedavg")
+    for _ in range(2):
+        totals = run.run_round()
+        plain.run_round([0])
+        yield Claim("bytes", 0.0, float(totals["up_bytes"] + totals["down_bytes"]), 0.0)
+    yield Claim("the server", 0.0, tree.gap(run.weights, start), 0.0)
+    own = tree.take(run.personal(), 0)
+    yield Claim("client 0", 0.0, tree.gap(own, plain.weights), 1e-12)
+
+
+@oracle(Ditto)
+def personal_model_by_hand(cls: type[Ditto]) -> Iterator[Claim]:
+    """On quadratics: u_k <- u_k - lr (h_k (u_k - a_k) + lam (u_k - w)), w as received in the round,
+    tau steps a round; w itself is FedAvg's, a_k + r_k (w - a_k) averaged. Client 1 sits out round
+    1. Catches a turned or missing pull, a pull to the local or the next w, and a u_k that starts
+    each round anew."""
+    lam, rounds = 0.7, ([0, 1], [0], [0, 1])
+    run = quadratics(H, A, LR, STEPS).simulate(cls(lam=lam))
+    w, u = 0.0, [0.0, 0.0]
+    for cohort in rounds:
+        local = []
+        for k in cohort:
+            for _ in range(STEPS):
+                u[k] -= LR * (H[k] * (u[k] - A[k]) + lam * (u[k] - w))
+            local.append(A[k] + (1 - LR * H[k]) ** STEPS * (w - A[k]))
+        w = sum(local) / len(local)
+        run.run_round(cohort)
+    own = run.personal().params["head.weight"].flatten().tolist()
+    for k in range(2):
+        yield Claim(f"client {k}", u[k], own[k])
+    yield Claim("the shared model", w, position(run))
+
+
+@oracle(Ditto)
+def personal_batchnorm_is_its_own(cls: type[Ditto]) -> Iterator[Claim]:
+    """With lam = 0 and all rounds on one client, u is what that client makes of the first model by
+    itself, BatchNorm statistics included; with one client that is FedAvg's model, too. In round 1
+    client 1 moves w away, and u goes on from where it was."""
+    problem = images(sizes=(5, 9), batch=5, norm="bn", steps=2)
+    run = problem.simulate(cls(lam=0.0))
+    run.run_round([0])
+    first = tree.take(run.personal([0]), 0)
+    yield Claim("after one round", 0.0, tree.gap(first, run.weights), 1e-12)
+    run.run_round([1])
+    yield Claim("after another's round", 0.0, tree.gap(tree.take(run.personal([0]), 0), first), 0.0)
+    w, buffers = first
+    for t in range(2):
+        batch = run.federation.clean(run.cohort([0]).plan[0, t])
+        w, buffers = _step(run, w, buffers, batch.x, batch.y)
+    run.run_round([0])
+    got = tree.take(run.personal([0]), 0)
+    yield Claim("parameters", 0.0, tree.gap(got.params, w), 1e-12)
+    yield Claim("statistics", 0.0, tree.gap(got.buffers, buffers), 1e-12)
+
+
+@oracle(FineTune)
+def the_model_before_aggregation(cls: type[FineTune]) -> Iterator[Claim]:
+    """On quadratics client k ends its steps at a_k + r_k (w - a_k), from the w of the last round
+    in which it took part; w is FedAvg's. A client that was never there has w. Catches the model
+    after aggregation, a stale start, and zeros for newcomers."""
+    h, a = (*H, 3.0), (*A, 0.5)
+    run = quadratics(h, a, LR, STEPS).simulate(cls())
+    w = 0.0
+    kept: dict[int, float] = {}
+    for cohort in ([0, 1], [0], [0]):
+        local = {k: a[k] + (1 - LR * h[k]) ** STEPS * (w - a[k]) for k in cohort}
+        kept |= local
+        w = sum(local.values()) / len(local)
+        run.run_round(cohort)
+    own = run.personal().params["head.weight"].flatten().tolist()
+    for k, what in enumerate(("of the last round", "of round 0", "that was never there")):
+        yield Claim(f"client {k}, {what}", kept.get(k, w), own[k])
+    yield Claim("the shared model", w, position(run))
+
+
+@oracle(FineTune)
+def statistics_belong_to_it(cls: type[FineTune]) -> Iterator[Claim]:
+    """With BatchNorm each client has its own trained parameters and statistics, whose mean is the
+    shared model."""
+    run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
+    cohort, phases = run.cohort([0, 1]), run.bound.phases(0)
+    job = take_jobs(cohort.jobs, 1)
+    carry = client.begin(run.bound, job, phases)
+    for t in range(cohort.steps[1]):
+        carry = client.step(run.bound, job, carry, cohort.plan[1, t], phases, functional=False)
+    run.run_round()
+    own = run.personal()
+    yield Claim("client 1", 0.0, tree.gap(tree.take(own, 1), carry.weights), 1e-12)
+    mean = tree.map(lambda x: x.double().mean(0), own)
+    shared = tree.map(lambda x: x.double(), run.weights)
+    yield Claim("the mean", 0.0, tree.gap(mean, shared), 1e-12)
+
+
+def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
+    """One round of two clients by autograd, where some leaves stay on them."""
+    start = run.weights
+    local = []
+    for k in range(2):
+        params, buffers = start
+        for t in range(2):
+            batch = run.federation.clean(run.cohort([k]).plan[0, t])
+            params, buffers = _step(run, params, buffers, batch.x, batch.y)
+        local.append(params | {n: b.double() for n, b in buffers.items()})
+    run.run_round()
+    old, shared = ({**w.params, **w.buffers} for w in (start, run.weights))
+    moved = max(tree.gap(shared[n], old[n]) for n in private)
+    yield Claim("the server's stay", 0.0, moved, 0.0)
+    mean = {n: (x + local[1][n]) / 2 for n, x in local[0].items()}
+    rest = max(tree.gap(shared[n].double(), x) for n, x in mean.items() if n not in private)
+    yield Claim("the others are averaged", 0.0, rest, 1e-12)
+    own = run.personal()
+    for k in range(2):
+        mine = {**tree.take(own.params, k), **tree.take(own.buffers, k)}
+        wanted = {n: local[k][n] if n in private else x for n, x in mean.items()}
+        gap = max(tree.gap(mine[n].double(), x) for n, x in wanted.items())
+        yield Claim(f"model of client {k}", 0.0, gap, 1e-12)
+
+
+def _step(
+    run: Simulation, params: Params, buffers: Params, x: Tensor, y: Tensor
+) -> tuple[Params, Params]:
+    """One step on cross-entropy by plain autograd, and the next statistics."""
+    leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
+    done = run.bound.model.forward(Weights(leaves, buffers), x, "train")
+    slopes = torch.autograd.grad(F.cross_entropy(done.logits, y), list(leaves.values()))
+    new = {n: p - LR * g for (n, p), g in zip(params.items(), slopes, strict=True)}
+    return new, tree.detach(done.buffers)

@@ -1,0 +1,91 @@
+"""Identities of the methods in parts/logits.py.
+
+They run on a linear model that starts at zero, with no inputs but its bias, so that all logits are
+zero and what a method adds to them is all there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from kedge.check.oracles import Claim, oracle
+from kedge.check.problems import DOUBLE, Problem
+from kedge.core.optim import SGD
+from kedge.core.part import Part
+from kedge.core.task import make_task
+from kedge.parts.logits import FedLC, LogitAdjust
+from kedge.sim.federation import Federation, LocalWork
+
+
+@oracle(FedLC)
+def margins_by_hand(cls: type[FedLC]) -> Iterator[Claim]:
+    """With 16, 1 and 81 samples the margins are tau (1/2, 1, 1/3). At logits 0 the softmax is that
+    of minus the margins, the loss the mean of -log of it over the samples, and one full-batch step
+    of 1 moves the bias by the classes' shares less the softmax. Catches a turned sign, another
+    power, margins from shares in place of counts, and margins of the true class alone."""
+    for tau in (1.0, 0.3):
+        q = _softmax([-tau / 2, -tau, -tau / 3])
+        yield from _claims(cls(tau=tau), (16, 1, 81), q, f"tau = {tau:g}")
+
+
+@oracle(FedLC)
+def a_missing_class_is_left_alone(cls: type[FedLC]) -> Iterator[Claim]:
+    """n = 0 has an infinite margin: the others share the softmax, and its bias does not move."""
+    q = _softmax([-1 / 2, -1])
+    yield from _claims(cls(tau=1.0), (16, 1, 0), [*q, 0.0], "two classes of three")
+
+
+@oracle(LogitAdjust)
+def the_prior_explains_the_labels(cls: type[LogitAdjust]) -> Iterator[Claim]:
+    """At logits 0 and tau = 1 the softmax of log pi is pi itself: the bias has nothing to learn,
+    and the loss is the labels' entropy. At tau = 2 it is pi^2/sum pi^2. Catches a turned sign, a
+    factor, and another client's or the whole federation's prior."""
+    counts = (16, 1, 81)
+    prior = [n / sum(counts) for n in counts]
+    yield from _claims(cls(tau=1.0), counts, prior, "tau = 1")
+    q = [p**2 / sum(p**2 for p in prior) for p in prior]
+    yield from _claims(cls(tau=2.0), counts, q, "tau = 2")
+    run = _biased(counts).simulate(cls(tau=1.0))
+    run.run_round([0])
+    moved = float(run.weights.params["head.bias"].abs().max())
+    yield Claim("the bias stays where it is", 0.0, moved, 1e-12)
+
+
+@oracle(LogitAdjust)
+def a_missing_class_is_left_out(cls: type[LogitAdjust]) -> Iterator[Claim]:
+    """With a share of 0 the other classes have the softmax to themselves."""
+    yield from _claims(cls(tau=1.0), (3, 1, 0), [0.75, 0.25, 0.0], "two classes of three")
+
+
+def _claims(part: Part, counts: tuple[int, ...], q: list[float], what: str) -> Iterator[Claim]:
+    """Loss and one full-batch step of 1 of the first client, whose softmax is q."""
+    run, total = _biased(counts).simulate(part), sum(counts)
+    loss = run.run_round([0])["terms"]["task"][0]
+    wanted = -sum(n / total * math.log(p) for n, p in zip(counts, q, strict=True) if n)
+    yield Claim(f"loss, {what}", wanted, float(loss))
+    moved = run.weights.params["head.bias"].tolist()
+    for c, (n, p) in enumerate(zip(counts, q, strict=True)):
+        yield Claim(f"bias {c}, {what}", n / total - p, moved[c])
+
+
+def _softmax(logits: list[float]) -> list[float]:
+    total = sum(math.exp(f) for f in logits)
+    return [math.exp(f) / total for f in logits]
+
+
+def _biased(counts: tuple[int, ...]) -> Problem:
+    """A client with so many samples of each class, and another one with the same number of all."""
+    y = torch.cat([torch.repeat_interleave(torch.tensor(counts)), torch.arange(3).repeat(4)])
+    clients = [range(sum(counts)), range(sum(counts), len(y))]
+    task, x = make_task("classification", 3), torch.zeros((len(y), 1), dtype=DOUBLE)
+    module = nn.Sequential()
+    head = nn.Linear(1, 3, dtype=DOUBLE)
+    module.add_module("head", head)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    work = LocalWork(batch=sum(counts), steps=1)
+    return Problem(Federation(x, y, clients, task, dtype=DOUBLE), module, work, SGD(lr=1.0))

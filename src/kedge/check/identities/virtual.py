@@ -1,0 +1,107 @@
+"""Identities of the method in parts/virtual.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.check.oracles import Claim, oracle
+from kedge.check.problems import DOUBLE, images, step_view
+from kedge.core import rng
+from kedge.core.tree import Weights
+from kedge.parts.virtual import VHL, _contrast
+
+
+@oracle(VHL)
+def contrast_by_hand(cls: type[VHL]) -> Iterator[Claim]:
+    """Rows along x, x, y, y and -x, of the classes 0, 0, 1, 1, 2, tau = 1/2: the first two have
+    log p = 2 - log(e^2 + 2 + e^-2), the next two 2 - log(e^2 + 3), the last one has no partner and
+    counts as 0 in the mean over five. Lengths do not matter; a row among its own rivals, or a mean
+    over the four, gives another value."""
+    z = torch.tensor([[1, 0], [3, 0], [0, 2], [0, 1], [-1, 0]], dtype=DOUBLE)
+    e = math.exp(2)
+    expected = (2 * (math.log(e + 2 + 1 / e) - 2) + 2 * (math.log(e + 3) - 2)) / 5
+    found = _contrast(z, torch.tensor([0, 0, 1, 1, 2]), 0.5)
+    yield Claim("L_con", expected, float(found))
+    alike = _contrast(torch.ones(4, 2, dtype=DOUBLE), torch.zeros(4, dtype=torch.int64), 0.07)
+    yield Claim("four rows alike", math.log(3), float(alike))
+
+
+@oracle(VHL)
+def one_step_by_hand(cls: type[VHL]) -> Iterator[Claim]:
+    """One step by plain autograd of CE(x, y) + 0.7 CE(x~, C + y~) + 0.6 L_con(z, [z~]) + 0.4
+    L_con(z~) with the classifier of 2C outputs written out and the contrasts summed pair by pair.
+    A gradient through the constants [z~], real samples that do not see the extra outputs, virtual
+    ones labelled as real, or features that are not normed move the model elsewhere."""
+    part = cls(alpha=0.7, lam=0.6, lam_virtual=0.4, tau=0.5, rows=6, per_class=4)
+    run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
+    v, batch = step_view(run, 1, part)
+    index = rng.integers(v.key, (6,), 12)
+    x = part._virtual(v.spec, run.server.slots[cls.name]["key"], index)
+    y = index % 3
+    leaves = {n: p.clone().requires_grad_() for n, p in run.weights.params.items()}
+    weight = torch.cat([leaves["head.weight"], leaves[f"{cls.name}/weight"]])  # [2 C, F]
+    bias = torch.cat([leaves["head.bias"], leaves[f"{cls.name}/bias"]])
+
+    def features(x: Tensor) -> Tensor:
+        found = run.bound.model.forward(Weights(leaves, {}), x, "eval").features
+        assert found is not None
+        return found
+
+    z, z_virtual = features(batch.x), features(x)
+    real = F.cross_entropy(F.linear(z, weight, bias), batch.y)
+    virtual = F.cross_entropy(F.linear(z_virtual, weight, bias), 3 + y)
+    both = torch.cat([z, z_virtual.detach()])
+    total = real + 0.7 * virtual + 0.6 * _pairs(both, torch.cat([batch.y, y]))
+    total = total + 0.4 * _pairs(z_virtual, y)
+    slopes = torch.autograd.grad(total, list(leaves.values()))
+    found = run.run_round([1])["terms"]
+    yield Claim("loss", float(total.detach()), float(found["task"][0] + found[cls.name][0]))
+    for (name, p), g in zip(leaves.items(), slopes, strict=True):
+        gap = (run.weights.params[name] - (p.detach() - 0.05 * g)).abs().max()
+        yield Claim(name, 0.0, float(gap), 1e-12)
+
+
+@oracle(VHL)
+def virtual_samples_are_shared(cls: type[VHL]) -> Iterator[Claim]:
+    """Two clients in two rounds get the same sample for a number; in a class samples vary by 0.5
+    about a mean, and the 3 x 64 means are standard normal. Samples from the client's own key, or
+    anew in each round, differ."""
+    part = cls(rows=40, per_class=2)
+    run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
+    seen: dict[int, Tensor] = {}
+    gap, meetings = 0.0, 0
+    for _ in range(2):
+        for client in (0, 1):
+            v, _ = step_view(run, client, part)
+            x, y = part._draw(v)
+            index = rng.integers(v.key, (40,), 6)
+            for i, c, one in zip(index.tolist(), y.tolist(), x, strict=True):
+                meetings += i in seen
+                gap = max(
+                    gap, float((seen.setdefault(i, one) - one).abs().max()), float(c != i % 3)
+                )
+        run.run_round()
+    yield Claim("gap between clients and rounds", 0.0, gap, 0.0)
+    yield Claim("numbers met again", 154.0, float(meetings), 0.0)
+    key, every = run.server.slots[cls.name]["key"], torch.arange(3000)
+    x = part._virtual(run.bound.spec, key, every).flatten(1)  # [3000, 64]
+    means = torch.stack([x[every % 3 == c].mean(0) for c in range(3)])
+    yield Claim("deviation in a class", 0.5, float((x - means[every % 3]).std()), 0.01)
+    yield Claim("deviation of the means", 1.0, float(means.std()), 0.15)
+
+
+def _pairs(z: Tensor, y: Tensor) -> Tensor:
+    """The supervised contrast at tau = 1/2, row by row and partner by partner."""
+    total, n = torch.zeros((), dtype=DOUBLE), len(z)
+    z = z / z.norm(dim=1, keepdim=True)
+    for i in range(n):
+        partners = [j for j in range(n) if j != i and y[j] == y[i]]
+        rivals = sum(torch.exp(z[i] @ z[j] / 0.5) for j in range(n) if j != i)
+        for j in partners:
+            total = total - torch.log(torch.exp(z[i] @ z[j] / 0.5) / rivals) / len(partners) / n
+    return total

@@ -1,0 +1,243 @@
+"""Methods that take the drift of the clients out of their updates.
+
+FedDC (Gao et al. 2022), FedSpeed (Sun et al. 2023), FedPVR (Li et al. 2023), FedCM (Xu et al.
+2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.part import Doc, Mean, Out, Part, Range, Sum, register
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Round, Spec, View
+from kedge.errors import FieldError, UnknownName
+from kedge.parts.variates import SCAFFOLD
+
+
+@register
+@dataclass(frozen=True)
+class FedDC(Part):
+    r"""Let a drift variable take up what is local, and correct the gradient by control variates.
+
+    Client: :math:`\min_\theta L_k(\theta) + \frac{\alpha}{2}\|\theta + h_k - w\|^2 + \langle\theta,
+    s - s_k\rangle`, then :math:`h_k \leftarrow h_k + \theta_k - w`, :math:`s_k^+ = s_k - s +
+    \frac{1}{K\eta}(w - \theta_k)`. Server: :math:`w \leftarrow \frac{1}{|S|}\sum_{k \in S}\theta_k
+    + \frac{1}{N}\sum_{k=1}^N h_k`, :math:`s \leftarrow s + \frac{1}{N}\sum_{k \in S}(s_k^+ - s_k)`
+    (algorithm 1).
+
+    Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
+    Correction, CVPR 2022, arXiv:2203.11751.
+
+    Deviations: the linear term is written as in the released code, by a control variate over all
+    rounds, where the paper has the last update alone; h is averaged over all clients, also when
+    few take part; local models are averaged as the run says (the paper's plain mean is
+    ``weighting = "uniform"``). Sends: s. Uploads: the change of s_k. Keeps: h_k, s_k.
+    """
+
+    alpha: Annotated[float, Doc("weight of the drift term"), Range(0)] = 0.01
+
+    needs_sum = True
+    needs_plain_sgd = True
+    sends = "P"
+    uploads = "P"
+    keeps = "2*P"
+
+    def server_init(self, spec: Spec) -> Tree:
+        zero = tree.zeros_like(spec.params)
+        return {"slope": zero, "drift": zero}  # s, mean of h_k
+
+    def client_init(self, spec: Spec) -> Tree:
+        zero = tree.zeros_like(spec.params)
+        return {"slope": zero, "drift": zero}  # s_k, h_k
+
+    def send(self, server: Tree) -> Tree:
+        return server["slope"]
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        near = 0.5 * self.alpha * tree.sq_norm(_lag(v.client["drift"], v, params))
+        return near + tree.dot(tree.sub(v.sent, v.client["slope"]), params)
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        k_eta = v.info.effective_steps * v.info.lr
+        slope = tree.map(
+            lambda sk, s, w, p: sk - s + (w - p) / k_eta,
+            v.client["slope"],
+            v.sent,
+            v.anchor.params,
+            weights.params,
+        )
+        change = tree.sub(slope, v.client["slope"])
+        return {"slope": slope, "drift": _lag(v.client["drift"], v, weights.params)}, Sum(change)
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        slope = tree.map(lambda s, c: s + c / r.num_clients, r.server["slope"], r.uploads)
+        weights, drift = _released(r, weights, r.server["drift"])
+        return weights, {"slope": slope, "drift": drift}
+
+
+@register
+@dataclass(frozen=True)
+class FedSpeed(Part):
+    r"""Seek flat minima near the global model, and correct the bias of staying near it.
+
+    Client: :math:`v \leftarrow v - \eta\big[(1 - a) g + a g' + \lambda(v - w + h_k)\big]`,
+    :math:`g' = \nabla F_k(v + \rho\,g/\|g\|)` on the same batch, then :math:`h_k \leftarrow h_k +
+    v - w`. Server: :math:`w \leftarrow \frac{1}{|S|}\sum_{k \in S} w_k + \frac{1}{N}\sum_{k=1}^N
+    h_k` (algorithm 1, which holds :math:`-\lambda h_k`).
+
+    Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, and Higher
+    Generalization Accuracy, ICLR 2023, arXiv:2302.10429.
+
+    Deviations: lambda multiplies the proximal term, the paper's divides it; h is averaged over all
+    clients, as in the released code; local models are averaged as the run says (the paper's plain
+    mean is ``weighting = "uniform"``). BatchNorm's running statistics move in the first pass only.
+    Keeps: h_k.
+    """
+
+    lam: Annotated[float, Doc("weight of the proximal term and of its correction"), Range(0)] = 0.1
+    rho: Annotated[float, Doc("length of the ascent step"), Range(0)] = 0.1
+    merge: Annotated[float, Doc("share of the gradient after the ascent step"), Range(0, 1)] = 1.0
+
+    needs_sum = True
+    keeps = "P"
+
+    def server_init(self, spec: Spec) -> Tree:
+        return tree.zeros_like(spec.params)  # mean of h_k
+
+    def client_init(self, spec: Spec) -> Tree:
+        return tree.zeros_like(spec.params)  # h_k
+
+    def correct(self, v: View, params: Params, grads: Params) -> Params:
+        size = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
+        above = v.grad(tree.map(lambda w, g: w + size * g, params, grads))
+        flat = tree.map(lambda a, g: self.merge * (a - g), above, grads)
+        return flat | tree.map(lambda u, f: f + self.lam * u, _lag(v.client, v, params), flat)
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return _lag(v.client, v, weights.params), {}
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        return _released(r, weights, r.server)
+
+
+@register
+@dataclass(frozen=True)
+class FedPVR(SCAFFOLD):
+    r"""Correct client drift with control variates in the last layers only.
+
+    SCAFFOLD's rules, :math:`y \leftarrow y - \eta_l(g_k(y) - c_k + c)`, :math:`c_k^+ = c_k - c +
+    \frac{1}{K\eta_l}(x - y)`, :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S}(c_k^+ - c_k)`, for
+    the parameters from a layer on; FedAvg for those before it (algorithm 1).
+
+    Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with
+    Heterogeneous Data, CVPR 2023, arXiv:2212.02191.
+
+    Deviations: those of SCAFFOLD. Layers count in the order in which the module defines them.
+    Sends: c. Uploads: the change of c_k. Keeps: c_k, each of the size of the corrected layers: H
+    for the head, below P for more.
+    """
+
+    from_stage: Annotated[
+        str, Doc("first corrected layer, a child of the model; empty: the head")
+    ] = ""
+
+    sends = "P if from_stage else H"
+    uploads = "P if from_stage else H"
+    keeps = "P if from_stage else H"
+
+    def server_init(self, spec: Spec) -> Tree:
+        return self._corrected(spec)  # c
+
+    def client_init(self, spec: Spec) -> Tree:
+        return self._corrected(spec)  # c_k
+
+    def _corrected(self, spec: Spec) -> Params:
+        """Zeros for every parameter that travels and is corrected."""
+        model, stage = spec.model, self.from_stage
+        if not stage:
+            model.require_head(self.name)
+            names = model.head_names()
+        else:
+            known = [*model.cuts, *([model.head_name] if model.head_name else [])]
+            if stage not in known:
+                raise UnknownName("layer", stage, known)
+            inside = [n.startswith(f"{stage}.") for n in model.names]
+            if not any(inside):
+                raise FieldError(
+                    f"{self.name}.from_stage = {stage!r} has no parameters; name the next layer"
+                )
+            names = model.names[inside.index(True) :]
+        return tree.zeros_like({n: spec.params[n] for n in names if n in spec.params})
+
+
+@register
+@dataclass(frozen=True)
+class FedCM(Part):
+    r"""Mix the last round's global direction into every local step.
+
+    Client: :math:`v \leftarrow v - \eta[\alpha g + (1 - \alpha) m]`, in the first round :math:`v
+    \leftarrow v - \eta g`. Server: :math:`m \leftarrow -\frac{1}{\eta K}\sum_k p_k\Delta_k`,
+    :math:`w \leftarrow w + \eta_g\sum_k p_k\Delta_k`, so that m is a running mean of gradients.
+
+    Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021, arXiv:2106.10874.
+
+    Deviations: eta_g = 1 is the plain mean of the models, where the paper's server step also holds
+    the factor :math:`\eta K`. Clients that take different numbers of steps have their mean as K;
+    with momentum, the effective sum of the steps. Weight decay acts beside the mixture. Neutral
+    at: alpha = 1, eta_g = 1. Sends: m. Uploads: its number of steps.
+    """
+
+    alpha: Annotated[float, Doc("share of the local gradient"), Range(0, 1)] = 0.1
+    eta_g: Annotated[float, Doc("step size of the server"), Range(0, open=True)] = 1.0
+
+    presets = {"fedbr": {"alpha": 0.1}}
+    neutral = {"alpha": 1.0, "eta_g": 1.0}
+    needs_plain_sgd = True
+    sends = "P"
+    uploads = "1"
+
+    def server_init(self, spec: Spec) -> Tree:
+        return tree.zeros_like(spec.params)  # m
+
+    def phase(self, round: int) -> str:
+        return "first" if round == 0 else "later"
+
+    def send(self, server: Tree) -> Tree:
+        return server
+
+    def correct(self, v: View, params: Params, grads: Params) -> Params:
+        if v.phase == "first":  # there is no direction yet
+            return {}
+        return tree.map(lambda m, g: (1 - self.alpha) * (m - g), v.sent, grads)
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return {}, {"steps": Mean(v.info.effective_steps)}
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        k_eta = r.lr * r.uploads["steps"]
+        m = tree.map(lambda d: -d / k_eta, r.mean_delta)
+        # beyond the plain step, so that eta_g = 1 changes no bit
+        moved = tree.map(
+            lambda _, new, x: new + (self.eta_g - 1) * (new - x), m, weights.params, r.anchor.params
+        )
+        return weights._replace(params=weights.params | moved), m
+
+
+def _lag(drift: Params, v: View, params: Params) -> Params:
+    """h_k + (local - anchor) over what travels."""
+    return tree.map(lambda h, p, w: h + (p - w), drift, params, v.anchor.params)
+
+
+def _released(r: Round, weights: Weights, drift: Params) -> tuple[Weights, Params]:
+    """The model with the mean of all clients' h_k added, and that mean, which moves by the sum of
+    the cohort's updates over N."""
+    drift = tree.map(lambda h, total: h + total / r.num_clients, drift, r.sum_delta)
+    moved = tree.map(torch.add, drift, weights.params)
+    return weights._replace(params=weights.params | moved), drift

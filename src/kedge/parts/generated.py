@@ -1,0 +1,386 @@
+"""Distillation through samples that a generator on the server makes.
+
+FedGen (Zhu et al. 2021), FedDF (Lin et al. 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.model import Mode
+from kedge.core.optim import Adam
+from kedge.core.part import Doc, Out, Part, Range, Stack, register
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Round, Spec, View
+from kedge.errors import FieldError, IncompatibleError
+from kedge.zoo.generators import Generator, diversity, feature_generator, image_generator
+
+_FLBOOST = {
+    "generator_lr": 0.01,
+    "decay": 0.998,
+    "weight_decay": 1e-3,
+    "batch": 50,
+    "keep_moments": False,
+    "prior": "normal",
+    "noise": 100,
+    "width": 128,
+}
+
+
+@register
+@dataclass(frozen=True)
+class FedGen(Part):
+    r"""Show clients samples of a generator that has learnt from all of their models.
+
+    Server: :math:`\min_\theta E_{y, z} \sum_k a_{k,y} CE(h_k(G(z, y)), y) + \eta L_{div}` (eq. 4,
+    with the diversity of section 3.4), :math:`a_{k,y} = n_k^y/\sum_i n_i^y`, y uniform over those
+    in the cohort. Client: :math:`CE(x, y) + \alpha_t \frac{B'}{B} CE(h(G(z', y')), y') + \beta_t
+    KL(h(G(z, y)) \| f(x))` (eq. 5), y' uniform, :math:`h(G(z, y))` a constant, from the second
+    round on; :math:`\alpha_t = \max(\alpha \cdot 0.98^t, 10^{-4})`, and :math:`\beta_t` alike.
+
+    Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
+    2021, arXiv:2105.10056.
+
+    ``level = input`` is FedGen* of FLBoost's tables: G makes images, and h is the whole model.
+    Deviations: a, alpha_t, beta_t, B'/B and the divergence are the authors' code's, where the paper
+    has the clients' mean logits and plain losses; counts are those of the client's data, not of the
+    batches it saw; G is FLBoost's net (Table 5b, or 5a for images), one layer deeper for features;
+    generated samples are used in all local epochs (the code stops after 20) and leave BatchNorm's
+    running statistics alone. Neutral at: alpha = beta = 0. Sends: G. Uploads: the label counts.
+    """
+
+    alpha: Annotated[float, Doc("first weight of generated samples' loss"), Range(0)] = 10.0
+    beta: Annotated[float, Doc("first weight of the divergence"), Range(0)] = 10.0
+    fade: Annotated[float, Doc("factor of both weights per round"), Range(0, 1, open=True)] = 0.98
+    floor: Annotated[float, Doc("smallest value of both weights"), Range(0)] = 1e-4
+    rows: Annotated[
+        int, Doc("generated samples B' in a local step; 0: as many as the batch has"), Range(0)
+    ] = 0
+    steps: Annotated[int, Doc("generator's steps per round (Adam)"), Range(0)] = 50
+    batch: Annotated[int, Doc("samples of a generator's step"), Range(2)] = 32
+    generator_lr: Annotated[float, Doc("step size of the generator"), Range(0)] = 3e-4
+    decay: Annotated[float, Doc("factor of that step size per round"), Range(0, 1, open=True)] = (
+        0.98
+    )
+    weight_decay: Annotated[float, Doc("of the generator"), Range(0)] = 1e-2
+    eta: Annotated[float, Doc("weight of L_div: samples are diverse"), Range(0)] = 1.0
+    keep_moments: Annotated[bool, Doc("Adam goes on from the last round's moments")] = True
+    prior: Annotated[
+        Literal["uniform", "normal"], Doc("noise z: uniform on [0, 1), or standard normal")
+    ] = "uniform"
+    level: Annotated[
+        Literal["feature", "input"], Doc("what G makes; input: images, which is FedGen*")
+    ] = "feature"
+    noise: Annotated[int, Doc("dimension of z"), Range(1)] = 32
+    width: Annotated[
+        int,
+        Doc(
+            "channels of the image generator's first map; a 64th of the feature generator's hidden "
+            "size; 0: 128 or 8 (512 hidden units)"
+        ),
+        Range(0),
+    ] = 0
+    final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
+
+    presets = {
+        "emnist": {"generator_lr": 1e-4, "beta": 1.0},
+        "flboost": _FLBOOST,
+        "star": _FLBOOST | {"level": "input"},
+    }
+    neutral = {"alpha": 0.0, "beta": 0.0}
+    tiny = {"steps": 2, "batch": 6, "noise": 3, "width": 2}
+    needs_clients = True
+    needs_labels = True
+    tasks = ("classification",)
+    sends = "G"
+    uploads = "C"
+
+    def server_init(self, spec: Spec) -> Tree:
+        if self.width == 1:
+            raise FieldError(f"{self.name}.width = 1 leaves no room for the label; take 2 or more")
+        if self.level == "feature":
+            spec.model.require_head(self.name)
+        first = self._generator(spec).init(spec.key, spec.dtype, spec.device)
+        moments = {"moments": Adam().init(first.params)} if self.keep_moments else {}
+        return {"generator": first._asdict()} | moments
+
+    def phase(self, round: int) -> str:
+        return "first" if round == 0 else "later"
+
+    def send(self, server: Tree) -> Tree:
+        return server["generator"]
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        if v.phase == "first":  # G has learnt nothing yet
+            return out.logits.new_zeros(())
+        size, (key_y, key_other, key_same) = len(batch.x), rng.split(v.key, 3)
+        rows = self.rows or size
+        labels = rng.integers(key_y, (rows,), v.task.outputs)  # y'
+        said = self._imagine(v, params, key_other, labels)
+        wrong = F.cross_entropy(said, labels)
+        taught = self._imagine(v, params, key_same, batch.y).detach()
+        away = v.task.divergence(taught, out.logits).mean()
+        alpha, beta = self._weight(v, self.alpha), self._weight(v, self.beta)
+        return alpha * (rows / size) * wrong + beta * away
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return {}, {"counts": Stack(v.label_counts)}  # n_k^y
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        counts = r.uploads["counts"]  # [K, C]
+        total = counts.sum(0)
+        share = counts / (total + (total <= 0))  # a_{k,y}
+        generator = Weights(**r.server["generator"])
+        moments = r.server["moments"] if self.keep_moments else Adam().init(generator.params)
+        slope = torch.func.grad(self._generator_loss, has_aux=True)
+        lr = _faded(r, self.generator_lr, self.decay)
+        for key in rng.split(r.key, self.steps):
+            key_y, key_z = rng.split(key, 2)
+            y = _drawn(key_y, (total > 0).to(torch.int64), self.batch)
+            z = self._noise(key_z, self.batch, r.spec)
+            grads, buffers = slope(generator.params, generator.buffers, r, z, y, share[:, y])
+            grads = tree.axpy(self.weight_decay, generator.params, grads)
+            params, moments = Adam().update(generator.params, grads, moments, lr)
+            generator = Weights(params, buffers)
+        kept = {"moments": moments} if self.keep_moments else {}
+        return weights, {"generator": generator._asdict()} | kept
+
+    def count(self, formula: str, symbols: dict[str, int]) -> int:
+        """With G, the numbers of the generator; images are taken as square, with one channel or
+        three."""
+        shape: tuple[int, ...] = (symbols["F"],)
+        if self.level == "input":
+            channels = 1 if math.isqrt(symbols["X"]) ** 2 == symbols["X"] else 3
+            shape = (channels, *2 * (math.isqrt(symbols["X"] // channels),))
+        nowhere = torch.device("meta")  # sizes alone
+        net = self._build(shape, symbols["C"])
+        size = tree.numel(net.init(rng.key(0, nowhere), torch.float32, nowhere))
+        return super().count(formula, symbols | {"G": size})
+
+    def _generator_loss(
+        self, params: Params, buffers: Params, r: Round, z: Tensor, y: Tensor, share: Tensor
+    ) -> tuple[Tensor, Params]:
+        """sum_k a_{k,y} CE + eta L_div, and G's next statistics."""
+        x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
+        taught = _teach(r, self.level, x)  # [K, B, C]
+        every = y.expand(len(taught), -1)
+        wrong = F.cross_entropy(taught.movedim(-1, 1), every, reduction="none")  # [K, B]
+        return (share * wrong).sum(0).mean() + self.eta * diversity(z, x), buffers
+
+    def _imagine(self, v: View, params: Params, key: Tensor, labels: Tensor) -> Tensor:
+        """What the local model says about samples that the generator makes for some labels."""
+        z = self._noise(key, len(labels), v.spec)
+        x = _make(self._generator(v.spec), Weights(**v.sent), z, labels)
+        return v.head(params, x) if self.level == "feature" else v.forward(params, x).logits
+
+    def _weight(self, v: View, first: float) -> Tensor:
+        """A weight in this round: it fades down to the floor, and 0 stays 0."""
+        start = torch.zeros_like(v.info.lr) + first
+        now = start * self.fade ** v.round.to(v.spec.dtype)
+        return torch.where(start > 0, now.clamp_min(self.floor), 0.0)
+
+    def _noise(self, key: Tensor, rows: int, spec: Spec) -> Tensor:
+        draw = rng.uniform if self.prior == "uniform" else rng.normal
+        return draw(key, (rows, self.noise), spec.dtype)
+
+    def _generator(self, spec: Spec) -> Generator:
+        shape = spec.shapes["features"] if self.level == "feature" else tuple(spec.input_shape)
+        return self._build(shape, spec.task.outputs)
+
+    def _build(self, shape: tuple[int, ...], classes: int) -> Generator:
+        if self.level == "feature":
+            return feature_generator(shape, classes, self.noise, self.width or 8)
+        return image_generator(shape, classes, self.noise, self.width or 128, self.final_norm)
+
+
+@register
+@dataclass(frozen=True)
+class FedDF(Part):
+    r"""Distil the clients' models into their average, on images that a generator makes.
+
+    :math:`\min_\omega KL(\frac{1}{|S|}\sum_{k \in S} softmax(\omega_k(x)) \| softmax(\omega(x)))`
+    from the average on (algorithm 1), for x = G(z, y). Before it G is trained for
+    :math:`\frac{1}{|S|}\sum_k CE(\omega_k(G(z, y)), y) + \eta L_{div}`; labels are allotted in
+    proportion to the cohort's.
+
+    Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020,
+    arXiv:2006.07242.
+
+    Deviations: this is the data-free form of FLBoost's comparison (its authors' later code), where
+    the paper has unlabelled data or a generator trained on some; there the student averages
+    softmaxes, where the paper averages logits, and takes 20 steps of SGD. The global model's
+    BatchNorm runs in training mode on generated images, as in that code; ``student_bn = frozen``
+    tunes it in evaluation mode. Write the part last: it acts on the model that those before it
+    leave. Neutral at: student_steps = 0. Uploads: the label counts. The server keeps G.
+    """
+
+    generator_steps: Annotated[int, Doc("generator's steps per round (Adam)"), Range(0)] = 50
+    student_steps: Annotated[int, Doc("global model's steps per round (SGD)"), Range(0)] = 20
+    batch: Annotated[int, Doc("samples of a step"), Range(2)] = 50
+    lr: Annotated[float, Doc("step size of the global model"), Range(0)] = 0.1
+    generator_lr: Annotated[float, Doc("step size of the generator"), Range(0)] = 0.01
+    decay: Annotated[float, Doc("factor of both step sizes per round"), Range(0, 1, open=True)] = (
+        0.998
+    )
+    weight_decay: Annotated[float, Doc("of both"), Range(0)] = 1e-3
+    eta: Annotated[float, Doc("weight of L_div: samples are diverse"), Range(0)] = 1.0
+    student_bn: Annotated[
+        Literal["train", "frozen"], Doc("frozen: the global model is tuned in evaluation mode")
+    ] = "train"
+    level: Annotated[
+        Literal["input", "feature"], Doc("feature: G feeds the head, which alone learns")
+    ] = "input"
+    noise: Annotated[int, Doc("dimension of z (256 for CIFAR-100)"), Range(1)] = 100
+    width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
+    final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
+
+    side = "server"
+    presets = {
+        "flboost": {"generator_steps": 50, "student_steps": 20},
+        "cifar100": {"noise": 256},
+    }
+    neutral = {"student_steps": 0}
+    tiny = {"generator_steps": 2, "student_steps": 2, "batch": 6, "noise": 3, "width": 4}
+    needs_clients = True
+    needs_labels = True
+    tasks = ("classification",)
+    uploads = "C"
+
+    def server_init(self, spec: Spec) -> Tree:
+        if self.level == "feature":
+            spec.model.require_head(self.name)
+        if not self._tuned(spec):
+            raise IncompatibleError(
+                f"{self.name} has nothing to distil into: what it would train stays on the "
+                "clients. Write level=input"
+            )
+        return self._generator(spec).init(spec.key, spec.dtype, spec.device)._asdict()
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return {}, {"counts": Stack(v.label_counts)}
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        counts = r.uploads["counts"].sum(0).round().to(torch.int64)  # [C]
+        generator = self._train_generator(r, Weights(**r.server), counts)
+        return self._train_student(r, weights, generator, counts), generator._asdict()
+
+    def _train_generator(self, r: Round, generator: Weights, counts: Tensor) -> Weights:
+        slope = torch.func.grad(self._generator_loss, has_aux=True)
+        lr = _faded(r, self.generator_lr, self.decay)
+        moments = Adam().init(generator.params)
+        for z, y in self._draws(r, "generator", self.generator_steps, counts):
+            grads, buffers = slope(generator.params, generator.buffers, r, z, y)
+            grads = tree.axpy(self.weight_decay, generator.params, grads)
+            params, moments = Adam().update(generator.params, grads, moments, lr)
+            generator = Weights(params, buffers)
+        return generator
+
+    def _generator_loss(
+        self, params: Params, buffers: Params, r: Round, z: Tensor, y: Tensor
+    ) -> tuple[Tensor, Params]:
+        """The clients' mean cross-entropy + eta L_div, and G's next statistics."""
+        x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
+        taught = _teach(r, self.level, x)
+        wrong = F.cross_entropy(taught.flatten(0, 1), y.repeat(len(taught)))
+        return wrong + self.eta * diversity(z, x), buffers
+
+    def _train_student(
+        self, r: Round, weights: Weights, generator: Weights, counts: Tensor
+    ) -> Weights:
+        slope = torch.func.grad(self._student_loss, has_aux=True)
+        lr = _faded(r, self.lr, self.decay)
+        for i, (z, y) in enumerate(self._draws(r, "student", self.student_steps, counts)):
+            x, _ = self._generator(r.spec)(generator, z, y, train=False)
+            taught = _teach(r, self.level, x)
+            mean = torch.logsumexp(F.log_softmax(taught, -1), 0) - math.log(len(taught))
+            key = rng.fold(rng.fold(r.key, "pass"), i) if r.model.is_random else None
+            own = {n: weights.params[n] for n in self._tuned(r.spec)}
+            grads, buffers = slope(own, weights, r, x, mean, key)
+            moved = tree.map(lambda w, g: w - lr * (g + self.weight_decay * w), own, grads)
+            weights = Weights(weights.params | moved, buffers)
+        return weights
+
+    def _student_loss(
+        self,
+        own: Params,
+        weights: Weights,
+        r: Round,
+        x: Tensor,
+        mean: Tensor,
+        key: Tensor | None,
+    ) -> tuple[Tensor, Params]:
+        """KL(mean softmax || student), and the global model's next statistics."""
+        tuned = weights._replace(params=weights.params | own)
+        mode: Mode = "train" if self.student_bn == "train" else "eval"
+        said, buffers = _say(r, self.level, tuned, x, mode, key)
+        return r.task.divergence(mean, said).mean(), buffers
+
+    def _draws(self, r: Round, who: str, steps: int, counts: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Noise and labels of every step of a player."""
+        if not steps:
+            return []
+        key_z, key_y = rng.split(rng.fold(r.key, who), 2)
+        z = rng.normal(key_z, (steps, self.batch, self.noise), r.spec.dtype)
+        y = _allotted(key_y, counts, steps * self.batch).reshape(steps, self.batch)
+        return [(z[i], y[i]) for i in range(steps)]
+
+    def _tuned(self, spec: Spec) -> list[str]:
+        """The leaves that learn: the network's own (the head's, for features) that are shared."""
+        own = spec.model.head_names() if self.level == "feature" else spec.model.names
+        return [n for n in own if n in spec.params]
+
+    def _generator(self, spec: Spec) -> Generator:
+        classes = spec.task.outputs
+        if self.level == "feature":
+            return feature_generator(spec.shapes["features"], classes, self.noise, self.width)
+        shape = tuple(spec.input_shape)
+        return image_generator(shape, classes, self.noise, self.width, self.final_norm)
+
+
+def _make(net: Generator, weights: Weights, z: Tensor, y: Tensor) -> Tensor:
+    """The generator's samples in evaluation mode, with the label one-hot by comparison: torch's
+    own looks at values, which a gradient under vmap does not allow."""
+    label = (y[:, None] == torch.arange(net.classes, device=y.device)).to(z.dtype)
+    done = net._model.forward(weights, torch.cat([z, label], 1), "eval")
+    return done.logits.reshape(-1, *net.shape)
+
+
+def _say(
+    r: Round, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
+) -> tuple[Tensor, Params]:
+    """``(logits, next buffers)`` of a model on what a generator made."""
+    if level == "feature":
+        return r.model.head(weights.params, x), weights.buffers
+    done = r.forward(weights, x, mode, key)
+    return done.logits, done.buffers
+
+
+def _teach(r: Round, level: str, x: Tensor) -> Tensor:
+    """Logits of every client's model, ``[K, B, C]``."""
+    return torch.func.vmap(lambda w: _say(r, level, w, x, "eval")[0])(r.clients)
+
+
+def _drawn(key: Tensor, parts: Tensor, number: int) -> Tensor:
+    """Labels, drawn in proportion to whole numbers; a class with 0 is never drawn."""
+    at = rng.integers(key, (number,), parts.sum())
+    return torch.searchsorted(parts.cumsum(0), at, right=True)
+
+
+def _allotted(key: Tensor, parts: Tensor, number: int) -> Tensor:
+    """Labels in proportion to whole numbers, by largest remainders, shuffled."""
+    each, rest = number * parts // parts.sum(), number * parts % parts.sum()
+    rank = torch.argsort(torch.argsort(rest, descending=True, stable=True))
+    each = each + (rank < number - each.sum())
+    return torch.searchsorted(each.cumsum(0), rng.permutation(key, number), right=True)
+
+
+def _faded(r: Round, first: float, decay: float) -> Tensor:
+    return torch.as_tensor(first * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)

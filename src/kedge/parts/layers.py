@@ -1,0 +1,187 @@
+"""Methods that keep some layers, or a model of its own, on every client.
+
+FedPer (Arivazhagan et al. 2019), FedBN (Li et al. 2021), Ditto (Li et al. 2021), local fine-tuning,
+local training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Spec, View
+
+
+@register
+@dataclass(frozen=True)
+class FedPer(Part):
+    r"""Leave the head on the client; body and head are trained together.
+
+    :math:`\min_{\phi, h_1, \dots, h_N}\sum_k p_k L_k(\phi, h_k)`, of which only the body
+    :math:`\phi` is averaged (algorithm 1).
+
+    Arivazhagan et al., Federated Learning with Personalization Layers, 2019, arXiv:1912.00818.
+
+    Deviations: the personal layers are the head alone (the paper tries one to four blocks). The
+    server's own head stays what it was at first. Keeps: the head, which is neither sent nor
+    uploaded.
+    """
+
+    side = "personal"
+    needs_features = True
+    sends = "-H"
+    uploads = "-H"
+    keeps = "H"
+
+    def private(self, spec: Spec) -> set[str]:
+        return set(spec.model.head_names())
+
+
+@register
+@dataclass(frozen=True)
+class FedBN(Part):
+    r"""Leave BatchNorm on the client, its parameters and its statistics.
+
+    :math:`w_l \leftarrow \sum_k p_k w_{k,l}` for every layer l but those of BatchNorm, which keep
+    :math:`w_{k,l}` (algorithm 1).
+
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR
+    2021, arXiv:2102.07623.
+
+    The server's own BatchNorm stays what it was at first, so clients' models are the ones to test.
+    Neutral at: a model without BatchNorm. Keeps: BatchNorm's parameters and statistics, which are
+    neither sent nor uploaded (all but P of the network's W parameters, and its B buffers).
+    """
+
+    side = "personal"
+    sends = "P - W - B"
+    uploads = "P - W"
+    keeps = "W - P + B"
+
+    def private(self, spec: Spec) -> set[str]:
+        mean = "running_mean"
+        layers = {n.removesuffix(mean) for n in spec.buffers if n.split(".")[-1] == mean}
+        own = ("weight", "bias", mean, "running_var", "num_batches_tracked")
+        return {layer + name for layer in layers for name in own}
+
+
+@register
+@dataclass(frozen=True)
+class Ditto(Part):
+    r"""Train a personal model beside the shared one, held near it.
+
+    The shared model w is FedAvg's. At every step of it, on the same batch, client k's own model
+    takes one, too: :math:`u_k \leftarrow u_k - \eta\big(\nabla f_k(u_k) + \lambda(u_k - w^t)\big)`
+    (algorithm 1), :math:`w^t` what the client received in this round.
+
+    Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
+    arXiv:2012.04221.
+
+    Deviations: the step is plain SGD at the run's learning rate, without its momentum, weight decay
+    and clipping; f_k is the task's loss, without what other parts add to it. u_k starts from the
+    first global model and has BatchNorm statistics of its own. Neutral at: any lam, as w does not
+    depend on u. Keeps: u_k (W parameters, B buffers).
+    """
+
+    lam: Annotated[
+        float, Doc("pull of the personal model to the shared one (0.1 to 1 in the paper)"), Range(0)
+    ] = 0.1
+
+    side = "personal"
+    presets = {"fedetf": {"lam": 1e-3}}
+    neutral = {"lam": 0.0}
+    keeps = "W + B"
+
+    def client_init(self, spec: Spec) -> Tree:
+        first = tree.map(lambda w: w.to(spec.device, spec.dtype), spec.model.weights().params)
+        return {"params": first, "buffers": spec.buffers}
+
+    def prepare(self, v: View) -> Tree:
+        return v.client
+
+    def observe(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
+        u = v.local["params"]
+
+        def loss(u: Params) -> tuple[Tensor, Params]:
+            weights = Weights(u, v.local["buffers"])
+            done = v.spec.model.forward(weights, batch.x, "train", key=v.key)
+            return v.task.loss(done.logits, batch).mean(), done.buffers
+
+        slope, buffers = torch.func.grad(loss, has_aux=True)(u)
+        new = tree.map(
+            lambda u, g, w: u - v.info.lr * (g + self.lam * (u - w)), u, slope, v.anchor.params
+        )
+        return {"params": new, "buffers": buffers}
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return v.local, {}
+
+    def personal(self, v: View, weights: Weights) -> Weights:
+        return Weights(weights.params | v.client["params"], v.client["buffers"])
+
+
+@register
+@dataclass(frozen=True)
+class FineTune(Part):
+    r"""Use on each client its local model as it was right after its last local training.
+
+    The shared model is that of the other parts, w. Client k uses :math:`u_k = w_k^t`, the result of
+    the local steps from :math:`w^t`, before aggregation.
+
+    Collins et al., FedAvg with Fine Tuning: Local Updates Lead to Representation Learning, NeurIPS
+    2022, arXiv:2205.13692; the +FT rows of FedCOG's table 6 (arXiv:2312.05966).
+
+    A client that has not trained yet uses the shared model; one that sits out some rounds goes on
+    with its old one. Neutral always, as w does not depend on it. Keeps: w_k with its BatchNorm
+    statistics (B buffers).
+    """
+
+    side = "personal"
+    neutral = {}
+    keeps = "P + B + 1"
+
+    def client_init(self, spec: Spec) -> Tree:
+        seen = torch.zeros((), dtype=spec.dtype, device=spec.device)
+        return {"params": spec.params, "buffers": spec.buffers, "seen": seen}
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        seen = torch.ones_like(v.client["seen"])
+        return {"params": v.public(weights.params), "buffers": weights.buffers, "seen": seen}, {}
+
+    def personal(self, v: View, weights: Weights) -> Weights:
+        seen = v.client["seen"] > 0
+        params, buffers = (
+            tree.map(lambda own, w: torch.where(seen, own, w), v.client[kind], held)
+            for kind, held in (("params", weights.params), ("buffers", weights.buffers))
+        )
+        return Weights(weights.params | params, weights.buffers | buffers)
+
+
+@register
+@dataclass(frozen=True)
+class Local(Part):
+    r"""Let every client train alone.
+
+    :math:`\min_{w_k} L_k(w_k)` on each client, from the same first model, for as many steps as
+    federated training takes; the server's model stays what it was at first.
+
+    Guo, Tang and Lin, FedBR, ICML 2023, table 1, arXiv:2205.13462.
+
+    Keeps: the whole model (W parameters, B buffers) and what other parts add to it, of which
+    nothing is sent or uploaded.
+    """
+
+    side = "personal"
+    sends = "-W - B"
+    uploads = "-W"
+    keeps = "W + B"
+
+    def private(self, spec: Spec) -> set[str]:
+        return {*spec.params, *spec.buffers}

@@ -1,0 +1,157 @@
+"""Methods that mix samples with means of other clients' samples.
+
+FedMix and NaiveMix (Yoon et al. 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.part import Doc, Out, Part, Range, Stack, register
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Round, Spec, View
+
+
+@dataclass(frozen=True)
+class _Pooled(Part):
+    """The pool of means that both methods share: who makes it, who gets it, who meets whom."""
+
+    lam: Annotated[float, Doc("share of the pool's sample in a mixture"), Range(0, 1)] = 0.1
+    samples: Annotated[int, Doc("samples behind each mean, M"), Range(1)] = 10
+    rows: Annotated[
+        int, Doc("means in the pool, as many of every client, rounded up"), Range(1)
+    ] = 256
+    refresh: Annotated[
+        Literal["once", "round"], Doc("make the pool once from all clients, or anew each round")
+    ] = "once"
+
+    side = "data"
+    neutral = {"lam": 0.0}
+    tiny = {"samples": 3, "rows": 4}
+    needs_sweep = True
+    needs_clients = True
+    sends = "rows*X + rows*C"
+
+    def server_init(self, spec: Spec) -> Tree:
+        x = torch.zeros((self.rows, *spec.input_shape), dtype=spec.dtype, device=spec.device)
+        return {"x": x, "y": x.new_zeros(self.rows, spec.task.outputs)}
+
+    def survey(self, v: View) -> Tree:
+        shape, done = (math.ceil(self.rows / v.spec.num_clients), self.samples), 0
+        drawn = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
+
+        def piece(batch: Batch, mask: Tensor) -> Tree:
+            nonlocal done
+            at = done + torch.arange(len(mask), device=mask.device)
+            done += len(mask)
+            hits = (drawn[:, :, None] == at).sum(1) * mask  # [G, rows of the piece]
+            labels = v.task.soft(batch.y, mask.dtype)
+            return {"x": torch.einsum("gr,r...->g...", hits, batch.x), "y": hits @ labels}
+
+        means = tree.scale(v.sweep(piece), 1 / self.samples)
+        stacks = {name: Stack(value) for name, value in means.items()}
+        return stacks | {"client": Stack(v.info.client)}
+
+    def surveys(self) -> Literal["first", "every", "last"]:
+        return "every" if self.refresh == "round" else "first"
+
+    def absorb(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        by_client = torch.argsort(r.uploads["client"])
+        means = {n: r.uploads[n][by_client].flatten(0, 1) for n in ("x", "y")}  # [K*G, ...]
+        count = len(means["y"])
+        row = torch.arange(self.rows, device=means["y"].device) % count
+        return weights, tree.take(means, rng.permutation(r.key, count)[row])
+
+    def send(self, server: Tree) -> Tree:
+        return server
+
+    def prepare(self, v: View) -> Tree:
+        return {"order": rng.permutation(v.key, self.rows)}
+
+    def _partners(self, v: View, size: int) -> Tree:
+        """A mean for every sample of the batch: the pool in this round's order, over and over."""
+        row = v.step * size + torch.arange(size, device=v.step.device)
+        return tree.take(v.sent, v.local["order"][row % self.rows])
+
+    def _mixed(self, v: View, batch: Batch, x: Tensor, y: Tensor) -> Batch:
+        """The sample with the label (1 - lam) y_i + lam y."""
+        own = v.task.soft(batch.y, batch.x.dtype) if batch.target is None else batch.target
+        return Batch(x, batch.y, (1 - self.lam) * own + self.lam * y)
+
+
+@register
+@dataclass(frozen=True)
+class FedMix(_Pooled):
+    r"""Mixup with other clients' means, to first order in the mixing weight.
+
+    :math:`(1-\lambda)\,\ell(f(x'_i), y_i) + \lambda\,\ell(f(x'_i), \bar y_j) + \lambda\,\langle
+    \nabla_{x'}\ell(f(x'_i), y_i), \bar x_j\rangle`, :math:`x'_i = (1-\lambda)x_i` (proposition 1),
+    :math:`(\bar x_j, \bar y_j)` the mean of M samples of one client and of their labels. The
+    gradient by :math:`x'` is differentiated once more (algorithm 2).
+
+    Yoon et al., FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021,
+    arXiv:2107.00233.
+
+    Deviations: M samples are drawn with replacement, so that clients with fewer can give means,
+    too. The first two terms are one loss with the mixed label (for squared errors up to a
+    constant). BatchNorm's running statistics see x' alone. Neutral at: lam = 0. Sends: the pool,
+    counted every round, although ``once`` changes it never. When asked, a client gives its share of
+    the pool, and the server sees whose it is.
+    """
+
+    presets = {
+        "fedbr": {"lam": 0.1, "samples": 10},
+        "cifar10": {"lam": 0.05},
+        "cifar100": {"lam": 0.1},
+        "femnist": {"lam": 0.2},
+    }
+
+    def transform(self, v: View, batch: Batch) -> Batch:
+        y = self._partners(v, len(batch.x))["y"]
+        return self._mixed(v, batch, (1 - self.lam) * batch.x, y)
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        def loss(x: Tensor) -> Tensor:
+            return v.task.loss(v.forward(params, x).logits, Batch(x, batch.y)).sum()
+
+        slope = torch.func.grad(loss)(batch.x)
+        partners = self._partners(v, len(batch.x))["x"]
+        return self.lam * (slope * partners).sum() / len(batch.x)
+
+
+@register
+@dataclass(frozen=True)
+class NaiveMix(_Pooled):
+    r"""Mixup with other clients' means as if they were samples.
+
+    :math:`(1-\lambda)\,\ell(f(\tilde x), y_i) + \lambda\,\ell(f(\tilde x), \bar y_j)`,
+    :math:`\tilde x = (1-\lambda)x_i + \lambda\bar x_j`, with a fixed :math:`\lambda` and
+    :math:`(\bar x_j, \bar y_j)` the mean of M samples of one client and of their labels (the
+    paper's baseline NaiveMix).
+
+    Yoon et al., FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021,
+    arXiv:2107.00233.
+
+    Deviations: M samples are drawn with replacement, so that clients with fewer can give means,
+    too. Neutral at: lam = 0. Sends: the pool, counted every round, although ``once`` changes it
+    never. When asked, a client gives its share of the pool, and the server sees whose it is.
+    """
+
+    presets = {
+        "fedbr": {"lam": 0.1, "samples": 10},
+        "cifar10": {"lam": 0.1},
+        "cifar100": {"lam": 0.1},
+        "femnist": {"lam": 0.2},
+    }
+
+    def transform(self, v: View, batch: Batch) -> Batch:
+        partners = self._partners(v, len(batch.x))
+        x = (1 - self.lam) * batch.x + self.lam * partners["x"]
+        return self._mixed(v, batch, x, partners["y"])

@@ -1,0 +1,160 @@
+"""Methods that add a term on logits or features to the local objective.
+
+FedNTD (Lee et al. 2022), FedDecorr (Shi et al. 2023), FedProto (Tan et al. 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.core.part import Doc, Out, Part, Range, Sum, register
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Round, Spec, View
+
+
+@register
+@dataclass(frozen=True)
+class FedNTD(Part):
+    r"""Hold on to what the global model says about the classes that a sample does not belong to.
+
+    :math:`L_{CE} + \beta\tau^2\,KL(\tilde q^g_\tau \,\|\, \tilde q^l_\tau)`, where :math:`\tilde q`
+    is the softmax at temperature :math:`\tau` over the logits without the true class, of the global
+    model (a constant) and of the local one (the paper's L_FedNTD).
+
+    Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning,
+    NeurIPS 2022, arXiv:2106.03097.
+
+    Deviations: the factor tau^2, which keeps the gradient's scale, is not in the authors' code,
+    where tau is 1. BatchNorm normalises by the batch in the global model's pass, too. Neutral at:
+    beta = 0. Sends / keeps: nothing.
+    """
+
+    beta: Annotated[float, Doc("weight of the term (FedBR tries 1 and 0.1)"), Range(0)] = 1.0
+    tau: Annotated[float, Doc("temperature"), Range(0, open=True)] = 1.0
+
+    presets = {"official": {"beta": 1.0, "tau": 1.0}, "fedbr": {"beta": 1.0, "tau": 1.0}}
+    neutral = {"beta": 0.0}
+    tasks = ("classification",)
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        known = v.forward(v.anchor, batch.x).logits.detach()
+        known, mine = _not_true(known, batch.y), _not_true(out.logits, batch.y)
+        return self.beta * self.tau**2 * v.task.divergence(known, mine, self.tau).mean()
+
+
+@register
+@dataclass(frozen=True)
+class FedDecorr(Part):
+    r"""Keep features from collapsing onto few directions, by decorrelating them in the batch.
+
+    :math:`L + \frac{\beta}{B\,F(F - 1)}\sum_{i \ne j}(z^\top z)_{ij}^2`, z the features of the B
+    samples, each of the F centred and divided by its standard deviation.
+
+    Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
+    Learning, ICLR 2023, arXiv:2210.00226.
+
+    Deviations: as in the authors' code, which leaves the diagonal (a constant) out and divides by
+    B, which makes the term about B times the printed :math:`\frac{1}{F^2}\|K\|_F^2`, K the
+    correlations. A batch of one sample has no term. Neutral at: beta = 0. Sends / keeps: nothing.
+    """
+
+    beta: Annotated[float, Doc("weight of the term"), Range(0)] = 0.1
+
+    presets = {"fedcog": {"beta": 0.01}, "fedbr": {"beta": 0.1}}
+    neutral = {"beta": 0.0}
+    needs_features = True
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        features = out.features.flatten(1)
+        rows, width = features.shape
+        if rows == 1:
+            return out.logits.new_zeros(())
+        z = features - features.mean(0)
+        z = z / torch.sqrt(z.square().sum(0) / (rows - 1) + 1e-8)
+        off = (z.T @ z) * (1 - torch.eye(width, dtype=z.dtype, device=z.device))
+        return self.beta * off.square().sum() / (rows * max(1, width * (width - 1)))
+
+
+@register
+@dataclass(frozen=True)
+class FedProto(Part):
+    r"""Pull every sample's features to the global prototype of its class.
+
+    :math:`L + \frac{\lambda}{BF}\sum_b\|f(x_b) - \bar C_{y_b}\|^2` (eqs. 7-8), B samples, F
+    features. After training, :math:`C_{ij}` is the mean feature of class j on client i (eq. 3), and
+    :math:`\bar C_j \leftarrow \sum_i n_{ij} C_{ij}/\sum_i n_{ij}` over the clients that have the
+    class (eq. 6).
+
+    Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022,
+    arXiv:2105.00243.
+
+    Deviations: the model is shared and averaged as in FedAvg, where the paper exchanges prototypes
+    alone (``fedproto+local`` does that); the head classifies, not the nearest prototype; the
+    distance is that of single samples, its square averaged over batch and features, as in the
+    authors' code; the printed further factor 1/clients in eq. 6, which shrinks prototypes, is left
+    out; a class that nobody has this round keeps its prototype. Neutral at: lam = 0. Sends:
+    prototypes, and which exist. Uploads: their sums and weights.
+    """
+
+    lam: Annotated[float, Doc("weight of the pull"), Range(0)] = 1.0
+    pool: Annotated[
+        Literal["samples", "clients"],
+        Doc("a prototype is a mean over samples, or over clients alike (the authors' code)"),
+    ] = "samples"
+
+    presets = {
+        "official": {"pool": "clients"},
+        "mnist": {"lam": 1.0},
+        "femnist": {"lam": 1.0},
+        "cifar10": {"lam": 0.1},
+    }
+    neutral = {"lam": 0.0}
+    needs_features = True
+    needs_sweep = True
+    tasks = ("classification",)
+    sends = "C*F + C"
+    uploads = "C*F + C"
+
+    def server_init(self, spec: Spec) -> Tree:
+        size = (spec.task.outputs, spec.features)
+        prototypes = torch.zeros(size, dtype=spec.dtype, device=spec.device)
+        return {"prototypes": prototypes, "valid": prototypes.new_zeros(spec.task.outputs)}
+
+    def send(self, server: Tree) -> Tree:
+        return server
+
+    def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
+        away = out.features.flatten(1) - v.sent["prototypes"][batch.y]  # [B, F]
+        return self.lam * (away.square().mean(1) * v.sent["valid"][batch.y]).mean()
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        def piece(batch: Batch, mask: Tensor) -> Tree:
+            own = F.one_hot(batch.y, v.task.outputs).to(mask.dtype) * mask[:, None]  # [B, C]
+            features = v.forward(weights, batch.x, train=False).features.flatten(1)
+            return {"sum": own.T @ features, "weight": own.sum(0)}
+
+        found = v.sweep(piece)
+        if self.pool == "clients":
+            count = found["weight"].clamp_min(1)
+            found = {"sum": found["sum"] / count[:, None], "weight": found["weight"] / count}
+        return {}, {name: Sum(value) for name, value in found.items()}
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        weight = r.uploads["weight"][:, None]  # [C, 1]
+        fresh = r.uploads["sum"] / weight.clamp_min(1)
+        return weights, {
+            "prototypes": torch.where(weight > 0, fresh, r.server["prototypes"]),
+            "valid": torch.where(weight[:, 0] > 0, 1.0, r.server["valid"]),
+        }
+
+
+def _not_true(logits: Tensor, y: Tensor) -> Tensor:
+    """The logits of the other classes, ``[B, C - 1]``."""
+    other = torch.arange(logits.shape[1] - 1, device=logits.device)
+    return logits.gather(1, other + (other >= y[:, None]).to(other.dtype))

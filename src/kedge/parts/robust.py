@@ -1,0 +1,154 @@
+"""Means that a few arbitrary clients cannot spoil.
+
+Krum (Blanchard et al. 2017), TrimmedMean and Median (Yin et al. 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.part import Doc, Part, Range, Stack, register
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Round, View
+from kedge.errors import FieldError
+
+
+class _Robust(Part):
+    """A rule that turns stacked updates into one, for parameters and BatchNorm statistics."""
+
+    side = "server"
+    needs_clients = True
+
+    def combine(self, r: Round) -> Params:
+        rule = self._rule(r)
+        return tree.map(
+            lambda _, new, old: rule(new - old), r.mean_delta, r.clients.params, r.anchor.params
+        )
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        if not r.clients.buffers:
+            return weights, {}
+        rule = self._rule(r)
+
+        def moved(new: Tensor, old: Tensor) -> Tensor:
+            there = old.to(r.spec.dtype)
+            value = there + rule(new.to(r.spec.dtype) - there)
+            return value if old.is_floating_point() else value.round().to(old.dtype)
+
+        return weights._replace(buffers=tree.map(moved, r.clients.buffers, r.anchor.buffers)), {}
+
+    def _rule(self, r: Round) -> Callable[[Tensor], Tensor]:
+        """From updates ``[K, ...]`` to one."""
+        raise NotImplementedError
+
+
+@register
+@dataclass(frozen=True)
+class Krum(_Robust):
+    r"""Take the update that is nearest to its neighbours, whatever f of the clients send.
+
+    :math:`w \leftarrow w + \Delta_k` for the client with the lowest score :math:`s_k = \sum_j
+    \|\Delta_k - \Delta_j\|^2`, the sum over the :math:`n - f - 2` updates that are nearest to
+    :math:`\Delta_k`, n clients in the round (section 4); among equals the smallest client.
+    Multi-Krum is the mean of the ``select`` updates with the lowest scores.
+
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
+    NeurIPS 2017, arXiv:1703.02757.
+
+    A round needs 2f + 3 clients (any number for f = 0, where at least one neighbour counts).
+    Client sizes do not matter. Deviations: updates of several steps in place of gradients.
+    BatchNorm statistics are those of the chosen clients. Updates that are not finite have the
+    highest scores. Uploads: the client's number.
+    """
+
+    byzantine: Annotated[int, Doc("clients per round that may send anything, f"), Range(0)] = 1
+    select: Annotated[int, Doc("updates to average; more than one: Multi-Krum"), Range(1)] = 1
+
+    tiny = {"byzantine": 0}
+    uploads = "1"
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return {}, {"client": Stack(v.info.client)}
+
+    def _rule(self, r: Round) -> Callable[[Tensor], Tensor]:
+        n, f = r.cohort, self.byzantine
+        if f and n < 2 * f + 3:
+            raise FieldError(
+                f"{self.name}.byzantine = {f} needs {2 * f + 3} clients in a round, and this one "
+                f"has {n}; lower byzantine or let more clients take part"
+            )
+        if self.select > n:
+            raise FieldError(f"{self.name}.select = {self.select} is above the round's {n} clients")
+        order = torch.argsort(r.uploads["client"])
+        updates = tree.map(
+            lambda _, new, old: new[order] - old, r.mean_delta, r.clients.params, r.anchor.params
+        )
+        near = min(max(n - f - 2, 1), n - 1)
+        scores = _sq_distances(updates, n).sort(1).values[:, 1 : 1 + near].sum(1)  # without itself
+        chosen = order[torch.argsort(scores, stable=True)[: self.select]]
+        return lambda x: x[chosen].mean(0)
+
+
+@register
+@dataclass(frozen=True)
+class TrimmedMean(_Robust):
+    r"""Average each coordinate without its smallest and largest values.
+
+    :math:`w \leftarrow w + \frac{1}{n - 2b}\sum_j\Delta_j`, in every coordinate the sum over the n
+    clients' updates but the b smallest and the b largest (definition 2, where :math:`b = \beta n`).
+
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
+    2018, arXiv:1803.01498.
+
+    A round needs more than 2b clients. Client sizes do not matter. BatchNorm statistics are
+    trimmed alike. Updates that are not numbers count as the largest. Sends / keeps: nothing.
+    """
+
+    byzantine: Annotated[
+        int, Doc("values to leave out at each end, b: clients that may send anything"), Range(0)
+    ] = 1
+
+    tiny = {"byzantine": 0}
+
+    def _rule(self, r: Round) -> Callable[[Tensor], Tensor]:
+        n, b = r.cohort, self.byzantine
+        if n <= 2 * b:
+            raise FieldError(
+                f"{self.name}.byzantine = {b} needs {2 * b + 1} clients in a round, and this one "
+                f"has {n}; lower byzantine or let more clients take part"
+            )
+        return lambda x: x.sort(0).values[b : n - b].mean(0)
+
+
+@register
+@dataclass(frozen=True)
+class Median(_Robust):
+    r"""Take the median of each coordinate.
+
+    :math:`w \leftarrow w + med(\Delta_1, \Delta_2, ..., \Delta_n)` (definition 1), for an even
+    number of clients the mean of the two middle values.
+
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
+    2018, arXiv:1803.01498.
+
+    Client sizes do not matter. BatchNorm statistics are medians, too. Updates that are not numbers
+    count as the largest. Sends / keeps: nothing.
+    """
+
+    def _rule(self, r: Round) -> Callable[[Tensor], Tensor]:
+        low, high = (r.cohort - 1) // 2, r.cohort // 2
+        return lambda x: x.sort(0).values[low : high + 1].mean(0)
+
+
+def _sq_distances(updates: Params, n: int) -> Tensor:
+    """Squared distances ``[n, n]`` of stacked updates, leaf by leaf and row by row."""
+    total = torch.zeros(n, n)
+    for x in updates.values():
+        total = total.to(x) + torch.stack([((x - y) ** 2).flatten(1).sum(1) for y in x])
+    return (total + total.T) / 2  # equal in both directions to the last bit, so that ties are ties
