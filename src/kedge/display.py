@@ -24,9 +24,10 @@ _GREEK = (
 _SYMBOLS = dict(zip(_GREEK.split(), "αβγδεηθλμνπρστφψωΔ", strict=True)) | {
     "leftarrow": "←", "in": "∈", "sum": "Σ", "nabla": "∇", "min": "min", "sim": "~", "log": "log",
     "langle": "⟨", "rangle": "⟩", "|": "‖", "cdot": "·", "sqrt": "√", "ell": "ℓ", "max": "max",
-    "tilde": "", "hat": "", "big": "", "Big": "", "left": "", "right": "", ",": " ", "quad": "  ",
+    "neq": "≠", "Sigma": "Σ", "big": "", "Big": "", "left": "", "right": "", ",": " ", "quad": "  ",
     "leq": "≤", "geq": "≥", "times": "×", "log2": "log2", "frac": "",
 }  # fmt: skip
+_ACCENTS = {"hat": "\u0302", "tilde": "\u0303", "bar": "\u0304"}  # combine with the letter before
 _SMALL = str.maketrans("0123456789+-=()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ")
 _RAISED = str.maketrans("0123456789+-=()tkKTin", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵗᵏᴷᵀⁱⁿ")
 _GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
@@ -40,6 +41,7 @@ def plain_math(tex: str) -> str:
     """
     while (at := tex.rfind(r"\frac")) >= 0:  # the last one holds no other
         tex = _fraction(tex, at)
+    tex = re.sub(r"\\(hat|tilde|bar) ?\{?(\w)\}?", lambda m: m[2] + _ACCENTS[m[1]], tex)
     tex = re.sub(r"\\([A-Za-z]+|[|,])", lambda m: _SYMBOLS.get(m[1], m[1]), tex)
     tex = re.sub(r"_(?:" + _GROUP + r"|(\S))", lambda m: _script(m, _SMALL, "_"), tex)
     tex = re.sub(r"\^(?:" + _GROUP + r"|(\S))", lambda m: _script(m, _RAISED, "^"), tex)
@@ -88,11 +90,10 @@ def title(thing: Callable[..., object]) -> str:
 
 def methods_table(pattern: str = "*") -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("part", "side", "what it does", "extra down", "extra up", "keeps"):
-        table.add_column(column, no_wrap=column == "part")
+    for column in ("part", "side", "what it does"):
+        table.add_column(column, no_wrap=column != "what it does")
     for name in parts.match(pattern):
-        cls = parts[name]
-        table.add_row(name, cls.side, title(cls), cls.sends, cls.uploads, cls.keeps)
+        table.add_row(name, parts[name].side, Text(title(parts[name])))
     return table
 
 
@@ -112,8 +113,7 @@ def methods_markdown() -> str:
 
 METHODS_HINT = (
     "\nA method is a sum: scaffold+fedprox(mu=0.1). fedavg is the method without parts.\n"
-    "Extra numbers per client and round, in P: parameters of the model, H: of its head, E: of the "
-    "part itself.\nMore about one: kedge show NAME"
+    "Equation, paper, fields, presets and traffic of one: kedge show NAME"
 )
 DATA_HINT = (
     "\nAny path works, too: an .npz or .csv file, a folder of images (class/name.png), or a folder "
@@ -199,15 +199,18 @@ def part_page(name: str) -> RenderableType:
         ("secure sums", secure),
         ("source", f"{cls.__module__}.{cls.__qualname__}"),
     ):
-        facts.add_row(*row)
-    pieces: list[RenderableType] = [Text(cls.__name__, style="bold"), Padding(doc, (0, 0, 1, 2))]
+        facts.add_row(row[0], Text(row[1]))
+    pieces: list[RenderableType] = [
+        Text(cls.__name__, style="bold"),
+        Padding(Text(doc), (0, 0, 1, 2)),
+    ]
     rows = field_help(cls)
     if rows:
         fields = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for column in ("field", "type", "default", "meaning"):
             fields.add_column(column)
         for field, kind, default, text in rows:
-            fields.add_row(field, kind, write_value(default), text)
+            fields.add_row(field, Text(kind), Text(write_value(default)), Text(text))
         pieces.append(Padding(fields, (0, 0, 1, 2)))
     for preset, values in cls.presets.items():
         pieces.append(Text(f"  {name}:{preset}  =  {name}({_settings(values)})"))
@@ -223,7 +226,7 @@ def check_table(report: Report) -> Table:
         table.add_column(column)
     marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
     for found in report.findings:
-        table.add_row(f"{found.kind} {found.name}", marks[found.holds], found.detail)
+        table.add_row(Text(f"{found.kind} {found.name}"), marks[found.holds], Text(found.detail))
     return table
 
 

@@ -77,7 +77,7 @@ def test_list_and_its_patterns() -> None:
         assert name in done.stdout
     only = kedge_command("list", "fed*")
     assert "fedprox" in only.stdout
-    assert "Correct client drift" not in only.stdout
+    assert "mixup" not in only.stdout
     none = kedge_command("list", "zzz")
     assert none.returncode == 2
     assert none.stderr.startswith("error: no part 'zzz'")

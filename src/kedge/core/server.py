@@ -185,7 +185,9 @@ def _weighted(x: Tensor, w: Tensor) -> Tensor:
 
 def _sq_norms(stacked: Params, w: Tensor) -> Tensor:
     """Squared norm of each client's update, ``[K]``."""
-    return sum(((x * x).flatten(1).sum(1) for x in stacked.values()), start=torch.zeros_like(w))
+    return sum(
+        ((x * x).reshape(len(x), -1).sum(1) for x in stacked.values()), start=torch.zeros_like(w)
+    )
 
 
 def _moved(delta: Tensor, value: Tensor) -> Tensor:

@@ -21,11 +21,11 @@ from kedge.core.view import Spec, View
 class VHL(Part):
     r"""Learn a virtual data set that all clients share, and pull real features to its classes.
 
-    :math:`CE(x, y) + \alpha\,CE(x', C + y') + \lambda\,L(z, [z']) + \lambda'\,L(z')` as in the
-    authors' code, x' virtual, both cross-entropies over 2C outputs; the contrast of normed features
-    :math:`L = -\frac{1}{n}\sum_i \frac{1}{|P_i|}\sum_{p \in P_i} \log \frac{\exp(z_i z_p/\tau)}{S_i}`
-    with :math:`S_i = \sum_{a \neq i} \exp(z_i z_a/\tau)` and :math:`P_i` the others of i's class;
-    :math:`[z']` are constants.
+    :math:`CE(x, y) + \alpha\,CE(x', C + y') + \lambda\,L(z, z') + \lambda'\,L(z')` as in the
+    authors' code, x' virtual, z' a constant in the first L, cross-entropies over 2C outputs. The
+    contrast is :math:`L = -\frac{1}{n}\sum_i \frac{1}{|P_i|}\sum_{p \in P_i} \log
+    \frac{\exp(z_i z_p/\tau)}{S_i}` of n normed features, :math:`P_i` the others of i's class,
+    :math:`S_i` the sum of :math:`\exp(z_i z_a/\tau)` over all others.
 
     Tang et al., Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated
     Learning, ICML 2022, arXiv:2206.02465.
