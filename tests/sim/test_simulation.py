@@ -261,3 +261,17 @@ def test_schedule_reaches_the_clients() -> None:
 def test_adam_and_dropout_agree_on_both_engines() -> None:
     loop, vector = run_both(images(dropout=0.4, optim=kedge.Adam(lr=0.01)), "fedprox")
     assert tree.gap(loop.state(), vector.state()) < 1e-11
+
+
+def test_a_server_part_that_needs_the_head_refuses_a_private_one() -> None:
+    with pytest.raises(IncompatibleError, match="ccvr works on the head on the server, but fedrep"):
+        images().simulate("ccvr+fedrep")
+
+
+def test_what_a_client_generates_can_be_looked_at() -> None:
+    run = images().simulate("fedcog(samples=6, steps=3, batch=4)")
+    made = run.prepared(1)["fedcog"]
+    assert made["x"].shape == (6, 1, 8, 8)
+    again = run.prepared(1)["fedcog"]
+    assert torch.equal(made["x"], again["x"])
+    assert not torch.equal(made["x"], run.prepared(0)["fedcog"]["x"])

@@ -89,6 +89,7 @@ class Bound:
         extended = replace(spec, params=params)
         hidden = {n for p in self.parts_with("private") for n in p.private(extended)}
         self.private_params = [n for n in params if n in hidden]
+        self._check_head(hidden)
         self.private_buffers = [n for n in initial.buffers if n in hidden]
         public = {n: v for n, v in params.items() if n not in hidden}
         self.spec = replace(spec, params=public)
@@ -138,6 +139,15 @@ class Bound:
             {n: v for n, v in weights.params.items() if n in self.spec.params},
             {n: v for n, v in weights.buffers.items() if n not in self.private_buffers},
         )
+
+    def _check_head(self, hidden: set[str]) -> None:
+        owners = [p.name for p in self.parts if p.needs_shared_head]
+        if owners and hidden & set(self.model.head_names()):
+            keepers = [p.name for p in self.parts_with("private")]
+            raise IncompatibleError(
+                f"{owners[0]} works on the head on the server, but {keepers[0]} leaves it on the "
+                "clients; use one of them"
+            )
 
     def _check(self) -> None:
         for part in self.parts:

@@ -105,6 +105,8 @@ class Part:
     needs_sum: ClassVar[bool] = False
     #: Reads the features before the head, so the model must have one.
     needs_features: ClassVar[bool] = False
+    #: Works on the head on the server, so the head may not stay on the clients.
+    needs_shared_head: ClassVar[bool] = False
     #: Reads how many samples of each class the client has (``v.label_counts``).
     needs_labels: ClassVar[bool] = False
     #: Calls ``v.sweep``.

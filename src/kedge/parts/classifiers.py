@@ -60,6 +60,7 @@ class CCVR(Part):
     neutral = {"steps": 0}
     tiny = {"samples": 5, "steps": 2, "batch": 4}
     needs_features = True
+    needs_shared_head = True
     needs_sweep = True
     tasks = ("classification",)
 
@@ -146,6 +147,7 @@ class SphereFed(Part):
     ridge: Annotated[float, Doc("rho of that solution"), Range(0)] = 1e-4
 
     needs_features = True
+    needs_shared_head = True
     needs_sweep = True
     tasks = ("classification",)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from kedge.core import rng, server, tree
+from kedge.core import client, rng, server, tree
 from kedge.core.bound import Bound, Server, client_key
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
@@ -18,6 +18,7 @@ from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
 from kedge.errors import FieldError, KedgeError, NotFinite
+from kedge.sim.capture import take_jobs
 from kedge.sim.engine import Cohort, make_engine
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.store import Store
@@ -171,6 +172,13 @@ class Simulation:
         clients = list(clients if clients is not None else range(self.federation.num_clients))
         phases = self.bound.phases(self.round)
         return self.engine.personal(self.bound, self.cohort(clients), phases)
+
+    def prepared(self, client_id: int) -> dict[str, Tree]:
+        """What parts prepare on a client for the coming round, by part: FedCOG's generated samples
+        are ``prepared(k)["fedcog"]``. Nothing is trained, and the round itself will be the same."""
+        cohort = self.cohort([client_id])
+        job = take_jobs(cohort.jobs, 0)
+        return client.begin(self.bound, job, self.bound.phases(self.round)).local
 
     def evaluate(self, weights: Weights | None = None) -> dict[str, float]:
         """Metric and loss of a model (the global one for None), as a mean over the test angles."""
