@@ -20,6 +20,7 @@ from rich.text import Text
 import kedge
 from kedge import display
 from kedge.check import check_part
+from kedge.check.conformance import own_rows, pythons, rival_rows
 from kedge.config import FIELDS, HELP, Config, load_config, read_value
 from kedge.core.part import parts
 from kedge.demo import CLIENTS, PARTITION, ROUNDS, run_demo
@@ -256,6 +257,39 @@ def check(
         console.print(Text(f"{', '.join(failed)}: not right", "bold red"))
         raise typer.Exit(1)
     console.print(Text(f"{held} laws and identities hold for {', '.join(wanted)}", "green"))
+
+
+@app.command(rich_help_panel="Prove")
+def conformance(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="parts, or a FILE.py that registers some; all if none"),
+    ] = None,
+    against: Annotated[
+        str, typer.Option(help="other libraries to put to the same test: pfl,fedlab")
+    ] = "",
+    python_of: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH: the Python of that library (or $KEDGE_PFL_PYTHON, ...)"),
+    ] = None,
+) -> None:
+    """Print what the oracles expect and what was found. Exit code 1 if kedge is off; other
+    libraries only inform.
+
+    kedge conformance fedavg scaffold --against pfl --python-of pfl=venv-pfl/bin/python
+    """
+    others = pythons(against, python_of or [])
+    own = own_rows(n for name in names or ["fedavg", *parts] for n in _named(name))
+    rivals = [rival_rows(name, python) for name, python in others.items()]
+    rows = [*own, *(row for theirs, _ in rivals for row in theirs)]
+    console.print(display.conformance_table(rows), highlight=False)
+    for _, message in rivals:
+        if message:
+            errors.print(Text(f"\n{message}"), highlight=False, soft_wrap=True)
+    failed = list(dict.fromkeys(row.method for row in own if row.ok is False))
+    if failed:
+        console.print(Text(f"\n{', '.join(failed)}: not right", "bold red"))
+        raise typer.Exit(1)
 
 
 def _config(

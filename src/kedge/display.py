@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.check import Report
+from kedge.check.conformance import Row
 from kedge.core.grammar import write_value
 from kedge.core.part import field_help, parts
 from kedge.sim.partition import Partition, partitions, shifts
@@ -242,3 +243,21 @@ def _neutral(setting: dict[str, object] | None) -> str:
 
 def _settings(values: dict[str, object]) -> str:
     return ", ".join(f"{k}={write_value(v)}" for k, v in values.items())
+
+
+def conformance_table(rows: Iterable[Row]) -> Table:
+    """What oracles expect and what was found."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("method", "oracle", "expected", "got", "ok"):
+        number = column in ("expected", "got")
+        table.add_column(
+            column,
+            no_wrap=column in ("method", "expected", "ok"),
+            justify="right" if number else "left",
+        )
+    marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
+    for row in rows:
+        expected = "" if row.expected is None else f"{row.expected:.6g}"
+        got = row.note if row.got is None else f"{row.got:.6g}"
+        table.add_row(row.method, Text(row.oracle), expected, Text(got), marks[row.ok])
+    return table

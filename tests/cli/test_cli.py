@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from kedge import cli
 from kedge.cli import main
 from kedge.core.part import parts
 
@@ -45,7 +46,7 @@ def kedge_command(*args: str, cwd: Path | None = None) -> Done:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patch.setenv("COLUMNS", "120")
+        patch.setattr(cli.console, "_width", 120)
         patch.setattr(sys, "argv", ["kedge", *args])
         if cwd is not None:
             patch.chdir(cwd)

@@ -43,10 +43,10 @@ class Fields(Part):
 
 
 @dataclass(frozen=True)
-class Median(Part):
+class Middle(Part):
     """A second aggregator; not registered."""
 
-    name = "median"
+    name = "middle"
 
     def combine(self, r: Any) -> Any:
         return r.mean_delta
@@ -191,10 +191,10 @@ def test_a_part_appears_once() -> None:
 
 
 def test_one_part_combines() -> None:
-    with pytest.raises(TwoAggregators, match="fednova and median both define how updates are comb"):
-        FedNova() + FedProx() + Median()
+    with pytest.raises(TwoAggregators, match="fednova and middle both define how updates are comb"):
+        FedNova() + FedProx() + Middle()
     assert (FedNova() + FedAvgM()).parts[0].has("combine")
-    assert "median" not in parts  # this test's part is not known to others
+    assert "middle" not in parts  # this test's part is not known to others
 
 
 def test_methods_are_values() -> None:
@@ -314,7 +314,7 @@ def test_field_help_tells_type_default_and_text() -> None:
 
 def test_only_overridden_hooks_count() -> None:
     assert FedProx().hooks() == ["term"]
-    assert Median().hooks() == ["combine"]
+    assert Middle().hooks() == ["combine"]
     assert FedProx().has("term")
     assert not FedProx().has("reply")
 
