@@ -1,0 +1,90 @@
+"""FedAvg, SCAFFOLD (option II) and FedProx of ``pfl`` on two quadratic clients."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+CURVATURES, OPTIMA, LR, STEPS, ROUNDS, MU = (1.0, 10.0), (0.0, 1.0), 0.05, 10, 60, 1.0
+
+
+def positions() -> dict[str, float | str]:
+    """Where each algorithm stands after the rounds."""
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.algorithm.fedprox import FedProx, FedProxParams
+    from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.user_state import InMemoryUserStateStorage
+    from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+
+    class Line(torch.nn.Module):
+        """One weight; (w x - y)^2 with x = sqrt(h/2), y = a x is h (w - a)^2 / 2."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1))
+
+        def loss(self, x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> torch.Tensor:
+            return ((self.w * x - y) ** 2).mean()
+
+        def metrics(self, x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> dict[str, Any]:
+            return {}
+
+    def client(user: str) -> Any:
+        h, a = CURVATURES[int(user)], OPTIMA[int(user)]
+        x = torch.tensor([(h / 2) ** 0.5])
+        return Dataset([x, a * x], user_id=user)
+
+    def run(algorithm: Any, kind: Any, **own: Any) -> float | str:
+        users = [str(k) for k in range(len(CURVATURES))]
+        calls = iter(users * (ROUNDS + 1))  # both clients in turn: full participation
+        data = FederatedDataset(client, lambda: next(calls))
+        line = Line()
+        central = torch.optim.SGD(line.parameters(), lr=1.0)
+        model = PyTorchModel(line, torch.optim.SGD, central)
+        settings = kind(
+            central_num_iterations=ROUNDS,
+            evaluation_frequency=10 * ROUNDS,
+            train_cohort_size=len(users),
+            val_cohort_size=0,
+            **own,
+        )
+        train = NNTrainHyperParams(
+            local_num_epochs=STEPS, local_learning_rate=LR, local_batch_size=None
+        )
+        algorithm().run(
+            algorithm_params=settings,
+            backend=SimulatedBackend(training_data=data, val_data=data),
+            model=model,
+            model_train_params=train,
+            model_eval_params=NNEvalHyperParams(local_batch_size=None),
+            send_metrics_to_platform=False,
+        )
+        return number(float(line.w.detach()))
+
+    variates = {
+        "population": len(CURVATURES),
+        "use_gradient_as_control_variate": False,
+        "user_state_storage": InMemoryUserStateStorage(),
+    }
+    return {
+        "fedavg": run(FederatedAveraging, NNAlgorithmParams),
+        "scaffold": run(SCAFFOLD, SCAFFOLDParams, **variates),
+        "fedprox": run(FedProx, FedProxParams, mu=MU),
+    }
+
+
+def number(w: float) -> float | str:
+    """JSON has no word for infinity or for what is not a number."""
+    return w if w - w == 0 else str(w)
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder: its files are named after the libraries
+    sys.stdout.write(json.dumps(positions()) + "\n")
