@@ -12,7 +12,10 @@ from kedge.runs import runner
 from kedge.runs.result import Result
 from kedge.zoo.datasets import load
 
-METHODS = ("fedavg", "fedprox(mu=0.1)", "scaffold", "fedavgm", "feddyn(alpha=0.1)", "fedsam")
+METHODS = (
+    "fedavg", "scaffold", "fedavgm", "feddyn(alpha=0.1)", "fedtr", "fedimpro(cut=stage1)",
+    "scaffold+fedsam",
+)  # fmt: skip
 ROUNDS, CLIENTS, PARTITION = 40, 20, "dirichlet(0.1)"
 
 

@@ -14,7 +14,7 @@ def comparison(results: Sequence[Result]) -> Table:
     seed by seed, rounds to the target, megabytes of all clients up and down, seconds."""
     first = results[0]
     unit = " %" if first.metric != "rmse" else ""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("method", min_width=10, overflow="fold")
     columns = [f"{first.metric}{unit}", "best"]
     columns += ["gain", "95 % interval"] if len(results) > 1 else []
@@ -24,7 +24,7 @@ def comparison(results: Sequence[Result]) -> Table:
     leader = best(results)
     for result in results:
         style = "bold" if result is leader and len(results) > 1 else ""
-        row = [result.config.method, str(result.last), str(result.best)]
+        row = [result.config.method, str(result.last), f"{result.best.mean:.2f}"]
         if len(results) > 1:
             row += ["", ""] if result is first else list(_difference(paired(result, first)))
         if first.config.target:
