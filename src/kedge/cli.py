@@ -21,7 +21,7 @@ import kedge
 from kedge import display
 from kedge.check import check_part
 from kedge.check.conformance import own_rows, pythons, rival_rows
-from kedge.config import FIELDS, HELP, Config, load_config, read_value
+from kedge.config import DEFAULTS, FIELDS, HELP, Config, load_config, read_value
 from kedge.core.part import parts
 from kedge.demo import CLIENTS, PARTITION, ROUNDS, run_demo
 from kedge.errors import KedgeError, UnknownName
@@ -65,7 +65,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         flags = [f"--{key.replace('_', '-')}", *([SHORT[key]] if key in SHORT else [])]
         if kind is bool:
             flags = [f"{flags[0]}/--no-{key.replace('_', '-')}"]
-        note = typer.Option(*flags, help=HELP[key], rich_help_panel=panels[key], show_default=False)
+        text = HELP[key] if kind is bool else f"{HELP[key]} (default: {DEFAULTS[key]})"
+        note = typer.Option(*flags, help=text, rich_help_panel=panels[key], show_default=False)
         annotation = Annotated[kind | None, note]
         options.append(
             inspect.Parameter(

@@ -177,6 +177,10 @@ READERS: dict[str, Callable[[str], Any]] = {
 HINTS = get_type_hints(Config, include_extras=True)
 FIELDS: dict[str, Any] = {f.name: get_args(HINTS[f.name])[0] for f in dataclasses.fields(Config)}
 HELP: dict[str, str] = {key: get_args(HINTS[key])[1].text for key in FIELDS}
+DEFAULTS: dict[str, str] = {
+    f.name: ",".join(map(str, f.default)) if isinstance(f.default, tuple) else str(f.default)
+    for f in dataclasses.fields(Config)
+}
 
 
 def load_config(
