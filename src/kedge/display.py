@@ -100,14 +100,15 @@ def methods_table(pattern: str = "*") -> Table:
 
 def methods_markdown() -> str:
     """The table of all parts for the README."""
-    head = "| part | side | what it does | extra down | extra up | keeps | sums only | paper |"
-    lines = [head, "|" + "---|" * 8]
+    columns = ["part", "side", "what it does", "extra down", "extra up", "keeps", "extra compute"]
+    columns += ["sums only", "paper"]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name in parts:
         cls = parts[name]
         found = re.search(r"arXiv:(\d+\.\d+)", cls.__doc__ or "")
         paper = f"[{found[1]}](https://arxiv.org/abs/{found[1]})" if found else ""
         cells = [f"`{name}`", cls.side, title(cls), cls.sends, cls.uploads, cls.keeps]
-        cells += ["no" if cls.needs_clients else "yes", paper]
+        cells += [cls.compute, "no" if cls.needs_clients else "yes", paper]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -195,6 +196,7 @@ def part_page(name: str) -> RenderableType:
         ("extra down", _numbers(cls.sends)),
         ("extra up", _numbers(cls.uploads)),
         ("client keeps", _numbers(cls.keeps)),
+        ("extra compute", cls.compute or "next to nothing"),
         ("tasks", ", ".join(cls.tasks)),
         ("neutral at", _neutral(cls.neutral)),
         ("secure sums", secure),

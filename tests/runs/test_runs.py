@@ -193,3 +193,11 @@ def test_too_many_clients_and_unknown_data() -> None:
         kedge.run(clients=5000, rounds=1, partition="iid")
     with pytest.raises(KedgeError, match="digitz"):
         kedge.run(data="digitz", rounds=1)
+
+
+def test_centralised_training_is_one_client_with_everything() -> None:
+    result = kedge.run("fedavg", partition="central", rounds=2, seeds=(0,))
+    record = result.records[0][-1]
+    assert record["divergence"] == pytest.approx(0, abs=1e-3)
+    with pytest.raises(KedgeError, match="central .*write clients = 1"):
+        kedge.run("fedavg", partition="central", clients=3, rounds=1)

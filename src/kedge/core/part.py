@@ -99,6 +99,8 @@ class Part:
     name: ClassVar[str] = ""
     #: Which side it acts on, for the tables: client, server, data, personal.
     side: ClassVar[str] = "client"
+    #: What it computes beyond FedAvg's one gradient a step, in a few words for the tables.
+    compute: ClassVar[str] = ""
     #: Needs single clients' updates on the server, not sums: no chunking, no secure aggregation.
     needs_clients: ClassVar[bool] = False
     #: Needs the plain sum of updates over the cohort (``r.sum_delta``) besides their weighted mean.

@@ -45,6 +45,7 @@ class DANN(Part):
     needs_features = True
     sends = "E"
     uploads = "E"
+    compute = "a small discriminator"
 
     def extend(self, spec: Spec) -> Params:
         sizes = (spec.features, self.width, self.width, spec.num_clients)

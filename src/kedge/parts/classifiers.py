@@ -63,6 +63,7 @@ class CCVR(Part):
     needs_shared_head = True
     needs_sweep = True
     tasks = ("classification",)
+    compute = "one pass at the end"
 
     def survey(self, v: View) -> Tree:
         def piece(batch: Batch, mask: Tensor) -> Tree:
@@ -150,6 +151,7 @@ class SphereFed(Part):
     needs_shared_head = True
     needs_sweep = True
     tasks = ("classification",)
+    compute = "one pass at the end"
 
     def server_init(self, spec: Spec) -> Tree:
         shapes = {

@@ -56,6 +56,7 @@ class MOON(Part):
     sends = "E"
     uploads = "E"
     keeps = "P + 1"
+    compute = "two forward passes"
 
     def extend(self, spec: Spec) -> Params:
         if not self.projection:

@@ -107,6 +107,7 @@ class FedSpeed(Part):
 
     needs_sum = True
     keeps = "P"
+    compute = "a second gradient"
 
     def server_init(self, spec: Spec) -> Tree:
         return tree.zeros_like(spec.params)  # mean of h_k

@@ -92,6 +92,7 @@ class FedBR(Part):
     tasks = ("classification",)
     sends = f"{_PROJECTION} + rows*X"
     uploads = _PROJECTION
+    compute = "two passes of pseudo-data"
 
     def server_init(self, spec: Spec) -> Tree:
         width, out = self.width or 2 * spec.features, self.out or spec.features

@@ -96,6 +96,7 @@ class FedCOG(Part):
     needs_labels = True
     tasks = ("classification", "multilabel")
     keeps = "P + 1"
+    compute = "a pass of generated data, and making them"
 
     def advice(self, rounds: int) -> str:
         if self.start < rounds:

@@ -89,6 +89,7 @@ class FedImpro(Part):
     tasks = ("classification",)
     sends = "2*C*D"
     uploads = "2*C*D + (C if count_weighted else 0)"
+    compute = "generated rows through the upper layers"
 
     def server_init(self, spec: Spec) -> Tree:
         size, _ = self._sizes(spec)

@@ -65,6 +65,7 @@ class FedTR(Part):
     keeps = (
         "(P + 1 if accumulate else P if descent*persistent else 0) + (H if personal_head else 0)"
     )
+    compute = "one pass a round"
 
     def private(self, spec: Spec) -> set[str]:
         return set(spec.model.head_names()) if self.personal_head else set()

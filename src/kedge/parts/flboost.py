@@ -126,6 +126,7 @@ class FLBoost(Part):
     needs_labels = True
     tasks = ("classification",)
     uploads = "C"
+    compute = "generator and student on the server"
 
     def server_init(self, spec: Spec) -> Tree:
         if self.level == "feature":

@@ -102,6 +102,7 @@ class FedGen(Part):
     tasks = ("classification",)
     sends = "G"
     uploads = "C"
+    compute = "a pass of generated samples; a generator on the server"
 
     def server_init(self, spec: Spec) -> Tree:
         if self.width == 1:
@@ -253,6 +254,7 @@ class FedDF(Part):
     needs_labels = True
     tasks = ("classification",)
     uploads = "C"
+    compute = "generator and student on the server"
 
     def server_init(self, spec: Spec) -> Tree:
         if self.level == "feature":

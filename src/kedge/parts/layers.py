@@ -98,6 +98,7 @@ class Ditto(Part):
     presets = {"fedetf": {"lam": 1e-3}}
     neutral = {"lam": 0.0}
     keeps = "W + B"
+    compute = "a second gradient"
 
     def client_init(self, spec: Spec) -> Tree:
         first = tree.map(lambda w: w.to(spec.device, spec.dtype), spec.model.weights().params)

@@ -112,6 +112,7 @@ class FedMix(_Pooled):
         "cifar100": {"lam": 0.1},
         "femnist": {"lam": 0.2},
     }
+    compute = "a second-order gradient"
 
     def transform(self, v: View, batch: Batch) -> Batch:
         y = self._partners(v, len(batch.x))["y"]

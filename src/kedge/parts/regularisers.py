@@ -41,6 +41,7 @@ class FedNTD(Part):
     presets = {"official": {"beta": 1.0, "tau": 1.0}, "fedbr": {"beta": 1.0, "tau": 1.0}}
     neutral = {"beta": 0.0}
     tasks = ("classification",)
+    compute = "one forward pass"
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         known = v.forward(v.anchor, batch.x).logits.detach()
@@ -69,6 +70,7 @@ class FedDecorr(Part):
     presets = {"fedcog": {"beta": 0.01}, "fedbr": {"beta": 0.1}}
     neutral = {"beta": 0.0}
     needs_features = True
+    compute = "correlations of the features"
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         features = out.features.flatten(1)
@@ -120,6 +122,7 @@ class FedProto(Part):
     tasks = ("classification",)
     sends = "C*F + C"
     uploads = "C*F + C"
+    compute = "one pass a round"
 
     def server_init(self, spec: Spec) -> Tree:
         size = (spec.task.outputs, spec.features)

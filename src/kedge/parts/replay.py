@@ -50,6 +50,7 @@ class FedReg(Part):
     }
     tiny = {"ascents": 2}
     tasks = ("classification",)
+    compute = "three or four gradients"
 
     def ascend(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
         classes = torch.arange(v.task.outputs, device=batch.y.device)

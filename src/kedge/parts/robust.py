@@ -72,6 +72,7 @@ class Krum(_Robust):
 
     tiny = {"byzantine": 0}
     uploads = "1"
+    compute = "distances of all pairs"
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {}, {"client": Stack(v.info.client)}
@@ -115,6 +116,7 @@ class TrimmedMean(_Robust):
     ] = 1
 
     tiny = {"byzantine": 0}
+    compute = "a sort over clients"
 
     def _rule(self, r: Round) -> Callable[[Tensor], Tensor]:
         n, b = r.cohort, self.byzantine
@@ -140,6 +142,8 @@ class Median(_Robust):
     Client sizes do not matter. BatchNorm statistics are medians, too. Updates that are not numbers
     count as the largest. Sends / keeps: nothing.
     """
+
+    compute = "a sort over clients"
 
     def _rule(self, r: Round) -> Callable[[Tensor], Tensor]:
         low, high = (r.cohort - 1) // 2, r.cohort // 2

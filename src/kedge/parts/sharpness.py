@@ -32,6 +32,7 @@ class FedSAM(Part):
 
     presets = {"fedcog": {"rho": 0.5}}
     neutral = {"rho": 0.0}
+    compute = "a second gradient"
 
     def correct(self, v: View, params: Params, grads: Params) -> Params:
         size = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)

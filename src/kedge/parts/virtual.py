@@ -71,6 +71,7 @@ class VHL(Part):
     tasks = ("classification",)
     sends = "E + 2"
     uploads = "E"
+    compute = "a pass of virtual data"
 
     def extend(self, spec: Spec) -> Params:
         if self.labels == "shared":

@@ -182,6 +182,8 @@ def simulation(
     elif config.partition.endswith(".json"):
         partition = Partition.load(config.partition)
     clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
+    if config.partition == "central":
+        clients = config.clients or 1
     federation = federate(
         dataset,
         partition,

@@ -16,6 +16,14 @@ from kedge.sim.partition.registries import IntArray, partitions
 Labels = npt.NDArray[np.generic]
 
 
+@partitions.register("central")
+def central(labels: Labels, clients: int, rng: np.random.Generator) -> list[IntArray]:
+    """All samples are on one client: centralised training, the yardstick of all methods."""
+    if clients != 1:
+        raise PartitionError("it has one client; write clients = 1")
+    return [np.arange(len(labels))]
+
+
 @partitions.register("iid")
 def iid(labels: Labels, clients: int, rng: np.random.Generator) -> list[IntArray]:
     """Samples are dealt at random; sizes differ by at most one."""
