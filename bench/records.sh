@@ -37,4 +37,17 @@ if [ "$group" = all ] || [ "$group" = second ]; then
     run tr-descent $tr --method "fedtr(drift_rule=descent)"
     wait
 fi
+if [ "$group" = all ] || [ "$group" = third ]; then
+    longer="${br/--rounds 150/--rounds 400} --seeds 0,1"
+    longer="${longer/--eval-every 5/--eval-every 10}"
+    run br400-fedavg $longer --method fedavg
+    run br400-fedbr $longer --method fedbr:mnist
+    run br400-fedbr01 $longer --method "fedbr(lam=0.1,rows=64)"
+    run boost-fedavg $boost --seeds 0,1 --method fedavg
+    run boost-on-fedavg $boost --seeds 0,1 --method "flboost(lr=0.01)"
+    run boost-lr $boost --seeds 0,1 --method "scaffold+flboost(lr=0.01)"
+    run boost-lr-mean $boost --seeds 0,1 --method "scaffold+flboost(lr=0.01,class_mean=true)"
+    run boost-lr-frozen $boost --seeds 0,1 --method "scaffold+flboost(student_bn=frozen,lr=0.01)"
+    wait
+fi
 python3 "$(dirname "$0")/gather.py" "$out"

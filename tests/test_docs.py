@@ -55,8 +55,17 @@ def _shell(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     assert words[0] == "kedge", f"a block may call kedge and make, not {words[0]}"
     monkeypatch.setattr(sys, "argv", words)
-    with contextlib.suppress(SystemExit):
+    code = None
+    try:
         main()
+    except SystemExit as stop:
+        code = stop.code
+    assert not code, f"{line!r} ends with exit code {code}"
+
+
+def test_a_command_that_fails_is_not_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="ends with exit code 2"):
+        _shell("kedge show scafold", monkeypatch)
 
 
 def test_the_table_of_methods_is_up_to_date() -> None:

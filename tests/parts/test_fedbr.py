@@ -15,7 +15,7 @@ from kedge.core.part import Part
 from kedge.core.view import View
 from kedge.errors import IncompatibleError, KedgeError
 from kedge.parts.fedbr import FedBR
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.federation import Federation
 from kedge.sim.simulation import Simulation
 
@@ -79,7 +79,7 @@ def step_parts(part: FedBR) -> tuple[Any, Any, Any, View]:
     run.run_round()
     run.survey(part, None)
     cohort, phases = run.cohort([1]), run.bound.phases(run.round)
-    job = one_job(cohort.jobs, 0)
+    job = take_jobs(cohort.jobs, 0)
     carry = client.begin(run.bound, job, phases)
     carry = client.step(run.bound, job, carry, cohort.plan[0, 0], phases, functional=False)
     context = client.client_context(run.bound, job, phases, carry.local, torch.tensor(1))
@@ -160,7 +160,7 @@ def test_the_pool_is_the_union_of_all_means() -> None:
     part = FedBR(**TINY | {"rows": 6, "means": 2})
     run = images(sizes=(5, 9, 14)).simulate(part)
     cohort = run.cohort([0, 1, 2])
-    answers = [client.survey(run.bound, one_job(cohort.jobs, i), {}, part) for i in range(3)]
+    answers = [client.survey(run.bound, take_jobs(cohort.jobs, i), {}, part) for i in range(3)]
     union = torch.cat([a["means"].value for a in answers]).flatten(1)
     run.survey(part, None)
     found = run.server.slots["fedbr"]["pseudo"].flatten(1)
@@ -234,7 +234,7 @@ def test_mixture_takes_the_labels_that_mixup_mixed() -> None:
     method = parse("mixup(alpha=1)") + FedBR(**TINY | {"mixture": 1})
     run = images(sizes=(5, 9)).simulate(method)
     cohort, phases = run.cohort([1]), run.bound.phases(0)
-    job = one_job(cohort.jobs, 0)
+    job = take_jobs(cohort.jobs, 0)
     carry = client.begin(run.bound, job, phases)
     carry = client.step(run.bound, job, carry, cohort.plan[0, 0], phases, functional=False)
     labels = 2 * carry.local["fedbr"]["target"] - 1 / 3

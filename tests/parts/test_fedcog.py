@@ -18,7 +18,7 @@ from kedge.core.part import Part
 from kedge.core.view import View
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
@@ -30,7 +30,7 @@ def made(run: Simulation, k: int, part: FedCOG | None = None) -> Any:
     """What client k generates in the present round (with another setting, if given)."""
     own = part or run.bound.parts[0]
     context = client.client_context(
-        run.bound, one_job(run.cohort([k]).jobs, 0), run.bound.phases(run.round), {}
+        run.bound, take_jobs(run.cohort([k]).jobs, 0), run.bound.phases(run.round), {}
     )
     return own.prepare(View(context, own, "prepare"))
 
@@ -165,7 +165,7 @@ def test_disagreement_as_the_authors_compute_it() -> None:
     """KL(m || p) of probabilities clamped to [0.01, 0.99], the mean clamped to [0, 1]."""
     run = images().simulate(FedCOG(**TINY))
     part = FedCOG(disagreement="official")
-    job = one_job(run.cohort([0]).jobs, 0)
+    job = take_jobs(run.cohort([0]).jobs, 0)
     view = View(client.client_context(run.bound, job, {}, {}), part, "prepare")
     a, b = 3 * rng.normal(rng.key(1), (2, 7, 3), DOUBLE)
     p, q = a.softmax(1), b.softmax(1)
@@ -183,7 +183,7 @@ def test_disagreement_as_the_authors_compute_it() -> None:
 def test_a_batch_may_hold_every_generated_sample_more_than_once() -> None:
     part = FedCOG(**TINY | {"samples": 3, "batch": 8})
     run = images().simulate(part)
-    job, phases = one_job(run.cohort([0]).jobs, 0), run.bound.phases(0)
+    job, phases = take_jobs(run.cohort([0]).jobs, 0), run.bound.phases(0)
     local, used = {"fedcog": made(run, 0)}, torch.zeros(3)
     for t in range(3):
         context = client.client_context(run.bound, job, phases, local, torch.tensor(t))

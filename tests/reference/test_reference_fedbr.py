@@ -13,7 +13,7 @@ from kedge.core import client, rng, tree
 from kedge.core.optim import SGD
 from kedge.core.view import View
 from kedge.parts.fedbr import FedBR
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.simulation import Simulation
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "reference" / "fedbr.py"
@@ -30,7 +30,7 @@ def draws(run: Simulation, part: FedBR, clients: list[int]) -> tuple[dict, dict,
     cohort, phases = run.cohort(clients), run.bound.phases(run.round)
     batches, members, mixed = {}, {}, {}
     for i, k in enumerate(clients):
-        job, steps = one_job(cohort.jobs, i), cohort.steps[i]
+        job, steps = take_jobs(cohort.jobs, i), cohort.steps[i]
         batches[k] = [tuple(run.federation.clean(row)[:2]) for row in cohort.plan[i, :steps]]
         key = View(client.client_context(run.bound, job, phases, {}), part, "survey").key
         members[k] = rng.integers(key, (part.rows, part.samples), run.federation.sizes[k])

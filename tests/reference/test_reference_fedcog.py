@@ -12,7 +12,7 @@ from kedge.core import client, tree
 from kedge.core.optim import SGD
 from kedge.core.view import View
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.simulation import Simulation
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "reference" / "fedcog.py"
@@ -30,7 +30,7 @@ def draws(run: Simulation, part: FedCOG, clients: list[int]) -> tuple[dict, dict
     cohort, phases = run.cohort(clients), run.bound.phases(run.round)
     batches, noise, orders = {}, {}, {}
     for i, k in enumerate(clients):
-        job, steps = one_job(cohort.jobs, i), cohort.steps[i]
+        job, steps = take_jobs(cohort.jobs, i), cohort.steps[i]
         batches[k] = [tuple(run.federation.clean(row)[:2]) for row in cohort.plan[i, :steps]]
         context = client.client_context(run.bound, job, phases, {})
         view = View(context, FedCOG(**SMALL | {"steps": 0}), "prepare")

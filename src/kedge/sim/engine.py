@@ -278,11 +278,6 @@ def _size(k: int, total: int) -> int:
     return size
 
 
-def one_job(jobs: Job, i: int) -> Job:
-    """The job of one client of a cohort."""
-    return take_jobs(jobs, i)
-
-
 Engine = Loop | Vector
 ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vector": Vector}
 

@@ -16,7 +16,7 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Tree, Weights
 from kedge.parts.fedbr import FedBR
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 
 
@@ -126,7 +126,7 @@ def mixture_by_formula(cls: type[FedBR]) -> Iterator[Claim]:
     run = _unit_vectors((4, 4)).simulate(cls(rows=6, samples=3, width=4, mixture=2))
     run.run_round()
     cohort, phases = run.cohort([1]), run.bound.phases(run.round)
-    job, seen = one_job(cohort.jobs, 0), []
+    job, seen = take_jobs(cohort.jobs, 0), []
     carry = client.begin(run.bound, job, phases)
     for t in range(2):
         carry = client.step(run.bound, job, carry, cohort.plan[0, t], phases, functional=False)

@@ -17,7 +17,7 @@ from kedge.core.task import make_task
 from kedge.core.tree import Tree
 from kedge.core.view import View
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
@@ -117,7 +117,7 @@ def every_generated_sample_in_turn(cls: type[FedCOG]) -> Iterator[Claim]:
     run = _linear(_classes((4, 2, 0)), steps=3).simulate(cls(samples=6, batch=4, steps=0))
     part = run.bound.parts[0]
     assert isinstance(part, FedCOG)
-    job, phases = one_job(run.cohort([0]).jobs, 0), run.bound.phases(0)
+    job, phases = take_jobs(run.cohort([0]).jobs, 0), run.bound.phases(0)
     carry = client.begin(run.bound, job, phases)
     used = torch.zeros(6)
     for t in range(3):
@@ -218,7 +218,7 @@ def _linear(owned: list[Tensor], steps: int = 2, classes: int = 3) -> Problem:
 
 def _generated(run: Simulation, k: int) -> Tree:
     """What client k would generate in the present round."""
-    job = one_job(run.cohort([k]).jobs, 0)
+    job = take_jobs(run.cohort([k]).jobs, 0)
     name = run.bound.parts[0].name
     return client.begin(run.bound, job, run.bound.phases(run.round)).local[name]
 

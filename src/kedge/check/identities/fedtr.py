@@ -15,7 +15,7 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
 from kedge.parts.fedtr import FedTR
-from kedge.sim.engine import one_job
+from kedge.sim.capture import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
@@ -47,7 +47,7 @@ def descent_damps_the_update(cls: type[FedTR]) -> Iterator[Claim]:
     part = cls(drift_rule="descent", alpha=alpha, eta_g=eta_g, lambda_R=0.0)
     run = images(sizes=(5, 9), batch=5, steps=4).simulate(part)
     cohort, phases, start = run.cohort([1]), run.bound.phases(0), run.weights.params
-    job = one_job(cohort.jobs, 0)
+    job = take_jobs(cohort.jobs, 0)
     carry = client.begin(run.bound, job, phases)
     u = tree.zeros_like(start)
     worst = 0.0
