@@ -20,9 +20,10 @@ from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.model import Model
 from kedge.core.part import parts
-from kedge.sim.engine import Loop, Vector
 from kedge.sim.federation import Federation
+from kedge.sim.loop import Loop
 from kedge.sim.simulation import Simulation
+from kedge.sim.vector import Vector
 
 ROUNDS = 3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

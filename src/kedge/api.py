@@ -20,6 +20,7 @@ from kedge.errors import DataError, FieldError, KedgeError
 from kedge.runs import runner
 from kedge.runs.folder import MODEL, Folder
 from kedge.runs.result import Result
+from kedge.sim.engine import How
 from kedge.sim.federation import Federation
 from kedge.sim.partition import Partition, holdout
 from kedge.sim.simulation import Simulation
@@ -86,12 +87,16 @@ def fit(
     settings["method"] = repr(parse(method)) if not isinstance(method, str) else method
     config = load_config(flags=settings | {"data": "own", "clients": len(clients)})
     x, y, rows = _joined(clients)
-    module = model if isinstance(model, Model) else Model(model, batchnorm=config.batchnorm)
+    module = (
+        model
+        if isinstance(model, Model)
+        else Model(model, batchnorm=config.batchnorm, precision=config.precision)
+    )
     made = _task(task, y, module, x)
     whole = Partition(tuple(rows), "given", 0, len(x))
     device = resolve_device(config.device)
 
-    def make(seed: int, engine: str) -> Simulation:
+    def make(seed: int, how: How) -> Simulation:
         kept, held = whole, None
         if test is None:
             labels = y if made.name == "classification" else np.zeros(len(y), np.int64)
@@ -108,7 +113,7 @@ def fit(
             device=device,
         )
         federation.partition = whole
-        return runner.assemble(config, federation, module, seed, engine)
+        return runner.assemble(config, federation, module, seed, how)
 
     folder = None
     if out is not None:

@@ -47,7 +47,8 @@ PANELS = {
     "Rounds": ("rounds", "per_round", "steps", "epochs", "batch", "replacement", "weighting"),
     "Optimiser": ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "clip", "schedule"),
     "How": (
-        "seeds", "engine", "device", "batchnorm", "personal", "target", "eval_every",
+        "seeds", "engine", "device", "precision", "workers", "chunk", "batchnorm", "personal",
+        "target", "eval_every",
     ),
 }  # fmt: skip
 SHORT = {"method": "-m", "data": "-d", "rounds": "-r"}

@@ -21,7 +21,7 @@ import torch
 
 from kedge.core.grammar import parse_call
 from kedge.core.method import parse
-from kedge.core.model import BATCHNORM
+from kedge.core.model import BATCHNORM, PRECISIONS
 from kedge.core.optim import SGD, Adam, Optimizer, schedule
 from kedge.core.part import Doc
 from kedge.errors import FieldError, KedgeError, UnknownName, nearest
@@ -37,6 +37,7 @@ CHOICES = {
     "weighting": WEIGHTINGS,
     "engine": ENGINES,
     "batchnorm": BATCHNORM,
+    "precision": PRECISIONS,
 }
 
 
@@ -73,6 +74,9 @@ class Config:
     eval_every: Annotated[int, Doc("test every so many rounds")] = 1
     engine: Annotated[str, Doc("auto, loop or vector")] = "auto"
     device: Annotated[str, Doc("auto, cpu or cuda")] = "auto"
+    precision: Annotated[str, Doc("of the passes: fp32, tf32 or bf16")] = "fp32"
+    workers: Annotated[int, Doc("processes of a loop on a CPU; 0: as engine auto decides")] = 0
+    chunk: Annotated[int, Doc("clients trained at once, at most; 0: as many as fit")] = 0
 
     def __post_init__(self) -> None:
         problems = dict(self._problems())
@@ -112,6 +116,7 @@ class Config:
 def _wrong_values(c: Any) -> Iterator[tuple[str, str]]:
     """What is wrong with values that have the right types."""
     lowest = {"rounds": 1, "batch": 1, "eval_every": 1, "steps": 0, "clients": 0, "per_round": 0}
+    lowest |= {"workers": 0, "chunk": 0}
     lowest |= {"lr": 0, "clip": 0, "weight_decay": 0, "target": 0}
     for key, low in lowest.items():
         if getattr(c, key) < low:

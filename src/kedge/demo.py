@@ -10,6 +10,7 @@ from kedge.report import figures
 from kedge.report.progress import Watcher
 from kedge.runs import runner
 from kedge.runs.result import Result
+from kedge.sim.engine import How
 from kedge.zoo.datasets import load
 
 METHODS = (
@@ -34,7 +35,7 @@ def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
         )
     dataset = load("digits")
     device = runner.resolve_device("cpu")
-    partition = runner.simulation(configs[0], dataset, 0, device, "loop").federation.partition
+    partition = runner.simulation(configs[0], dataset, 0, device, How("loop")).federation.partition
     assert partition is not None
     pictures = [
         out / name for name in ("curves.png", "curves.svg", "partition.png", "partition.svg")

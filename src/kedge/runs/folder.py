@@ -4,7 +4,7 @@
 
     runs/digits-scaffold-1/
         config.toml            every setting
-        environment.json       versions, device, engine, threads
+        environment.json       versions, device, threads, how it is computed
         log.txt                what happened, with times
         result.json            the summary, once the run is complete
         seed-0/partition.json
@@ -19,6 +19,7 @@ needs; what goes beyond is dropped on resume.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -35,6 +36,7 @@ from torch import nn
 import kedge
 from kedge.config import Config, load_config
 from kedge.errors import DataError, KedgeError
+from kedge.sim.engine import How
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 METRICS, PARTITION = "metrics.jsonl", "partition.json"
@@ -157,7 +159,7 @@ class Folder:
         return found
 
 
-def environment(engine: str, device: torch.device) -> dict[str, Any]:
+def environment(how: How, device: torch.device) -> dict[str, Any]:
     """Where and with what a run was made."""
     is_gpu = device.type == "cuda"
     return {
@@ -169,7 +171,7 @@ def environment(engine: str, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "engine": engine,
+        "how": dataclasses.asdict(how),
     }
 
 

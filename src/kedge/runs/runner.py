@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -21,15 +20,18 @@ from kedge.core.model import Model
 from kedge.core.server import Totals
 from kedge.core.tree import sq_norm, take
 from kedge.errors import KedgeError
+from kedge.runs import plan
 from kedge.runs.folder import PARTITION, Folder, environment
 from kedge.runs.result import Result
 from kedge.sim.build import federate
+from kedge.sim.engine import How
 from kedge.sim.federation import Federation
 from kedge.sim.partition import Partition
 from kedge.sim.simulation import Simulation
 from kedge.zoo.datasets import Dataset, load
 from kedge.zoo.models import build
 
+Make = plan.Make
 Watch = Callable[[int, dict[str, Any]], None]  # (seed, record of a round)
 SAVE_SHARE = 0.1  # at most this share of the time goes into checkpoints
 
@@ -52,15 +54,15 @@ def run(
     dataset = dataset or load(config.data)
     device = resolve_device(config.device)
 
-    def make(seed: int, engine: str) -> Simulation:
-        return simulation(config, dataset, seed, device, engine)
+    def make(seed: int, how: How) -> Simulation:
+        return simulation(config, dataset, seed, device, how)
 
     return run_seeds(config, make, device, folder, watch)
 
 
 def run_seeds(
     config: Config,
-    make: Callable[[int, str], Simulation],
+    make: Make,
     device: torch.device,
     folder: Folder | None = None,
     watch: Watch | None = None,
@@ -71,9 +73,9 @@ def run_seeds(
     for part in parse(config.method).parts:
         if part.advice(config.rounds):
             warnings.warn(part.advice(config.rounds), stacklevel=3)
-    engine = _engine(config, make, device, folder)
+    how = plan.choose(config, make, device, folder)
     for seed in config.seeds:
-        sim = make(seed, engine)
+        sim = make(seed, how)
         fed = sim.federation
         if folder is not None and fed.partition is not None:
             fed.partition.save(folder.seed(seed) / PARTITION)
@@ -92,8 +94,8 @@ def run_seeds(
         metric=task.metric,
         higher_is_better=task.higher_is_better,
         partition_hash=hashes,
-        engine=engine,
-        device=environment(engine, device)["device"],
+        engine=how.engine,
+        device=environment(how, device)["device"],
         seconds=time.perf_counter() - start,
         models=modules,
         personal=personal,
@@ -172,7 +174,7 @@ def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
 
 
 def simulation(
-    config: Config, dataset: Dataset, seed: int, device: torch.device, engine: str
+    config: Config, dataset: Dataset, seed: int, device: torch.device, how: How
 ) -> Simulation:
     """The simulation of one seed: its partition, cohorts and first weights depend on it alone."""
     silos = dataset.groups is not None
@@ -198,14 +200,14 @@ def simulation(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = build(text, dataset.shape, dataset.outputs)
-    return assemble(config, federation, module, seed, engine)
+    return assemble(config, federation, module, seed, how)
 
 
 def assemble(
-    config: Config, federation: Federation, module: nn.Module | Model, seed: int, engine: str
+    config: Config, federation: Federation, module: nn.Module | Model, seed: int, how: How
 ) -> Simulation:
     if not isinstance(module, Model):
-        module = Model(module, batchnorm=config.batchnorm)
+        module = Model(module, batchnorm=config.batchnorm, precision=config.precision)
     return Simulation(
         federation,
         module,
@@ -214,7 +216,7 @@ def assemble(
         work=config.work(),
         per_round=config.per_round or None,
         weighting=config.weighting,
-        engine=engine,
+        engine=how,
         seed=seed,
     )
 
@@ -228,34 +230,6 @@ def auto_model(dataset: Dataset) -> str:
 
 def _has_classes(dataset: Dataset) -> bool:
     return dataset.task == "classification"
-
-
-def _engine(
-    config: Config,
-    make: Callable[[int, str], Simulation],
-    device: torch.device,
-    folder: Folder | None,
-) -> str:
-    """The engine to use; a resumed run keeps the one it was started with, and its threads."""
-    if folder is not None and (folder.path / "environment.json").exists():
-        before = json.loads((folder.path / "environment.json").read_text())
-        now = environment(before["engine"], device)
-        if before["device"] != now["device"]:
-            raise KedgeError(
-                f"{folder.path} was started on {before['device']!r}, this is {now['device']!r}; "
-                "resume it there, or start anew with another --out"
-            )
-        torch.set_num_threads(before["threads"])
-        return str(before["engine"])
-    engine = config.engine
-    if engine == "auto":
-        sim = make(config.seeds[0], "loop")
-        convolves = any(w.ndim > 2 for w in sim.weights.params.values())
-        # on a CPU a grouped convolution over clients is slower than one client at a time
-        engine = "loop" if convolves and device.type == "cpu" else "vector"
-    if folder is not None:
-        folder.write("environment.json", json.dumps(environment(engine, device)).encode())
-    return engine
 
 
 class _Saver:

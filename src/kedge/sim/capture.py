@@ -8,6 +8,7 @@ inside it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -123,3 +124,22 @@ def _copy(target: Any, source: Any) -> None:
 def shapes_of(value: Any) -> tuple[Any, ...]:
     """What must stay the same for a graph to be reused."""
     return tuple((tuple(x.shape), x.dtype) for x in tree.leaves(value))
+
+
+class Captures:
+    """Graphs by what they were recorded for; recording that fails is remembered, too."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._made: dict[Any, CapturedSteps | None] = {}
+
+    def get(self, key: Any, make: Callable[[], CapturedSteps]) -> CapturedSteps | None:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def give_up(self, key: Any, error: Exception) -> None:
+        self._made[key] = None
+        warnings.warn(
+            f"steps could not be recorded as a CUDA graph and run one by one: {error}", stacklevel=2
+        )

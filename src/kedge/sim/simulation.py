@@ -19,7 +19,8 @@ from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
 from kedge.errors import FieldError, KedgeError, NotFinite
 from kedge.sim.capture import take_jobs
-from kedge.sim.engine import Cohort, make_engine
+from kedge.sim.cohort import Cohort
+from kedge.sim.engine import How, make_engine
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.store import Store
 
@@ -43,11 +44,12 @@ class Simulation:
         work: LocalWork | None = None,
         per_round: int | None = None,
         weighting: str = "size",
-        engine: str = "vector",
+        engine: str | How = "vector",
         seed: int = 0,
     ) -> None:
         model = model if isinstance(model, Model) else Model(model)
-        model.channels_last = federation.device.type == "cuda" and engine == "loop"
+        self.how = how = engine if isinstance(engine, How) else How(engine)
+        model.channels_last = federation.device.type == "cuda" and how.engine == "loop"
         if weighting not in WEIGHTINGS:
             raise FieldError(f"weighting = {weighting!r} is not one of: {', '.join(WEIGHTINGS)}")
         per_round = federation.num_clients if per_round is None else per_round
@@ -56,7 +58,7 @@ class Simulation:
                 f"per_round = {per_round} is not between 1 and the {federation.num_clients} clients"
             )
         self.federation, self.per_round, self.weighting = federation, per_round, weighting
-        self.work, self.engine = work or LocalWork(), make_engine(engine)
+        self.work, self.engine = work or LocalWork(), make_engine(how)
         self.key = rng.key(seed, federation.device)
         initial = tree.map(
             lambda w: w.to(federation.device, federation.dtype if w.is_floating_point() else None),
