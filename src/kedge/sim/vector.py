@@ -23,7 +23,7 @@ from kedge.core.server import Totals
 from kedge.core.view import Job
 from kedge.errors import HookError
 from kedge.sim.capture import CapturedSteps, Captures, shapes_of, take_jobs
-from kedge.sim.cohort import Cohort, Phases
+from kedge.sim.cohort import Cohort, How, Phases
 
 SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0)  # type: ignore[arg-type]
 Begin = Callable[[Job], Carry]
@@ -36,7 +36,8 @@ class Vector:
 
     name = "vector"
 
-    def __init__(self, capture: bool = True) -> None:
+    def __init__(self, how: How | None = None, capture: bool = True) -> None:
+        self.how = how or How(self.name)
         self._captures = Captures(capture)
 
     def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, tree.Tree]:
