@@ -10,6 +10,7 @@ def test_public_names() -> None:
             "LocalWork", "Mean", "Method", "Model", "MultiLabel", "Out", "Part", "Regression",
             "Result", "Round", "Simulation", "Spec", "Stack", "Sum", "View", "Weights",
             "check_part", "compare", "fit", "load_model", "oracle", "parse", "register", "run",
+            "sweep",
         ]
     )  # fmt: skip
     assert all(hasattr(kedge, name) for name in kedge.__all__)

@@ -8,7 +8,7 @@ from kedge import parts as _parts  # registers the built-in parts
 
 __version__ = "0.1.0"  # before the imports below, which record it with every run
 
-from kedge.api import compare, fit, load_model, run
+from kedge.api import compare, fit, load_model, run, sweep
 from kedge.check import Claim, check_part, oracle
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
@@ -54,6 +54,7 @@ __all__ = [
     "parse",
     "register",
     "run",
+    "sweep",
 ]
 
 del _parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from kedge.core.part import Part
 from kedge.core.task import Task, make_task
 from kedge.errors import DataError, FieldError, KedgeError
 from kedge.runs import runner
+from kedge.runs import sweep as sweeps
 from kedge.runs.folder import MODEL, Folder
+from kedge.runs.grid import combine
 from kedge.runs.result import Result
 from kedge.sim.engine import How
 from kedge.sim.federation import Federation
@@ -62,6 +64,28 @@ def compare(
         raise FieldError("there is nothing to compare; name at least one method")
     configs = [load_config(config, flags=settings | {"method": text}) for text in texts]
     return runner.compare(texts, configs, out, resume)
+
+
+def sweep(
+    method: str | Method | Part = "fedavg",
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: sweeps.Watch | None = None,
+    **settings: Any,
+) -> list[Result]:
+    """Run all combinations of some settings: ``grid={"lr": [0.01, 0.1], "fedprox.mu": [0.1, 1]}``.
+
+    A key is any setting of :func:`run`, or a field of a part in the method. Results come in the
+    order of the product, the last key changing fastest; ``result.config`` says which is which.
+    Combinations that differ in numbers train side by side. One whose loss is not finite ends
+    alone; its metric is NaN from there on. ``out`` keeps every run in a folder of its own.
+    """
+    if method != "fedavg" or config is None:
+        settings["method"] = repr(parse(method)) if not isinstance(method, str) else method
+    return sweeps.sweep(combine(grid or {}, config, settings), out, resume, watch).results
 
 
 def fit(

@@ -6,10 +6,11 @@ from __future__ import annotations
 import inspect
 import json
 import runpy
+import shlex
 import sys
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -19,6 +20,8 @@ from rich.text import Text
 
 import kedge
 from kedge import display
+from kedge.bench import record, timing
+from kedge.bench.workloads import GROUPS, WORKLOADS
 from kedge.check import check_part
 from kedge.check.conformance import own_rows, pythons, rival_rows
 from kedge.config import DEFAULTS, FIELDS, HELP, Config, load_config, read_value
@@ -28,7 +31,9 @@ from kedge.errors import KedgeError, UnknownName
 from kedge.report import figures, tables
 from kedge.report.progress import Watcher
 from kedge.runs import runner
+from kedge.runs import sweep as sweeps
 from kedge.runs.folder import Folder, new_path
+from kedge.runs.grid import Setting, combine, read_words
 from kedge.runs.result import Result
 from kedge.sim.partition import draw
 from kedge.zoo.datasets import load
@@ -47,8 +52,8 @@ PANELS = {
     "Rounds": ("rounds", "per_round", "steps", "epochs", "batch", "replacement", "weighting"),
     "Optimiser": ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "clip", "schedule"),
     "How": (
-        "seeds", "engine", "device", "precision", "workers", "chunk", "batchnorm", "personal",
-        "target", "eval_every",
+        "seeds", "engine", "device", "precision", "workers", "chunk", "compile", "state",
+        "batchnorm", "personal", "target", "eval_every",
     ),
 }  # fmt: skip
 SHORT = {"method": "-m", "data": "-d", "rounds": "-r"}
@@ -124,7 +129,8 @@ def run(
     config = _config(file, override, settings, resume, out)
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
-        result = runner.run(config, path, resume, lambda s, r: watcher.show(config, s, r))
+        show = partial(watcher.show, config)
+        result = runner.run(config, path, resume, show, say=watcher.say)
     _finish([result], as_json, f"kept in {path}; the model: kedge.load_model({str(path)!r})")
 
 
@@ -148,12 +154,42 @@ def compare(
     configs = [_config(config_file, None, settings | {"method": m}, False, None) for m in methods]
     by_name = dict(zip(methods, configs, strict=True))
     with Watcher(sum(c.rounds * len(c.seeds) for c in configs), console=errors) as watcher:
-        results = runner.compare(
-            methods, configs, out, resume, lambda m, s, r: watcher.show(by_name[m], s, r)
-        )
+        show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
+        results = runner.compare(methods, configs, out, resume, show, watcher.say)
     if plot:
         figures.curves(results, [plot], configs[0].data)
     _finish(results, as_json, f"kept in {out}" if out else "")
+
+
+@app.command(rich_help_panel="Run")
+@with_settings
+def sweep(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="a TOML file; settings, and PART.FIELD, as key=value,value,..."),
+    ] = None,
+    *,
+    out: OUT = None,
+    resume: RESUME = False,
+    as_json: JSON = False,
+    **settings: Any,
+) -> None:
+    """Run all combinations of some settings; those that differ in numbers train side by side.
+
+    kedge sweep lr=0.01,0.03,0.1 --rounds 50
+    kedge sweep lr=0.03,0.1 fedprox.mu=0.01,0.1,1 seeds=0,1,2 --method fedprox --out runs/mu
+    kedge sweep experiment.toml "partition=iid,dirichlet(0.1)" "method=fedavg,scaffold"
+    """
+    wanted = _grid(words or [], settings, resume, out)
+    rounds = sum(s.config.rounds * len(s.config.seeds) for s in wanted)
+    with Watcher(rounds, console=errors) as watcher:
+        watcher.say(sweeps.count(wanted))
+        swept = sweeps.sweep(wanted, out, resume, watcher.show, watcher.say)
+    if as_json:
+        typer.echo(json.dumps(swept.to_dict()))
+        return
+    console.print(tables.grid(swept.settings, swept.results))
+    _dim(swept.computed + (f"; kept in {out}" if out else ""))
 
 
 @app.command(rich_help_panel="Run")
@@ -294,6 +330,62 @@ def conformance(
         raise typer.Exit(1)
 
 
+@app.command(rich_help_panel="Prove")
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"workloads: {', '.join((*WORKLOADS, *GROUPS))}"),
+    ] = None,
+    against: Annotated[
+        str, typer.Option(help="rivals: loop,eager,pfl,flower or none; also: eager(threads=1)")
+    ] = "eager",
+    engines: Annotated[
+        str,
+        typer.Option(help="engines: auto,loop,vector; also: loop(workers=2),vector(compile=true)"),
+    ] = "",
+    precisions: Annotated[str, typer.Option(help="of kedge: fp32, tf32, bf16")] = "",
+    rival_precision: Annotated[str, typer.Option(help="of rivals; on a GPU tf32")] = "",
+    methods: Annotated[str, typer.Option(help="methods of kedge, and what they cost")] = "fedavg",
+    rounds: Annotated[int, typer.Option(help="timed rounds of each")] = 5,
+    warm: Annotated[int, typer.Option(help="rounds before them")] = 2,
+    threads: Annotated[int, typer.Option(help="of torch; 0: as many as it takes")] = 0,
+    device: Annotated[str, typer.Option(help=HELP["device"])] = "auto",
+    python_of: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH: the Python of that rival (or $KEDGE_FLOWER_PYTHON, ...)"),
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="write the record to a .json")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Time rounds of kedge beside its rivals, in turn, on this machine. Missing rivals are named.
+
+    kedge bench digits overhead --against eager,flower --python-of flower=venv-flower/bin/python
+    kedge bench pfl --against eager,pfl --methods fedavg,scaffold,fedprox --out pfl.json
+    """
+    what = timing.plan(
+        names or (), against=against, engines=engines, precisions=precisions,
+        rival_precision=rival_precision, methods=methods, rounds=rounds, warm=warm,
+        threads=threads, device=device, python_of=python_of or (),
+    )  # fmt: skip
+    record.check_path(out)
+    done = timing.bench(what, say=_dim, command=shlex.join(["kedge", *sys.argv[1:]]))
+    if out:
+        record.write(done, out)
+    if as_json:
+        typer.echo(json.dumps(done))
+    else:
+        wide = Console(width=max(console.width, 130))  # nothing is cut off, whatever the window
+        wide.print(record.tables(done), highlight=False)
+    for note in done["notes"]:
+        _dim(note)
+    if done["interrupted"]:
+        raise typer.Exit(130)
+
+
+def _dim(text: str) -> None:
+    errors.print(Text(text), style="dim", highlight=False, soft_wrap=True)
+
+
 def _config(
     file: str | None,
     override: list[str] | None,
@@ -312,6 +404,20 @@ def _config(
         if path is None and not words and not flags:
             return Folder.resume(out, None)[1]
     return load_config(path, words, flags)
+
+
+def _grid(
+    words: list[str], settings: dict[str, Any], resume: bool, out: str | None
+) -> list[Setting]:
+    """The settings that a command line means; a resumed sweep may name nothing anew."""
+    path = words[0] if words and "=" not in words[0] else None
+    flags = {k: read_value(k, v) if isinstance(v, str) else v for k, v in settings.items()}
+    flags = {k: v for k, v in flags.items() if v is not None}
+    if resume and out is None:
+        raise KedgeError("--resume needs the folder of the sweep: --out FOLDER --resume")
+    if resume and out is not None and not words and not flags:
+        return sweeps.listed(out)
+    return combine(read_words(words[1:] if path else words), path, flags)
 
 
 def _finish(results: list[Result], as_json: bool, note: str) -> None:

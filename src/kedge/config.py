@@ -29,6 +29,7 @@ from kedge.sim.federation import LocalWork
 from kedge.sim.images import augmentation
 from kedge.sim.partition.draw import check_partition
 from kedge.sim.simulation import WEIGHTINGS
+from kedge.sim.store import PLACES
 from kedge.zoo.models import models
 
 ENGINES = ("auto", "loop", "vector")
@@ -38,6 +39,8 @@ CHOICES = {
     "engine": ENGINES,
     "batchnorm": BATCHNORM,
     "precision": PRECISIONS,
+    "compile": ("auto", "on", "off"),
+    "state": ("auto", *PLACES),
 }
 
 
@@ -77,6 +80,8 @@ class Config:
     precision: Annotated[str, Doc("of the passes: fp32, tf32 or bf16")] = "fp32"
     workers: Annotated[int, Doc("processes of a loop on a CPU; 0: as engine auto decides")] = 0
     chunk: Annotated[int, Doc("clients trained at once, at most; 0: as many as fit")] = 0
+    compile: Annotated[str, Doc("fuse the steps: on, off, auto (if that is faster)")] = "auto"
+    state: Annotated[str, Doc("where clients' own state lies: auto, device, host, file")] = "auto"
 
     def __post_init__(self) -> None:
         problems = dict(self._problems())

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, vmap
 
 from kedge.core import rng, tree
-from kedge.core.model import Dropout, Model, Rows
+from kedge.core.dropout import Dropout
+from kedge.core.model import Model, Rows
+from kedge.core.shell import Shell
 from kedge.core.tree import Weights
 from kedge.errors import FieldError, ModelError, UnknownName
 
@@ -607,6 +609,159 @@ def test_a_random_pass_without_a_key_is_refused() -> None:
 def test_dropout_hidden_inside_a_layer_is_refused(layer: Any) -> None:
     with pytest.raises(ModelError, match="key"):
         Model(nn.Sequential(layer(), nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.25, 0.3, 0.5, 0.999, 1 - 1e-9])
+def test_dropout_keeps_the_uniform_draws_from_p_up(p: float) -> None:
+    x = torch.ones(3000, 2, dtype=DOUBLE)
+    draws = rng.uniform(rng.fold(KEY, 1), (3000, 2))
+    assert torch.equal(drop(dropping(p), x, KEY) != 0, draws >= p)
+
+
+# -- a structure lent to other weights ---------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """The same weight in two places, and a module used under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.bn = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)
+        self.b.weight = self.a.weight
+        self.again = self.bn
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(self.b(torch.tanh(self.bn(self.a(x)))))
+
+
+def other_weights(module: nn.Module) -> dict[str, Tensor]:
+    both = [*module.named_parameters(), *module.named_buffers()]
+    return {n: v + normal(f"other {n}", *v.shape).abs() if v.ndim else v for n, v in both}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(Tied, (6, 4)), (Custom, (6, 2, 4, 4)), (Recurrent, (3, 6, 4)), (stages, (6, 2, 4, 4))],
+)
+def test_a_shell_is_torchs_functional_call(make: Any, shape: tuple[int, ...]) -> None:
+    module, x = fill(make()).eval(), normal("shell", *shape)
+    # torch's leaves strange weights in a module that hangs in two places
+    shell, own, another = Shell(module), state(module), copy.deepcopy(module)
+
+    def loss(call: Any, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return (call(weights, x) ** 3).sum()
+
+    def ours(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return shell.call(weights, x)
+
+    def theirs(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(another, weights, (x,))
+
+    weights = tree.detach(other_weights(module))
+    assert torch.equal(ours(weights, x), theirs(weights, x))
+    if make is Recurrent:  # has no rule for vmap
+        return
+    params = {n: weights[n] for n, _ in module.named_parameters()}
+    slopes = [
+        grad(lambda p, call=call: loss(call, weights | p, x))(params) for call in (ours, theirs)
+    ]
+    assert tree.equal(*slopes)
+    stack = tree.stack([params, tree.scale(params, 2.0)])
+    mapped = [vmap(lambda p, call=call: call(weights | p, x))(stack) for call in (ours, theirs)]
+    assert torch.equal(*mapped)
+    assert tree.equal(state(module), own)
+
+
+def test_a_shell_has_its_own_weights_back_after_an_error() -> None:
+    module = fill(Tied()).eval()
+    shell, own = Shell(module), dict(module.named_parameters())
+    with pytest.raises(RuntimeError):
+        shell.call(other_weights(module), normal("wrong", 6, 5))
+    assert all(p is own[n] for n, p in module.named_parameters())
+    assert module.b.weight is module.a.weight
+
+
+def test_weights_that_are_not_given_are_the_modules_own() -> None:
+    module, x = fill(Tied()).eval(), normal("shell", 6, 4)
+    assert torch.equal(Shell(module).call({}, x), module(x))
+
+
+def test_an_autocast_around_a_pass_does_not_change_its_precision() -> None:
+    model, x = Model(stages().float()), X.float()
+    weights = model.weights()
+    plain = model.forward(weights, x, "eval").logits
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.forward(weights, x, "eval").logits, plain)
+
+
+# -- channels last -----------------------------------------------------------------------------
+
+
+def pooled() -> nn.Sequential:
+    """Convolutions, a pool right before the layer that flattens, and dropout between them."""
+    net = nn.Sequential()
+    net.add_module("conv", nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh()))
+    net.add_module("pool", nn.Sequential(nn.MaxPool2d(2), nn.Dropout(0.4)))
+    net.add_module("flat", nn.Sequential(nn.Flatten(), nn.Linear(16, 6)))
+    net.add_module("head", nn.Linear(6, 3))
+    return fill(net)  # type: ignore[return-value]
+
+
+def test_channels_last_changes_the_layout_alone() -> None:
+    model = Model(pooled())
+    weights, found = model.weights(), []
+    for channels_last in (False, True):
+        model.channels_last = channels_last
+        leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
+        done = model.forward(Weights(leaves, weights.buffers), X, key=KEY, taps=("conv", "pool"))
+        slopes = torch.autograd.grad((done.logits**2).sum(), list(leaves.values()))
+        found.append((done, slopes))
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        assert done.at["conv"].is_contiguous(memory_format=layout)
+    (one, a), (two, b) = found
+    assert torch.equal(one.at["pool"] == 0, two.at["pool"] == 0)  # the same dropout
+    torch.testing.assert_close(one.logits, two.logits)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_which_models_like_channels_last() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    plain, normed, flat = Model(stages(norm=False)), Model(stages()), Model(nn.Linear(2, 2))
+    assert plain.likes_channels_last(cpu, torch.float32)
+    assert not plain.likes_channels_last(cpu, DOUBLE)
+    assert not normed.likes_channels_last(cpu, torch.float32)
+    assert normed.likes_channels_last(gpu, torch.float32)
+    assert not flat.likes_channels_last(gpu, torch.float32)
+
+
+def test_a_pool_gets_its_gradient_in_its_own_layout() -> None:
+    model, seen = Model(pooled()), []
+    model.channels_last = True
+    pool = model._skeletons["train"].get_submodule("pool.0")
+
+    def watch(_: nn.Module, args: Any, out: Tensor) -> None:
+        out.register_hook(lambda g: seen.append(g.is_contiguous(memory_format=torch.channels_last)))
+
+    pool.register_forward_hook(watch)
+    leaves = {n: p.clone().requires_grad_() for n, p in model.weights().params.items()}
+    model.forward(Weights(leaves, {}), X, key=KEY).logits.sum().backward()
+    assert seen == [True]
+    model.channels_last = False
+    model.forward(Weights(leaves, {}), X, key=KEY).logits.sum().backward()
+    assert seen == [True, False]
+
+
+def test_channels_last_leaves_maps_of_many_clients_alone() -> None:
+    model = Model(pooled())
+    weights, xs = model.weights(), torch.stack([X, 2 * X])
+
+    def one(x: Tensor) -> Tensor:
+        return model.forward(weights, x, key=KEY).logits
+
+    plain = vmap(one)(xs)
+    model.channels_last = True
+    torch.testing.assert_close(vmap(one)(xs), plain)
 
 
 # -- weights in and out ------------------------------------------------------------------------

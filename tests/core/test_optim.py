@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from kedge.core import rng, tree
-from kedge.core.optim import SGD, Adam, Optimizer, schedule
+from kedge.core.optim import IN_PLACE, PLAIN, QUICK, SGD, Adam, Optimizer, schedule
 from kedge.errors import FieldError, GrammarError, UnknownName
 
 DOUBLE = torch.float64
@@ -129,6 +129,44 @@ def test_a_step_is_pure(optim: Optimizer) -> None:
     assert tree.equal({"p": params, "g": grads, "s": state}, before)
     assert tree.equal(once[0], again[0])
     assert tree.equal(once[1], again[1])
+
+
+@pytest.mark.parametrize(
+    "optim", [SGD(), SGD(momentum=0.9, nesterov=True, clip=0.5, weight_decay=0.1), Adam(clip=0.5)]
+)
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (DOUBLE, 1e-15)])
+def test_the_quick_way_is_the_plain_one(optim: Optimizer, dtype: torch.dtype, near: float) -> None:
+    params = tree.map(lambda x: x.to(dtype), start())
+    grads = tree.map(lambda x: x.to(dtype), gradients(start(), 0))
+    grads["weight"] = grads["weight"].T.contiguous().T  # in another layout than the parameter
+    grads["unused"] = torch.ones((), dtype=dtype).expand(2)
+    before = tree.map(torch.clone, {"p": params, "g": grads})
+    ways = []
+    for by in (PLAIN, QUICK, IN_PLACE):
+        state, now = optim.init(params), params
+        for t in range(4):
+            lr = torch.tensor(0.1 / (t + 1), dtype=dtype)
+            how = QUICK if by is IN_PLACE and t == 0 else by
+            now, state = optim.update(now, grads, state, lr, how)
+        ways.append({"params": now, "state": state})
+        assert now["weight"].is_contiguous()
+    plain, quick, in_place = ways
+    assert tree.gap(plain, quick) < near
+    assert tree.equal(quick, in_place)
+    assert tree.equal({"p": params, "g": grads}, before)
+
+
+def test_the_quick_way_is_torchs_bit_for_bit() -> None:
+    params = {n: p.float().requires_grad_() for n, p in start().items()}
+    theirs, ours = torch.optim.SGD(list(params.values()), lr=0.3), tree.detach(params)
+    ours = tree.map(torch.clone, ours)
+    for t in range(5):
+        for n, g in gradients(start(), t).items():
+            params[n].grad = g.float()
+        theirs.step()
+        grads = {n: p.grad for n, p in params.items()}
+        ours, _ = SGD().update(ours, grads, {}, torch.tensor(0.3), QUICK)
+        assert tree.equal(ours, tree.detach(params))
 
 
 @pytest.mark.parametrize("optim", [SGD(), SGD(momentum=0.9, nesterov=True, clip=0.5), Adam()])

@@ -19,10 +19,13 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.bound import PRIVATE, Bound
 from kedge.core.model import Rows
+from kedge.core.optim import IN_PLACE, PLAIN, QUICK, Arithmetic
 from kedge.core.part import Part, call
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Context, Job, Passes, View, view_out
+
+KEEPERS = ("ascend", "trainable", "project", "observe")  # hooks whose parts may keep weights
 
 
 class Carry(NamedTuple):
@@ -61,10 +64,18 @@ def begin(bound: Bound, job: Job, phases: dict[str, str]) -> Carry:
 
 
 def step(
-    bound: Bound, job: Job, carry: Carry, index: Tensor, phases: dict[str, str], functional: bool
+    bound: Bound,
+    job: Job,
+    carry: Carry,
+    index: Tensor,
+    phases: dict[str, str],
+    functional: bool,
+    own: bool = False,
 ) -> Carry:
     """One local step on the batch ``index``. ``functional`` differentiates by ``torch.func``, which
-    works under ``vmap``; otherwise plain autograd, which is faster, gives the same gradient."""
+    works under ``vmap``; otherwise plain autograd, which is faster, gives the same gradient. The
+    weights of a carry that the caller will not use again, and whose weights came from a step, are
+    its ``own``: they are moved in place, unless a part may have kept them."""
     context = client_context(bound, job, phases, carry.local, carry.step)
     batch = bound.data.batch(index, _data_key(bound, job, carry.step))
     for part in bound.parts_with("transform"):
@@ -73,7 +84,8 @@ def step(
     objective = partial(_objective, bound, context, carry, batch)
     params = carry.weights.params
     grads, done = gradient(objective, params, functional)
-    context = replace(context, local=carry.local | done["local"])
+    context.local = carry.local | done["local"]
+    terms = tree.add(carry.terms, done["terms"])
 
     def grad_at(point: Params) -> Params:
         return gradient(partial(objective, again=context.local), point, functional)[0]
@@ -83,23 +95,25 @@ def step(
         change = _call(part, "correct", replace(context, gradient=grad_at), params, grads)
         total = total | tree.map(torch.add, change, total)
 
-    new, optim = _descend(bound, context, params, total, carry.optim)
+    own = own and not any(bound.parts_with(hook) for hook in KEEPERS)
+    by = PLAIN if functional else IN_PLACE if own else QUICK
+    new, optim = _descend(bound, context, params, total, carry.optim, by)
     for part in bound.parts_with("project"):
         new = _call(part, "project", context, new)
     weights = Weights(new, done["buffers"])
 
-    context = replace(context, passes=_passes(bound, weights, job, carry.step))
-    local = dict(context.local)
+    context.passes = _passes(context, weights)
+    # what a part makes here without having prepared any lasts for the step alone
+    local = {name: context.local[name] for name in carry.local}
     for part in bound.parts_with("observe"):
         local[part.name] = _call(part, "observe", context, new, batch, done["outs"][part.name])
-    terms = tree.add(carry.terms, done["terms"])
     return Carry(weights, optim, local, carry.step + 1, terms)
 
 
 def end(bound: Bound, job: Job, carry: Carry, phases: dict[str, str]) -> Reply:
     """What leaves the client, and what it keeps."""
     context = client_context(bound, job, phases, carry.local)
-    context = replace(context, passes=_passes(bound, carry.weights, job, None))
+    context.passes = _passes(context, carry.weights)
     uploads: dict[str, Tree] = {}
     kept: dict[str, Tree] = {p: job.client[p] for p in job.client if p != PRIVATE}
     for part in bound.parts_with("reply"):
@@ -147,8 +161,12 @@ def gradient(
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
     with torch.enable_grad():
         value, aux = fn(leaves)
-        flat = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, flat, strict=True)), tree.detach(aux)
+        flat = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    grads = {
+        n: torch.zeros_like(params[n]) if g is None else g
+        for n, g in zip(leaves, flat, strict=True)
+    }
+    return grads, tree.detach(aux)
 
 
 def _objective(
@@ -165,7 +183,7 @@ def _objective(
     without what happens once a step, that is max steps and the update of BatchNorm's statistics.
     """
     weights, size = Weights(params, carry.weights.buffers), len(batch.x)
-    passes = _passes(bound, weights, context.job, carry.step, track=again is None)
+    passes = _passes(context, weights, track=again is None)
     context = replace(context, passes=passes, local=carry.local if again is None else again)
     rows = tuple(
         Rows(p.name, *_call(p, "inject", context, batch)) for p in bound.parts_with("inject")
@@ -179,7 +197,7 @@ def _objective(
         ascended[part.name] = tree.detach(next_local)
     context.local = context.local | ascended
 
-    logits = main.logits[:size]
+    logits = main.logits[:size] if rows else main.logits
     for part in bound.parts_with("logits"):
         logits = _call(part, "logits", context, batch, logits)
     losses = bound.task.loss(logits, batch)  # [B]
@@ -196,7 +214,7 @@ def _objective(
 
 
 def _descend(
-    bound: Bound, context: Context, params: Params, grads: Params, state: Tree
+    bound: Bound, context: Context, params: Params, grads: Params, state: Tree, by: Arithmetic
 ) -> tuple[Params, Tree]:
     """The optimiser's step on the leaves that are trainable in this step."""
     lr = context.job.info.lr
@@ -205,13 +223,13 @@ def _descend(
         for name, flag in _call(part, "trainable", context, params).items():
             mask[name] = flag if name not in mask else mask[name] & flag
     if not mask:
-        return bound.optim.update(params, grads, state, lr)
+        return bound.optim.update(params, grads, state, lr, by)
 
     def masked(new: Params, old: Params) -> Params:
         return {n: _chosen(mask.get(n, True), v, old[n]) for n, v in new.items()}
 
     grads = masked(grads, tree.zeros_like(grads))
-    new, new_state = bound.optim.update(params, grads, state, lr)
+    new, new_state = bound.optim.update(params, grads, state, lr, by)
     kept = {k: masked(v, state[k]) if isinstance(v, dict) else v for k, v in new_state.items()}
     return masked(new, params), kept
 
@@ -234,6 +252,9 @@ def client_context(
     if PRIVATE in job.client:
         own = job.client[PRIVATE]
         anchor = Weights(anchor.params | own["params"], anchor.buffers | own["buffers"])
+    key = job.key
+    if bound.model.is_random:
+        key = rng.fold(key, "pass") if step is None else rng.fold(rng.fold(key, "pass"), step)
     return Context(
         model=bound.model,
         task=bound.task,
@@ -241,20 +262,17 @@ def client_context(
         data=bound.data,
         job=job,
         anchor=anchor,
-        passes=_passes(bound, anchor, job, step),
+        passes=Passes(bound.model, anchor.buffers, key, True, bound.cuts),
         local=local,
         phases=phases,
         step=step,
     )
 
 
-def _passes(
-    bound: Bound, weights: Weights, job: Job, step: Tensor | None, track: bool = True
-) -> Passes:
-    key = rng.fold(job.key, "pass") if bound.model.is_random else job.key
-    if bound.model.is_random and step is not None:
-        key = rng.fold(key, step)
-    return Passes(bound.model, weights.buffers, key, track, bound.cuts)
+def _passes(context: Context, weights: Weights, track: bool = True) -> Passes:
+    """Passes at other weights in the same step, with the same randomness."""
+    same = context.passes
+    return Passes(same.model, weights.buffers, same.key, track, same.taps)
 
 
 def _data_key(bound: Bound, job: Job, step: Tensor) -> Tensor:

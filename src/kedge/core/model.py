@@ -9,18 +9,18 @@ are found by themselves). *Features* are what goes into the head.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.hooks import RemovableHandle
 
-from kedge.core import rng
+from kedge.core import stacked
+from kedge.core.dropout import Dropout, KeyStream, drawing_from, keyed
+from kedge.core.shell import Shell, in_channels_last, transforms_active, turn_gradient
 from kedge.core.tree import Params, Weights
 from kedge.errors import FieldError, ModelError, UnknownName
 
@@ -79,15 +79,58 @@ class Model:
         self.names = [n for n, p in module.named_parameters() if p.requires_grad]
         if not self.names:
             raise ModelError("the model has no parameters to train")
-        self.channels_last = False  # the layout that convolutions of one client like on a GPU
         self.head_name = _find_head(module, head)
         self._template = copy.deepcopy(module)
-        skeleton = _keyed_dropout(copy.deepcopy(module))
+        skeleton = keyed(copy.deepcopy(module))
         self._skeletons = {
             mode: _skeleton(skeleton, mode, batchnorm, self.head_name)
             for mode in ("train", "probe", "eval")
         }
+        self._shells = {mode: Shell(net) for mode, net in self._skeletons.items()}
+        net = self._skeletons["eval"]
+        self._head = Shell(net.get_submodule(self.head_name)) if self.head_name else None
+        self._turned: list[RemovableHandle] = []
+        self._channels_last = self.stacked = False
         self.is_random = any(isinstance(m, Dropout) and m.p > 0 for m in skeleton.modules())
+
+    def likes_channels_last(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether that layout makes passes of one client at a time faster.
+
+        On a CPU it does for convolutions in float32 (by 1.1 to 1.6), unless maps are normalised:
+        group norm then takes longer than the convolutions gain.
+        """
+        layers = list(self._template.modules())
+        if not any(isinstance(layer, nn.Conv2d) for layer in layers):
+            return False
+        normalised = any(isinstance(layer, (_NormBase, nn.GroupNorm)) for layer in layers)
+        return device.type == "cuda" or (dtype == torch.float32 and not normalised)
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether passes are in the layout that convolutions of one client at a time like."""
+        return self._channels_last
+
+    @channels_last.setter
+    def channels_last(self, on: bool) -> None:
+        self._channels_last = on
+        for handle in self._turned:
+            handle.remove()
+        layers = [layer for net in self._skeletons.values() for layer in net.modules()]
+        pools = [layer for layer in layers if on and isinstance(layer, nn.MaxPool2d)]
+        self._turned = [pool.register_forward_hook(turn_gradient) for pool in pools]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether passes of many clients at once use convolutions with a client axis."""
+        return self._stacked
+
+    @stacked.setter
+    def stacked(self, on: bool) -> None:
+        self._stacked = on
+        for net in self._skeletons.values():
+            for layer in net.modules():
+                if isinstance(layer, stacked.Conv2d):
+                    layer.stacked = on
 
     @property
     def has_head(self) -> bool:
@@ -145,42 +188,48 @@ class Model:
         taps: tuple[str, ...] = (),
     ) -> Pass:
         """One pass. ``rows`` join after their cuts; ``taps`` names further cuts to read."""
-        buffers, like = weights.buffers, weights.params[self.names[0]]
+        buffers = weights.buffers
         if mode != "eval":
             buffers = {n: b.clone() for n, b in buffers.items()}  # norm layers write into them
-        state = {n: weights.params[n] for n in self.names} | buffers
-        if self.channels_last and x.ndim == 4:
-            x, state = _channels_last(x), {n: _channels_last(v) for n, v in state.items()}
-        net = self._skeletons[mode]
-        tape = _Tape(len(x), rows, taps)
-        with (
-            _key_stream(key if self.is_random and mode != "eval" else None),
-            torch.autocast(x.device.type, torch.bfloat16, self.precision == "bf16", False),
-        ):
-            if isinstance(net, _Stages):
-                logits = functional_call(net, state, (x, tape, self.head_name))
+        params = weights.params
+        channels_last = self.channels_last and x.ndim == 4 and not transforms_active()
+        if channels_last:
+            x, params = in_channels_last(x), in_channels_last(params)
+        shell, tape = self._shells[mode], _Tape(len(x), rows, taps)
+        stream = KeyStream(key, channels_last) if key is not None and mode != "eval" else None
+        with drawing_from(stream) if self.is_random else nullcontext(), self._precise(x):
+            if isinstance(shell.net, _Stages):
+                logits = shell.call(buffers | params, x, tape, self.head_name)
             else:
-                with tape.hooked(net, self.head_name):
-                    logits = functional_call(net, state, (x,))
+                with tape.hooked(shell.net, self.head_name):
+                    logits = shell.call(buffers | params, x)
         after = buffers if mode == "train" else weights.buffers
         features = tape.features
         if self.precision == "bf16":  # losses stay in full precision
+            like = weights.params[self.names[0]]
             logits = logits.to(like.dtype)
             features = features.to(like.dtype) if features is not None else None
         return Pass(logits, features, tape.at, tape.where, after)
 
+    def _precise(self, x: Tensor) -> AbstractContextManager[Any]:
+        """The pass in this model's precision, whatever autocast the caller may be in."""
+        here, wanted = torch.is_autocast_enabled(x.device.type), self.precision == "bf16"
+        if not here and not wanted:
+            return nullcontext()
+        return torch.autocast(x.device.type, torch.bfloat16, wanted, cache_enabled=False)
+
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The head alone, from features to logits."""
         self.require_head("the model")
+        assert self._head is not None
         start = f"{self.head_name}."
         own = {n.removeprefix(start): params[n] for n in self.names if n.startswith(start)}
-        head = self._skeletons["eval"].get_submodule(self.head_name or "")
-        if len(own) != len(list(head.parameters())):
+        if len(own) != self._head.parameters:
             raise ModelError(
                 "the head shares weights with another layer or is frozen in part, so it cannot be "
                 "used by itself; give it weights of its own"
             )
-        return functional_call(head, own, (features,))
+        return self._head.call(own, features)
 
     def shapes(self, weights: Weights, x: Tensor) -> dict[str, tuple[int, ...]]:
         """Output shape (without batch) at every cut and of the features, for inputs like ``x``."""
@@ -247,50 +296,13 @@ class _Stages(nn.Sequential):
         return x
 
 
-class Dropout(nn.Module):
-    """Dropout that draws from a key, so that it is the same in a loop and under ``vmap``."""
-
-    def __init__(self, p: float, channels: bool = False) -> None:
-        super().__init__()
-        self.p, self.channels = p, channels  # channels: drop whole channels, as nn.Dropout2d
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
-        if _streams.top is None:
-            raise ModelError("a model with dropout needs a key in training: forward(..., key=key)")
-        keep = rng.uniform(_streams.top.next(), shape) >= self.p
-        return x * keep / (1 - self.p) if self.p < 1 else x * 0
-
-
-class _KeyStream:
-    def __init__(self, key: Tensor) -> None:
-        self.key, self.count = key, 0
-
-    def next(self) -> Tensor:
-        self.count += 1
-        return rng.fold(self.key, self.count)
-
-
-class _Streams(threading.local):
-    top: _KeyStream | None = None
-
-
-_streams = _Streams()
-
-
-@contextmanager
-def _key_stream(key: Tensor | None) -> Iterator[None]:
-    before, _streams.top = _streams.top, _KeyStream(key) if key is not None else None
-    try:
-        yield
-    finally:
-        _streams.top = before
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+def _in_full(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """BatchNorm of many clients at once has no backward pass in half precision, nor one for maps
+    whose channels come last."""
+    if not transforms_active():
+        return None
+    x = args[0].float() if args[0].dtype == torch.bfloat16 else args[0]
+    return (x.contiguous(),)
 
 
 def _find_head(module: nn.Module, head: str | None) -> str | None:
@@ -305,32 +317,13 @@ def _find_head(module: nn.Module, head: str | None) -> str | None:
     return list(module._modules)[-1] if isinstance(module, nn.Sequential) else None
 
 
-def _keyed_dropout(module: nn.Module) -> nn.Module:
-    for name, child in list(module._modules.items()):
-        if child is None:
-            continue
-        rate = getattr(child, "dropout", 0.0)
-        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and rate:
-            raise ModelError(
-                f"{type(child).__name__} ({name}) drops out inside, where no key reaches; "
-                "set its dropout to 0 and add nn.Dropout after it"
-            )
-        if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            setattr(module, name, Dropout(child.p, channels=not isinstance(child, nn.Dropout)))
-        elif isinstance(child, _DropoutNd):
-            raise ModelError(
-                f"{type(child).__name__} ({name}) cannot draw from a key; use nn.Dropout"
-            )
-        else:
-            _keyed_dropout(child)
-    return module
-
-
 def _skeleton(module: nn.Module, mode: str, batchnorm: str, head: str | None) -> nn.Module:
     """A copy of the module set to one mode for good, so that no pass has to switch it."""
     net = copy.deepcopy(module).train(mode != "eval")
+    stacked.replaced(net)
     for child in net.modules():
         if isinstance(child, _NormBase):
+            child.register_forward_pre_hook(_in_full)
             if batchnorm == "frozen":
                 child.eval()
             elif mode == "probe" or (mode == "eval" and batchnorm == "batch"):

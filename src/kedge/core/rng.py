@@ -38,6 +38,8 @@ def fold(key: Tensor, data: Tensor | int | str) -> Tensor:
     """
     if isinstance(data, str):
         data = zlib.crc32(data.encode()) & 0x7FFFFFFF
+    if _is_plain(key, 1) and (isinstance(data, int) or _is_plain(data, 0)):
+        return _fold_numbers(key, int(data))
     if isinstance(data, int):
         a, b = _mix(key[..., 0] ^ _i32(data)), key[..., 1]
     else:
@@ -127,6 +129,30 @@ def _log_gamma_variate(key: Tensor, a: Tensor | float, dtype: torch.dtype) -> Te
 def _log(x: Tensor | float, like: Tensor) -> Tensor:
     """Log of a number that may be a Python float or a tensor."""
     return torch.log(x) if isinstance(x, Tensor) else torch.full_like(like[0], math.log(x))
+
+
+def _is_plain(x: Tensor, ndim: int) -> bool:
+    """Whether a tensor's values can be read at no cost: on a CPU, outside of vmap and tracing."""
+    return (
+        x.ndim == ndim
+        and x.device.type == "cpu"
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _fold_numbers(key: Tensor, data: int) -> Tensor:
+    """:func:`fold` of one key in Python's own numbers, which takes a tenth of the time."""
+    a, b = (word & 0xFFFFFFFF for word in key.tolist())
+    a = _mix_number(_mix_number(a ^ (data & 0xFFFFFFFF)) ^ b)
+    words = [_i32(a), _i32(_mix_number((a + b + _GOLDEN) & 0xFFFFFFFF))]
+    return torch.tensor(words, dtype=torch.int32, device=key.device)
+
+
+def _mix_number(x: int) -> int:
+    x = ((x ^ (x >> 16)) * (_M1 & 0xFFFFFFFF)) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * (_M2 & 0xFFFFFFFF)) & 0xFFFFFFFF
+    return x ^ (x >> 16)
 
 
 def _i32(n: int) -> int:

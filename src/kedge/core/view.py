@@ -97,8 +97,15 @@ class Chunks(NamedTuple):
     mask: Tensor  # [pieces, rows], 0 where a row only fills the piece
 
 
+Fields = dict[str, dict[str, Tensor]]
+
+
 class Job(NamedTuple):
-    """All that one client round depends on."""
+    """All that one client round depends on.
+
+    Jobs of several clients are stacked, but for ``anchor`` and ``sent``, which all of them share.
+    Clients of several simulations have ``fields``, and then everything is stacked.
+    """
 
     anchor: Weights
     sent: dict[str, Tree]
@@ -107,6 +114,7 @@ class Job(NamedTuple):
     key: Tensor  # of (seed, round, client)
     counts: Tensor  # samples per class, [C]; empty where no part asks
     chunks: Chunks
+    fields: Fields = {}  # what differs between simulations, by owner and name
 
 
 class Passes:

@@ -49,11 +49,17 @@ class Watcher:
     ) -> None:
         self.bar.stop()
 
-    def show(self, config: Config, seed: int, record: dict[str, Any]) -> None:
-        """Called after every round."""
+    def say(self, line: str) -> None:
+        """A line that stays above the progress."""
+        self.console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+    def show(self, config: Config, seed: int, record: dict[str, Any], setting: str = "") -> None:
+        """Called after every round; of a setting of a sweep, only the last round leaves a line."""
         self.done += 1
         passed = time.perf_counter() - self.start
-        parts = [f"{config.method}  seed {seed}  round {record['round']}/{config.rounds}"]
+        parts = [
+            f"{setting or config.method}  seed {seed}  round {record['round']}/{config.rounds}"
+        ]
         for name in ("accuracy", "f1", "rmse"):
             if name in record:
                 unit = " %" if name != "rmse" else ""
@@ -61,6 +67,6 @@ class Watcher:
         parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
         speed = f"{self.done / passed:.1f} rounds/s"
         self.bar.update(self.task, completed=self.done, description="  ".join(parts), speed=speed)
-        every = max(1, config.rounds // 5)
+        every = config.rounds if setting else max(1, config.rounds // 5)
         if not self.live and (record["round"] % every == 0 or record["round"] == config.rounds):
             self.console.print("  ".join(parts) + f"  {speed}", highlight=False, soft_wrap=True)

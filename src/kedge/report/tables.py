@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
 
+from kedge.runs.grid import Setting, written
 from kedge.runs.result import Result, Stat, paired
 
 
@@ -35,10 +37,32 @@ def comparison(results: Sequence[Result]) -> Table:
     return table
 
 
+def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Table:
+    """One row per setting: its values, last and best value (mean ± sd over seeds), seconds."""
+    first, leader = results[0], best(results)
+    unit = " %" if first.metric != "rmse" else ""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for key in settings[0].values:
+        table.add_column(key, overflow="fold")
+    for column in (f"{first.metric}{unit}", "best", "s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for setting, result in zip(settings, results, strict=True):
+        row = [written(value) for value in setting.values.values()]
+        ended = [r["round"] for run in result.records for r in run if math.isnan(r["train_loss"])]
+        if ended:
+            row += ["", "", f"{result.seconds:.1f}", f"diverged in round {min(ended)}"]
+        else:
+            marked = "best" if result is leader and len(results) > 1 else ""
+            row += [str(result.last), f"{result.best.mean:.2f}", f"{result.seconds:.1f}", marked]
+        table.add_row(*row, style="bold" if result is leader and len(results) > 1 else "")
+    return table
+
+
 def best(results: Sequence[Result]) -> Result:
-    """The result with the best last value."""
+    """The result with the best last value; one that is not a number is the last choice."""
     sign = 1.0 if results[0].higher_is_better else -1.0
-    return max(results, key=lambda r: sign * r.last.mean)
+    return max(results, key=lambda r: -math.inf if math.isnan(r.last.mean) else sign * r.last.mean)
 
 
 def _difference(stat: Stat) -> tuple[str, str]:

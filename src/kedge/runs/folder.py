@@ -4,7 +4,7 @@
 
     runs/digits-scaffold-1/
         config.toml            every setting
-        environment.json       versions, device, threads, how it is computed
+        environment.json       versions, device, threads, precision, how it is computed
         log.txt                what happened, with times
         result.json            the summary, once the run is complete
         seed-0/partition.json
@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ from kedge.sim.engine import How
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 METRICS, PARTITION = "metrics.jsonl", "partition.json"
+_KINDS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 class Folder:
@@ -87,13 +93,14 @@ class Folder:
         path.mkdir(exist_ok=True)
         return path
 
-    def write(self, name: str, content: bytes) -> None:
-        """A whole file or none."""
+    def write(self, name: str, content: bytes | Iterable[bytes | memoryview]) -> None:
+        """A whole file or none; ``content`` may come piece by piece."""
         target = self.path / name
         part = target.with_name(f".{target.name}.part")
         try:
             with part.open("wb") as file:
-                file.write(content)
+                for piece in (content,) if isinstance(content, bytes) else content:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(target)
@@ -122,8 +129,7 @@ class Folder:
     def save(self, seed: int, state: dict[str, torch.Tensor]) -> None:
         """``state`` is what a run goes on from."""
         self.seed(seed)
-        arrays = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-        self.write(f"seed-{seed}/{CHECKPOINT}", save(arrays))
+        self.write(f"seed-{seed}/{CHECKPOINT}", _pieces(state))
 
     def save_model(self, seed: int, module: nn.Module) -> None:
         state = {n: v.detach().cpu().contiguous() for n, v in module.state_dict().items()}
@@ -159,18 +165,38 @@ class Folder:
         return found
 
 
-def environment(how: How, device: torch.device) -> dict[str, Any]:
+def _pieces(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, array by array: clients' state may be larger than the free memory."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, value in arrays.items():
+        start, end = end, end + value.numel() * value.element_size()
+        kind = _KINDS[value.dtype]
+        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for value in arrays.values():
+        flat = value.detach().cpu().contiguous().view(-1)
+        yield flat.view(torch.uint8).numpy().data
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def environment(how: How, device: torch.device, precision: str) -> dict[str, Any]:
     """Where and with what a run was made."""
-    is_gpu = device.type == "cuda"
     return {
         "kedge": kedge.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        "device": device_name(device),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "precision": precision,
         "how": dataclasses.asdict(how),
     }
 

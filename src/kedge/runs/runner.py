@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,27 +14,25 @@ from torch import nn
 from kedge.config import Config, resolve_device
 from kedge.core.method import parse
 from kedge.core.model import Model
-from kedge.core.server import Totals
-from kedge.core.tree import sq_norm, take
-from kedge.errors import KedgeError
+from kedge.core.task import Task
+from kedge.core.tree import take
 from kedge.runs import plan
-from kedge.runs.folder import PARTITION, Folder, environment
+from kedge.runs.folder import PARTITION, Folder
+from kedge.runs.precision import precise
 from kedge.runs.result import Result
+from kedge.runs.rounds import Interrupted as Interrupted
+from kedge.runs.rounds import Member, Watch, train
 from kedge.sim.build import federate
 from kedge.sim.engine import How
 from kedge.sim.federation import Federation
+from kedge.sim.joint import share, unlike
 from kedge.sim.partition import Partition
 from kedge.sim.simulation import Simulation
 from kedge.zoo.datasets import Dataset, load
 from kedge.zoo.models import build
 
 Make = plan.Make
-Watch = Callable[[int, dict[str, Any]], None]  # (seed, record of a round)
-SAVE_SHARE = 0.1  # at most this share of the time goes into checkpoints
-
-
-class Interrupted(KedgeError):
-    """Ctrl-C: the round was finished and saved."""
+Say = Callable[[str], None]  # a line for the user
 
 
 def run(
@@ -46,8 +41,9 @@ def run(
     resume: bool = False,
     watch: Watch | None = None,
     dataset: Dataset | None = None,
+    say: Say | None = None,
 ) -> Result:
-    """Run all seeds of a configuration."""
+    """Run all seeds of a configuration; ``say`` is told how, and what it will take."""
     folder = None
     if out is not None:
         folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
@@ -57,7 +53,7 @@ def run(
     def make(seed: int, how: How) -> Simulation:
         return simulation(config, dataset, seed, device, how)
 
-    return run_seeds(config, make, device, folder, watch)
+    return run_seeds(config, make, device, folder, watch, say)
 
 
 def run_seeds(
@@ -66,111 +62,142 @@ def run_seeds(
     device: torch.device,
     folder: Folder | None = None,
     watch: Watch | None = None,
+    say: Say | None = None,
 ) -> Result:
     """Run every seed on the simulation that ``make`` gives for it, and sum up."""
+    with precise(config.precision, device):
+        return _run_seeds(config, make, device, folder, watch, say)
+
+
+def _run_seeds(
+    config: Config,
+    make: Make,
+    device: torch.device,
+    folder: Folder | None,
+    watch: Watch | None,
+    say: Say | None,
+) -> Result:
     start = time.perf_counter()
-    records, hashes, modules, personal = [], [], [], []
-    for part in parse(config.method).parts:
-        if part.advice(config.rounds):
-            warnings.warn(part.advice(config.rounds), stacklevel=3)
-    how = plan.choose(config, make, device, folder)
-    for seed in config.seeds:
-        sim = make(seed, how)
-        fed = sim.federation
-        if folder is not None and fed.partition is not None:
-            fed.partition.save(folder.seed(seed) / PARTITION)
-        records.append(train(sim, config, seed, folder, watch))
-        hashes.append(fed.partition.hash if fed.partition is not None else "")
-        modules.append(sim.module())
-        if folder is not None:
-            folder.save_model(seed, modules[-1])
-        if config.personal:
-            own, model = sim.personal(), sim.bound.model
-            personal.append([model.module(take(own, k)) for k in range(fed.num_clients)])
-    task = sim.federation.task
+    advise([config])
+    planned = plan.choose(config, make, device, folder)
+    if say is not None:
+        for line in planned.lines():
+            say(line)
+    hint = f"Go on with: --out {folder.path} --resume" if folder else "It was not saved"
+    orders = [Order(config, seed, make, folder, watch) for seed in config.seeds]
+    ended, _ = train_all(orders, planned.how, hint)
+    seconds = time.perf_counter() - start
+    return result_of(config, ended, planned, seconds, folder)
+
+
+def advise(configs: Sequence[Config]) -> None:
+    """Warn, once, of what parts have to say about so many rounds."""
+    texts = [part.advice(c.rounds) for c in configs for part in parse(c.method).parts]
+    for text in dict.fromkeys(text for text in texts if text):
+        warnings.warn(text, stacklevel=2)
+
+
+class Order(NamedTuple):
+    """One seed of a run, before it is built."""
+
+    config: Config
+    seed: int
+    make: Make
+    folder: Folder | None
+    watch: Watch | None
+
+
+class Ended(NamedTuple):
+    """What is left of a seed."""
+
+    records: list[dict[str, Any]]
+    partition_hash: str
+    task: Task
+    module: nn.Module
+    personal: list[nn.Module]
+    failed: str
+
+
+def train_all(
+    orders: Sequence[Order], how: How, hint: str, strict: bool = True
+) -> tuple[list[Ended], list[int]]:
+    """Train seeds, alike ones side by side; what is left of them, and the lanes of each stack."""
+    ended: list[Ended] = []
+    stacks: list[int] = []
+    members: list[Member] = []
+
+    def finish() -> None:
+        stacks.extend(train(members, hint, strict))
+        ended.extend(_end(member) for member in members)
+        members.clear()
+
+    for order in orders:
+        if members and _is_full(members, how):
+            finish()
+        member = _build(order, how)
+        if members and (
+            member.config.rounds != members[0].config.rounds or unlike(members[0].sim, member.sim)
+        ):
+            finish()
+        if members:  # one copy of the data is enough
+            share(members[0].sim.federation, member.sim.federation)
+        members.append(member)
+    finish()
+    return ended, stacks
+
+
+def _is_full(members: Sequence[Member], how: How) -> bool:
+    """Whether a stack has no room for one more like the first."""
+    lanes = sum(member.sim.per_round for member in members) + members[0].sim.per_round
+    return how.engine != "vector" or 0 < how.chunk < lanes
+
+
+def _build(order: Order, how: How) -> Member:
+    sim = order.make(order.seed, how)
+    partition = sim.federation.partition
+    if order.folder is not None and partition is not None:
+        partition.save(order.folder.seed(order.seed) / PARTITION)
+    return Member(order.config, order.seed, sim, order.folder, order.watch)
+
+
+def _end(member: Member) -> Ended:
+    sim, personal = member.sim, []
+    fed, module = sim.federation, sim.module()
+    if member.folder is not None and not member.failed:
+        member.folder.save_model(member.seed, module)
+    if member.config.personal:
+        own = sim.personal()
+        personal = [sim.bound.model.module(take(own, k)) for k in range(fed.num_clients)]
+    name = fed.partition.hash if fed.partition is not None else ""
+    return Ended(member.records, name, fed.task, module, personal, member.failed)
+
+
+def result_of(
+    config: Config,
+    ended: Sequence[Ended],
+    planned: plan.Plan,
+    seconds: float,
+    folder: Folder | None,
+) -> Result:
+    """All seeds of a configuration as one result, kept in the folder."""
+    task = ended[0].task
     result = Result(
         config=config,
-        records=records,
+        records=[one.records for one in ended],
         metric=task.metric,
         higher_is_better=task.higher_is_better,
-        partition_hash=hashes,
-        engine=how.engine,
-        device=environment(how, device)["device"],
-        seconds=time.perf_counter() - start,
-        models=modules,
-        personal=personal,
+        partition_hash=[one.partition_hash for one in ended],
+        engine=planned.how.engine,
+        device=planned.device,
+        seconds=seconds,
+        models=[one.module for one in ended],
+        personal=[one.personal for one in ended] if config.personal else [],
         folder=folder.path if folder else None,
     )
-    if folder is not None:
+    if folder is not None and not any(one.failed for one in ended):
         folder.write("result.json", result.to_json().encode())
         folder.log(f"complete: {task.metric} {result.last}")
     return result
-
-
-def train(
-    sim: Simulation, config: Config, seed: int, folder: Folder | None, watch: Watch | None
-) -> list[dict[str, Any]]:
-    """Train one seed to the end, from its checkpoint if there is one."""
-    records: list[dict[str, Any]] = []
-    state = folder.load(seed) if folder else None
-    if folder and state:
-        sim.load_state(state)
-        records = folder.records(seed, sim.round)
-        folder.log(f"seed {seed}: resumed after round {sim.round}")
-    elif folder:
-        folder.seed(seed)
-        folder.records(seed, 0)
-        folder.log(f"seed {seed}: started")
-    saver = _Saver(folder, seed)
-    with _patient_interrupt() as interrupted:
-        while sim.round < config.rounds:
-            begin = time.perf_counter()
-            totals = sim.run_round()
-            if sim.round == config.rounds:
-                sim.finish()
-            record = measure(sim, config, totals)
-            record["seconds"] = time.perf_counter() - begin
-            records.append(record)
-            if folder:
-                folder.record(seed, record)
-            if watch:
-                watch(seed, record)
-            done = sim.round == config.rounds
-            saver.save(sim, force=done or interrupted.is_set())
-            if interrupted.is_set() and not done:
-                how = f"Go on with: --out {folder.path} --resume" if folder else "It was not saved"
-                raise Interrupted(f"stopped after round {sim.round} of seed {seed}. {how}")
-    return records
-
-
-def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
-    """What is reported of a round."""
-    weight = totals["weight"]
-    mean = {n: d / weight for n, d in totals["mean_delta"].params.items()}
-    spread = float(totals["sq_norm"] / weight - sq_norm(mean)) if mean else 0.0
-    record: dict[str, Any] = {
-        "round": sim.round,
-        "train_loss": float(totals["terms"]["task"].mean()),
-        "divergence": max(0.0, spread) ** 0.5,
-        "mb_up": totals["up_bytes"] / 1e6,
-        "mb_down": totals["down_bytes"] / 1e6,
-    }
-    if sim.round % config.eval_every and sim.round != config.rounds:
-        return record
-    fed, metric = sim.federation, sim.federation.task.metric
-    report, record["per_class"] = sim.evaluate_all()
-    record |= report
-    if fed.held:
-        for name in ("client", *(("personal",) if config.personal else ())):
-            values = [r.get(metric) for r in sim.evaluate_clients(personal=name == "personal")]
-            there = [v for v in values if v is not None]
-            worst = min(there) if fed.task.higher_is_better else max(there)
-            record |= {
-                f"per_{name}": values,
-                f"{name}_mean": sum(there) / len(there),
-                f"{name}_worst": worst,
-            }
-    return record
 
 
 def simulation(
@@ -232,49 +259,13 @@ def _has_classes(dataset: Dataset) -> bool:
     return dataset.task == "classification"
 
 
-class _Saver:
-    """Checkpoints after a round, unless they would take too much of the time."""
-
-    def __init__(self, folder: Folder | None, seed: int) -> None:
-        self.folder, self.seed = folder, seed
-        self.last, self.cost = float("-inf"), 0.0
-
-    def save(self, sim: Simulation, force: bool) -> None:
-        now = time.perf_counter()
-        if self.folder is None or not (force or self.cost < SAVE_SHARE * (now - self.last)):
-            return
-        self.folder.save(self.seed, sim.state())
-        self.last = time.perf_counter()
-        self.cost = self.last - now
-
-
-@contextmanager
-def _patient_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C asks to stop after the round, the second stops at once."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def ask(number: int, frame: Any) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def compare(
     methods: Sequence[str],
     configs: Sequence[Config],
     out: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[str, int, dict[str, Any]], None] | None = None,
+    say: Say | None = None,
 ) -> list[Result]:
     """Run several methods on the same partitions, cohorts and first weights."""
     dataset = load(configs[0].data)
@@ -283,7 +274,7 @@ def compare(
         path = None if out is None else Path(out) / slug(method)
         again = resume and path is not None and (path / "config.toml").exists()
         seen = None if watch is None else (lambda s, r, m=method: watch(m, s, r))
-        results.append(run(config, path, again, seen, dataset))
+        results.append(run(config, path, again, seen, dataset, say))
     return results
 
 

@@ -9,7 +9,7 @@ inside it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.client import Carry, Reply
 from kedge.core.view import Job
+from kedge.sim.compiled import compiled
 
 Step = Callable[[Job, Carry, Tensor], Carry]
 UNROLL = 10
@@ -36,13 +37,22 @@ class CapturedSteps:
         jobs: Job,
         carry: Carry,
         rows: tuple[int, ...],
+        compile: bool = False,
     ) -> None:
         self.begin, self.step, self.end = begin, step, end
-        self.jobs, self.carry = _static(jobs), _static(carry)
-        self.rows = rows
+        self.jobs, self.rows = _static(jobs), rows
         device = next(iter(tree.leaves(carry))).device
         self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=device)
+        # laid out as a step returns it, so that every step finds what the one before it left
+        self.carry = _static(step(self.jobs, carry, self.index[0]))
+        self.whole = step  # for all lanes
+        if compile:
+            self.whole = compiled(step, self.jobs, self.carry, self.index[0])
+            self.end = compiled(end, self.jobs, self.carry)
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        # graphs run one after the other, and what they leave behind is copied or held, so that
+        # they can share their memory
+        self._pool = torch.cuda.graph_pool_handle()
         self._reply: Reply | None = None
 
     def start(self, jobs: Job) -> None:
@@ -91,7 +101,7 @@ class CapturedSteps:
         torch.cuda.current_stream().wait_stream(side)
         _copy(self.carry, before)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             work()
         return graph
 
@@ -100,16 +110,18 @@ class CapturedSteps:
         if lanes is not None:
             carry, jobs = tree.take(carry, slice(lanes)), take_jobs(jobs, slice(lanes))
         target = carry
+        step = self.whole if lanes is None or lanes == self.rows[0] else self.step
         for t in range(count):
             index = self.index[t] if lanes is None else self.index[t, :lanes]
-            carry = self.step(jobs, carry, index)
+            carry = step(jobs, carry, index)
         _copy(target, carry)
 
 
 def take_jobs(jobs: Job, index: Any) -> Job:
     """Some clients' jobs; what is shared stays shared."""
-    stacked = {"client": jobs.client, "info": jobs.info, "key": jobs.key}
-    stacked |= {"counts": jobs.counts, "chunks": jobs.chunks}
+    stacked = jobs._asdict()
+    if not jobs.fields:  # all of one simulation
+        del stacked["anchor"], stacked["sent"]
     return jobs._replace(**tree.take(stacked, index))
 
 
@@ -143,3 +155,37 @@ class Captures:
         warnings.warn(
             f"steps could not be recorded as a CUDA graph and run one by one: {error}", stacklevel=2
         )
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is one, or comes from one (in a hook, or while a graph was recorded)."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def side_by_side(work: Callable[[int, int], Any], count: int, streams: int) -> Iterator[Any]:
+    """``work(i, slot)`` for every i, so many at a time on CUDA streams of their own, in order."""
+    main = torch.cuda.current_stream()
+    sides = [torch.cuda.Stream() for _ in range(streams)]
+    waiting: list[tuple[Any, torch.cuda.Stream]] = []
+
+    def taken() -> Any:
+        done, side = waiting.pop(0)
+        main.wait_stream(side)
+        for x in tree.leaves(done):
+            if isinstance(x, Tensor):
+                x.record_stream(main)  # its memory must not be given away before it is read
+        return done
+
+    for i in range(count):
+        side = sides[i % streams]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            waiting.append((work(i, i % streams), side))
+        if len(waiting) == streams:
+            yield taken()
+    while waiting:
+        yield taken()

@@ -24,6 +24,7 @@ from kedge.sim.images import augmentation, rotate
 from kedge.sim.partition import Partition
 
 SWEEP_ROWS = 256  # rows of one piece of a sweep
+HOST_PLAN = 1 << 14  # rows of a plan up to which it is drawn on the host
 
 
 @dataclass(frozen=True)
@@ -200,11 +201,17 @@ class Federation:
     def plan(
         self, keys: Tensor, clients: Sequence[int], work: LocalWork, steps: Sequence[int]
     ) -> Tensor:
-        """Rows of every batch of a round, ``[K, max steps, batch]``; see :func:`batch_plan`."""
+        """Rows of every batch of a round, ``[K, max steps, batch]``; see :func:`batch_plan`.
+
+        A small plan is drawn where the keys are, on the host: there its many small operations cost
+        less than their launches on a GPU. The numbers are the same on both.
+        """
         sizes = [self.sizes[k] for k in clients]
+        if len(clients) * max(steps) * work.batch > HOST_PLAN:
+            keys = keys.to(self.device)
         local = batch_plan(keys, sizes, steps, work.batch, work.replacement)
-        start = torch.tensor([self.offsets[k] for k in clients], device=self.device)
-        return self.rows[local + start[:, None, None]]
+        start = torch.tensor([self.offsets[k] for k in clients], device=local.device)
+        return self.rows[(local + start[:, None, None]).to(self.device, non_blocking=True)]
 
     def _inputs(self, x: Any) -> Tensor:
         x = _tensor(x)
@@ -272,10 +279,12 @@ def batch_plan(
         local = rng.scaled(rng.bits_at(keys[:, None, :], at), n[:, None])
         return local.reshape(len(sizes), -1, batch)
     epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
-    client = torch.repeat_interleave(torch.tensor(epochs, device=device))  # of each segment
+    # lengths are known here: a GPU would have to be waited for to tell them
+    segments, elements = sum(epochs), sum(e * s for e, s in zip(epochs, sizes, strict=True))
+    client = torch.repeat_interleave(torch.tensor(epochs, device=device), output_size=segments)
     first = torch.cumsum(torch.tensor([0, *epochs[:-1]], device=device), 0)
     epoch = torch.arange(len(client), device=device) - first[client]
-    segment = torch.repeat_interleave(n[client])  # of each element
+    segment = torch.repeat_interleave(n[client], output_size=elements)  # of each element
     start = torch.cumsum(n[client], 0) - n[client]
     at = torch.arange(len(segment), device=device) - start[segment]
     epoch_keys = rng.fold(keys[client], epoch)

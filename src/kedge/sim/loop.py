@@ -5,6 +5,9 @@ On a GPU the steps of a client are recorded as CUDA graphs (:mod:`kedge.sim.capt
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,10 +16,34 @@ from kedge.core.bound import Bound
 from kedge.core.client import Carry, Reply
 from kedge.core.part import Part
 from kedge.core.server import Totals
+from kedge.core.shell import in_channels_last
+from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job
 from kedge.errors import HookError
-from kedge.sim.capture import CapturedSteps, Captures, shapes_of, take_jobs
+from kedge.sim.capture import (
+    CapturedSteps,
+    Captures,
+    ran_out_of_memory,
+    shapes_of,
+    side_by_side,
+    take_jobs,
+)
 from kedge.sim.cohort import Cohort, How, Phases
+
+
+class Ask(NamedTuple):
+    """What the clients of a cohort are asked for: ``train``, ``survey`` or ``personal``."""
+
+    what: str
+    phases: Phases
+    part: str = ""  # whose survey it is
+
+
+class Trained(NamedTuple):
+    """What training gave on one client: what the server takes in, and what the client keeps."""
+
+    totals: Totals
+    kept: Tree
 
 
 class Loop:
@@ -28,36 +55,72 @@ class Loop:
         self.how = how or How(self.name)
         self._captures = Captures(capture)
 
-    def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, tree.Tree]:
+    def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, Tree]:
         total: Totals | None = None
-        kept = []
-        for i in range(len(cohort.clients)):
-            reply = self._client(bound, cohort, i, phases)
-            found = server.totals(bound, tree.stack([reply]), cohort.jobs.anchor)
-            total = found if total is None else server.add_totals(total, found)
-            kept.append(reply.client)
+        rows: Tree = None
+        for i, done in enumerate(self.each(bound, cohort, Ask("train", phases))):
+            total = _own(done.totals) if total is None else server.add_totals(total, done.totals)
+            rows = _put(rows, i, done.kept, len(cohort.clients))
         assert total is not None
-        return total, tree.stack(kept)
+        return total, rows
 
-    def _client(self, bound: Bound, cohort: Cohort, i: int, phases: Phases) -> Reply:
-        job, t = take_jobs(cohort.jobs, i), -1
-        plan = cohort.plan[i, : cohort.steps[i]]
+    def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
+        rows: Tree = None
+        for i, answer in enumerate(self.each(bound, cohort, Ask("survey", phases, part.name))):
+            rows = _put(rows, i, answer, len(cohort.clients))
+        return server.survey_totals(part, rows, cohort.jobs.info.weight)
+
+    def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> Weights:
+        rows: Tree = None
+        for i, weights in enumerate(self.each(bound, cohort, Ask("personal", phases))):
+            rows = _put(rows, i, weights, len(cohort.clients))
+        return rows
+
+    def each(self, bound: Bound, cohort: Cohort, ask: Ask) -> Iterator[Any]:
+        """The clients' answers in their order; each one is valid until the next is asked for."""
+        jobs = cohort.jobs
+        jobs = jobs._replace(anchor=laid(bound, jobs.anchor), sent=laid(bound, jobs.sent))
+
+        def client_number(i: int, slot: int = 0) -> Any:
+            plan = cohort.plan[i, : cohort.steps[i]]
+            return self.answer(bound, take_jobs(jobs, i), plan, cohort.clients[i], ask, slot)
+
+        count = len(cohort.clients)
+        if self.how.streams > 1 and cohort.plan.is_cuda:
+            return side_by_side(client_number, count, min(self.how.streams, count))
+        return map(client_number, range(count))
+
+    def answer(
+        self, bound: Bound, job: Job, plan: Tensor, who: int, ask: Ask, slot: int = 0
+    ) -> Any:
+        """What one client answers. Its anchor and what was sent are laid out already; clients that
+        run at the same time have different slots, each with graphs of its own."""
+        job, t = job._replace(client=laid(bound, job.client)), -1
         try:
-            reply = self._recorded(bound, job, plan, phases)
-            if reply is not None:
-                return reply
-            carry = client.begin(bound, job, phases)
-            for t in range(len(plan)):
-                carry = client.step(bound, job, carry, plan[t], phases, functional=False)
-            return client.end(bound, job, carry, phases)
+            if ask.what == "personal":
+                return client.personal(bound, job, ask.phases)
+            if ask.what == "survey":
+                part = next(p for p in bound.parts if p.name == ask.part)
+                return client.survey(bound, job, ask.phases, part)
+            reply = self._recorded(bound, job, plan, ask.phases, slot)
+            if reply is None:
+                carry = client.begin(bound, job, ask.phases)
+                for t, index in enumerate(plan.unbind()):
+                    own = t > 0 and index.device.type == "cpu"  # the first weights are the anchor's
+                    carry = client.step(bound, job, carry, index, ask.phases, False, own)
+                reply = client.end(bound, job, carry, ask.phases)
+            alone = tree.map(lambda x: x.unsqueeze(0), reply)
+            return Trained(server.totals(bound, alone, job.anchor), reply.client)
         except HookError as error:
-            raise HookError(f"{error} (client {cohort.clients[i]}, step {t})") from error
+            raise HookError(f"{error} (client {who}, step {t})") from error
 
-    def _recorded(self, bound: Bound, job: Job, plan: Tensor, phases: Phases) -> Reply | None:
+    def _recorded(
+        self, bound: Bound, job: Job, plan: Tensor, phases: Phases, slot: int
+    ) -> Reply | None:
         """What a client returns, by graphs, or None where there are none."""
         if not self._captures.enabled or plan.device.type != "cuda":
             return None
-        key = (id(bound), tuple(phases.items()), shapes_of(job), plan.shape[1])
+        key = (id(bound), tuple(phases.items()), shapes_of(job), plan.shape[1], slot)
 
         def begin(job: Job) -> Carry:
             return client.begin(bound, job, phases)
@@ -68,10 +131,10 @@ class Loop:
         def end(job: Job, carry: Carry) -> Reply:
             return client.end(bound, job, carry, phases)
 
-        rows = tuple(plan.shape[1:])
+        rows, fused = tuple(plan.shape[1:]), self.how.compile
         try:
             steps = self._captures.get(
-                key, lambda: CapturedSteps(begin, step, end, job, begin(job), rows)
+                key, lambda: CapturedSteps(begin, step, end, job, begin(job), rows, fused)
             )
             if steps is None:
                 return None
@@ -79,16 +142,28 @@ class Loop:
             steps.run(plan)
             return tree.map(torch.clone, steps.finish())
         except (RuntimeError, HookError) as error:
+            if ran_out_of_memory(error):
+                raise
             self._captures.give_up(key, error)
             return None
 
-    def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
-        answers = [
-            client.survey(bound, take_jobs(cohort.jobs, i), phases, part)
-            for i in range(len(cohort.clients))
-        ]
-        return server.survey_totals(part, tree.stack(answers), cohort.jobs.info.weight)
 
-    def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> tree.Weights:
-        jobs = (take_jobs(cohort.jobs, i) for i in range(len(cohort.clients)))
-        return tree.stack([client.personal(bound, job, phases) for job in jobs])
+def laid(bound: Bound, value: Tree) -> Tree:
+    """Tensors in one piece, those of convolutions as they like it, so that no step turns them."""
+    return in_channels_last(value) if bound.model.channels_last else tree.map(_dense, value)
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.contiguous()
+
+
+def _put(rows: Tree, i: int, value: Tree, count: int) -> Tree:
+    """Write one client's row into a stack of so many, which the first one makes."""
+    if i == 0:
+        rows = tree.map(lambda x: x.new_empty((count, *x.shape)), value)
+    tree.map(lambda row, x: row[i].copy_(x), rows, value)
+    return rows
+
+
+def _own(totals: Totals) -> Totals:
+    return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else x, totals)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from kedge.core import client, rng, server, tree
+from kedge.core import client, rng, server, stacked, tree
 from kedge.core.bound import Bound, Server, client_key
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
@@ -21,8 +22,12 @@ from kedge.errors import FieldError, KedgeError, NotFinite
 from kedge.sim.capture import take_jobs
 from kedge.sim.cohort import Cohort
 from kedge.sim.engine import How, make_engine
+from kedge.sim.evaluate import held_sums
 from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.joint import stores
+from kedge.sim.lanes import Group, Outcome, Stack
 from kedge.sim.store import Store
+from kedge.sim.vector import Vector
 
 WEIGHTINGS = ("size", "uniform")
 
@@ -49,7 +54,10 @@ class Simulation:
     ) -> None:
         model = model if isinstance(model, Model) else Model(model)
         self.how = how = engine if isinstance(engine, How) else How(engine)
-        model.channels_last = federation.device.type == "cuda" and how.engine == "loop"
+        likes = model.likes_channels_last(federation.device, federation.dtype)
+        model.channels_last = how.engine == "loop" and likes
+        at_once = how.engine == "vector" and federation.device.type == "cuda"
+        model.stacked = at_once and stacked.available()
         if weighting not in WEIGHTINGS:
             raise FieldError(f"weighting = {weighting!r} is not one of: {', '.join(WEIGHTINGS)}")
         per_round = federation.num_clients if per_round is None else per_round
@@ -58,12 +66,9 @@ class Simulation:
                 f"per_round = {per_round} is not between 1 and the {federation.num_clients} clients"
             )
         self.federation, self.per_round, self.weighting = federation, per_round, weighting
-        self.work, self.engine = work or LocalWork(), make_engine(how)
-        self.key = rng.key(seed, federation.device)
-        initial = tree.map(
-            lambda w: w.to(federation.device, federation.dtype if w.is_floating_point() else None),
-            model.weights(),
-        )
+        self.work, self.engine = work or LocalWork(), make_engine(how, federation.device)
+        self.key = rng.key(seed)  # on the host, where drawing a round's few numbers is quick
+        initial = tree.map(partial(_placed, federation, model), model.weights())
         self.bound = Bound(
             parse(method),
             model,
@@ -73,11 +78,14 @@ class Simulation:
             num_clients=federation.num_clients,
             input_shape=federation.input_shape,
             initial=initial,
-            key=rng.fold(self.key, "init"),
+            key=rng.fold(self.key, "init").to(federation.device),
         )
-        self._counts = federation.label_counts() if self.bound.needs("labels") else None
+        #: Samples per class on each client, [clients, C]; no columns where no part asks.
+        self.label_counts = torch.zeros((federation.num_clients, 0), device=federation.device)
+        if self.bound.needs("labels"):
+            self.label_counts = federation.label_counts()
         self.server: Server = self.bound.server()
-        self.store = Store(self.bound.client(), federation.num_clients)
+        self.store = Store(self.bound.client(), federation.num_clients, how.state, how.folder)
         self.round = 0
 
     # -- rounds -------------------------------------------------------------------------------
@@ -88,23 +96,61 @@ class Simulation:
         ``check`` stops at a loss that is not finite, for which it waits for the device.
         """
         clients = list(clients) if clients is not None else self.draw_cohort(self.round)
+        before = self.server
+        try:
+            surveyed = self.surveys(clients)
+            group, done = self.train(clients)
+            if check:
+                self.check_finite(done.totals, clients)
+        except BaseException:
+            self.server = before  # a round that failed can be run again
+            raise
+        return self.advance(group, done, surveyed)
+
+    def train(self, clients: list[int]) -> tuple[Group, Outcome]:
+        """What clients return in the present round, as a pure function of the state."""
         phases = self.bound.phases(self.round)
+        if not isinstance(self.engine, Vector):
+            cohort = self.cohort(clients)
+            totals, kept = self.engine.train(self.bound, cohort, phases)
+            every = list(range(len(clients)))
+            return Group.of(self.bound, cohort), Outcome(totals, [(every, kept)])
+        cohort = self.cohort(clients, state=False)
+        group = Group.of(self.bound, cohort)
+        stack = Stack(self.bound, [group], cohort.jobs, cohort.plan, *stores([self], [group]))
+        return group, self.engine.train_stack(stack, phases)[0]
+
+    def surveys(self, clients: Sequence[int]) -> int:
+        """Ask what comes before the present round, of which these are the clients; bytes sent."""
         surveyed = 0
         for part in self.bound.parts_with("survey"):
             if part.surveys() == "every" or (part.surveys() == "first" and self.round == 0):
                 surveyed += self.survey(part, clients if part.surveys() == "every" else None)
-        cohort = self.cohort(clients)
-        totals, kept = self.engine.train(self.bound, cohort, phases)
-        if check:
-            self._check_finite(totals, clients)
-        server_key = rng.fold(rng.fold(self.key, "server"), self.round)
-        self.server = server.server_round(self.bound, self.server, totals, self.round, server_key)
-        self.store.put(clients, kept)
+        return surveyed
+
+    def advance(self, group: Group, done: Outcome, surveyed: int) -> Totals:
+        """Take in what the clients of a round returned."""
+        totals, key = done.totals, self._server_key()
+        self.server = server.server_round(self.bound, self.server, totals, self.round, key)
+        for places, kept in done.kept:
+            self.store.put([group.clients[i] for i in places], kept)
         self.round += 1
-        public = self.bound.only_public(cohort.jobs.anchor)
-        down = tree.nbytes(public) + tree.nbytes(cohort.jobs.sent)
+        public = self.bound.only_public(group.anchor)
+        down = tree.nbytes(public) + tree.nbytes(group.sent)
         up = totals["up_bytes"] + surveyed
-        return totals | {"up_bytes": up, "down_bytes": down * len(clients)}
+        return totals | {"up_bytes": up, "down_bytes": down * len(group.clients)}
+
+    def check_finite(self, totals: Totals, clients: Sequence[int]) -> None:
+        """Stop at a loss that is not finite, and say whose it is."""
+        terms = totals["terms"]
+        bad = ~torch.stack([torch.isfinite(v) for v in terms.values()]).all(0)
+        if bool(bad.any()):
+            i = int(bad.nonzero()[0])
+            values = ", ".join(f"{name} {float(value[i]):.4g}" for name, value in terms.items())
+            raise NotFinite(
+                f"the loss of client {clients[i]} is not finite in round {self.round}; "
+                f"terms: {values}. Lower the learning rate or set clip"
+            )
 
     def finish(self) -> None:
         """Ask for the surveys that come after the last round."""
@@ -116,7 +162,7 @@ class Simulation:
         """Ask clients (all of them for None), let the part take the answers in; bytes they sent."""
         cohort = self.cohort(list(clients or range(self.federation.num_clients)))
         answers = self.engine.survey(self.bound, cohort, self.bound.phases(self.round), part)
-        key = rng.fold(rng.fold(self.key, "server"), self.round)
+        key = self._server_key()
         self.server = server.absorb(self.bound, self.server, part, answers, self.round, key)
         return int(answers["up_bytes"])
 
@@ -128,14 +174,14 @@ class Simulation:
         drawn = rng.permutation(key, self.federation.num_clients)[: self.per_round]
         return sorted(drawn.tolist())
 
-    def cohort(self, clients: Sequence[int]) -> Cohort:
-        """The jobs of some clients for the present round."""
+    def cohort(self, clients: Sequence[int], state: bool = True) -> Cohort:
+        """The jobs of some clients for the present round, with or without their own state."""
         fed, bound, dtype = self.federation, self.bound, self.federation.dtype
-        ids = torch.tensor(clients, device=fed.device)
+        ids = torch.tensor(clients)
         keys = client_key(self.key, self.round, ids)
         steps = [self.work.steps_for(fed.sizes[k]) for k in clients]
-        sizes = torch.tensor([fed.sizes[k] for k in clients], dtype=dtype, device=fed.device)
-        taken = torch.tensor(steps, dtype=dtype, device=fed.device)
+        sizes = torch.tensor([fed.sizes[k] for k in clients], dtype=dtype)
+        taken = torch.tensor(steps, dtype=dtype)
         info = Info(
             client=ids,
             round=torch.full_like(ids, self.round),
@@ -145,18 +191,25 @@ class Simulation:
             num_examples=sizes,
             weight=sizes if self.weighting == "size" else torch.ones_like(sizes),
         )
+        info = tree.map(self._to_device, info)
         none = torch.zeros((len(clients), 0), device=fed.device)
         jobs = Job(
             anchor=self.server.weights,
             sent=bound.sent(self.server),
-            client=self.store.gather(clients),
+            client=self.store.gather(clients) if state else {},
             info=info,
-            key=keys,
-            counts=none if self._counts is None else self._counts[ids],
+            key=self._to_device(keys),
+            counts=self.label_counts[info.client],
             chunks=fed.chunks(clients) if bound.needs("sweep") else Chunks(none, none),
         )
         plan = fed.plan(rng.fold(keys, "plan"), clients, self.work, steps)
         return Cohort(list(clients), jobs, steps, plan)
+
+    def _server_key(self) -> Tensor:
+        return self._to_device(rng.fold(rng.fold(self.key, "server"), self.round))
+
+    def _to_device(self, x: Tensor) -> Tensor:
+        return x.to(self.federation.device, non_blocking=True)
 
     # -- results ------------------------------------------------------------------------------
 
@@ -200,17 +253,22 @@ class Simulation:
         return mean, fed.task.per_class(total)
 
     def evaluate_clients(self, personal: bool = False) -> list[dict[str, float]]:
-        """The same on every client's held-out rows: the global model, or the client's own."""
+        """The same on every client's held-out rows (empty where there are none): the global model,
+        or the client's own."""
         fed = self.federation
         if not fed.held:
             raise FieldError("no client holds anything out for testing; set holdout, e.g. 0.2")
-        own = self.personal() if personal else None
-        reports = []
-        for k in range(fed.num_clients):
-            weights = self.weights if own is None else tree.take(own, k)
-            sums = self._measure(weights, fed.held_batches(k))
-            reports.append(fed.task.report(sums) if sums else {})
-        return reports
+        weights = self.personal() if personal else self.weights
+        # by the batch at hand, the result would depend on who is tested beside a client
+        if isinstance(self.engine, Vector) and self.bound.model.batchnorm != "batch":
+            found = held_sums(self.bound, fed, weights, personal)
+        else:
+            every = [tree.take(weights, k) if personal else weights for k in range(fed.num_clients)]
+            found = [
+                self._measure(w, fed.held_batches(k)) if len(fed.held[k]) else {}
+                for k, w in enumerate(every)
+            ]
+        return [fed.task.report(sums) if sums else {} for sums in found]
 
     @torch.no_grad()
     def _measure(self, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]:
@@ -241,8 +299,9 @@ class Simulation:
                 "this state belongs to another method, model or federation; "
                 f"{len(wrong)} arrays do not fit, the first is {wrong[0]!r}"
             )
-        found = tree.from_wire({n: x.to(self.federation.device) for n, x in state.items()}, held)
-        self.server = Server(found["weights"], found["slots"])
+        found = tree.from_wire(state, held)
+        loaded = Server(found["weights"], found["slots"])
+        self.server = tree.map(lambda x: x.to(self.federation.device), loaded)
         self.store.rows = found["clients"]
         self.round = int(found["round"])
 
@@ -254,13 +313,9 @@ class Simulation:
             "round": torch.tensor(self.round),
         }
 
-    def _check_finite(self, totals: Totals, clients: Sequence[int]) -> None:
-        terms = totals["terms"]
-        bad = ~torch.stack([torch.isfinite(v) for v in terms.values()]).all(0)
-        if bool(bad.any()):
-            i = int(bad.nonzero()[0])
-            values = ", ".join(f"{name} {float(value[i]):.4g}" for name, value in terms.items())
-            raise NotFinite(
-                f"the loss of client {clients[i]} is not finite in round {self.round}; "
-                f"terms: {values}. Lower the learning rate or set clip"
-            )
+
+def _placed(federation: Federation, model: Model, w: Tensor) -> Tensor:
+    """A weight on the device; of a convolution with a client axis, as its kernels read it."""
+    w = w.to(federation.device, federation.dtype if w.is_floating_point() else None)
+    turned = model.stacked and w.ndim == 4
+    return w.contiguous(memory_format=torch.channels_last) if turned else w

@@ -4,12 +4,16 @@ Their weights are stacked along a first axis and the same ``begin``, ``step`` an
 over it. Clients with fewer steps than others are not padded: sorted by their number of steps, those
 still running at step t are the first k_t of the stack, and step t runs on just these. On a GPU the
 steps are recorded as CUDA graphs (:mod:`kedge.sim.capture`) and replayed.
+
+A stack may hold clients of several simulations (:mod:`kedge.sim.fleet`), and one that is too large
+for the memory is trained in pieces (:mod:`kedge.sim.lanes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,17 +22,22 @@ from torch.func import vmap
 from kedge.core import client, server, tree
 from kedge.core.bound import Bound
 from kedge.core.client import Carry, Reply
+from kedge.core.lane import LaneBound
 from kedge.core.part import Part
 from kedge.core.server import Totals
 from kedge.core.view import Job
-from kedge.errors import HookError
-from kedge.sim.capture import CapturedSteps, Captures, shapes_of, take_jobs
+from kedge.errors import HookError, KedgeError
+from kedge.sim import lanes
+from kedge.sim.capture import CapturedSteps, Captures, ran_out_of_memory, shapes_of, take_jobs
 from kedge.sim.cohort import Cohort, How, Phases
+from kedge.sim.compiled import compiled
+from kedge.sim.lanes import Lane, Outcome, Stack
 
-SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0)  # type: ignore[arg-type]
+SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0, fields=None)  # type: ignore[arg-type]
 Begin = Callable[[Job], Carry]
 Step = Callable[[Job, Carry, Tensor], Carry]
 End = Callable[[Job, Carry], Reply]
+T = TypeVar("T")
 
 
 class Vector:
@@ -38,48 +47,89 @@ class Vector:
 
     def __init__(self, how: How | None = None, capture: bool = True) -> None:
         self.how = how or How(self.name)
+        self.chunk = self.how.chunk  # lanes at once, at most (0: all); less where memory runs out
         self._captures = Captures(capture)
+        self._compiled: dict[Any, Step] = {}
 
     def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, tree.Tree]:
-        order = sorted(range(len(cohort.clients)), key=lambda i: -cohort.steps[i])
-        sorted_already = order == list(range(len(order)))
-        jobs = cohort.jobs if sorted_already else take_jobs(cohort.jobs, order)
-        plan = cohort.plan if sorted_already else cohort.plan[order]
-        steps = [cohort.steps[i] for i in order]
+        """Totals of a cohort, and the next state of its clients."""
+        [done] = self.train_stack(lanes.single(bound, cohort), phases)
+        order = [place for places, _ in done.kept for place in places]
+        kept = tree.concat([state for _, state in done.kept])
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return done.totals, lanes.take_some(kept, back)
+
+    def train_stack(self, stack: Stack, phases: Phases) -> list[Outcome]:
+        """The same of one or several simulations, as many lanes at once as there is memory for."""
+        return self._fitting(
+            stack.lanes, lambda: lanes.train(self._named, stack, phases, self.chunk)
+        )
+
+    def attempt(self, stack: Stack, phases: Phases) -> str:
+        """Why a stack's lanes cannot be mapped, seen on one step of two of them; empty if they
+        can."""
+        two = [Lane(owner, 0, 1) for owner in range(len(stack.groups))][:2]
+        jobs, plan = lanes.some_jobs(stack, two)
+        begin, step, end = _mapped(stack.bound, phases, bool(jobs.fields))
         try:
-            replies = self.replies(bound, jobs, steps, plan, phases)
-        except HookError as error:
-            raise HookError(
-                f"{error} (all clients at once; engine=loop names the client)"
-            ) from error
-        if not sorted_already:
-            back = sorted(range(len(order)), key=lambda i: order[i])
-            replies = tree.take(replies, torch.tensor(back, device=plan.device))
-        return server.totals(bound, replies, jobs.anchor), replies.client
+            end(jobs, step(jobs, begin(jobs), plan[:, 0]))
+        except (KedgeError, RuntimeError, TypeError, ValueError) as error:
+            return str(error)
+        return ""
 
     def replies(
         self, bound: Bound, jobs: Job, steps: Sequence[int], plan: Tensor, phases: Phases
     ) -> Reply:
         """What clients return, who are sorted by falling number of steps."""
-        begin, step, end = _mapped(bound, phases)
-        done = self._recorded(begin, step, end, (id(bound), phases), jobs, steps, plan)
-        return (
-            done if done is not None else end(jobs, self._stepwise(begin, step, jobs, steps, plan))
-        )
+        begin, step, end = _mapped(bound, phases, bool(jobs.fields))
+        what = (id(bound), phases)
+        done = self._recorded(begin, step, end, what, jobs, steps, plan)
+        if done is not None:
+            return done
+        return end(jobs, self._stepwise(begin, step, what, jobs, steps, plan))
+
+    def _named(
+        self, bound: Bound, jobs: Job, steps: Sequence[int], plan: Tensor, phases: Phases
+    ) -> Reply:
+        try:
+            return self.replies(bound, jobs, steps, plan, phases)
+        except HookError as error:
+            raise HookError(
+                f"{error} (all clients at once; engine=loop names the client)"
+            ) from error
 
     def _stepwise(
-        self, begin: Begin, step: Step, jobs: Job, steps: Sequence[int], plan: Tensor
+        self,
+        begin: Begin,
+        step: Step,
+        what: tuple[int, Phases],
+        jobs: Job,
+        steps: Sequence[int],
+        plan: Tensor,
     ) -> Carry:
         carry = begin(jobs)
+        whole = self._fused(step, what, jobs, carry, plan[:, 0])  # for all lanes
         finished: list[Carry] = []  # those that ran out of steps, last clients first
         running = jobs
         for k, first, last in _stairs(steps):
             if k < len(running.key):
                 finished.insert(0, tree.take(carry, slice(k, None)))
                 carry, running = tree.take(carry, slice(k)), take_jobs(running, slice(k))
+            advance = whole if k == len(steps) else step
             for t in range(first, last):
-                carry = step(running, carry, plan[:k, t])
+                carry = advance(running, carry, plan[:k, t])
         return tree.concat([carry, *finished])
+
+    def _fused(
+        self, step: Step, what: tuple[int, Phases], jobs: Job, carry: Carry, index: Tensor
+    ) -> Step:
+        """The step as the compiler made it, if it is to: once for every shape."""
+        if not self.how.compile or jobs.key.is_cuda:
+            return step
+        key = (what[0], tuple(what[1].items()), shapes_of((jobs, carry, index)))
+        if key not in self._compiled:
+            self._compiled[key] = compiled(step, jobs, carry, index)
+        return self._compiled[key]
 
     def _recorded(
         self,
@@ -100,10 +150,10 @@ class Vector:
             return None
         total = len(steps)
         key = (what[0], tuple(what[1].items()), shapes_of(jobs), plan.shape[2])
-        rows = (total, plan.shape[2])
+        rows, fused = (total, plan.shape[2]), self.how.compile
         try:
             captured = self._captures.get(
-                key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows)
+                key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows, fused)
             )
             if captured is None:
                 return None
@@ -117,39 +167,92 @@ class Vector:
                     left = tree.take(captured.carry, rest)
                     finished.append((rest, tree.map(torch.clone, left)))
                     running = k
-                lanes = _size(k, total)
-                captured.run(by_step[first:last, :lanes], lanes)
+                size = _size(k, total)
+                captured.run(by_step[first:last, :size], size)
             for rest, left in finished:
                 tree.map(lambda t, s: t.copy_(s), tree.take(captured.carry, rest), left)
             return captured.finish()
         except (RuntimeError, HookError) as error:
+            if ran_out_of_memory(error):
+                raise
             self._captures.give_up(key, error)
             return None
 
     def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
         ask = vmap(lambda job: client.survey(bound, job, phases, part), in_dims=(SHARED,))
-        return server.survey_totals(part, ask(cohort.jobs), cohort.jobs.info.weight)
+
+        def work() -> Totals:
+            total: Totals = {}
+            for jobs in self._pieces(cohort):
+                found = server.survey_totals(part, ask(jobs), jobs.info.weight)
+                total = server.add_totals(total, found) if total else found
+            return total
+
+        return self._fitting(len(cohort.clients), work)
 
     def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> tree.Weights:
-        return vmap(lambda job: client.personal(bound, job, phases), in_dims=(SHARED,))(cohort.jobs)
+        ask = vmap(lambda job: client.personal(bound, job, phases), in_dims=(SHARED,))
+        return self._fitting(
+            len(cohort.clients), lambda: tree.concat([ask(jobs) for jobs in self._pieces(cohort)])
+        )
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def _pieces(self, cohort: Cohort) -> Iterator[Job]:
+        count, size = len(cohort.clients), self.chunk or len(cohort.clients)
+        for i in range(0, count, size):
+            yield cohort.jobs if size >= count else take_jobs(cohort.jobs, slice(i, i + size))
+
+    def _fitting(self, count: int, work: Callable[[], T]) -> T:
+        """Do some work on so many lanes; where memory runs out, again on fewer at once."""
+        while True:
+            try:
+                return work()
+            except (RuntimeError, HookError) as error:
+                if not ran_out_of_memory(error):
+                    raise
+            # outside the handler, where what the failed work held is let go
+            self._shrink(count)
+
+    def _shrink(self, count: int) -> None:
+        """From now on half as many lanes at once."""
+        before = min(self.chunk or count, count)
+        if before == 1:
+            raise KedgeError(
+                "one client alone does not fit into the memory. Make the batch smaller (--batch), "
+                "use a smaller model or --precision bf16, or try --engine loop"
+            )
+        self.chunk = before // 2
+        self._captures = Captures(self._captures.enabled)  # graphs hold memory of their own
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"{before} clients at once do not fit into the memory: going on with {self.chunk}",
+            stacklevel=2,
+        )
 
 
-def _mapped(bound: Bound, phases: Phases) -> tuple[Begin, Step, End]:
-    """The three functions of a client round, over all clients at once."""
+def _mapped(bound: Bound, phases: Phases, fleet: bool = False) -> tuple[Begin, Step, End]:
+    """The three functions of a client round, over all clients at once; those of a fleet have
+    nothing in common."""
+
+    def own(job: Job) -> Bound:
+        return bound.lane(job.fields) if isinstance(bound, LaneBound) else bound
 
     def begin(job: Job) -> Carry:
-        return client.begin(bound, job, phases)
+        return client.begin(own(job), job, phases)
 
     def step(job: Job, carry: Carry, index: Tensor) -> Carry:
-        return client.step(bound, job, carry, index, phases, functional=True)
+        return client.step(own(job), job, carry, index, phases, functional=True)
 
     def end(job: Job, carry: Carry) -> Reply:
-        return client.end(bound, job, carry, phases)
+        return client.end(own(job), job, carry, phases)
 
+    job = 0 if fleet else SHARED
     return (
-        vmap(begin, in_dims=(SHARED,)),
-        vmap(step, in_dims=(SHARED, 0, 0)),
-        vmap(end, in_dims=(SHARED, 0)),
+        vmap(begin, in_dims=(job,)),
+        vmap(step, in_dims=(job, 0, 0)),
+        vmap(end, in_dims=(job, 0)),
     )
 
 

@@ -1,0 +1,160 @@
+"""A rival in a process of its own, run by the Python of its own environment.
+
+The process is ``python -m kedge.bench.child SETTINGS``. It prints one line of JSON when it is ready
+and one for every line that it is sent, with the seconds of the round it then ran; it ends when its
+input does. kedge itself is lent to it, so it needs that library, torch, numpy, safetensors and
+pillow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from kedge.bench.workloads import Workload
+
+TIMEOUT = 900  # seconds for an answer
+PATIENCE = 20  # seconds for a process to end
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+QUIET |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class RivalFailed(Exception):
+    """A rival that gave no time; ``missing`` where it is not installed."""
+
+    def __init__(self, reason: str, missing: bool = False) -> None:
+        super().__init__(reason)
+        self.missing = missing
+
+
+class Child:
+    """Rounds in another process; a call runs one and gives its seconds."""
+
+    def __init__(
+        self, python: str, rival: str, work: Workload, device: str, precision: str, threads: int
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kedge-bench-")
+        home = Path(self._folder.name)
+        package = Path(__file__).parents[1]
+        shutil.copytree(package, home / "kedge", ignore=shutil.ignore_patterns("__pycache__"))
+        settings = {
+            "rival": rival, "work": dataclasses.asdict(work), "device": device,
+            "precision": precision, "threads": threads,
+        }  # fmt: skip
+        own = os.environ.get("PYTHONPATH") if python == sys.executable else None
+        path = os.pathsep.join(filter(None, [own, str(home)]))
+        env = os.environ | QUIET | {"FLWR_HOME": str(home / "flwr"), "PYTHONPATH": path}
+        self._log = home / "log.txt"
+        with open(self._log, "w") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", "kedge.bench.child", json.dumps(settings)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env,
+                start_new_session=True,  # an interrupt in the terminal is ours to handle
+            )  # fmt: skip
+        self._answers: queue.Queue[str] = queue.Queue()
+        self.last: dict[str, Any] = {}
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        try:
+            self.versions: dict[str, str] = self._answer().get("versions", {})
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self) -> float:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("round\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise RivalFailed(*self._why()) from None
+        self.last = self._answer()
+        return float(self.last["seconds"])
+
+    def close(self) -> None:
+        """Let it end; one that does not is ended."""
+        process = self._process
+        with suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            process.wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._listener.join()
+        if process.stdout is not None:
+            process.stdout.close()
+        self._folder.cleanup()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            line = self._answers.get(timeout=TIMEOUT)
+        except queue.Empty:
+            raise RivalFailed(f"no answer within {TIMEOUT} seconds") from None
+        if not line:
+            raise RivalFailed(*self._why())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RivalFailed(answer["error"])
+        return answer
+
+    def _why(self) -> tuple[str, bool]:
+        """The last line that a process left behind, and whether it misses a library."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=PATIENCE)
+        lines = [line for line in self._log.read_text().splitlines() if line.strip()]
+        last = lines[-1] if lines else f"exit code {self._process.returncode}"
+        kind, _, text = last.partition(": ")
+        missing = kind == "ModuleNotFoundError"
+        return text if missing else last, missing
+
+
+def main(text: str, asked: TextIO) -> None:
+    """The other side: make the rival, then run a round for every line."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed goes with the log
+
+    def say(answer: dict[str, Any]) -> None:
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+    settings = json.loads(text)
+    given = settings["work"]
+    work = Workload(**given | {"shape": tuple(given["shape"])})
+    device, precision = settings["device"], settings["precision"]
+    lines: Iterator[str] = iter(asked.readline, "")
+    if settings["rival"] == "flower":
+        from kedge.bench.flower_rival import serve
+
+        serve(work, device, precision, lines, say)
+        return
+    from kedge.bench.runners import Here, in_process, versions_of
+
+    rounds = in_process(settings["rival"], work, work.scaled(device), precision)
+    here: Callable[[], float] = Here(rounds, device, precision, settings["threads"])
+    say({"ready": True, "versions": versions_of(settings["rival"])})
+    for _ in lines:
+        say({"seconds": here()})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.stdin)

@@ -1,0 +1,65 @@
+"""The plain PyTorch loop that a user would write: one model, one optimiser per client and round,
+data already on the device, no graph, no compilation. BatchNorm statistics are averaged, too."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.bench.workloads import Workload
+
+
+def train(
+    net: nn.Module, x: Tensor, y: Tensor, plan: Tensor, lr: float, precision: str = "fp32"
+) -> None:
+    """Local training of one client; ``plan`` holds the rows of each batch, ``[steps, batch]``."""
+    bf16 = precision == "bf16"
+    passes = torch.autocast(x.device.type, torch.bfloat16) if bf16 else nullcontext()
+    net.train()
+    optim = torch.optim.SGD(net.parameters(), lr=lr)
+    for rows in plan:
+        optim.zero_grad(set_to_none=True)
+        with passes:
+            loss = F.cross_entropy(net(x[rows]), y[rows])
+        loss.backward()
+        optim.step()
+
+
+def draw_plan(work: Workload, client: int, g: torch.Generator) -> Tensor:
+    """Rows of a client's batches: one permutation of its samples after the other."""
+    count = work.steps * work.batch
+    epochs = -(-count // work.samples)
+    order = torch.cat([torch.randperm(work.samples, generator=g) for _ in range(epochs)])
+    return (order[:count] + client * work.samples).view(work.steps, work.batch)
+
+
+class EagerRounds:
+    """Rounds of federated averaging; a call runs one."""
+
+    def __init__(
+        self, work: Workload, data: tuple[Tensor, Tensor], precision: str = "fp32"
+    ) -> None:
+        self.work, self.precision = work, precision
+        self.x, self.y = data
+        self.server = work.module().to(self.x.device)
+        self._local = copy.deepcopy(self.server)
+        self._g = torch.Generator().manual_seed(1)
+
+    def __call__(self, clients: list[int] | None = None, plans: Tensor | None = None) -> None:
+        """One round of a drawn cohort, or of the given clients on the given rows."""
+        work, g = self.work, self._g
+        if clients is None:
+            clients = torch.randperm(work.clients, generator=g)[: work.cohort].tolist()
+        start = {k: v.clone() for k, v in self.server.state_dict().items()}
+        total = {k: torch.zeros_like(v, dtype=torch.float32) for k, v in start.items()}
+        for i, client in enumerate(clients):
+            plan = draw_plan(work, client, g).to(self.x.device) if plans is None else plans[i]
+            self._local.load_state_dict(start)
+            train(self._local, self.x, self.y, plan, work.lr, self.precision)
+            for name, value in self._local.state_dict().items():
+                total[name].add_(value, alpha=1 / len(clients))
+        self.server.load_state_dict(total)

@@ -1,0 +1,101 @@
+"""Flower's simulation of federated averaging on a workload: ServerApp, ClientApp, its FedAvg
+strategy and its Ray backend, one CPU per client. Needs ``flwr[simulation]``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.bench.eager import draw_plan, train
+from kedge.bench.workloads import Workload
+
+Say = Callable[[dict[str, Any]], None]
+NO_REPLY = "no client of the round replied"
+
+
+def serve(work: Workload, device: str, precision: str, asked: Iterator[str], say: Say) -> None:
+    """Run one round for every line that comes in, and say what it took."""
+    from flwr.app import ArrayRecord
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    device = device.partition(":")[0]  # Ray shows each client its own
+    client_app, server_app = ClientApp(), ServerApp()
+
+    @client_app.train()
+    def train_client(message: Any, context: Any) -> Any:
+        return _reply(work, device, precision, message, int(context.node_config["partition-id"]))
+
+    @server_app.main()
+    def main(grid: Any, context: Any) -> None:
+        strategy = FedAvg(
+            fraction_train=work.cohort / work.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=work.cohort,
+            min_available_nodes=work.clients,
+        )
+        first = ArrayRecord(work.module().state_dict())
+        arrays = strategy.start(grid=grid, initial_arrays=first, num_rounds=1).arrays  # Ray starts
+        if not arrays:
+            say({"error": NO_REPLY})
+            return
+        say({"ready": True, "versions": {"flwr": version("flwr"), "ray": version("ray")}})
+        for _ in asked:
+            start = time.perf_counter()
+            found = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1).arrays
+            seconds = time.perf_counter() - start
+            if not found:
+                say({"error": NO_REPLY})
+                return
+            arrays = found
+            total = sum(float(v.double().sum()) for v in found.to_torch_state_dict().values())
+            say({"seconds": seconds, "total": total})  # of all weights: to see that they move
+
+    resources = {"num_cpus": 1.0, "num_gpus": 0.0}
+    if device != "cpu":  # as many clients at a time as there are processors
+        resources["num_gpus"] = 1 / (os.cpu_count() or 1)
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=work.clients,
+        backend_config={"client_resources": resources},
+    )
+
+
+def _reply(work: Workload, device: str, precision: str, message: Any, client: int) -> Any:
+    """What a client answers: its trained weights, or those that came where it has not to train."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+    arrays, metrics = message.content["arrays"], MetricRecord({"num-examples": work.samples})
+    if not work.idle:
+        state = arrays.to_torch_state_dict()
+        arrays = ArrayRecord(trained(work, device, precision, client, state))
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
+    return Message(content=content, reply_to=message)
+
+
+def trained(
+    work: Workload, device: str, precision: str, client: int, state: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """A client's weights after its local training."""
+    net, (x, y) = _held(work, device)
+    net.load_state_dict(state)
+    plan = draw_plan(work, client, torch.Generator().manual_seed(client))
+    train(net, x, y, plan.to(device), work.lr, precision)
+    return net.state_dict()
+
+
+@lru_cache(maxsize=1)
+def _held(work: Workload, device: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Model and data of a worker process, made once and kept."""
+    torch.set_num_threads(1)
+    return work.module().to(device), work.scaled(device)

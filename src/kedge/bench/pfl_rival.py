@@ -1,0 +1,112 @@
+"""pfl's own simulation of federated averaging on a workload, as in its CIFAR-10 benchmark: one
+process, the data on the device, every client a slice of them. pfl shuffles nothing, and BatchNorm's
+statistics pass from client to client, unaveraged. Needs ``pfl`` (0.6.0)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.bench.workloads import Workload
+
+
+class Net(nn.Module):
+    """A network with the two methods that pfl asks for."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.train()
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.inner(x), y)
+
+    def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
+        """Asked for once, before the first round; nothing is timed then."""
+        from pfl.metrics import Weighted
+
+        return {"samples": Weighted(len(x), 1)}
+
+
+class PflRounds:
+    """Rounds by ``FederatedAveraging`` on a ``SimulatedBackend``; a call runs one more."""
+
+    def __init__(
+        self, work: Workload, data: tuple[Tensor, Tensor], precision: str = "fp32"
+    ) -> None:
+        # pfl takes a GPU where there is one, unless told otherwise before it is asked
+        os.environ["PFL_PYTORCH_DEVICE"] = str(data[0].device)
+        from pfl.aggregate.simulate import SimulatedBackend
+        from pfl.algorithm.base import NNAlgorithmParams
+        from pfl.algorithm.federated_averaging import FederatedAveraging
+        from pfl.data.federated_dataset import FederatedDataset
+        from pfl.data.sampling import get_user_sampler
+        from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+        from pfl.model.pytorch import PyTorchModel
+
+        logging.getLogger("pfl").setLevel(logging.WARNING)
+        self.net = Net(work.module()).to(data[0].device)
+        # each client in turn, so that the clients of a round differ
+        sampler = get_user_sampler("minimize_reuse", range(work.clients))
+        users = FederatedDataset(_clients(work, data), sampler)
+        self._algorithm = FederatedAveraging()
+        self._settings = NNAlgorithmParams(
+            central_num_iterations=0,
+            evaluation_frequency=10**9,
+            train_cohort_size=work.cohort,
+            val_cohort_size=0,
+        )
+        self._run: dict[str, Any] = {
+            "backend": SimulatedBackend(training_data=users, val_data=users),
+            "model": PyTorchModel(
+                self.net,
+                torch.optim.SGD,
+                torch.optim.SGD(self.net.parameters(), lr=1.0),
+                amp_dtype=torch.bfloat16 if precision == "bf16" else None,
+            ),
+            "model_train_params": NNTrainHyperParams(
+                local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch
+            ),
+            "model_eval_params": NNEvalHyperParams(local_batch_size=None),
+            "send_metrics_to_platform": False,
+        }
+
+    def __call__(self) -> None:
+        # an algorithm goes on where it stopped: with one more iteration allowed, it runs one
+        done = self._settings.central_num_iterations
+        self._settings = replace(self._settings, central_num_iterations=done + 1)
+        self._algorithm.run(algorithm_params=self._settings, **self._run)
+
+
+def _clients(work: Workload, data: tuple[Tensor, Tensor]) -> Any:
+    """What makes pfl's dataset of a client, by its number."""
+    from pfl.data.dataset import Dataset
+
+    class Rows(Dataset):
+        """A client's samples in order, batch after batch and from the start again, until the
+        workload's number of steps is reached."""
+
+        def iter(self, batch_size: int | None) -> Iterator[Any]:
+            if batch_size is None:
+                yield self.raw_data
+                return
+            for t in range(work.steps):
+                first = t * batch_size % work.samples
+                last = first + batch_size
+                if last <= work.samples:
+                    yield [tensor[first:last] for tensor in self.raw_data]
+                else:
+                    index = torch.arange(first, last, device=data[0].device) % work.samples
+                    yield [tensor[index] for tensor in self.raw_data]
+
+    def make(client: int) -> Any:
+        own = slice(client * work.samples, (client + 1) * work.samples)
+        return Rows([tensor[own] for tensor in data], user_id=str(client))
+
+    return make

@@ -1,0 +1,149 @@
+"""The record of a benchmark: where, with what, every time; and the table of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+import kedge
+from kedge.bench.runners import Runner
+from kedge.bench.workloads import WORKLOADS, Workload
+from kedge.errors import KedgeError
+from kedge.sim.cohort import How
+
+DEFAULTS = dataclasses.asdict(How(engine=""))
+
+
+def start(device: str, threads: int, command: str) -> dict[str, Any]:
+    """A record without rows."""
+    gpu = device.startswith("cuda")
+    hardware = {
+        "cpu": _cpu(), "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name(device) if gpu else None,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }  # fmt: skip
+    versions = {"kedge": kedge.__version__, "torch": torch.__version__}
+    versions["python"] = platform.python_version()
+    return {
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command, "hardware": hardware, "device": device,
+        "threads": threads, "versions": versions, "notes": [],
+        "interrupted": False, "rows": [],
+    }  # fmt: skip
+
+
+def check_path(path: str | None) -> None:
+    """Fail before anything is timed, not after, where a record could not be written."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise KedgeError(f"--out {path}: there is no folder {Path(path).parent}; make it first")
+
+
+def write(done: dict[str, Any], path: str) -> None:
+    Path(path).write_text(json.dumps(done, indent=1) + "\n")
+
+
+def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:
+    """What was found on a workload. A ratio is the other's seconds by one's own: above 1 is
+    faster."""
+    rivals = {r.rival: r for r in runners if r.rival and r.seconds}
+    plain = {(r.name, r.precision): r.seconds for r in runners if r.method == "fedavg"}
+    found = []
+    for runner in runners:
+        seconds = runner.seconds
+        row: dict[str, Any] = {
+            "workload": work.name, "runner": runner.name, "method": runner.method,
+            "precision": runner.precision, "rival": runner.rival or None, "seconds": seconds,
+            "times": runner.times, "failed": runner.failed or None, "how": runner.how,
+        }  # fmt: skip
+        if seconds is not None:
+            row["seconds_per_client"] = seconds / work.cohort
+            row["client_steps_per_second"] = None if runner.idle else work.client_steps / seconds
+            row["ratios"] = {
+                name: other.seconds / seconds
+                for name, other in rivals.items()
+                if other is not runner and other.seconds
+            }
+            base = plain.get((runner.name, runner.precision))
+            row["of_fedavg"] = seconds / base if base else None
+        found.append(row)
+    return found
+
+
+def tables(done: dict[str, Any]) -> Group:
+    """A table per workload, one line per runner, with its speed as a multiple of each rival's; and
+    what it was timed on."""
+    names = dict.fromkeys(row["workload"] for row in done["rows"])
+    pieces: list[RenderableType] = []
+    for name in names:
+        rows = [row for row in done["rows"] if row["workload"] == name]
+        pieces += [Text(f"{name}: {WORKLOADS[name].note}", "bold")]
+        pieces += [_table(rows, WORKLOADS[name].idle), Text()]
+    return Group(*pieces, *(Text(line, "dim") for line in _caption(done)))
+
+
+def _table(rows: list[dict[str, Any]], calls: bool) -> Table:
+    """``calls``: what counts is the cost of a client, not of a step."""
+    precision = {row["rival"]: row["precision"] for row in rows if row["rival"]}
+    rivals = [name for name in precision if any(name in row.get("ratios", {}) for row in rows)]
+    many = len({row["method"] for row in rows}) > 1
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("runner", *(["method"] if many else []), "precision"):
+        shown.add_column(column, no_wrap=True)
+    heads = ["ms/round", "ms/client" if calls else "client-\nsteps/s"]
+    heads += [f"x {name.replace('(', chr(10) + '(')}\n{precision[name]}" for name in rivals]
+    for head in (*heads, *(["x fedavg\n(cost)"] if many else [])):
+        shown.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [Text(row["runner"]), *([Text(row["method"])] if many else []), row["precision"]]
+        if row["seconds"] is None:
+            shown.add_row(*cells, Text("failed" if row["failed"] else "not timed", "red"))
+        else:
+            shown.add_row(*cells, *_numbers(row, rivals, many, calls))
+    return shown
+
+
+def _caption(done: dict[str, Any]) -> list[str]:
+    """Where and with what, and what a column means."""
+    hardware, versions = done["hardware"], done["versions"]
+    where = hardware["gpu"] or f"{hardware['cpu']}, {hardware['cores']} cores"
+    with_ = ", ".join(f"{name} {number}" for name, number in versions.items())
+    lines = [f"{where}; {done['threads']} threads; {with_}"]
+    lines.append("medians; x RIVAL: how many times as fast as that rival, which runs FedAvg")
+    for row in done["rows"]:
+        what = f"{row['runner']} {row['precision']} {row['method']} on {row['workload']}"
+        if row["failed"]:
+            lines.append(f"failed: {what}: {row['failed']}")
+        elif row["how"] and "auto" in row["runner"]:
+            how = {name: value for name, value in row["how"].items() if value != DEFAULTS[name]}
+            lines.append(f"{what} is {how}")
+    return lines + (["stopped early: what was timed until then"] if done["interrupted"] else [])
+
+
+def _numbers(row: dict[str, Any], rivals: list[str], many: bool, calls: bool) -> list[str]:
+    steps, ratios = row["client_steps_per_second"], row["ratios"]
+    each = f"{1e3 * row['seconds_per_client']:.3g}" if calls else f"{steps:.0f}"
+    cells = [f"{1e3 * row['seconds']:.2f}", each]
+    cells += [f"{ratios[name]:.3g}x" if name in ratios else "" for name in rivals]
+    if many:
+        cells.append("" if row["of_fedavg"] is None else f"{row['of_fedavg']:.2f}x")
+    return cells
+
+
+def _cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine()

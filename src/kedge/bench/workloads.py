@@ -1,0 +1,131 @@
+"""The workloads that speed is measured on. Data are random: speed does not depend on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kedge.core.model import Model
+from kedge.core.optim import SGD
+from kedge.core.task import Classification
+from kedge.sim.cohort import How
+from kedge.sim.federation import Federation, LocalWork
+from kedge.sim.simulation import Simulation
+from kedge.zoo.models import build
+
+CLASSES, MEAN, STD = 10, 0.5, 0.25
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A round: ``cohort`` clients of ``clients``, each with ``steps`` batches of its samples."""
+
+    name: str
+    model: str
+    shape: tuple[int, ...]
+    clients: int  # in the federation
+    cohort: int
+    samples: int  # per client
+    batch: int
+    steps: int
+    lr: float
+    note: str
+    idle: bool = False  # a framework that can call a client without any training does so
+
+    @property
+    def client_steps(self) -> int:
+        """Local steps of all clients in one round."""
+        return self.cohort * self.steps
+
+    def module(self) -> nn.Module:
+        """The network, always with the same first weights."""
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            return build(self.model, self.shape, CLASSES)
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Bytes and labels; client k holds rows ``k * samples`` to ``(k + 1) * samples``."""
+        g = torch.Generator().manual_seed(0)
+        n = self.clients * self.samples
+        x = torch.randint(0, 256, (n, *self.shape), generator=g, dtype=torch.uint8)
+        return x, torch.randint(0, CLASSES, (n,), generator=g)
+
+    def scaled(self, device: str) -> tuple[Tensor, Tensor]:
+        """The data on the device, as floats that need no further work: what rivals train on."""
+        x, y = self.data()
+        inputs = x.to(device).float().div_(255)
+        return inputs.sub_(MEAN).div_(STD) if self._pictures else inputs, y.to(device)
+
+    def federation(self, device: str) -> Federation:
+        """The data on the device as kedge holds them: pictures stay bytes."""
+        x, y = self.data()
+        moments = ([MEAN] * self.shape[0], [STD] * self.shape[0]) if self._pictures else None
+        rows = torch.arange(len(x)).split(self.samples)
+        inputs = x if self._pictures else x.float() / 255
+        return Federation(inputs, y, rows, Classification(CLASSES), moments=moments, device=device)
+
+    def simulation(
+        self,
+        federation: Federation,
+        how: How,
+        method: str = "fedavg",
+        precision: str = "fp32",
+    ) -> Simulation:
+        return Simulation(
+            federation,
+            Model(self.module(), precision=precision),
+            method,
+            optim=SGD(lr=self.lr),
+            work=LocalWork(batch=self.batch, steps=self.steps),
+            per_round=self.cohort,
+            weighting="uniform",
+            engine=how,
+        )
+
+    @property
+    def _pictures(self) -> bool:
+        return len(self.shape) == 3
+
+
+CIFAR = (3, 32, 32)
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload(
+            "pfl", "pfl_cnn", CIFAR, 1000, 50, 50, 10, 5, 0.1,
+            "pfl-research's CIFAR-10 benchmark: 50 of 1000 clients, CNN with dropout, batch 10",
+        ),
+        Workload(
+            "small10", "fedcog_cnn", CIFAR, 10, 10, 640, 64, 100, 0.01,
+            "the small CNN of FedCOG and MOON: 10 clients, batch 64, 100 steps",
+        ),
+        Workload(
+            "small100", "fedcog_cnn", CIFAR, 100, 100, 640, 64, 20, 0.01,
+            "the same CNN: 100 clients, batch 64, 20 steps",
+        ),
+        Workload(
+            "resnet_bn", "resnet18(norm=bn)", CIFAR, 10, 10, 512, 128, 20, 0.1,
+            "ResNet-18 with BatchNorm: 10 clients, batch 128, 20 steps",
+        ),
+        Workload(
+            "resnet_gn", "resnet18(norm=gn)", CIFAR, 10, 10, 512, 32, 20, 0.1,
+            "ResNet-18 with GroupNorm: 10 clients, batch 32, 20 steps",
+        ),
+        Workload(
+            "digits", "mlp(hidden=[64])", (64,), 20, 20, 72, 32, 10, 0.1,
+            "an MLP on the size of digits: 20 clients, batch 32, 10 steps",
+        ),
+        *(
+            Workload(
+                f"overhead{n}", "linear", (64,), n, n, 1, 1, 1, 0.1,
+                f"what a call costs: {n} clients, logistic regression, one step on one sample "
+                "(Flower: none)",
+                idle=True,
+            )
+            for n in (10, 100, 1000)
+        ),
+    )
+}  # fmt: skip
+GROUPS = {"all": list(WORKLOADS), "overhead": [n for n in WORKLOADS if n.startswith("overhead")]}

@@ -1,0 +1,101 @@
+"""Dropout that draws from a key."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from kedge.core import rng
+from kedge.core.shell import in_channels_last
+from kedge.errors import ModelError
+
+
+class Dropout(nn.Module):
+    """Dropout that draws from a key, so that it is the same in a loop and under ``vmap``."""
+
+    def __init__(self, p: float, channels: bool = False) -> None:
+        super().__init__()
+        self.p, self.channels = p, channels  # channels: drop whole channels, as nn.Dropout2d
+        # a value stays if its draw of 32 bits, read as a fraction of 24 bits, is p or more
+        self.least = math.ceil(torch.tensor(p, dtype=torch.float32).item() * 2**24) * 2**8
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        stream = _streams.top
+        if stream is None:
+            raise ModelError("a model with dropout needs a key in training: forward(..., key=key)")
+        key = stream.next()
+        if self.least >= 2**32:
+            return x * 0
+        if self.channels:
+            draws = rng.bits(key, (*x.shape[:2], *(1 for _ in x.shape[2:])))
+        elif stream.channels_last and x.ndim == 4 and x.device.type == "cpu":
+            draws = rng.bits_at(key, _counter(tuple(x.shape)))
+        else:
+            draws = rng.bits(key, tuple(x.shape))
+        keep = (draws ^ -(2**31)) >= self.least - 2**31  # compares them as unsigned numbers
+        return x * keep.to(x.dtype) / (1 - self.p)
+
+
+@lru_cache(maxsize=64)
+def _counter(shape: tuple[int, ...]) -> Tensor:
+    """0, 1, 2, ... in the layout of maps in channels-last, which is slow to make afresh."""
+    return in_channels_last(torch.arange(math.prod(shape), dtype=torch.int32).reshape(shape))
+
+
+class KeyStream:
+    """A new key for every dropout of a pass, in the order in which they run."""
+
+    def __init__(self, key: Tensor, channels_last: bool) -> None:
+        self.key, self.channels_last, self.count = key, channels_last, 0
+
+    def next(self) -> Tensor:
+        self.count += 1
+        return rng.fold(self.key, self.count)
+
+
+class _Streams(threading.local):
+    top: KeyStream | None = None
+
+
+_streams = _Streams()
+
+
+@contextmanager
+def drawing_from(stream: KeyStream | None) -> Iterator[None]:
+    """Let the dropouts of a pass draw from these keys."""
+    before, _streams.top = _streams.top, stream
+    try:
+        yield
+    finally:
+        _streams.top = before
+
+
+def keyed(module: nn.Module) -> nn.Module:
+    """The module with its dropouts replaced, in place."""
+    for name, child in list(module._modules.items()):
+        if child is None:
+            continue
+        rate = getattr(child, "dropout", 0.0)
+        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and rate:
+            raise ModelError(
+                f"{type(child).__name__} ({name}) drops out inside, where no key reaches; "
+                "set its dropout to 0 and add nn.Dropout after it"
+            )
+        if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            setattr(module, name, Dropout(child.p, channels=not isinstance(child, nn.Dropout)))
+        elif isinstance(child, _DropoutNd):
+            raise ModelError(
+                f"{type(child).__name__} ({name}) cannot draw from a key; use nn.Dropout"
+            )
+        else:
+            keyed(child)
+    return module
