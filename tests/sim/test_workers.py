@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError, HookError, KedgeError
+from kedge.sim import workers
 from kedge.sim.capture import take_jobs
 from kedge.sim.cohort import How
 from kedge.sim.engine import make_engine
@@ -79,10 +81,10 @@ def test_the_result_is_the_loops_bit_for_bit(method: str) -> None:
     problem = images(norm="bn", dropout=0.3, sizes=RAGGED)
     loop = problem.simulate(tiny(method), "loop", per_round=3)
     expected, own = after(loop), loop.personal()
-    for workers in (1, 2, 3):
-        sim = problem.simulate(tiny(method), How("loop", workers=workers), per_round=3)
-        assert tree.equal(after(sim), expected), workers
-        assert tree.equal(sim.personal(), own), workers
+    for count in (1, 2, 3):
+        sim = problem.simulate(tiny(method), How("loop", workers=count), per_round=3)
+        assert tree.equal(after(sim), expected), count
+        assert tree.equal(sim.personal(), own), count
 
 
 def convolutions(how: How, model: str = "pfl_cnn", method: str = "scaffold") -> Simulation:
@@ -101,15 +103,15 @@ def convolutions(how: How, model: str = "pfl_cnn", method: str = "scaffold") -> 
 @pytest.mark.filterwarnings("ignore:scaffold assumes plain SGD")
 @pytest.mark.parametrize("model", ["pfl_cnn", "fedcog_cnn(norm=bn)", "lenet5(norm=gn)"])
 def test_convolutions_in_single_precision_as_well(model: str) -> None:
-    loop, workers, vector = (
+    loop, shared, vector = (
         convolutions(how, model) for how in (How("loop"), How("loop", workers=2), How("vector"))
     )
     assert (
-        loop.bound.model.channels_last == workers.bound.model.channels_last == ("norm" not in model)
+        loop.bound.model.channels_last == shared.bound.model.channels_last == ("norm" not in model)
     )
     assert not vector.bound.model.channels_last
     expected = after(loop)
-    assert tree.equal(after(workers), expected)
+    assert tree.equal(after(shared), expected)
     assert tree.gap(after(vector), expected) < 1e-4
 
 
@@ -218,10 +220,10 @@ class Trips(Part):
         return batch
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_first_client_that_fails_is_named(workers: int) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_first_client_that_fails_is_named(count: int) -> None:
     part = Trips(clients=(2, 3))
-    sim = images(sizes=(20,) * 5).simulate(part, How("loop", workers=workers))
+    sim = images(sizes=(20,) * 5).simulate(part, How("loop", workers=count))
     for _ in range(2):  # the second time with new processes
         with pytest.raises(
             HookError, match=r"trips.transform failed: ValueError.*client 2, step 1"
@@ -278,6 +280,23 @@ def test_a_worker_that_is_killed_is_reported() -> None:
     assert idle.round == 2
 
 
+def test_workers_that_cannot_take_gradients_or_do_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim = images(sizes=(8, 8)).simulate("fedavg", How("loop", workers=2))
+    monkeypatch.setattr(workers, "_refusal", lambda: KedgeError("hide the GPU"))
+    with pytest.raises(KedgeError, match="hide the GPU"):
+        sim.run_round()
+    monkeypatch.setattr(workers, "_refusal", lambda: time.sleep(60))
+    monkeypatch.setattr(workers, "START_SECONDS", 0.2)
+    with pytest.raises(KedgeError, match=r"do not start within 0.2 s"):
+        sim.run_round()
+    assert not multiprocessing.active_children()
+    monkeypatch.undo()
+    sim.run_round()
+    assert sim.round == 1
+
+
 def test_where_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     how = How("loop", workers=2)
     with pytest.raises(FieldError, match=r"workers = 2: .* on cuda; leave workers out"):
@@ -297,10 +316,10 @@ def test_processes_and_files_go_with_the_simulation() -> None:
     files = set(os.listdir("/proc/self/fd"))
     sim = images(sizes=RAGGED).simulate("scaffold", How("loop", workers=2))
     sim.run_round()
-    workers = pids(sim)
-    assert len(set(workers)) == 2
+    found = pids(sim)
+    assert len(set(found)) == 2
     del sim
-    assert all(is_gone(pid) for pid in workers)
+    assert all(is_gone(pid) for pid in found)
     assert set(os.listdir("/proc/self/fd")) == files
 
 
@@ -331,10 +350,10 @@ def test_workers_end_with_their_parent() -> None:
         [sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        workers = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(workers) == 2
+        found = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(found) == 2
         parent.kill()
-        assert all(is_gone(pid) for pid in workers)
+        assert all(is_gone(pid) for pid in found)
 
 
 # -- whole runs --------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def step(
     own: bool = False,
 ) -> Carry:
     """One local step on the batch ``index``. ``functional`` differentiates by ``torch.func``, which
-    works under ``vmap``; otherwise plain autograd, which is faster, gives the same gradient. The
-    weights of a carry that the caller will not use again, and whose weights came from a step, are
-    its ``own``: they are moved in place, unless a part may have kept them."""
+    works under ``vmap``; otherwise plain autograd, which is faster, gives the same gradient.
+    ``own`` says that the carry's weights come from a step and will not be used again: they are
+    moved in place, on a CPU, unless a part may have kept them."""
     context = client_context(bound, job, phases, carry.local, carry.step)
     batch = bound.data.batch(index, _data_key(bound, job, carry.step))
     for part in bound.parts_with("transform"):
