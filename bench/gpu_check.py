@@ -157,7 +157,7 @@ def main() -> None:
     )
     if args.shards > 1:
         rows = shared(names, args.shards, args.compile)
-        print("\n".join(map(shown, rows)))
+        print("\n".join(map(shown, rows)), flush=True)
     else:
         rows = []
         for name in names:
@@ -168,17 +168,16 @@ def main() -> None:
                 if args.out:  # whatever is there so far
                     Path(args.out).write_text(json.dumps({"rows": rows}))
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
-    kernels = convolutions() if DEVICE == "cuda" else []
-    for row in kernels:
-        print(
-            "  ".join(
-                f"{k} {v:.1e}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
-            )
-        )
+    record = {"device": device, "torch": torch.__version__, "rows": rows, "kernels": []}
+    if args.out:  # whatever happens to the kernels
+        Path(args.out).write_text(json.dumps(record, indent=1))
     errors = sum("error" in r for r in rows)
-    print(f"\n{device}, torch {torch.__version__}; {len(rows)} rows, {errors} errors")
+    print(f"\n{device}, torch {torch.__version__}; {len(rows)} rows, {errors} errors", flush=True)
+    record["kernels"] = convolutions() if DEVICE == "cuda" else []
+    for row in record["kernels"]:
+        words = (f"{k} {v:.1e}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+        print("  ".join(words))
     if args.out:
-        record = {"device": device, "torch": torch.__version__, "rows": rows, "kernels": kernels}
         Path(args.out).write_text(json.dumps(record, indent=1))
 
 

@@ -10,6 +10,7 @@ bit, whatever the number of processes.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -215,6 +216,7 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C lets the round be finished
         threading.Thread(target=_end_with, args=(self.counter,), daemon=True).start()
         torch.set_num_threads(1)
+        gc.freeze()  # what was inherited stays, so it need not be looked through for garbage
         self.line.send(_refusal())
         while packed := os.read(self.counter, TICKET.size):
             self._serve(Ticket(*TICKET.unpack(packed)))
