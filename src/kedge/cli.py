@@ -346,7 +346,7 @@ def bench(
     precisions: Annotated[str, typer.Option(help="of kedge: fp32, tf32, bf16")] = "",
     rival_precision: Annotated[str, typer.Option(help="of rivals; on a GPU tf32")] = "",
     methods: Annotated[str, typer.Option(help="methods of kedge, and what they cost")] = "fedavg",
-    rounds: Annotated[int, typer.Option(help="timed rounds of each")] = 5,
+    rounds: Annotated[int, typer.Option(help="turns of each, of at least one timed round")] = 5,
     warm: Annotated[int, typer.Option(help="rounds before them")] = 2,
     threads: Annotated[int, typer.Option(help="of torch; 0: as many as it takes")] = 0,
     device: Annotated[str, typer.Option(help=HELP["device"])] = "auto",

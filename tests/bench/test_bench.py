@@ -162,7 +162,7 @@ def test_the_table_and_the_record_agree_and_ratios_are_of_seconds(tmp_path: Path
     ]  # fmt: skip
     eager, plain = rows["eager", "fedavg"], rows["kedge loop", "fedavg"]
     for (runner, method), row in rows.items():
-        assert len(row["times"]) == 2
+        assert len(row["times"]) >= 2
         assert row["seconds"] == statistics.median(row["times"]) > 0
         assert row["client_steps_per_second"] == pytest.approx(200 / row["seconds"])
         assert row["seconds_per_client"] == pytest.approx(row["seconds"] / 20)
@@ -196,6 +196,12 @@ def test_runners_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     timing.bench(small_plan())
     a, b = dict.fromkeys(order)
     assert order == [a, b, a, b, a, b, a, b]  # one round each to warm up, three timed
+
+
+def test_a_turn_of_a_quick_runner_has_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Here, "__call__", lambda self: 0.06)
+    for row in timing.bench(small_plan(rounds=2))["rows"]:
+        assert row["times"] == [0.06] * 8  # four in a quarter of a second
 
 
 def test_a_runner_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,29 @@
-"""Compiled functions compute what the functions themselves do."""
+"""Compiled functions compute what the functions themselves do, and engines use them."""
 
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import kedge
+from kedge.check.problems import images
 from kedge.core import tree
 from kedge.sim import compiled as module
+from kedge.sim import vector
+from kedge.sim.capture import shapes_of
+from kedge.sim.cohort import How
 from kedge.sim.compiled import compiled
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 from kedge.sim.vector import _mapped
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("g++"), reason="torch's compiler needs a C++ compiler"
-)
+RAGGED = (5, 9, 26, 14)  # in batches of 5: 1, 2, 6 and 3 steps
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
 def test_a_step_of_three_clients_with_dropout() -> None:
     """Masks are drawn by a generator whose constants have 31 bits: none may pass through float32
     on the way, which would change every mask."""
@@ -56,3 +61,71 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.warns(UserWarning, match="run as they are: no compiler here"):
         assert compiled(double, torch.ones(2)) is double
+
+
+# -- the vectorised engine ---------------------------------------------------------------------
+
+
+class Compiler:
+    """Gives functions back as they are; notes what it was given and with how many lanes that was
+    called."""
+
+    def __init__(self) -> None:
+        self.lanes: list[int] = []  # of every function
+        self.calls: list[int] = []
+
+    def __call__(self, function: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+        self.lanes.append(len(examples[2]))
+
+        def call(*arguments: Any) -> Any:
+            assert shapes_of(arguments) == shapes_of(examples)  # all that a compiled one can take
+            self.calls.append(len(arguments[2]))
+            return function(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr(vector, "compiled", made)
+    return made
+
+
+def simulate(how: How, sizes: tuple[int, ...] = RAGGED) -> Simulation:
+    return images(norm="bn", sizes=sizes, dropout=0.3).simulate("scaffold", how)
+
+
+def test_steps_of_the_full_stack_are_compiled_once(compiler: Compiler) -> None:
+    sim = simulate(How("vector", compile=True), sizes=(14, 14, 14))
+    for _ in range(3):
+        sim.run_round()
+    assert compiler.lanes == [3]
+    assert compiler.calls == [3] * 9
+
+
+def test_ragged_clients_leave_the_compiled_stack(compiler: Compiler) -> None:
+    """The first client to finish takes one step: what remains of the stack is not compiled."""
+    fused, plain = (simulate(How("vector", compile=c)) for c in (True, False))
+    for _ in range(2):
+        totals = fused.run_round(), plain.run_round()
+        assert tree.equal(totals[0]["terms"], totals[1]["terms"])
+    assert (compiler.lanes, compiler.calls) == ([4], [4, 4])
+    assert tree.equal(fused.state(), plain.state())
+
+
+def test_every_size_of_a_stack_is_compiled_for_itself(compiler: Compiler) -> None:
+    fused, plain = (simulate(How("vector", compile=c)) for c in (True, False))
+    cohorts = [[2, 1], [0, 1, 2], [3, 2], [2, 1, 3], [0, 1, 2, 3]]
+    for clients in cohorts:
+        fused.run_round(clients)
+        plain.run_round(clients)
+    assert compiler.lanes == [2, 3, 4]
+    assert compiler.calls == [2, 2, 3, 2, 2, 2, 3, 3, 4]
+    assert tree.equal(fused.state(), plain.state())
+
+
+def test_what_is_not_to_be_compiled_is_not(compiler: Compiler) -> None:
+    for how in (How("vector"), How("loop", compile=True)):  # a loop only on a GPU
+        simulate(how).run_round()
+    assert compiler.lanes == []

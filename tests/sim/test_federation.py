@@ -209,13 +209,13 @@ def test_a_plan_names_rows_of_the_federation() -> None:
     clients = [2, 0]
     steps = [work.steps_for(fed.sizes[k]) for k in clients]
     keys = rng.fold(rng.key(0), torch.tensor(clients))
-    plan = fed.plan(keys, clients, work, steps)
+    plan = fed.rows[fed.plan(keys, clients, work, steps)]
     assert plan.shape == (2, 3, 4)
     for i, k in enumerate(clients):
         seen = flat(plan, i, steps[i])
         assert Counter(seen[: fed.sizes[k]]) == Counter(CLIENTS[k])
         assert set(seen) == set(CLIENTS[k])
-    alone = fed.plan(keys[1:], [0], work, steps[1:])
+    alone = fed.rows[fed.plan(keys[1:], [0], work, steps[1:])]
     assert torch.equal(alone[0], plan[1, : steps[1]])
 
 

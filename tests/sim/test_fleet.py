@@ -330,6 +330,22 @@ def test_a_number_that_differs_between_lanes() -> None:
         assert float(slope) == 6.0
 
 
+def test_a_round_may_be_drawn_ahead() -> None:
+    """As on a GPU, which works while the host draws; a draw for other clients is not taken."""
+    sims = [simulate("scaffold", seed, per_round=2) for seed in (0, 1, 2, 0, 1, 2)]
+    for sim in sims[3:]:
+        sim.draws_ahead = True
+    for some in (sims[:2], sims[3:5]):
+        run_together(some, 3)
+    alone, ahead = sims[2], sims[5]
+    for sim in (alone, ahead):
+        for clients in (None, [0, 1, 2], None):
+            sim.run_round(clients)
+    assert gap(sims[:3], sims[3:]) == 0
+    assert ahead._ahead is not None
+    assert ahead._ahead.round == 3
+
+
 def test_no_warnings_where_all_goes_well() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

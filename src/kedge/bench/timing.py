@@ -1,4 +1,4 @@
-"""Timing: every workload's runners round by round in turn, after rounds to warm up."""
+"""Timing: every workload's runners in turn, after rounds to warm up."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from kedge.runs.precision import effective
 
 Say = Callable[[str], None]
 MISSING = "not installed"
+TURN = 0.25  # seconds: a quick runner's turn has several rounds
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,10 @@ def _runners(maker: Bench, what: Plan) -> list[Runner]:
 
 
 def _time(runners: list[Runner], what: Plan, name: str, say: Say) -> None:
-    """Start and warm each, then A B C A B C ...; one that fails is left out from there on."""
+    """Start and warm each, then A B C A B C ...; one that fails is left out from there on.
+
+    None pays for what another left behind: garbage is collected before a turn.
+    """
     running: list[tuple[Runner, Rounds]] = []
     try:
         for runner in runners:
@@ -157,11 +161,11 @@ def _time(runners: list[Runner], what: Plan, name: str, say: Say) -> None:
             for _ in range(what.warm):
                 if not _attempt(runner, rounds):
                     break
-        say(f"{name}: {what.rounds} timed rounds of each")
+        say(f"{name}: {what.rounds} turns of timed rounds of each")
         for _ in range(what.rounds):
             for runner, rounds in running:
-                if not runner.failed and (seconds := _attempt(runner, rounds)):
-                    runner.times.append(seconds)
+                gc.collect()
+                _turn(runner, rounds)
     finally:
         for _, rounds in running:
             with suppress(Exception):
@@ -170,6 +174,16 @@ def _time(runners: list[Runner], what: Plan, name: str, say: Say) -> None:
         gc.collect()
         if what.device.startswith("cuda"):
             torch.cuda.empty_cache()
+
+
+def _turn(runner: Runner, rounds: Rounds) -> None:
+    """At least one timed round, at most as many as take so long together."""
+    spent = 0.0
+    while not runner.failed and (seconds := _attempt(runner, rounds)):
+        runner.times.append(seconds)
+        spent += seconds
+        if spent + seconds > TURN:
+            break
 
 
 def _attempt(runner: Runner, rounds: Rounds) -> float | None:

@@ -2,8 +2,10 @@
 
 Under ``vmap`` over clients, whose weights differ, a :class:`Conv2d` becomes one operation with a
 client axis: on a GPU a kernel of :mod:`kedge.core.kernels`, which is several times faster than the
-grouped convolution that ``vmap`` makes of it. Where only inputs or only weights differ between
-clients, and outside ``vmap``, it is the ordinary convolution.
+grouped convolution that ``vmap`` makes of it. Inputs that clients have in common are repeated for
+it. Where clients share their weights it is the ordinary convolution of all their inputs in one
+batch, and only the gradient of the weights, each client's own, has a client axis. Outside ``vmap``,
+and in float64 on a GPU, it is the ordinary convolution.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ import dataclasses
 import gc
 import json
 import math
+import multiprocessing
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ from kedge.runs.precision import effective
 from kedge.runs.trial import need
 from kedge.sim.engine import How
 from kedge.sim.simulation import Simulation
+from kedge.sim.workers import possible
 
 Make = Callable[[int, How], Simulation]  # (seed, how) -> the simulation of that seed
 
@@ -88,12 +91,18 @@ def candidates(config: Config, sim: Simulation) -> list[How]:
         return [How("loop", compile=True), *ways] if on_gpu else ways
     ways = [How("loop"), How("vector", chunk=config.chunk)]
     processes = min(os.cpu_count() or 1, sim.per_round)
-    if not on_gpu and processes > 1:
+    if sim.federation.device.type == "cpu" and processes > 1 and _may_fork_after_trials():
         ways.append(How("loop", workers=processes))
     if config.compile == "auto" and (on_gpu or shutil.which("g++")):
         compiled = [dataclasses.replace(how, compile=True) for how in ways[:2]]
         ways += compiled if on_gpu else compiled[1:]
     return ways
+
+
+def _may_fork_after_trials() -> bool:
+    """Whether workers can be started once gradients were taken here: where torch sees a GPU, though
+    it is not used, the first gradient starts threads that no fork survives."""
+    return possible() and not torch.accelerator.is_available()
 
 
 def _as_before(folder: Folder, device: torch.device) -> Plan:
@@ -118,12 +127,13 @@ def _planned(config: Config, sim: Simulation) -> Plan:
     known = _Known.read(remember.recall(key))
     for how in ways:
         if how.engine not in known.needs:
-            known.needs[how.engine] = need(sim, how.engine, config.rounds)
+            known.needs[how.engine] = _need(sim, how, config.rounds)
     # where all fail the run will say why
     able = [how for how in ways if known.needs[how.engine] is not None] or ways[:1]
     fits = _fitting(able, known, config, sim)
     chosen, reason = _picked(fits, known, config, sim)
-    remember.keep(key, known.written())
+    if not config.workers or None not in known.needs.values():  # a process may fail by chance
+        remember.keep(key, known.written())
     unable = {how.engine for how in ways if how not in able}
     notes = [f"engine {name} cannot run this model with this method" for name in sorted(unable)]
     plan = Plan(
@@ -142,6 +152,36 @@ def _planned(config: Config, sim: Simulation) -> Plan:
     tests = math.ceil(config.rounds / config.eval_every)
     total = len(config.seeds) * (config.rounds * each + tests * known.timings.test)
     return dataclasses.replace(plan, round_seconds=each, total_seconds=total)
+
+
+def _need(sim: Simulation, how: How, rounds: int) -> Need | None:
+    """As :func:`need`; before workers are started in a process of its own, since gradients that are
+    taken in this one may keep it from starting them (:func:`_may_fork_after_trials`)."""
+    if not how.workers or sim.federation.device.type != "cpu" or not possible():
+        return need(sim, how.engine, rounds)
+    context = multiprocessing.get_context("fork")
+    line, there = context.Pipe(duplex=False)
+
+    def tell() -> None:
+        torch.set_num_threads(1)  # those of the other process are not here
+        there.send(need(sim, how.engine, rounds))
+
+    process = context.Process(target=tell, daemon=True)
+    with warnings.catch_warnings():
+        # Python warns of threads that may hold a lock; between calls torch's hold none
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    there.close()
+    try:
+        found: Need | None = line.recv()
+    except EOFError:  # it has ended, of which the run's own processes will say more
+        found = None
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        line.close()
+    return found
 
 
 def _fitting(ways: Sequence[How], known: _Known, config: Config, sim: Simulation) -> list[Fit]:

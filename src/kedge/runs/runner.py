@@ -224,8 +224,8 @@ def simulation(
         device=device,
     )
     text = auto_model(dataset) if config.model == "auto" else config.model
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=()):  # the host's; looking at a GPU would start it
+        torch.default_generator.manual_seed(seed)
         module = build(text, dataset.shape, dataset.outputs)
     return assemble(config, federation, module, seed, how)
 

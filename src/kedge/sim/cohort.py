@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from kedge.core.view import Job
+from kedge.core.view import Info, Job
 
 Phases = dict[str, str]
+
+
+def on_device(values: Sequence[Any], device: torch.device) -> Tensor:
+    """A tensor of numbers. Unlike ``torch.tensor(values, device=...)``, this does not wait until a
+    GPU has done all that it was given before."""
+    return torch.tensor(values).to(device, non_blocking=True)
+
+
+class Draw(NamedTuple):
+    """What of a round depends on its number and its clients alone, on the host but for large plans,
+    so that it can be drawn while the device still works on the round before."""
+
+    round: int
+    clients: list[int]
+    keys: Tensor
+    steps: list[int]
+    info: Info
+    plan: Tensor  # [K, max steps, batch] positions among the rows of the federation
 
 
 class Cohort(NamedTuple):

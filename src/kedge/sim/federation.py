@@ -20,6 +20,7 @@ from kedge.core import rng
 from kedge.core.task import Batch, Task
 from kedge.core.view import Chunks
 from kedge.errors import DataError, FieldError
+from kedge.sim.cohort import on_device
 from kedge.sim.images import augmentation, rotate
 from kedge.sim.partition import Partition
 
@@ -192,8 +193,8 @@ class Federation:
         size = min(SWEEP_ROWS, max(self.sizes))
         pieces = math.ceil(max(self.sizes[k] for k in clients) / size)
         at = torch.arange(pieces * size, device=self.device)
-        n = torch.tensor([self.sizes[k] for k in clients], device=self.device)[:, None]
-        start = torch.tensor([self.offsets[k] for k in clients], device=self.device)[:, None]
+        n = on_device([self.sizes[k] for k in clients], self.device)[:, None]
+        start = on_device([self.offsets[k] for k in clients], self.device)[:, None]
         index = self.rows[start + torch.minimum(at, n - 1)]
         mask = (at < n).to(self.dtype)
         return Chunks(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
@@ -201,7 +202,8 @@ class Federation:
     def plan(
         self, keys: Tensor, clients: Sequence[int], work: LocalWork, steps: Sequence[int]
     ) -> Tensor:
-        """Rows of every batch of a round, ``[K, max steps, batch]``; see :func:`batch_plan`.
+        """Where in ``rows`` the rows of every batch of a round lie, ``[K, max steps, batch]``; see
+        :func:`batch_plan`.
 
         A small plan is drawn where the keys are, on the host: there its many small operations cost
         less than their launches on a GPU. The numbers are the same on both.
@@ -210,8 +212,8 @@ class Federation:
         if len(clients) * max(steps) * work.batch > HOST_PLAN:
             keys = keys.to(self.device)
         local = batch_plan(keys, sizes, steps, work.batch, work.replacement)
-        start = torch.tensor([self.offsets[k] for k in clients], device=local.device)
-        return self.rows[(local + start[:, None, None]).to(self.device, non_blocking=True)]
+        start = on_device([self.offsets[k] for k in clients], local.device)
+        return local + start[:, None, None]
 
     def _inputs(self, x: Any) -> Tensor:
         x = _tensor(x)
@@ -273,7 +275,7 @@ def batch_plan(
     are never used.
     """
     device, longest = keys.device, max(steps) * batch
-    n = torch.tensor(sizes, device=device)
+    n = on_device(sizes, device)
     if replacement:
         at = torch.arange(longest, dtype=torch.int32, device=device)
         local = rng.scaled(rng.bits_at(keys[:, None, :], at), n[:, None])
@@ -281,10 +283,10 @@ def batch_plan(
     epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
     # lengths are known here: a GPU would have to be waited for to tell them
     segments, elements = sum(epochs), sum(e * s for e, s in zip(epochs, sizes, strict=True))
-    client = torch.repeat_interleave(torch.tensor(epochs, device=device), output_size=segments)
-    first = torch.cumsum(torch.tensor([0, *epochs[:-1]], device=device), 0)
+    client = _repeated(on_device(epochs, device), segments)
+    first = torch.cumsum(on_device([0, *epochs[:-1]], device), 0)
     epoch = torch.arange(len(client), device=device) - first[client]
-    segment = torch.repeat_interleave(n[client], output_size=elements)  # of each element
+    segment = _repeated(n[client], elements)  # of each element
     start = torch.cumsum(n[client], 0) - n[client]
     at = torch.arange(len(segment), device=device) - start[segment]
     epoch_keys = rng.fold(keys[client], epoch)
@@ -292,6 +294,17 @@ def batch_plan(
     order = torch.argsort((segment << 32) | draws, stable=True)
     shuffled = at[order]
     begin = start[first]  # where each client's first epoch starts
-    end = begin + torch.tensor([e * s for e, s in zip(epochs, sizes, strict=True)], device=device)
+    end = begin + on_device([e * s for e, s in zip(epochs, sizes, strict=True)], device)
     wanted = begin[:, None] + torch.arange(longest, device=device)
     return shuffled[torch.minimum(wanted, end[:, None] - 1)].reshape(len(sizes), -1, batch)
+
+
+def _repeated(counts: Tensor, total: int) -> Tensor:
+    """``repeat_interleave`` of 0, 1, 2, ... by counts that sum up to a total.
+
+    On a CPU torch wakes all its threads for it, however few the numbers, and on a machine with many
+    cores may wait for them a hundred times as long as the work takes.
+    """
+    if counts.device.type == "cpu":
+        return torch.from_numpy(np.repeat(np.arange(len(counts)), counts.numpy()))
+    return torch.repeat_interleave(counts, output_size=total)

@@ -106,6 +106,7 @@ class Fleet:
                 return None
             phases = sims[0].bound.phases(round)
             groups, outcomes = stack.groups, self._engine.train_stack(stack, phases)
+            self._joint.draw_ahead(round + 1)
         for i in going:
             try:
                 sims[i].check_finite(outcomes[i].totals, clients[i])

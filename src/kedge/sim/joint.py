@@ -20,6 +20,7 @@ from kedge.core.bound import client_key
 from kedge.core.lane import OPTIM, LaneBound, difference
 from kedge.core.tree import Tree
 from kedge.core.view import Chunks, Info, Job
+from kedge.sim.cohort import on_device
 from kedge.sim.federation import HOST_PLAN, Federation, batch_plan
 from kedge.sim.lanes import Group, Stack
 
@@ -39,6 +40,13 @@ class Joint:
         pairs = zip(sims, self._starts, strict=True)
         self._rows = torch.cat([sim.federation.rows + start for sim, start in pairs])
         self._first_row = [0, *accumulate(len(sim.federation.rows) for sim in sims)]
+        self._ahead: tuple[int, list[list[int]], Tensor, Tensor] | None = None
+
+    def draw_ahead(self, round: int) -> None:
+        """Draw what a later round will do, while a GPU still works on the present one."""
+        if self.sims[0].draws_ahead:
+            clients = [sim.draw_cohort(round) for sim in self.sims]
+            self._ahead = round, clients, *self._draw(clients, round)
 
     def stack(self, clients: Sequence[list[int]], round: int) -> Stack:
         """All cohorts of a round as one."""
@@ -53,11 +61,21 @@ class Joint:
             )
             for sim, own in zip(sims, clients, strict=True)
         ]
+        if self._ahead is not None and self._ahead[:2] == (round, list(clients)):
+            keys, plan = self._ahead[2:]
+        else:
+            keys, plan = self._draw(clients, round)
+        rows = self._rows[plan.to(self._rows.device)]
+        return Stack(
+            self.bound, groups, self._jobs(groups, round, keys), rows, *stores(sims, groups)
+        )
+
+    def _draw(self, clients: Sequence[list[int]], round: int) -> tuple[Tensor, Tensor]:
+        """Keys of all lanes, and where in ``_rows`` the rows of their batches lie."""
         owners = torch.tensor([s for s, own in enumerate(clients) for _ in own])
         ids = torch.tensor([k for own in clients for k in own])
         keys = client_key(self._roots[owners], round, ids)  # on the host, which is quick at this
-        jobs, plan = self._jobs(groups, round, keys), self._plan(groups, rng.fold(keys, "plan"))
-        return Stack(self.bound, groups, jobs, plan, *stores(sims, groups))
+        return keys, self._plan(clients, rng.fold(keys, "plan"))
 
     def _jobs(self, groups: list[Group], round: int, keys: Tensor) -> Job:
         sims, fed = self.sims, self.sims[0].federation
@@ -100,23 +118,21 @@ class Joint:
         pairs = zip(self.sims, pieces, strict=True)
         return torch.cat([sim.bound.optim.effective_steps(own) for sim, own in pairs])
 
-    def _plan(self, groups: list[Group], keys: Tensor) -> Tensor:
-        """Rows of every batch of all simulations."""
+    def _plan(self, clients: Sequence[list[int]], keys: Tensor) -> Tensor:
         sims, work = self.sims, self.sims[0].work
-        lanes = [(s, k) for s, group in enumerate(groups) for k in group.clients]
+        lanes = [(s, k) for s, own in enumerate(clients) for k in own]
         sizes = [sims[s].federation.sizes[k] for s, k in lanes]
-        steps = [n for group in groups for n in group.steps]
+        steps = [sims[s].work.steps_for(n) for (s, _), n in zip(lanes, sizes, strict=True)]
         if len(lanes) * max(steps) * work.batch > HOST_PLAN:
             keys = keys.to(self._rows.device)
         ways = [sims[s].work.replacement for s, _ in lanes]
         drawn = {way: batch_plan(keys, sizes, steps, work.batch, way) for way in set(ways)}
         local = drawn[ways[0]]
         if len(drawn) > 1:
-            again = torch.tensor(ways, device=keys.device)[:, None, None]
+            again = on_device(ways, keys.device)[:, None, None]
             local = torch.where(again, drawn[True], drawn[False])
         first = [self._first_row[s] + sims[s].federation.offsets[k] for s, k in lanes]
-        start = torch.tensor(first, device=keys.device)[:, None, None]
-        return self._rows[(local + start).to(self._rows.device)]
+        return local + on_device(first, keys.device)[:, None, None]
 
 
 def stores(

@@ -22,7 +22,7 @@ from kedge.core.part import Stack as Stacked
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job
-from kedge.sim.cohort import Cohort, Phases
+from kedge.sim.cohort import Cohort, Phases, on_device
 
 Replies = Callable[[Bound, Job, Sequence[int], Tensor, Phases], Reply]
 PLAIN = {"terms", "client_weights"}  # totals that are no sums, and may lie where the replies do
@@ -133,7 +133,7 @@ def take_some(stacked: Tree, rows: list[int]) -> Tree:
 
     def take(x: Tensor) -> Tensor:
         if x.device not in places:
-            places[x.device] = torch.tensor(rows, device=x.device)
+            places[x.device] = on_device(rows, x.device)
         return x[places[x.device]]
 
     return tree.map(take, stacked)

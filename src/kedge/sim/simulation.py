@@ -20,7 +20,7 @@ from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
 from kedge.errors import FieldError, KedgeError, NotFinite
 from kedge.sim.capture import take_jobs
-from kedge.sim.cohort import Cohort
+from kedge.sim.cohort import Cohort, Draw
 from kedge.sim.engine import How, make_engine
 from kedge.sim.evaluate import held_sums
 from kedge.sim.federation import Federation, LocalWork
@@ -87,6 +87,9 @@ class Simulation:
         self.server: Server = self.bound.server()
         self.store = Store(self.bound.client(), federation.num_clients, how.state, how.folder)
         self.round = 0
+        #: A GPU is given its work and does it by itself; the next round is drawn meanwhile.
+        self.draws_ahead = federation.device.type == "cuda"
+        self._ahead: Draw | None = None
 
     # -- rounds -------------------------------------------------------------------------------
 
@@ -109,6 +112,12 @@ class Simulation:
 
     def train(self, clients: list[int]) -> tuple[Group, Outcome]:
         """What clients return in the present round, as a pure function of the state."""
+        found = self._train(clients)
+        if self.draws_ahead:
+            self._ahead = self.draw(self.draw_cohort(self.round + 1), self.round + 1)
+        return found
+
+    def _train(self, clients: list[int]) -> tuple[Group, Outcome]:
         phases = self.bound.phases(self.round)
         if not isinstance(self.engine, Vector):
             cohort = self.cohort(clients)
@@ -170,40 +179,50 @@ class Simulation:
         """Clients of a round: a fixed count without replacement, the same for every method."""
         if self.per_round == self.federation.num_clients:
             return list(range(self.per_round))
+        if self._ahead is not None and self._ahead.round == round:
+            return list(self._ahead.clients)
         key = rng.fold(rng.fold(self.key, "cohort"), round)
         drawn = rng.permutation(key, self.federation.num_clients)[: self.per_round]
         return sorted(drawn.tolist())
 
-    def cohort(self, clients: Sequence[int], state: bool = True) -> Cohort:
-        """The jobs of some clients for the present round, with or without their own state."""
-        fed, bound, dtype = self.federation, self.bound, self.federation.dtype
+    def draw(self, clients: Sequence[int], round: int) -> Draw:
+        """What some clients will do in a round, as far as nothing has to be trained for it."""
+        ahead, clients = self._ahead, list(clients)
+        if ahead is not None and (ahead.round, ahead.clients) == (round, clients):
+            return ahead
+        fed, dtype = self.federation, self.federation.dtype
         ids = torch.tensor(clients)
-        keys = client_key(self.key, self.round, ids)
+        keys = client_key(self.key, round, ids)
         steps = [self.work.steps_for(fed.sizes[k]) for k in clients]
         sizes = torch.tensor([fed.sizes[k] for k in clients], dtype=dtype)
         taken = torch.tensor(steps, dtype=dtype)
         info = Info(
             client=ids,
-            round=torch.full_like(ids, self.round),
-            lr=torch.full_like(sizes, bound.lr(self.round)),
+            round=torch.full_like(ids, round),
+            lr=torch.full_like(sizes, self.bound.lr(round)),
             num_steps=taken,
-            effective_steps=bound.optim.effective_steps(taken),
+            effective_steps=self.bound.optim.effective_steps(taken),
             num_examples=sizes,
             weight=sizes if self.weighting == "size" else torch.ones_like(sizes),
         )
-        info = tree.map(self._to_device, info)
+        plan = fed.plan(rng.fold(keys, "plan"), clients, self.work, steps)
+        return Draw(round, clients, keys, steps, info, plan)
+
+    def cohort(self, clients: Sequence[int], state: bool = True) -> Cohort:
+        """The jobs of some clients for the present round, with or without their own state."""
+        fed, bound, drawn = self.federation, self.bound, self.draw(clients, self.round)
+        info = tree.map(self._to_device, drawn.info)
         none = torch.zeros((len(clients), 0), device=fed.device)
         jobs = Job(
             anchor=self.server.weights,
             sent=bound.sent(self.server),
             client=self.store.gather(clients) if state else {},
             info=info,
-            key=self._to_device(keys),
+            key=self._to_device(drawn.keys),
             counts=self.label_counts[info.client],
             chunks=fed.chunks(clients) if bound.needs("sweep") else Chunks(none, none),
         )
-        plan = fed.plan(rng.fold(keys, "plan"), clients, self.work, steps)
-        return Cohort(list(clients), jobs, steps, plan)
+        return Cohort(drawn.clients, jobs, drawn.steps, fed.rows[self._to_device(drawn.plan)])
 
     def _server_key(self) -> Tensor:
         return self._to_device(rng.fold(rng.fold(self.key, "server"), self.round))

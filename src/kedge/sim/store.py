@@ -18,6 +18,7 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.tree import Tree
 from kedge.errors import FieldError, KedgeError
+from kedge.sim.cohort import on_device
 
 PLACES = ("device", "host", "file")
 
@@ -45,23 +46,24 @@ class Store:
     def gather(self, clients: Sequence[int]) -> Tree:
         """The rows of some clients, on the device."""
         if self.where == "device":
-            return tree.map(lambda x: x[torch.tensor(clients, device=x.device)], self._rows)
+            index = self._index(clients)
+            return tree.map(lambda x: x.index_select(0, index), self._rows)
         found = tree.map(lambda x: x.expand(len(clients), *x.shape).clone(), self._first)
         places = [i for i, k in enumerate(clients) if k not in self._fresh]
         if places:
             known = torch.tensor([clients[i] for i in places])
 
             def read(rows: Tensor, target: Tensor) -> None:
-                target[torch.tensor(places, device=target.device)] = rows[known].to(target.device)
+                target[on_device(places, target.device)] = rows[known].to(target.device)
 
             tree.map(read, self._rows, found)
         return found
 
     def put(self, clients: Sequence[int], values: Tree) -> None:
-        def write(rows: Tensor, new: Tensor) -> None:
-            rows[torch.tensor(clients, device=rows.device)] = new.to(rows.device)
-
-        tree.map(write, self._there(), values)
+        index = self._index(clients)
+        tree.map(
+            lambda rows, new: rows.index_copy_(0, index, new.to(rows.device)), self._there(), values
+        )
         self._fresh.difference_update(clients)
 
     @property
@@ -86,6 +88,11 @@ class Store:
         else:
             tree.map(lambda rows, new: rows.copy_(new), self._there(), values)
             self._fresh.clear()
+
+    def _index(self, clients: Sequence[int]) -> Tensor:
+        """Their rows, where the rows lie."""
+        device = next((x.device for x in tree.leaves(self._there())), torch.device("cpu"))
+        return on_device(clients, device)
 
     def _there(self) -> Tree:
         if self._rows is None:

@@ -63,6 +63,12 @@ class Workers(Loop):
             torch.set_num_threads(threads)
 
 
+def possible() -> bool:
+    """Whether this process can have workers: it forks them, and Linux has the memory they share."""
+    forks = "fork" in multiprocessing.get_all_start_methods()
+    return hasattr(os, "memfd_create") and forks and not multiprocessing.current_process().daemon
+
+
 def check_workers(workers: int, device: torch.device) -> None:
     """Say clearly where there are no worker processes."""
     if device.type != "cpu":
@@ -70,8 +76,11 @@ def check_workers(workers: int, device: torch.device) -> None:
             f"workers = {workers}: worker processes share the cores of a CPU, but this run is on "
             f"{device.type}; leave workers out, or set device = cpu"
         )
-    if not hasattr(os, "memfd_create"):
-        raise FieldError(f"workers = {workers}: worker processes need Linux; leave workers out")
+    if not possible():
+        raise FieldError(
+            f"workers = {workers}: worker processes need Linux, and a process that may have "
+            "children (a daemon of multiprocessing may not); leave workers out"
+        )
 
 
 class Ticket(NamedTuple):
