@@ -38,7 +38,7 @@ def fold(key: Tensor, data: Tensor | int | str) -> Tensor:
     """
     if isinstance(data, str):
         data = zlib.crc32(data.encode()) & 0x7FFFFFFF
-    if _is_plain(key, 1) and (isinstance(data, int) or _is_plain(data, 0)):
+    if is_plain(key, 1) and (isinstance(data, int) or is_plain(data, 0)):
         return _fold_numbers(key, int(data))
     if isinstance(data, int):
         a, b = _mix(key[..., 0] ^ _i32(data)), key[..., 1]
@@ -131,7 +131,7 @@ def _log(x: Tensor | float, like: Tensor) -> Tensor:
     return torch.log(x) if isinstance(x, Tensor) else torch.full_like(like[0], math.log(x))
 
 
-def _is_plain(x: Tensor, ndim: int) -> bool:
+def is_plain(x: Tensor, ndim: int) -> bool:
     """Whether a tensor's values can be read at no cost: on a CPU, outside of vmap and tracing."""
     return (
         x.ndim == ndim

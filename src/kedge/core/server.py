@@ -60,18 +60,17 @@ def survey_totals(part: Part, answers: Tree, weight: Tensor) -> Totals:
     }  # fmt: skip
 
 
-def add_totals(a: Totals, b: Totals) -> Totals:
-    """Totals of two groups of clients as those of their union."""
-    plain = ("count", "up_bytes")
+def add_totals(a: Totals, b: Totals, own: bool = False) -> Totals:
+    """Totals of two groups of clients as those of their union, in the memory of the first if it is
+    the caller's own."""
+    plain, add = ("count", "up_bytes"), Tensor.add_ if own else torch.add
     out: Totals = {name: a[name] + b[name] for name in plain}
     for name in a.keys() - {*plain, "uploads"}:
-        join = _cat if name in ("terms", "clients", "client_weights") else torch.add
+        join = _cat if name in ("terms", "clients", "client_weights") else add
         out[name] = tree.map(join, a[name], b[name])
     out["uploads"] = {
         path: type(one)(
-            tree.map(
-                _cat if isinstance(one, Stack) else torch.add, one.value, b["uploads"][path].value
-            )
+            tree.map(_cat if isinstance(one, Stack) else add, one.value, b["uploads"][path].value)
         )
         for path, one in a["uploads"].items()
     }
@@ -180,6 +179,8 @@ def _own(reduced: dict[Path, Any], name: str) -> Tree:
 
 
 def _weighted(x: Tensor, w: Tensor) -> Tensor:
+    if len(x) == 1:  # the same number, in a fifth of the time
+        return x[0] * w[0].to(x.dtype)
     return (x * w.reshape(-1, *(1,) * (x.ndim - 1)).to(x.dtype)).sum(0)
 
 

@@ -139,10 +139,10 @@ class Federation:
 
     def batch(self, index: Tensor, key: Tensor) -> Batch:
         """Samples for training, augmented."""
-        x = self._scaled(self.x[index])
+        x = self._scaled(_picked(self.x, index))
         if self._augment is not None:
             x = self._augment(x, key)
-        return Batch(self._normalised(x), self.y[index])
+        return Batch(self._normalised(x), _picked(self.y, index))
 
     def clean(self, index: Tensor) -> Batch:
         """The same samples as they are."""
@@ -261,6 +261,11 @@ def _tensor(values: Any) -> Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()
     return torch.as_tensor(values)
+
+
+def _picked(x: Tensor, index: Tensor) -> Tensor:
+    """Some rows; for one client on a CPU by an operator that takes a twentieth of the time."""
+    return x.index_select(0, index) if rng.is_plain(index, 1) else x[index]
 
 
 def batch_plan(

@@ -56,12 +56,11 @@ class Loop:
         self._captures = Captures(capture)
 
     def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, Tree]:
-        total: Totals | None = None
+        total: Totals = {}
         rows: Tree = None
         for i, done in enumerate(self.each(bound, cohort, Ask("train", phases))):
-            total = _own(done.totals) if total is None else server.add_totals(total, done.totals)
+            total = server.add_totals(total, done.totals, own=True) if i else _own(done.totals)
             rows = _put(rows, i, done.kept, len(cohort.clients))
-        assert total is not None
         return total, rows
 
     def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:

@@ -10,6 +10,7 @@ bit, whatever the number of processes.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -40,6 +41,7 @@ from kedge.sim.loop import Ask, Loop, laid
 from kedge.sim.shared import Memory, Place, places
 
 START_SECONDS = 60.0  # a process that has not reported by then is stuck
+MALLOPT = {-3: 1 << 30, -1: 1 << 30, -2: 1 << 26}  # glibc's M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
 
 
 class Workers(Loop):
@@ -225,6 +227,7 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C lets the round be finished
         threading.Thread(target=_end_with, args=(self.counter,), daemon=True).start()
         torch.set_num_threads(1)
+        _keep_memory()
         gc.freeze()  # what was inherited stays, so it need not be looked through for garbage
         self.line.send(_refusal())
         while packed := os.read(self.counter, TICKET.size):
@@ -275,6 +278,15 @@ def _refusal() -> KedgeError | None:
             f"a GPU: hide it (CUDA_VISIBLE_DEVICES=), or leave workers out. torch says: {error}"
         )
     return None
+
+
+def _keep_memory() -> None:
+    """Let this process keep the memory of tensors that it frees. By default that of large ones goes
+    back to the system, which has to clear it before the next step gets it again."""
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        libc = ctypes.CDLL(None)
+        for option, value in MALLOPT.items():
+            libc.mallopt(option, value)
 
 
 def _portable(error: Exception, who: int) -> Exception:
