@@ -21,7 +21,7 @@ from rich.text import Text
 import kedge
 from kedge import display
 from kedge.bench import record, timing
-from kedge.bench.workloads import GROUPS, WORKLOADS
+from kedge.bench.workloads import GROUPS
 from kedge.check import check_part
 from kedge.check.conformance import own_rows, pythons, rival_rows
 from kedge.config import DEFAULTS, FIELDS, HELP, Config, load_config, read_value
@@ -334,7 +334,7 @@ def conformance(
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"workloads: {', '.join((*WORKLOADS, *GROUPS))}"),
+        typer.Argument(help=f"workloads: {', '.join((*GROUPS['all'], *GROUPS, 'zoo_MODEL'))}"),
     ] = None,
     against: Annotated[
         str, typer.Option(help="rivals: loop,eager,pfl,flower or none; also: eager(threads=1)")

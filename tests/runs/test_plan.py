@@ -304,6 +304,26 @@ def test_the_simplest_of_equally_fast_ones(
     assert measure.fastest(WAYS, Timings(took, took, 0.0), 1000) == WAYS[in_a_long_run]
 
 
+@pytest.mark.parametrize(("vector", "tried"), [(1.4, True), (1.6, False)])
+def test_compiling_is_tried_for_what_is_not_far_behind(
+    vector: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = {"loop": 1.0, "vector": vector, "2 workers": 1.2, "vector compiled": 0.5}
+    asked: list[str] = []
+
+    def tell(sim: Any, ways: Any, rounds: int, seeds: int, pieces: list[Any], *_: Any) -> Any:
+        asked.extend(map(measure.label, ways))
+        return {how: [took[measure.label(how)]] * len(pieces) for how in ways}
+
+    monkeypatch.setattr(measure, "_tried", tell)
+    for bound in ("SHORT", "LONG"):
+        monkeypatch.setattr(measure, bound, 0.0)
+    found = measure.times(make(Config(clients=3))(0, How("loop")), WAYS, 10, 1)
+    assert asked == list(took)[: 4 if tried else 3]
+    assert found is not None
+    assert math.isfinite(found.steps["vector compiled"]) == tried
+
+
 def test_a_short_run_and_a_named_engine_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned().reason == "engine vector: too short a run to measure"
     monkeypatch.setattr(measure, "times", None)

@@ -13,7 +13,7 @@ from kedge.core.task import Classification
 from kedge.sim.cohort import How
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
-from kedge.zoo.models import build
+from kedge.zoo.models import build, models
 
 CLASSES, MEAN, STD = 10, 0.5, 0.25
 
@@ -129,3 +129,18 @@ WORKLOADS = {
     )
 }  # fmt: skip
 GROUPS = {"all": list(WORKLOADS), "overhead": [n for n in WORKLOADS if n.startswith("overhead")]}
+
+LARGE = ("resnet", "vgg", "cct")
+SHAPES = {"linear": (64,), "mlp": (64,), "pamap2_cnn": (52, 200)}
+SHAPES |= dict.fromkeys(("lenet5", "mnist_cnn"), (1, 28, 28))
+
+
+def _of_zoo(model: str) -> Workload:
+    batch, steps = (16, 2) if model.startswith(LARGE) else (32, 5)
+    note = f"{model} of the zoo: 4 clients, batch {batch}, {steps} steps"
+    shape, name = SHAPES.get(model, CIFAR), f"zoo_{model}"
+    return Workload(name, model, shape, 4, 4, batch * steps, batch, steps, 0.01, note)
+
+
+GROUPS["zoo"] = [f"zoo_{model}" for model in models]
+WORKLOADS |= {f"zoo_{model}": _of_zoo(model) for model in models}

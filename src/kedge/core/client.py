@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.core import rng, tree
+from kedge.core import mapped, rng, tree
 from kedge.core.bound import PRIVATE, Bound
 from kedge.core.model import Rows
 from kedge.core.optim import IN_PLACE, PLAIN, QUICK, Arithmetic
@@ -156,8 +156,7 @@ def gradient(
 ) -> tuple[Params, Tree]:
     """Gradient of ``fn`` and what else it returns, detached."""
     if functional:
-        grads, (_, aux) = torch.func.grad_and_value(fn, has_aux=True)(params)
-        return grads, aux
+        return mapped.gradient(fn, params)
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
     with torch.enable_grad():
         value, aux = fn(leaves)

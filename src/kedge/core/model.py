@@ -20,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.core import stacked
 from kedge.core.dropout import Dropout, KeyStream, drawing_from, keyed
-from kedge.core.shell import Shell, in_channels_last, transforms_active, turn_gradient
+from kedge.core.mapped import transforms_active
+from kedge.core.shell import Shell, in_channels_last, turn_gradient
 from kedge.core.tree import Params, Weights
 from kedge.errors import FieldError, ModelError, UnknownName
 

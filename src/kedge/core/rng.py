@@ -19,6 +19,8 @@ import zlib
 import torch
 from torch import Tensor
 
+from kedge.core.mapped import transforms_active
+
 # lowbias32's multipliers 0x7feb352d and 0x846ca68b as signed 32-bit integers
 _M1, _M2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 _GOLDEN = 0x9E3779B9 - (1 << 32)
@@ -136,7 +138,7 @@ def is_plain(x: Tensor, ndim: int) -> bool:
     return (
         x.ndim == ndim
         and x.device.type == "cpu"
-        and not torch._C._are_functorch_transforms_active()
+        and not transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core import tree
+from kedge.core.mapped import transforms_active
 from kedge.core.tree import Params, Tree
 
 
@@ -58,8 +59,3 @@ def turn_gradient(pool: nn.Module, args: Any, out: Any) -> None:
     that flattens, the pool would turn its whole input there and back."""
     if isinstance(out, Tensor) and out.requires_grad and not transforms_active():
         out.register_hook(in_channels_last)
-
-
-def transforms_active() -> bool:
-    """Whether this is inside ``vmap`` or ``torch.func.grad``, where tensors have no layout."""
-    return torch._C._are_functorch_transforms_active()

@@ -38,6 +38,7 @@ SHARE = 0.1  # of a run may go into measuring it, within these bounds in seconds
 LEAST, MOST = 1.0, 10.0
 SHORT, LONG = 1.0, 300.0  # seconds of a run: measuring cannot pay; compiling can
 COLD = 2.0  # seconds beside which it does not matter that a first time is slower
+HOPE = 1.5  # times as slow as the fastest: what compiling is known to make up for
 NOISE = 0.05  # a difference that may be chance
 ROWS = 128  # of the test set, to see what a test takes
 
@@ -57,6 +58,11 @@ def label(how: How) -> str:
     return f"{words} compiled" if how.compile else words
 
 
+def _plain(how: How) -> str:
+    """The label of the same without compiling."""
+    return label(dataclasses.replace(how, compile=False))
+
+
 def fastest(candidates: Sequence[How], timings: Timings, rounds: int) -> How:
     """The first, that is the simplest, that is as fast as the fastest but for chance. What has to
     be compiled is for long runs only."""
@@ -69,7 +75,8 @@ def fastest(candidates: Sequence[How], timings: Timings, rounds: int) -> How:
 
 def times(sim: Simulation, ways: Sequence[How], rounds: int, seeds: int) -> Timings | None:
     """How fast some ways are; those that fail take for ever. None if the run is too short for
-    measuring to pay. What has to be compiled is tried for long runs only."""
+    measuring to pay. What has to be compiled is tried for long runs only, and only where it is not
+    far behind as it is; else it counts as failed, too."""
     with undisturbed(sim.federation.device):
         plain = trial(sim, How("loop"), rounds)
         own = plain.draw_cohort(plain.round)
@@ -89,7 +96,8 @@ def times(sim: Simulation, ways: Sequence[How], rounds: int, seeds: int) -> Timi
         rest = _rest_seconds(plain, own, totals)
         fused = [how for how in ways if how not in tried]
         if fused and seeds * rounds * (min(train.values()) + rest) >= LONG:
-            found = _tried(sim, fused, rounds, seeds, pieces, max(1, repeats))
+            near = [how for how in fused if train.get(_plain(how), 0) <= HOPE * min(train.values())]
+            found = _tried(sim, near, rounds, seeds, pieces, max(1, repeats))
             train |= {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in fused}
         return Timings(
             {name: took / whole.steps(sim) for name, took in train.items()},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from kedge.core import tree
 from kedge.core.bound import Bound
+from kedge.core.mapped import over_clients
 from kedge.core.tree import Weights
 from kedge.sim.federation import Federation
 
@@ -31,7 +31,7 @@ def held_sums(
         logits = bound.model.forward(weights, batch.x, "eval").logits
         return federation.task.sums(logits, batch, mask.to(logits.dtype))
 
-    every = vmap(test, in_dims=(0 if own else None, 0, 0))
+    every = over_clients(test, 0 if own else None, 0, 0)
     total: dict[str, Tensor] = {}
     for piece in torch.split(place, max(1, ROWS // len(held))):
         sums = every(weights, index[:, piece], mask[:, piece])

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from kedge.core import client, server, tree
 from kedge.core.bound import Bound
 from kedge.core.client import Carry, Reply
 from kedge.core.lane import LaneBound
+from kedge.core.mapped import over_clients
 from kedge.core.part import Part
 from kedge.core.server import Totals
 from kedge.core.view import Job
@@ -179,7 +179,7 @@ class Vector:
             return None
 
     def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
-        ask = vmap(lambda job: client.survey(bound, job, phases, part), in_dims=(SHARED,))
+        ask = over_clients(lambda job: client.survey(bound, job, phases, part), SHARED)
 
         def work() -> Totals:
             total: Totals = {}
@@ -191,7 +191,7 @@ class Vector:
         return self._fitting(len(cohort.clients), work)
 
     def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> tree.Weights:
-        ask = vmap(lambda job: client.personal(bound, job, phases), in_dims=(SHARED,))
+        ask = over_clients(lambda job: client.personal(bound, job, phases), SHARED)
         return self._fitting(
             len(cohort.clients), lambda: tree.concat([ask(jobs) for jobs in self._pieces(cohort)])
         )
@@ -249,11 +249,7 @@ def _mapped(bound: Bound, phases: Phases, fleet: bool = False) -> tuple[Begin, S
         return client.end(own(job), job, carry, phases)
 
     job = 0 if fleet else SHARED
-    return (
-        vmap(begin, in_dims=(job,)),
-        vmap(step, in_dims=(job, 0, 0)),
-        vmap(end, in_dims=(job, 0)),
-    )
+    return over_clients(begin, job), over_clients(step, job, 0, 0), over_clients(end, job, 0)
 
 
 def _stairs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
