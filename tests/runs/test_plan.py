@@ -289,7 +289,8 @@ WAYS = [How("loop"), How("vector"), How("loop", workers=2), How("vector", compil
     [
         ((1.0, 0.96, 2.0, 0.98), 0, 0),  # within chance: the simpler
         ((1.0, 0.94, 2.0, 0.9), 1, 1),
-        ((1.0, 1.5, 0.96, 0.9), 0, 3),  # compiling takes a while
+        ((1.0, 1.5, 0.96, 0.8), 0, 3),  # compiling takes a while
+        ((1.0, 1.5, 0.96, 0.9), 0, 0),  # and is not worth it for little
         ((1.0, 1.5, 0.5, 0.5), 2, 2),
         ((1.0, 0.52, 0.5, 0.4), 1, 3),
         ((math.inf, 0.5, 2.0, 0.4), 1, 3),

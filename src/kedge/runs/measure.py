@@ -35,10 +35,11 @@ from kedge.sim.simulation import Simulation
 
 REPEATS = 3
 SHARE = 0.1  # of a run may go into measuring it, within these bounds in seconds
-LEAST, MOST = 1.0, 10.0
+LEAST, MOST = 1.0, 30.0
 SHORT, LONG = 1.0, 300.0  # seconds of a run: measuring cannot pay; compiling can
 COLD = 2.0  # seconds beside which it does not matter that a first time is slower
 HOPE = 1.5  # times as slow as the fastest: what compiling is known to make up for
+WORTH = 1.1  # times as fast as the others: what compiling is worth its time for
 NOISE = 0.05  # a difference that may be chance
 ROWS = 128  # of the test set, to see what a test takes
 
@@ -65,10 +66,13 @@ def _plain(how: How) -> str:
 
 def fastest(candidates: Sequence[How], timings: Timings, rounds: int) -> How:
     """The first, that is the simplest, that is as fast as the fastest but for chance. What has to
-    be compiled is for long runs only."""
+    be compiled is for long runs only, and has to be worth it."""
     is_long = rounds * min(timings.rounds.values()) >= LONG
     there = [how for how in candidates if is_long or not how.compile]
-    took = {how: timings.steps.get(label(how), math.inf) for how in there}
+    took = {
+        how: timings.steps.get(label(how), math.inf) * (WORTH if how.compile else 1.0)
+        for how in there
+    }
     best = min(took.values())
     return next(how for how, t in took.items() if (1 - NOISE) * t <= best)
 
@@ -89,8 +93,11 @@ def times(sim: Simulation, ways: Sequence[How], rounds: int, seeds: int) -> Timi
         at_once = sum(together(how, len(own), seeds) for how in tried)
         budget = min(MOST, max(LEAST, SHARE * total)) / at_once
         pieces, repeats = _pieces(sim, own, cost, budget)
-        if not repeats and len(tried) * cost.of(pieces[0], sim) > max(MOST, SHARE * total):
+        once = len(tried) * cost.of(pieces[0], sim)  # of each
+        if not repeats and once > max(MOST, SHARE * total):
             return None
+        if not repeats and 2 * once <= max(MOST, SHARE * total):
+            repeats = 1  # after a first time
         found = _tried(sim, tried, rounds, seeds, pieces, repeats)
         train = {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in tried}
         rest = _rest_seconds(plain, own, totals)
