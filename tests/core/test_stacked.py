@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from kedge.core import stacked
+from kedge.check.problems import images
+from kedge.core import stacked, tree
+from kedge.sim.simulation import Simulation
 
 LAYERS = {
     "plain": lambda: nn.Conv2d(3, 6, 5),
@@ -145,3 +147,20 @@ def test_kernels_in_tritons_interpreter() -> None:
     env = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", KERNELS], env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+def test_whole_rounds_by_stacked_convolutions(norm: str) -> None:
+    """As on a GPU: mapped steps with their gradients, here by torch's own convolutions."""
+    sims = [images(norm=norm).simulate("scaffold+fedprox(mu=0.1)", "vector") for _ in range(2)]
+    sims[1].bound.model.stacked = True
+    for sim in sims:
+        for _ in range(2):
+            sim.run_round()
+    found, wanted = (sim.state() for sim in sims[::-1])
+    assert any(isinstance(m, stacked.Conv2d) and m.stacked for m in _layers(sims[1]))
+    assert tree.gap(found, wanted) < 1e-5
+
+
+def _layers(sim: Simulation) -> list[nn.Module]:
+    return [layer for net in sim.bound.model._skeletons.values() for layer in net.modules()]
