@@ -10,7 +10,9 @@ from torch import Tensor, nn
 import kedge
 from kedge.check.problems import Problem, images, quadratics
 from kedge.core import tree
+from kedge.core.task import Classification
 from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
+from kedge.sim.engine import How
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 from kedge.zoo.models import build
@@ -275,3 +277,23 @@ def test_what_a_client_generates_can_be_looked_at() -> None:
     again = run.prepared(1)["fedcog"]
     assert torch.equal(made["x"], again["x"])
     assert not torch.equal(made["x"], run.prepared(0)["fedcog"]["x"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+def test_clients_on_streams_of_a_gpu(norm: str) -> None:
+    """Side by side they do what they do one after the other, bit for bit."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(300, 1, 28, 28, generator=g), torch.arange(300) % 10
+    rows = torch.arange(300).split([30, 50, 70, 40, 60, 50])
+    states = []
+    for streams in (0, 3):
+        torch.manual_seed(0)
+        fed = Federation(x, y, rows, Classification(10), device="cuda")
+        net, how = build(f"lenet5(norm={norm})", (1, 28, 28), 10), How("loop", streams=streams)
+        sim = Simulation(fed, net, "scaffold", work=LocalWork(batch=10, epochs=2), engine=how)
+        for _ in range(4):
+            sim.run_round()
+        states.append(sim.state())
+    assert tree.gap(*states) == 0

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def check_path(path: str | None) -> None:
 
 
 def write(done: dict[str, Any], path: str) -> None:
-    Path(path).write_text(json.dumps(done, indent=1) + "\n")
+    """As JSON, a list of numbers in one line."""
+    text = json.dumps(done, indent=1) + "\n"
+    Path(path).write_text(re.sub(r"\[[-+\d.e,\s]+\]", lambda m: " ".join(m[0].split()), text))
 
 
 def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:

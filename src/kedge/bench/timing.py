@@ -31,7 +31,7 @@ from kedge.runs.precision import effective
 
 Say = Callable[[str], None]
 MISSING = "not installed"
-TURN = 0.25  # seconds: a quick runner's turn has several rounds
+TURN, MOST = 0.25, 20  # seconds, and rounds: a quick runner's turn has several
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,9 @@ def _time(runners: list[Runner], what: Plan, name: str, say: Say) -> None:
         say(f"{name}: {what.rounds} turns of timed rounds of each")
         for _ in range(what.rounds):
             for runner, rounds in running:
-                gc.collect()
-                _turn(runner, rounds)
+                if not runner.failed:
+                    gc.collect()
+                    _turn(runner, rounds)
     finally:
         for _, rounds in running:
             with suppress(Exception):
@@ -179,7 +180,10 @@ def _time(runners: list[Runner], what: Plan, name: str, say: Say) -> None:
 def _turn(runner: Runner, rounds: Rounds) -> None:
     """At least one timed round, at most as many as take so long together."""
     spent = 0.0
-    while not runner.failed and (seconds := _attempt(runner, rounds)):
+    for _ in range(MOST):
+        seconds = _attempt(runner, rounds)
+        if seconds is None:
+            break
         runner.times.append(seconds)
         spent += seconds
         if spent + seconds > TURN:
