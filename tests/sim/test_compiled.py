@@ -1,7 +1,7 @@
 """Compiled functions compute what the functions themselves do, and engines use them."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -104,13 +104,29 @@ def test_steps_of_the_full_stack_are_compiled_once(compiler: Compiler) -> None:
     assert compiler.calls == [3] * 9
 
 
-def test_ragged_clients_leave_the_compiled_stack(compiler: Compiler) -> None:
-    """The first client to finish takes one step: what remains of the stack is not compiled."""
+def steps(sim: Simulation, clients: Sequence[int]) -> list[int]:
+    return [sim.work.steps_for(sim.federation.sizes[k]) for k in clients]
+
+
+def test_ragged_clients_stay_on_the_compiled_stack(compiler: Compiler) -> None:
+    """Those that have finished go on with the others, and what they had is put back."""
     fused, plain = (simulate(How("vector", compile=c)) for c in (True, False))
     for _ in range(2):
         totals = fused.run_round(), plain.run_round()
         assert tree.equal(totals[0]["terms"], totals[1]["terms"])
-    assert (compiler.lanes, compiler.calls) == ([4], [4, 4])
+    longest = max(steps(fused, range(4)))
+    assert longest > min(steps(fused, range(4)))
+    assert (compiler.lanes, compiler.calls) == ([4], [4] * 2 * longest)
+    assert tree.equal(fused.state(), plain.state())
+
+
+def test_the_last_few_leave_it(compiler: Compiler) -> None:
+    sizes = (5, 14, 5, 5, 5)  # one step each, but for one
+    fused, plain = (simulate(How("vector", compile=c), sizes) for c in (True, False))
+    for _ in range(2):
+        fused.run_round()
+        plain.run_round()
+    assert (compiler.lanes, compiler.calls) == ([5], [5, 5])
     assert tree.equal(fused.state(), plain.state())
 
 
@@ -121,7 +137,7 @@ def test_every_size_of_a_stack_is_compiled_for_itself(compiler: Compiler) -> Non
         fused.run_round(clients)
         plain.run_round(clients)
     assert compiler.lanes == [2, 3, 4]
-    assert compiler.calls == [2, 2, 3, 2, 2, 2, 3, 3, 4]
+    assert compiler.calls == [len(c) for c in cohorts for _ in range(max(steps(fused, c)))]
     assert tree.equal(fused.state(), plain.state())
 
 

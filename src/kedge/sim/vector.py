@@ -34,6 +34,7 @@ from kedge.sim.compiled import compiled
 from kedge.sim.lanes import Lane, Outcome, Stack
 
 SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0, fields=None)  # type: ignore[arg-type]
+SPARE = 4  # a compiled step of all lanes is worth it as long as one in so many still runs
 Begin = Callable[[Job], Carry]
 Step = Callable[[Job, Carry, Tensor], Carry]
 End = Callable[[Job, Carry], Reply]
@@ -107,18 +108,20 @@ class Vector:
         steps: Sequence[int],
         plan: Tensor,
     ) -> Carry:
-        carry = begin(jobs)
+        carry, total = begin(jobs), len(steps)
         whole = self._fused(step, what, jobs, carry, plan[:, 0])  # for all lanes
         finished: list[Carry] = []  # those that ran out of steps, last clients first
-        running = jobs
+        lanes = running = total
         for k, first, last in _stairs(steps):
-            if k < len(running.key):
-                finished.insert(0, tree.take(carry, slice(k, None)))
-                carry, running = tree.take(carry, slice(k)), take_jobs(running, slice(k))
-            advance = whole if k == len(steps) else step
+            if k < running:
+                finished.insert(0, tree.take(carry, slice(k, running)))
+                running = k
+            if k < lanes and (whole is step or k * SPARE < total):
+                carry, jobs, lanes = tree.take(carry, slice(k)), take_jobs(jobs, slice(k)), k
+            advance = whole if lanes == total else step
             for t in range(first, last):
-                carry = advance(running, carry, plan[:k, t])
-        return tree.concat([carry, *finished])
+                carry = advance(jobs, carry, plan[:lanes, t])
+        return tree.concat([tree.take(carry, slice(running)), *finished])
 
     def _fused(
         self, step: Step, what: tuple[int, Phases], jobs: Job, carry: Carry, index: Tensor
