@@ -94,3 +94,15 @@ def test_an_error_leaves_no_transform_behind() -> None:
         with pytest.raises(KeyError):
             over_clients(fail, 0)(X)
         assert not transforms_active()
+
+
+def test_a_gradient_that_is_differentiated_from_outside() -> None:
+    """As by a part that asks for the slope of the gradient's size."""
+    x = torch.tensor([1.0, 2.0])
+
+    def size(w: Tensor, x: Tensor) -> Tensor:
+        found, _ = gradient(lambda p: ((p["w"] * x) ** 3, {}), {"w": w})
+        return found["w"] ** 2  # (3 w^2 x^3)^2
+
+    by = torch.func.vmap(torch.func.grad(size), in_dims=(None, 0))
+    assert torch.allclose(by(torch.tensor(1.0), x), 36 * x**6)

@@ -373,3 +373,18 @@ def test_recorded_rounds_on_a_gpu(chunk: int) -> None:
     assert run_together(together, 3).lanes == [20]
     assert gap(together, alone) < 1e-4
     assert together[0].federation.x.data_ptr() == together[3].federation.x.data_ptr()
+
+
+def test_a_round_drawn_ahead_is_drawn_again_for_other_work() -> None:
+    """Changed between rounds, as one may in a notebook."""
+    plain, ahead = simulate("fedavg", per_round=2), simulate("fedavg", per_round=2)
+    ahead.draws_ahead = True
+    for sim in (plain, ahead):
+        sim.run_round()
+        sim.work = LocalWork(batch=3, steps=2)
+        sim.run_round()
+        sim.per_round = 3
+        sim.run_round()
+        sim.weighting = "uniform"
+        sim.run_round()
+    assert gap([plain], [ahead]) == 0

@@ -6,11 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import kedge
 from kedge.check.problems import Problem, images, quadratics
 from kedge.core import tree
+from kedge.core.part import Mean, Part
 from kedge.core.task import Classification
+from kedge.core.tree import Weights
+from kedge.core.view import Round, Spec, View
 from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
 from kedge.sim.engine import How
 from kedge.sim.federation import Federation, LocalWork
@@ -297,3 +301,72 @@ def test_clients_on_streams_of_a_gpu(norm: str) -> None:
             sim.run_round()
         states.append(sim.state())
     assert tree.gap(*states) == 0
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.first, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_a_model_that_repeats_its_pass_is_refused(engine: str) -> None:
+    """By then its weights would be gone, and the gradient another."""
+    rows = torch.arange(12).split(6)
+    fed = Federation(torch.rand(12, 4), torch.arange(12) % 3, rows, Classification(3))
+    sim = Simulation(fed, Checkpointed(), engine=engine)
+    with pytest.raises(RuntimeError, match=r"such as torch.utils.checkpoint; leave them out"):
+        sim.run_round()
+
+
+class Forgetful(Part):
+    """Keeps something else than it began with."""
+
+    name = "forgetful"
+    keeps = "1"
+
+    def client_init(self, spec: Spec) -> Tensor:
+        return torch.zeros(2, dtype=spec.dtype)
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+        return v.client.sum(), {}
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_state_of_another_shape_is_refused_and_nothing_is_changed(engine: str) -> None:
+    sim = images().simulate(Forgetful(), engine)
+    before = {name: x.clone() for name, x in sim.state().items()}
+    with pytest.raises(
+        KedgeError, match=r"a tensor of shape \(\) on a client, which began as \(2,\)"
+    ):
+        sim.run_round()
+    assert tree.equal(sim.state(), before)
+
+
+class Counting(Part):
+    """Uploads means of whole numbers and of yes or no."""
+
+    name = "counting"
+    uploads = "2"
+
+    def server_init(self, spec: Spec) -> dict[str, Tensor]:
+        return {"few": torch.zeros(()), "odd": torch.zeros(())}
+
+    def reply(self, v: View, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Mean]]:
+        few = torch.full_like(v.info.client, 200, dtype=torch.uint8)
+        return {}, {"few": Mean(few), "odd": Mean(v.info.client % 2 == 1)}
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, dict[str, Tensor]]:
+        return weights, dict(r.uploads)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_means_of_whole_numbers(engine: str) -> None:
+    sim = images(sizes=(6, 6, 6, 6)).simulate(Counting(), engine)
+    sim.run_round()
+    assert {n: float(x) for n, x in sim.server.slots["counting"].items()} == {
+        "few": 200.0, "odd": 0.5,
+    }  # fmt: skip

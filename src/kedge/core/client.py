@@ -158,7 +158,7 @@ def gradient(
     if functional:
         return mapped.gradient(fn, params)
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    with torch.enable_grad():
+    with torch.enable_grad(), mapped.without_hooks():
         value, aux = fn(leaves)
         flat = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     grads = {

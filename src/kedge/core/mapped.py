@@ -9,6 +9,7 @@ functions that ``torch.func`` is made of.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -64,13 +65,23 @@ def _batched(value: Tree, dim: Any, level: int) -> Tree:
 
 
 def gradient(fn: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
-    """Gradient of ``fn``, which works under ``vmap``, and what else it returns."""
+    """Gradient of ``fn``, which works under ``vmap``, and what else it returns.
+
+    It can be differentiated where that is asked for, and on a GPU, where steps are recorded once
+    and some operators can only then be mapped.
+    """
+    again = any(i.key() == layers.TransformType.Grad for i in layers.get_interpreter_stack() or ())
     level = layers._grad_increment_nesting()
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), without_hooks():
             leaves = {n: _leaf(p, level) for n, p in params.items()}
             value, rest = fn(leaves)
-            found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            found = torch.autograd.grad(
+                value,
+                list(leaves.values()),
+                create_graph=again or value.is_cuda,
+                allow_unused=True,
+            )
         out = partial(_unwrapped, level)
         grads = {
             n: out(torch.zeros_like(leaves[n]) if g is None else g)
@@ -79,6 +90,15 @@ def gradient(fn: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tup
         return grads, tree.map(out, rest)
     finally:
         layers._grad_decrement_nesting()
+
+
+def without_hooks() -> AbstractContextManager[None]:
+    """Refuses what would compute a part of the pass again later: by then the weights of another
+    client may be in the model."""
+    return torch.autograd.graph.disable_saved_tensors_hooks(
+        "the model uses hooks on saved tensors, such as torch.utils.checkpoint; leave them out: a "
+        "client's pass is not there any more when they want to repeat it"
+    )
 
 
 def _leaf(x: Tensor, level: int) -> Tensor:

@@ -180,6 +180,8 @@ def _own(reduced: dict[Path, Any], name: str) -> Tree:
 
 
 def _weighted(x: Tensor, w: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        x = x.to(w.dtype)
     if len(x) == 1:  # the same number, in a fifth of the time
         return x[0] * w[0].to(x.dtype)
     return (x * w.reshape(-1, *(1,) * (x.ndim - 1)).to(x.dtype)).sum(0)

@@ -17,15 +17,21 @@ Phases = dict[str, str]
 def on_device(values: Sequence[Any], device: torch.device) -> Tensor:
     """A tensor of numbers. Unlike ``torch.tensor(values, device=...)``, this does not wait until a
     GPU has done all that it was given before."""
-    return torch.tensor(values).to(device, non_blocking=True)
+    return sent(torch.tensor(values), device)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, where that is a GPU without waiting for it."""
+    return x.to(device, non_blocking=device.type == "cuda")
 
 
 class Draw(NamedTuple):
-    """What of a round depends on its number and its clients alone, on the host but for large plans,
-    so that it can be drawn while the device still works on the round before."""
+    """What of a round depends on its number, its clients and their work alone, on the host but for
+    large plans, so that it can be drawn while the device still works on the round before."""
 
     round: int
     clients: list[int]
+    settings: tuple[Any, ...]
     keys: Tensor
     steps: list[int]
     info: Info

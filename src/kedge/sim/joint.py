@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,13 +40,13 @@ class Joint:
         pairs = zip(sims, self._starts, strict=True)
         self._rows = torch.cat([sim.federation.rows + start for sim, start in pairs])
         self._first_row = [0, *accumulate(len(sim.federation.rows) for sim in sims)]
-        self._ahead: tuple[int, list[list[int]], Tensor, Tensor] | None = None
+        self._ahead: tuple[Any, Tensor, Tensor] | None = None
 
     def draw_ahead(self, round: int) -> None:
         """Draw what a later round will do, while a GPU still works on the present one."""
         if self.sims[0].draws_ahead:
             clients = [sim.draw_cohort(round) for sim in self.sims]
-            self._ahead = round, clients, *self._draw(clients, round)
+            self._ahead = self._what(clients, round), *self._draw(clients, round)
 
     def stack(self, clients: Sequence[list[int]], round: int) -> Stack:
         """All cohorts of a round as one."""
@@ -61,14 +61,18 @@ class Joint:
             )
             for sim, own in zip(sims, clients, strict=True)
         ]
-        if self._ahead is not None and self._ahead[:2] == (round, list(clients)):
-            keys, plan = self._ahead[2:]
+        if self._ahead is not None and self._ahead[0] == self._what(clients, round):
+            keys, plan = self._ahead[1:]
         else:
             keys, plan = self._draw(clients, round)
         rows = self._rows[plan.to(self._rows.device)]
         return Stack(
             self.bound, groups, self._jobs(groups, round, keys), rows, *stores(sims, groups)
         )
+
+    def _what(self, clients: Sequence[list[int]], round: int) -> Any:
+        """All that a draw depends on."""
+        return round, list(clients), [sim.work for sim in self.sims]
 
     def _draw(self, clients: Sequence[list[int]], round: int) -> tuple[Tensor, Tensor]:
         """Keys of all lanes, and where in ``_rows`` the rows of their batches lie."""

@@ -20,7 +20,7 @@ from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
 from kedge.errors import FieldError, KedgeError, NotFinite
 from kedge.sim.capture import take_jobs
-from kedge.sim.cohort import Cohort, Draw
+from kedge.sim.cohort import Cohort, Draw, sent
 from kedge.sim.engine import How, make_engine
 from kedge.sim.evaluate import held_sums
 from kedge.sim.federation import Federation, LocalWork
@@ -140,9 +140,10 @@ class Simulation:
     def advance(self, group: Group, done: Outcome, surveyed: int) -> Totals:
         """Take in what the clients of a round returned."""
         totals, key = done.totals, self._server_key()
-        self.server = server.server_round(self.bound, self.server, totals, self.round, key)
+        after = server.server_round(self.bound, self.server, totals, self.round, key)
         for places, kept in done.kept:
             self.store.put([group.clients[i] for i in places], kept)
+        self.server = after
         self.round += 1
         public = self.bound.only_public(group.anchor)
         down = tree.nbytes(public) + tree.nbytes(group.sent)
@@ -179,16 +180,17 @@ class Simulation:
         """Clients of a round: a fixed count without replacement, the same for every method."""
         if self.per_round == self.federation.num_clients:
             return list(range(self.per_round))
-        if self._ahead is not None and self._ahead.round == round:
-            return list(self._ahead.clients)
+        ahead = self._ahead
+        if ahead is not None and (ahead.round, ahead.settings) == (round, self._settings):
+            return list(ahead.clients)
         key = rng.fold(rng.fold(self.key, "cohort"), round)
         drawn = rng.permutation(key, self.federation.num_clients)[: self.per_round]
         return sorted(drawn.tolist())
 
     def draw(self, clients: Sequence[int], round: int) -> Draw:
         """What some clients will do in a round, as far as nothing has to be trained for it."""
-        ahead, clients = self._ahead, list(clients)
-        if ahead is not None and (ahead.round, ahead.clients) == (round, clients):
+        ahead, clients, settings = self._ahead, list(clients), self._settings
+        if ahead is not None and ahead[:3] == (round, clients, settings):
             return ahead
         fed, dtype = self.federation, self.federation.dtype
         ids = torch.tensor(clients)
@@ -206,7 +208,12 @@ class Simulation:
             weight=sizes if self.weighting == "size" else torch.ones_like(sizes),
         )
         plan = fed.plan(rng.fold(keys, "plan"), clients, self.work, steps)
-        return Draw(round, clients, keys, steps, info, plan)
+        return Draw(round, clients, settings, keys, steps, info, plan)
+
+    @property
+    def _settings(self) -> tuple[object, ...]:
+        """What a draw depends on besides; it may be changed between rounds."""
+        return self.work, self.per_round, self.weighting
 
     def cohort(self, clients: Sequence[int], state: bool = True) -> Cohort:
         """The jobs of some clients for the present round, with or without their own state."""
@@ -228,7 +235,7 @@ class Simulation:
         return self._to_device(rng.fold(rng.fold(self.key, "server"), self.round))
 
     def _to_device(self, x: Tensor) -> Tensor:
-        return x.to(self.federation.device, non_blocking=True)
+        return sent(x, self.federation.device)
 
     # -- results ------------------------------------------------------------------------------
 
@@ -302,7 +309,8 @@ class Simulation:
     # -- saving -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All that the next round depends on, as named arrays."""
+        """All that the next round depends on, as named arrays; those of clients are the ones that
+        it will write to."""
         return tree.to_wire(self._held())
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:

@@ -60,10 +60,9 @@ class Store:
         return found
 
     def put(self, clients: Sequence[int], values: Tree) -> None:
-        index = self._index(clients)
-        tree.map(
-            lambda rows, new: rows.index_copy_(0, index, new.to(rows.device)), self._there(), values
-        )
+        index, there = self._index(clients), self._there()
+        tree.map(_check_row, there, values)  # all of them before any is written
+        tree.map(lambda rows, new: rows.index_copy_(0, index, new.to(rows)), there, values)
         self._fresh.difference_update(clients)
 
     @property
@@ -98,6 +97,14 @@ class Store:
         if self._rows is None:
             self._rows = _mapped(self._first, self._count, _memory)
         return self._rows
+
+
+def _check_row(rows: Tensor, new: Tensor) -> None:
+    if rows.shape[1:] != new.shape[1:]:
+        raise KedgeError(
+            f"a part keeps a tensor of shape {tuple(new.shape[1:])} on a client, which began as "
+            f"{tuple(rows.shape[1:])}; `reply` must return what `client_init` made, with new values"
+        )
 
 
 def _mapped(first: Tree, num_clients: int, make: Callable[[int], mmap.mmap]) -> Tree:

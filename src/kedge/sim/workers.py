@@ -41,7 +41,7 @@ from kedge.sim.loop import Ask, Loop, laid
 from kedge.sim.shared import Memory, Place, places
 
 START_SECONDS = 60.0  # a process that has not reported by then is stuck
-MALLOPT = {-3: 1 << 30, -1: 1 << 30, -2: 1 << 26}  # glibc's M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
+MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2  # options of glibc's mallopt
 
 
 class Workers(Loop):
@@ -285,8 +285,11 @@ def _keep_memory() -> None:
     back to the system, which has to clear it before the next step gets it again."""
     with suppress(OSError, AttributeError):  # another C library than glibc
         libc = ctypes.CDLL(None)
-        for option, value in MALLOPT.items():
-            libc.mallopt(option, value)
+        libc.mallopt(TRIM_THRESHOLD, 1 << 30)
+        libc.mallopt(TOP_PAD, 1 << 26)
+        for size in (1 << 30, 1 << 25):  # the most that old and new ones take
+            if libc.mallopt(MMAP_THRESHOLD, size):
+                break
 
 
 def _portable(error: Exception, who: int) -> Exception:
