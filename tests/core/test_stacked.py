@@ -146,6 +146,8 @@ def test_kernels_in_tritons_interpreter() -> None:
 
     env = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", KERNELS], env=env, capture_output=True, text=True)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this Triton's interpreter does not work with so new a numpy")
     assert done.stdout.strip() == "equal", done.stderr
 
 
