@@ -376,3 +376,13 @@ def test_beta_of_tiny_concentration_is_zero_or_one_and_never_nan() -> None:
     assert bool(x.isfinite().all())
     assert float(((x < 1e-3) | (x > 1 - 1e-3)).float().mean()) > 0.98
     assert abs(float(x.mean()) - 0.5) < 5 * 0.5 / math.sqrt(2000)
+
+
+def test_the_host_and_the_device_mix_alike() -> None:
+    """By numpy on the host, by torch's operators under a map (and on a GPU)."""
+    ends = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31), 0x7FEB352D], dtype=torch.int32)
+    drawn = torch.randint(-(2**31), 2**31 - 1, (7, 6), dtype=torch.int32)
+    for x in (ends, drawn, drawn.T, drawn[::2, 1:]):
+        before = x.clone()
+        assert torch.equal(rng._mix(x), torch.func.vmap(rng._mix)(x))
+        assert torch.equal(x, before)

@@ -16,7 +16,9 @@ from __future__ import annotations
 import math
 import zlib
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.core.mapped import transforms_active
@@ -24,6 +26,7 @@ from kedge.core.mapped import transforms_active
 # lowbias32's multipliers 0x7feb352d and 0x846ca68b as signed 32-bit integers
 _M1, _M2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 _GOLDEN = 0x9E3779B9 - (1 << 32)
+_U1, _U2, _15, _16 = (np.uint32(n & 0xFFFFFFFF) for n in (_M1, _M2, 15, 16))
 
 
 def key(seed: int, device: torch.device | str | None = None) -> Tensor:
@@ -157,6 +160,16 @@ def _mix_number(x: int) -> int:
     return x ^ (x >> 16)
 
 
+def _mix_array(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """:func:`_mix` in numpy, which takes half the operations and little time for each."""
+    x = x ^ (x >> _16)
+    x *= _U1
+    x ^= x >> _15
+    x *= _U2
+    x ^= x >> _16
+    return x
+
+
 def _i32(n: int) -> int:
     n &= 0xFFFFFFFF
     return n - (1 << 32) if n >= 1 << 31 else n
@@ -168,6 +181,8 @@ def _shift(x: Tensor, n: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
+    if x.ndim and is_plain(x, x.ndim):
+        return torch.from_numpy(_mix_array(x.numpy().view(np.uint32)).view(np.int32))
     x = (x ^ _shift(x, 16)) * _M1
     x = (x ^ _shift(x, 15)) * _M2
     return x ^ _shift(x, 16)
