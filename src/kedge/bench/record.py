@@ -136,10 +136,18 @@ def _numbers(row: dict[str, Any], rivals: list[str], many: bool, calls: bool) ->
     steps, ratios = row["client_steps_per_second"], row["ratios"]
     each = f"{1e3 * row['seconds_per_client']:.3g}" if calls else f"{steps:.0f}"
     cells = [f"{1e3 * row['seconds']:.2f}", each]
-    cells += [f"{ratios[name]:.3g}x" if name in ratios else "" for name in rivals]
+    cells += [_times(ratios[name]) if name in ratios else "" for name in rivals]
     if many:
         cells.append("" if row["of_fedavg"] is None else f"{row['of_fedavg']:.2f}x")
     return cells
+
+
+def _times(ratio: float) -> str:
+    """
+    >>> _times(0.9144), _times(48.55), _times(1297.7)
+    ('0.914x', '48.5x', '1298x')
+    """
+    return f"{ratio:.0f}x" if ratio >= 1000 else f"{ratio:.3g}x"
 
 
 def _cpu() -> str:
