@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The speed records of a GPU: kedge beside the plain eager loop and pfl, in one process per line.
 #   PYTHONPATH=src bash bench/gpu_speed.sh FOLDER [NAME ...]
-# pfl 0.6.0 must be importable (pip install pfl==0.6.0) for its column. About 12 minutes in all, most
-# of them for compiling; a line that is interrupted (Ctrl-C, timeout -s INT) keeps what it has.
+# pfl 0.6.0 must be importable (pip install pfl==0.6.0) for its column. About a quarter of an hour in
+# all, most of it for compiling: a minute for each of a ResNet's methods. A line takes LIMIT seconds at
+# most (300); one that is interrupted keeps what it has, which is nothing before all are warm.
 set -u
 out=$1; shift
 [ $# -gt 0 ] || set -- pfl small10 small100 resnet_{bn,gn}_{bf16,tf32} streams

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from typing import Any, NamedTuple
 
@@ -52,6 +54,22 @@ def test_a_mapped_gradient_is_that_of_torch_func() -> None:
     assert not bool(found["grads"]["unused"].any())
     for x in tree.leaves(found):
         assert not x.requires_grad
+
+
+ALONE = """
+import torch, torch.nn.functional as F
+from kedge.core.mapped import over_clients
+found = over_clients(F.cross_entropy, 0, 0)(torch.zeros(2, 3, 4), torch.zeros(2, 3).long())
+print(found.shape)
+"""
+
+
+def test_all_rules_are_there_where_nothing_else_was_mapped() -> None:
+    """Without them torch warns, and maps the loss client by client."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", ALONE], capture_output=True, text=True
+    )
+    assert done.stdout == "torch.Size([2])\n", done.stderr
 
 
 def test_what_is_common_stays_so_and_constants_are_given_to_every_client() -> None:
