@@ -17,12 +17,12 @@ for name in "$@"; do
         --methods $methods --rounds 5 --out "$file" ;;
     small10 | small100) bench "$name" --engines "$fused" --precisions tf32 --methods $methods \
         --rounds 3 --warm 1 --out "$file" ;;
-    resnet_bn_bf16 | resnet_bn_tf32) engine="loop(compile=true)" ;;&
+    resnet_bn_bf16 | resnet_bn_tf32) engine="loop(compile=true,streams=4)" ;;&
     resnet_gn_bf16 | resnet_gn_tf32) engine=$fused ;;&
     resnet_??_tf32) methods=fedavg ;;&
     resnet_??_????) bench "${name%_*}" --engines "$engine" --precisions "${name##*_}" \
         --methods $methods --rounds 3 --warm 1 --out "$file" ;;
-    streams) bench resnet_bn resnet_gn --against none --precisions bf16 --rounds 3 --warm 1 \
-        --engines "loop(compile=true),loop(compile=true,streams=4)" --out "$file" ;;
+    streams) bench resnet_bn resnet_gn --against none --precisions bf16,tf32 --rounds 3 --warm 1 \
+        --engines "loop,loop(streams=2),loop(streams=4),loop(streams=8)" --out "$file" ;;
     esac
 done

@@ -85,6 +85,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, engine: type, seconds: float = 0.02) -
 
 LOOP, VECTOR, SHARED = How("loop"), How("vector"), How("loop", workers=4)
 FUSED_LOOP, FUSED = How("loop", compile=True), How("vector", compile=True)
+STREAMS, FUSED_STREAMS = How("loop", streams=4), How("loop", streams=4, compile=True)
 
 
 @pytest.fixture
@@ -109,9 +110,9 @@ def ways(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[How]:
         ("cpu", "off", [LOOP, VECTOR, SHARED]),
         ("cpu", "auto", [LOOP, VECTOR, SHARED, FUSED]),
         ("cpu", "on", [FUSED]),  # a loop is compiled on a GPU only
-        ("cuda", "off", [LOOP, VECTOR]),
-        ("cuda", "auto", [LOOP, VECTOR, FUSED_LOOP, FUSED]),
-        ("cuda", "on", [FUSED_LOOP, FUSED]),
+        ("cuda", "off", [LOOP, VECTOR, STREAMS]),
+        ("cuda", "auto", [LOOP, VECTOR, STREAMS, FUSED_STREAMS, FUSED]),
+        ("cuda", "on", [FUSED_STREAMS, FUSED]),
     ],
 )
 def test_what_is_tried(device: str, compile: str, expected: list[How]) -> None:
@@ -141,7 +142,29 @@ def test_what_was_named_is_not_compared(
 def test_a_cpu_compiles_if_it_has_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert ways() == [LOOP, VECTOR, SHARED]
-    assert ways("cuda") == [LOOP, VECTOR, FUSED_LOOP, FUSED]
+    assert ways("cuda") == [LOOP, VECTOR, STREAMS, FUSED_STREAMS, FUSED]
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_streams_are_for_several_clients() -> None:
+    assert ways("cuda", cohort=1) == [LOOP, VECTOR, FUSED_LOOP, FUSED]
+    assert ways("cuda", cohort=3)[2:4] == [
+        How("loop", streams=3),
+        How("loop", streams=3, compile=True),
+    ]
+
+
+def test_clients_side_by_side_take_their_memory_each() -> None:
+    config = Config(clients=6)
+    sim = make(config)(0, How("loop"))
+    one, four = (fit.fit(how, Need(1000, 10), config, sim) for how in (LOOP, STREAMS))
+    assert (one.at_once, four.at_once) == (1, 4)
+    assert four.total - one.total == 3 * 1000
+    assert [measure.label(how) for how in (LOOP, STREAMS, FUSED_STREAMS)] == [
+        "loop",
+        "loop on 4 streams",
+        "loop on 4 streams compiled",
+    ]
 
 
 @pytest.mark.usefixtures("four_cores")

@@ -15,6 +15,7 @@ from kedge.sim.engine import How
 from kedge.sim.federation import Federation
 from kedge.sim.fleet import Fleet
 from kedge.sim.lanes import cut
+from kedge.sim.loop import Loop
 from kedge.sim.simulation import Simulation
 from kedge.sim.vector import Vector, ran_out_of_memory
 from kedge.zoo.models import build
@@ -65,9 +66,9 @@ def test_pieces_have_one_size_and_clients_of_similar_length() -> None:
     seen = []
 
     class Counted(Vector):
-        def replies(self, bound, jobs, steps, plan, phases):
+        def replies(self, bound, jobs, steps, plan, *rest):
             seen.append((len(steps), len(plan), max(steps)))
-            return super().replies(bound, jobs, steps, plan, phases)
+            return super().replies(bound, jobs, steps, plan, *rest)
 
     sim = simulate("fedavg", 3)
     sim.engine = Counted(sim.how)
@@ -82,9 +83,9 @@ def test_updates_take_the_memory_of_one_piece() -> None:
     made: list[weakref.ref[torch.Tensor]] = []
 
     class Watched(Vector):
-        def replies(self, bound, jobs, steps, plan, phases):
+        def replies(self, bound, jobs, steps, plan, *rest):
             alive.append(sum(ref() is not None for ref in made))
-            done = super().replies(bound, jobs, steps, plan, phases)
+            done = super().replies(bound, jobs, steps, plan, *rest)
             made.extend(weakref.ref(x) for x in done.delta.params.values())
             return done
 
@@ -122,14 +123,14 @@ class Small(Vector):
         super().__init__(how)
         self.room, self.sizes, self.inside = room, [], inside_a_hook
 
-    def replies(self, bound, jobs, steps, plan, phases):
+    def replies(self, bound, jobs, steps, plan, *rest):
         self.sizes.append(len(steps))
         if len(steps) > self.room:
             error = torch.OutOfMemoryError("CUDA out of memory")
             if self.inside:
                 raise HookError("fedprox.term failed") from error
             raise error
-        return super().replies(bound, jobs, steps, plan, phases)
+        return super().replies(bound, jobs, steps, plan, *rest)
 
 
 @pytest.mark.parametrize("inside_a_hook", [False, True])
@@ -225,6 +226,33 @@ def test_memory_that_runs_out_while_recording_is_not_mistaken_for_a_failed_recor
         sim.engine.replies(sim.bound, cohort.jobs, [1] * 7, Plan(), {})
 
 
+class Crowded(Loop):
+    """A machine with room for so many clients side by side."""
+
+    def __init__(self, streams: int, room: int) -> None:
+        super().__init__(How("loop", streams=streams))
+        self.room = room
+
+    def each(self, bound, cohort, ask):
+        for i, done in enumerate(super().each(bound, cohort, ask)):
+            if i == 1 and self.streams > self.room:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            yield done
+
+
+def test_where_memory_runs_out_fewer_train_side_by_side() -> None:
+    sim, plain = simulate("scaffold"), simulate("scaffold")
+    sim.engine, plain.engine = Crowded(4, room=1), Loop()
+    with pytest.warns(UserWarning, match="clients side by side do not fit") as caught:
+        sim.run_round()
+    assert [str(w.message)[:2] for w in caught] == ["4 ", "2 "]
+    plain.run_round()
+    assert tree.equal(sim.state(), plain.state())
+    sim.engine.room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        sim.run_round()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_memory_that_runs_out_on_a_gpu() -> None:
@@ -246,7 +274,7 @@ def test_memory_that_runs_out_on_a_gpu() -> None:
     torch.cuda.set_per_process_memory_fraction((base + 0.6 * (peak - base)) / room)
     try:
         small = make()
-        with pytest.warns(UserWarning, match="64 clients at once do not fit"):
+        with pytest.warns(UserWarning, match="clients at once do not fit"):
             small.run_round()
         assert 0 < small.engine.chunk <= 32
         found = {name: value.cpu() for name, value in small.state().items()}

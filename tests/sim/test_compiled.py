@@ -41,6 +41,19 @@ def test_a_step_of_three_clients_with_dropout() -> None:
     assert tree.gap(found, wanted) < 1e-6
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
+def test_numbers_of_a_result_stay_as_they_are() -> None:
+    def counted(x: Tensor) -> dict[Any, Any]:
+        return {"size": x.numel(), ("a", "b"): x * 2, "name": "x", "more": {"last": x + 1}}
+
+    fast, x = compiled(counted, torch.zeros(3)), torch.arange(3.0)
+    found, wanted = fast(x), counted(x)
+    assert list(found) == list(wanted)
+    assert (found["size"], found["name"]) == (3, "x")
+    assert torch.equal(found["a", "b"], x * 2)
+    assert torch.equal(found["more"]["last"], x + 1)
+
+
 def test_what_is_too_long_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGEST", 3)
 

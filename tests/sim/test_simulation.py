@@ -16,6 +16,7 @@ from kedge.core.task import Classification
 from kedge.core.tree import Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
+from kedge.sim.cohort import copied
 from kedge.sim.engine import How
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
@@ -301,6 +302,28 @@ def test_clients_on_streams_of_a_gpu(norm: str) -> None:
             sim.run_round()
         states.append(sim.state())
     assert tree.gap(*states) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_totals_of_a_gpu_outlive_the_round(engine: str, compile: bool) -> None:
+    """Graphs write to the same place in every round; what they gave before is not there."""
+    x, y = torch.rand(80, 6), torch.arange(80) % 3
+    rows = torch.arange(80).split([20, 30, 10, 20])
+    fed = Federation(x, y, rows, Classification(3), device="cuda")
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    sim = Simulation(fed, net, "scaffold", engine=How(engine, compile=compile))
+    first = sim.run_round()
+    before = copied(first)
+    second = sim.run_round()
+    tensors = [x for x in tree.leaves(first) if isinstance(x, Tensor)]
+    assert len(tensors) > 10
+    assert tree.equal(first["uploads"], before["uploads"])
+    assert tree.equal(first["mean_delta"], before["mean_delta"])
+    assert tree.equal(first["terms"], before["terms"])
+    assert tree.gap(first["mean_delta"], second["mean_delta"]) > 0
 
 
 class Checkpointed(nn.Module):

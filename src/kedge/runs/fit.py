@@ -58,9 +58,9 @@ def fit(how: How, need: Need | None, config: Config, sim: Simulation) -> Fit:
     if held(1) + need.first > free:
         raise _too_large(need, held(1), free, bool(state) and where == "device", config)
     if how.engine != "vector":
-        processes = max(1, how.workers)
-        total = held(1) + need.first * processes + need.lane * (cohort - 1)
-        return Fit(how, processes, need.first, total, free, tuple(notes))
+        at_once = max(1, how.workers, min(how.streams, cohort))
+        total = held(1) + need.first * at_once + need.lane * (cohort - 1)
+        return Fit(how, at_once, need.first, total, free, tuple(notes))
     if seeds > 1:  # whose lanes have no anchor in common
         copied = tree.nbytes(sim.server.weights)
         need = need._replace(first=need.first + copied, lane=need.lane + copied)

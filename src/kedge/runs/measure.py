@@ -56,6 +56,7 @@ class Timings:
 def label(how: How) -> str:
     """A candidate in words."""
     words = f"{how.workers} workers" if how.workers else how.engine
+    words += f" on {how.streams} streams" if how.streams else ""
     return f"{words} compiled" if how.compile else words
 
 

@@ -30,6 +30,7 @@ from kedge.sim.engine import How
 from kedge.sim.simulation import Simulation
 from kedge.sim.workers import possible
 
+STREAMS = 4  # clients side by side on a GPU; more did not pay for any model that was tried
 Make = Callable[[int, How], Simulation]  # (seed, how) -> the simulation of that seed
 
 
@@ -86,17 +87,20 @@ def candidates(config: Config, sim: Simulation) -> list[How]:
         engine = "loop" if config.engine == "auto" else config.engine
         fused = fused and (engine == "vector" or on_gpu)
         return [How(engine, workers=config.workers, chunk=config.chunk, compile=fused)]
-    if fused:
-        ways = [How("vector", chunk=config.chunk, compile=True)]
-        return [How("loop", compile=True), *ways] if on_gpu else ways
-    ways = [How("loop"), How("vector", chunk=config.chunk)]
+    loop, vector = How("loop"), How("vector", chunk=config.chunk)
+    ways = [loop, vector]
+    streams = min(STREAMS, sim.per_round)
+    if on_gpu and streams > 1:
+        loop = How("loop", streams=streams)
+        ways.append(loop)
     processes = min(os.cpu_count() or 1, sim.per_round)
     if sim.federation.device.type == "cpu" and processes > 1 and _may_fork_after_trials():
         ways.append(How("loop", workers=processes))
+    fusible = [loop, vector] if on_gpu else [vector]
+    compiled = [dataclasses.replace(how, compile=True) for how in fusible]
     if config.compile == "auto" and (on_gpu or shutil.which("g++")):
-        compiled = [dataclasses.replace(how, compile=True) for how in ways[:2]]
-        ways += compiled if on_gpu else compiled[1:]
-    return ways
+        ways += compiled
+    return compiled if fused else ways
 
 
 def _may_fork_after_trials() -> bool:

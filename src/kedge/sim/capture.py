@@ -9,7 +9,7 @@ inside it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.client import Carry, Reply
+from kedge.core.client import Carry
 from kedge.core.view import Job
-from kedge.sim.compiled import compiled
 
 Step = Callable[[Job, Carry, Tensor], Carry]
+Fuse = Callable[..., Callable[..., Any]]  # of a function and examples of what it will be given
 UNROLL = 10
 
 
@@ -33,11 +33,11 @@ class CapturedSteps:
         self,
         begin: Callable[[Job], Carry],
         step: Step,
-        end: Callable[[Job, Carry], Reply],
+        end: Callable[[Job, Carry], Any],
         jobs: Job,
         carry: Carry,
         rows: tuple[int, ...],
-        compile: bool = False,
+        fuse: Fuse | None = None,
     ) -> None:
         self.begin, self.step, self.end = begin, step, end
         self.jobs, self.rows = _static(jobs), rows
@@ -46,29 +46,28 @@ class CapturedSteps:
         # laid out as a step returns it, so that every step finds what the one before it left
         self.carry = _static(step(self.jobs, carry, self.index[0]))
         self.whole = step  # for all lanes
-        if compile:
-            self.whole = compiled(step, self.jobs, self.carry, self.index[0])
-            self.end = compiled(end, self.jobs, self.carry)
+        if fuse is not None:
+            self.whole = fuse(step, self.jobs, self.carry, self.index[0])
+            self.end = fuse(end, self.jobs, self.carry)
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         # graphs run one after the other, and what they leave behind is copied or held, so that
         # they can share their memory
         self._pool = torch.cuda.graph_pool_handle()
-        self._reply: Reply | None = None
+        self._result: Any = None
 
     def start(self, jobs: Job) -> None:
         """Put a round's jobs into the static buffers and make the first carry of them."""
         _copy(self.jobs, jobs)
         self._run("begin", lambda: _copy(self.carry, self.begin(self.jobs)))
 
-    def finish(self) -> Reply:
-        """What the clients return; it stays valid until the next round."""
+    def finish(self) -> Any:
+        """What ``end`` gives; it stays valid until the next round."""
 
         def record() -> None:
-            self._reply = self.end(self.jobs, self.carry)
+            self._result = self.end(self.jobs, self.carry)
 
         self._run("end", record)
-        assert self._reply is not None
-        return self._reply
+        return self._result
 
     def run(self, plan: Tensor, lanes: int | None = None) -> None:
         """Steps on ``plan`` ``[steps, *rows]``, on the first ``lanes`` clients (None: no such
@@ -91,17 +90,23 @@ class CapturedSteps:
         self._graphs[name].replay()
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record some work; the warm-up before it must leave no trace in the carry."""
+        """Record some work; the warm-up before it must leave no trace in the carry.
+
+        Graphs that were recorded on one stream share the memory in which its matrix products are
+        computed, so what will run at the same time is recorded on the streams that it runs on.
+        """
         before = tree.map(torch.clone, self.carry)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+        here = torch.cuda.current_stream()
+        alone = here == torch.cuda.default_stream()  # on which nothing can be recorded
+        side = torch.cuda.Stream() if alone else here
+        side.wait_stream(here)
         with torch.cuda.stream(side):
             for _ in range(2):
                 work()
-        torch.cuda.current_stream().wait_stream(side)
+        here.wait_stream(side)
         _copy(self.carry, before)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=None if alone else here):
             work()
         return graph
 
@@ -166,10 +171,11 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def side_by_side(work: Callable[[int, int], Any], count: int, streams: int) -> Iterator[Any]:
-    """``work(i, slot)`` for every i, so many at a time on CUDA streams of their own, in order."""
+def side_by_side(
+    work: Callable[[int, int], Any], count: int, sides: Sequence[torch.cuda.Stream]
+) -> Iterator[Any]:
+    """``work(i, slot)`` for every i, as many at a time as there are streams, in order."""
     main = torch.cuda.current_stream()
-    sides = [torch.cuda.Stream() for _ in range(streams)]
     waiting: list[tuple[Any, torch.cuda.Stream]] = []
 
     def taken() -> Any:
@@ -181,11 +187,12 @@ def side_by_side(work: Callable[[int, int], Any], count: int, streams: int) -> I
         return done
 
     for i in range(count):
-        side = sides[i % streams]
+        slot = i % len(sides)
+        side = sides[slot]
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            waiting.append((work(i, i % streams), side))
-        if len(waiting) == streams:
+            waiting.append((work(i, slot), side))
+        if len(waiting) == len(sides):
             yield taken()
     while waiting:
         yield taken()

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kedge.core import tree
+from kedge.core.server import Totals
+from kedge.core.tree import Tree
 from kedge.core.view import Info, Job
 
 Phases = dict[str, str]
@@ -45,6 +48,18 @@ class Cohort(NamedTuple):
     jobs: Job  # anchor and sent are shared, everything else is stacked [K, ...]
     steps: list[int]
     plan: Tensor  # [K, max steps, batch] rows of the federation
+
+
+class Trained(NamedTuple):
+    """What training gave: what the server takes in, and what the clients keep."""
+
+    totals: Totals
+    kept: Tree
+
+
+def copied(totals: Totals) -> Totals:
+    """Totals in memory of their own: a recorded graph writes to the same place again."""
+    return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else x, totals)
 
 
 @dataclass(frozen=True)

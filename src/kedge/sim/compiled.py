@@ -8,7 +8,7 @@ resolved, and inductor turns that into few kernels. Whatever the step reads besi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from kedge.core import tree
 
+HERE = object()  # a place for a tensor
 LARGEST = 5000  # operations of a function that is compiled; more would take too long
 
 
@@ -31,14 +32,13 @@ def compiled(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]
     def flat(*leaves: Tensor) -> list[Tensor]:
         given = iter(leaves)
         result = function(*(_filled(e, given) for e in examples))
-        structure[:] = [result]
-        return list(tree.leaves(result))
+        structure[:] = [tree.map(lambda x: HERE if isinstance(x, Tensor) else x, result)]
+        return [x for x in tree.leaves(result) if isinstance(x, Tensor)]
 
     leaves = [_dense(x.detach()) for x in tree.leaves(examples)]
     strides = [x.stride() for x in leaves]
     graph = make_fx(flat)(*leaves)
     _write_out_numbers(graph, leaves[0].device)
-    shape = tree.map(lambda x: 0, structure[0])
     graph.graph = fx_graph_cse(graph.graph)
     if len(graph.graph.nodes) > LARGEST:
         return function
@@ -52,7 +52,8 @@ def compiled(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]
 
     def call(*arguments: Any) -> Any:
         given = zip(tree.leaves(arguments), strides, strict=True)
-        return _filled(shape, iter(run(*(_laid(x.detach(), s) for x, s in given), *constants)))
+        found = run(*(_laid(x.detach(), s) for x, s in given), *constants)
+        return _filled(structure[0], iter(found))
 
     return call
 
@@ -77,8 +78,9 @@ def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _filled(shape: Any, leaves: Any) -> Any:
-    return tree.map(lambda _: next(leaves), shape)
+def _filled(shape: Any, leaves: Iterator[Tensor]) -> Any:
+    """Tensors in their places; numbers stay."""
+    return tree.map(lambda x: next(leaves) if x is HERE or isinstance(x, Tensor) else x, shape)
 
 
 def _write_out_numbers(graph: fx.GraphModule, device: torch.device) -> None:

@@ -22,9 +22,9 @@ from kedge.core.part import Stack as Stacked
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job
-from kedge.sim.cohort import Cohort, Phases, on_device
+from kedge.sim.cohort import Cohort, Phases, Trained, on_device
 
-Replies = Callable[[Bound, Job, Sequence[int], Tensor, Phases], Reply]
+Replies = Callable[..., Any]  # of bound, jobs, steps, plan, phases and whether to sum up
 PLAIN = {"terms", "client_weights"}  # totals that are no sums, and may lie where the replies do
 
 
@@ -87,6 +87,8 @@ def single(bound: Bound, cohort: Cohort) -> Stack:
 def train(replies: Replies, stack: Stack, phases: Phases, chunk: int) -> list[Outcome]:
     """Train all lanes, at most ``chunk`` at once (0: all of them)."""
     pieces = cut([group.steps for group in stack.groups], chunk)
+    if len(pieces) == len(stack.groups) == 1:
+        return [_train_whole(replies, stack, phases, pieces[0])]
     totals: list[Totals] = [{} for _ in stack.groups]
     order: list[list[int]] = [[] for _ in stack.groups]
     kept: list[list[tuple[list[int], Tree]]] = [[] for _ in stack.groups]
@@ -94,7 +96,7 @@ def train(replies: Replies, stack: Stack, phases: Phases, chunk: int) -> list[Ou
     for piece in pieces:
         full = [*piece, *[piece[-1]] * (size - len(piece))]  # one size: one recorded graph
         jobs, plan = some_jobs(stack, full)
-        done = replies(stack.bound, jobs, [lane.steps for lane in full], plan, phases)
+        done: Reply = replies(stack.bound, jobs, [lane.steps for lane in full], plan, phases)
         for owner, rows in _by_owner(piece).items():
             places, mine = [piece[i].at for i in rows], take_some(done, rows)
             group, before = stack.groups[owner], totals[owner]
@@ -109,6 +111,14 @@ def train(replies: Replies, stack: Stack, phases: Phases, chunk: int) -> list[Ou
         del done, mine, state, jobs
     triples = zip(totals, order, kept, strict=True)
     return [Outcome(_in_order(found, places), some) for found, places, some in triples]
+
+
+def _train_whole(replies: Replies, stack: Stack, phases: Phases, piece: list[Lane]) -> Outcome:
+    """One simulation in one piece: what it gives is summed up where it is computed."""
+    jobs, plan = some_jobs(stack, piece)
+    done: Trained = replies(stack.bound, jobs, [lane.steps for lane in piece], plan, phases, True)
+    places = [lane.at for lane in piece]
+    return Outcome(_in_order(done.totals, places), [(places, stack.park(done.kept))])
 
 
 def cut(steps: Sequence[Sequence[int]], chunk: int) -> list[list[Lane]]:

@@ -1,19 +1,21 @@
 """One client after the other: the readable reference.
 
-On a GPU the steps of a client are recorded as CUDA graphs (:mod:`kedge.sim.capture`) and replayed.
+On a GPU the steps of a client are recorded as CUDA graphs (:mod:`kedge.sim.capture`) and replayed,
+and one client that does not fill it by itself may have others beside it, on streams of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from kedge.core import client, server, tree
 from kedge.core.bound import Bound
-from kedge.core.client import Carry, Reply
+from kedge.core.client import Carry
 from kedge.core.part import Part
 from kedge.core.server import Totals
 from kedge.core.shell import in_channels_last
@@ -28,7 +30,8 @@ from kedge.sim.capture import (
     side_by_side,
     take_jobs,
 )
-from kedge.sim.cohort import Cohort, How, Phases
+from kedge.sim.cohort import Cohort, How, Phases, Trained, copied
+from kedge.sim.compiled import compiled
 
 
 class Ask(NamedTuple):
@@ -39,13 +42,6 @@ class Ask(NamedTuple):
     part: str = ""  # whose survey it is
 
 
-class Trained(NamedTuple):
-    """What training gave on one client: what the server takes in, and what the client keeps."""
-
-    totals: Totals
-    kept: Tree
-
-
 class Loop:
     """One client after the other, by plain autograd."""
 
@@ -54,12 +50,38 @@ class Loop:
     def __init__(self, how: How | None = None, capture: bool = True) -> None:
         self.how = how or How(self.name)
         self._captures = Captures(capture)
+        self._fused: dict[Any, Callable[..., Any]] = {}
+        self.streams = self.how.streams  # fewer where memory runs out
+        self._sides: list[torch.cuda.Stream] = []
 
     def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, Tree]:
+        while True:
+            try:
+                return self._train(bound, cohort, phases)
+            except (RuntimeError, HookError) as error:
+                if self.streams < 2 or not ran_out_of_memory(error):
+                    raise
+            # outside the handler, where what the failed clients held is let go
+            self._narrow()
+
+    def _narrow(self) -> None:
+        """From now on half as many clients side by side."""
+        before, self.streams = self.streams, self.streams // 2
+        self._captures, self._sides = Captures(self._captures.enabled), []
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"{before} clients side by side do not fit into the memory: going on with "
+            f"{self.streams}",
+            stacklevel=3,
+        )
+
+    def _train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, Tree]:
         total: Totals = {}
         rows: Tree = None
         for i, done in enumerate(self.each(bound, cohort, Ask("train", phases))):
-            total = server.add_totals(total, done.totals, own=True) if i else _own(done.totals)
+            total = server.add_totals(total, done.totals, own=True) if i else copied(done.totals)
             rows = _put(rows, i, done.kept, len(cohort.clients))
         return total, rows
 
@@ -85,8 +107,9 @@ class Loop:
             return self.answer(bound, take_jobs(jobs, i), plan, cohort.clients[i], ask, slot)
 
         count = len(cohort.clients)
-        if self.how.streams > 1 and cohort.plan.is_cuda:
-            return side_by_side(client_number, count, min(self.how.streams, count))
+        if self.streams > 1 and cohort.plan.is_cuda:
+            self._sides = self._sides or [torch.cuda.Stream() for _ in range(self.streams)]
+            return side_by_side(client_number, count, self._sides)
         return map(client_number, range(count))
 
     def answer(
@@ -101,25 +124,25 @@ class Loop:
             if ask.what == "survey":
                 part = next(p for p in bound.parts if p.name == ask.part)
                 return client.survey(bound, job, ask.phases, part)
-            reply = self._recorded(bound, job, plan, ask.phases, slot)
-            if reply is None:
-                carry = client.begin(bound, job, ask.phases)
-                for t, index in enumerate(plan.unbind()):
-                    own = t > 0 and index.device.type == "cpu"  # the first weights are the anchor's
-                    carry = client.step(bound, job, carry, index, ask.phases, False, own)
-                reply = client.end(bound, job, carry, ask.phases)
-            alone = tree.map(lambda x: x.unsqueeze(0), reply)
-            return Trained(server.totals(bound, alone, job.anchor), reply.client)
+            done = self._recorded(bound, job, plan, ask.phases, slot)
+            if done is not None:
+                return done
+            carry = client.begin(bound, job, ask.phases)
+            for t, index in enumerate(plan.unbind()):
+                own = t > 0 and index.device.type == "cpu"  # the first weights are the anchor's
+                carry = client.step(bound, job, carry, index, ask.phases, False, own)
+            return _trained(bound, job, carry, ask.phases)
         except HookError as error:
             raise HookError(f"{error} (client {who}, step {t})") from error
 
     def _recorded(
         self, bound: Bound, job: Job, plan: Tensor, phases: Phases, slot: int
-    ) -> Reply | None:
+    ) -> Trained | None:
         """What a client returns, by graphs, or None where there are none."""
         if not self._captures.enabled or plan.device.type != "cuda":
             return None
-        key = (id(bound), tuple(phases.items()), shapes_of(job), plan.shape[1], slot)
+        what = (id(bound), tuple(phases.items()), shapes_of(job), plan.shape[1])
+        key = (*what, slot)
 
         def begin(job: Job) -> Carry:
             return client.begin(bound, job, phases)
@@ -127,10 +150,17 @@ class Loop:
         def step(job: Job, carry: Carry, index: Tensor) -> Carry:
             return client.step(bound, job, carry, index, phases, functional=False)
 
-        def end(job: Job, carry: Carry) -> Reply:
-            return client.end(bound, job, carry, phases)
+        def end(job: Job, carry: Carry) -> Trained:
+            return _trained(bound, job, carry, phases)
 
-        rows, fused = tuple(plan.shape[1:]), self.how.compile
+        def fuse(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+            """Compiled once for all slots."""
+            name = (*what, function.__name__)
+            if name not in self._fused:
+                self._fused[name] = compiled(function, *examples)
+            return self._fused[name]
+
+        rows, fused = tuple(plan.shape[1:]), fuse if self.how.compile else None
         try:
             steps = self._captures.get(
                 key, lambda: CapturedSteps(begin, step, end, job, begin(job), rows, fused)
@@ -139,12 +169,18 @@ class Loop:
                 return None
             steps.start(job)
             steps.run(plan)
-            return tree.map(torch.clone, steps.finish())
+            return cast(Trained, steps.finish())
         except (RuntimeError, HookError) as error:
             if ran_out_of_memory(error):
                 raise
             self._captures.give_up(key, error)
             return None
+
+
+def _trained(bound: Bound, job: Job, carry: Carry, phases: Phases) -> Trained:
+    reply = client.end(bound, job, carry, phases)
+    alone = tree.map(lambda x: x.unsqueeze(0), reply)
+    return Trained(server.totals(bound, alone, job.anchor), reply.client)
 
 
 def laid(bound: Bound, value: Tree) -> Tree:
@@ -162,7 +198,3 @@ def _put(rows: Tree, i: int, value: Tree, count: int) -> Tree:
         rows = tree.map(lambda x: x.new_empty((count, *x.shape)), value)
     tree.map(lambda row, x: row[i].copy_(x), rows, value)
     return rows
-
-
-def _own(totals: Totals) -> Totals:
-    return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else x, totals)

@@ -29,7 +29,7 @@ from kedge.core.view import Job
 from kedge.errors import HookError, KedgeError
 from kedge.sim import lanes
 from kedge.sim.capture import CapturedSteps, Captures, ran_out_of_memory, shapes_of, take_jobs
-from kedge.sim.cohort import Cohort, How, Phases
+from kedge.sim.cohort import Cohort, How, Phases, Trained, copied
 from kedge.sim.compiled import compiled
 from kedge.sim.lanes import Lane, Outcome, Stack
 
@@ -38,6 +38,7 @@ SPARE = 4  # a compiled step of all lanes is worth it as long as one in so many 
 Begin = Callable[[Job], Carry]
 Step = Callable[[Job, Carry, Tensor], Carry]
 End = Callable[[Job, Carry], Reply]
+What = tuple[int, Phases, bool]  # what steps are of, and whether what they give is summed up
 T = TypeVar("T")
 
 
@@ -79,21 +80,31 @@ class Vector:
         return ""
 
     def replies(
-        self, bound: Bound, jobs: Job, steps: Sequence[int], plan: Tensor, phases: Phases
-    ) -> Reply:
-        """What clients return, who are sorted by falling number of steps."""
-        begin, step, end = _mapped(bound, phases, bool(jobs.fields))
-        what = (id(bound), phases)
+        self,
+        bound: Bound,
+        jobs: Job,
+        steps: Sequence[int],
+        plan: Tensor,
+        phases: Phases,
+        summed: bool = False,
+    ) -> Any:
+        """What clients return, who are sorted by falling number of steps: a :class:`Reply`, or,
+        ``summed`` up to what the server takes in, :class:`Trained`."""
+        begin, step, reply = _mapped(bound, phases, bool(jobs.fields))
+
+        def trained(jobs: Job, carry: Carry) -> Trained:
+            every = reply(jobs, carry)
+            return Trained(server.totals(bound, every, jobs.anchor), every.client)
+
+        end, what = trained if summed else reply, (id(bound), phases, summed)
         done = self._recorded(begin, step, end, what, jobs, steps, plan)
         if done is not None:
-            return done
+            return done._replace(totals=copied(done.totals)) if summed else done
         return end(jobs, self._stepwise(begin, step, what, jobs, steps, plan))
 
-    def _named(
-        self, bound: Bound, jobs: Job, steps: Sequence[int], plan: Tensor, phases: Phases
-    ) -> Reply:
+    def _named(self, *args: Any) -> Any:
         try:
-            return self.replies(bound, jobs, steps, plan, phases)
+            return self.replies(*args)
         except HookError as error:
             raise HookError(
                 f"{error} (all clients at once; engine=loop names the client)"
@@ -103,7 +114,7 @@ class Vector:
         self,
         begin: Begin,
         step: Step,
-        what: tuple[int, Phases],
+        what: What,
         jobs: Job,
         steps: Sequence[int],
         plan: Tensor,
@@ -123,9 +134,7 @@ class Vector:
                 carry = advance(jobs, carry, plan[:lanes, t])
         return tree.concat([tree.take(carry, slice(running)), *finished])
 
-    def _fused(
-        self, step: Step, what: tuple[int, Phases], jobs: Job, carry: Carry, index: Tensor
-    ) -> Step:
+    def _fused(self, step: Step, what: What, jobs: Job, carry: Carry, index: Tensor) -> Step:
         """The step as the compiler made it, if it is to: once for every shape."""
         if not self.how.compile or jobs.key.is_cuda:
             return step
@@ -138,12 +147,12 @@ class Vector:
         self,
         begin: Begin,
         step: Step,
-        end: End,
-        what: tuple[int, Phases],
+        end: Callable[[Job, Carry], Any],
+        what: What,
         jobs: Job,
         steps: Sequence[int],
         plan: Tensor,
-    ) -> Reply | None:
+    ) -> Any:
         """The same by graphs, or None where there are none.
 
         A graph is recorded for few sizes of the stack only: with k clients left, the next larger
@@ -152,8 +161,8 @@ class Vector:
         if not self._captures.enabled or plan.device.type != "cuda":
             return None
         total = len(steps)
-        key = (what[0], tuple(what[1].items()), shapes_of(jobs), plan.shape[2])
-        rows, fused = (total, plan.shape[2]), self.how.compile
+        key = (what[0], tuple(what[1].items()), what[2], shapes_of(jobs), plan.shape[2])
+        rows, fused = (total, plan.shape[2]), compiled if self.how.compile else None
         try:
             captured = self._captures.get(
                 key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows, fused)
