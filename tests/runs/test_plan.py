@@ -160,6 +160,10 @@ def test_clients_side_by_side_take_their_memory_each() -> None:
     one, four = (fit.fit(how, Need(1000, 10), config, sim) for how in (LOOP, STREAMS))
     assert (one.at_once, four.at_once) == (1, 4)
     assert four.total - one.total == 3 * 1000
+    for share, streams in ((0.3, 2), (0.5, 0)):  # of the free memory for each, of which 0.8 is used
+        large = fit.fit(STREAMS, Need(int(share * one.available), 10), config, sim)
+        assert (large.at_once, large.how.streams) == (max(1, streams), streams)
+        assert large.total < large.available
     assert [measure.label(how) for how in (LOOP, STREAMS, FUSED_STREAMS)] == [
         "loop",
         "loop on 4 streams",

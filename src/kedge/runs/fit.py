@@ -58,8 +58,13 @@ def fit(how: How, need: Need | None, config: Config, sim: Simulation) -> Fit:
     if held(1) + need.first > free:
         raise _too_large(need, held(1), free, bool(state) and where == "device", config)
     if how.engine != "vector":
-        at_once = max(1, how.workers, min(how.streams, cohort))
-        total = held(1) + need.first * at_once + need.lane * (cohort - 1)
+        beside = held(1) + need.lane * (cohort - 1)
+        at_once = max(1, how.workers)
+        if how.streams:
+            room = int((FILLED * free - beside) // max(1, need.first))
+            at_once = max(1, min(how.streams, cohort, room))
+            how = dataclasses.replace(how, streams=at_once if at_once > 1 else 0)
+        total = beside + need.first * at_once
         return Fit(how, at_once, need.first, total, free, tuple(notes))
     if seeds > 1:  # whose lanes have no anchor in common
         copied = tree.nbytes(sim.server.weights)

@@ -193,7 +193,8 @@ def _fitting(ways: Sequence[How], known: _Known, config: Config, sim: Simulation
     fits, problems = [], []
     for how in ways:
         try:
-            fits.append(fit(how, known.needs[how.engine], config, sim))
+            found = fit(how, known.needs[how.engine], config, sim)
+            fits += [found] if found.how not in [other.how for other in fits] else []
         except KedgeError as error:
             problems.append(error)
     if not fits:
