@@ -190,11 +190,13 @@ def _need(sim: Simulation, how: How, rounds: int) -> Need | None:
 
 def _fitting(ways: Sequence[How], known: _Known, config: Config, sim: Simulation) -> list[Fit]:
     """Those for which there is enough memory, made to fit."""
-    fits, problems = [], []
+    fits: list[Fit] = []
+    problems: list[KedgeError] = []
     for how in ways:
         try:
             found = fit(how, known.needs[how.engine], config, sim)
-            fits += [found] if found.how not in [other.how for other in fits] else []
+            if all(found.how != other.how for other in fits):
+                fits.append(found)
         except KedgeError as error:
             problems.append(error)
     if not fits:

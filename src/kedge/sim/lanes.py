@@ -102,9 +102,10 @@ def train(replies: Replies, stack: Stack, phases: Phases, chunk: int) -> list[Ou
             group, before = stack.groups[owner], totals[owner]
             found = server.totals(group.bound, mine, group.anchor)
             state = stack.park(mine.client)
-            if len(pieces) > 1:  # a recorded graph writes its replies to the same place again
+            # a recorded graph writes its replies to the same place again
+            found |= {n: tree.map(torch.clone, found[n]) for n in found.keys() & PLAIN}
+            if len(pieces) > 1:
                 state = tree.map(torch.clone, state)
-                found |= {n: tree.map(torch.clone, found[n]) for n in found.keys() & PLAIN}
             totals[owner] = server.add_totals(before, found) if before else found
             order[owner] += places
             kept[owner].append((places, state))
