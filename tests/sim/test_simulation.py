@@ -17,7 +17,7 @@ from kedge.core.tree import Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
 from kedge.sim.cohort import copied
-from kedge.sim.engine import How
+from kedge.sim.engine import How, make_engine
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 from kedge.zoo.models import build
@@ -282,6 +282,13 @@ def test_what_a_client_generates_can_be_looked_at() -> None:
     again = run.prepared(1)["fedcog"]
     assert torch.equal(made["x"], again["x"])
     assert not torch.equal(made["x"], run.prepared(0)["fedcog"]["x"])
+
+
+def test_streams_are_for_a_loop_on_a_gpu() -> None:
+    for how, device in ((How("loop", streams=2), "cpu"), (How("vector", streams=2), "cuda")):
+        message = f"streams = 2: .* this is engine = {how.engine} on {device}; leave streams out"
+        with pytest.raises(FieldError, match=message):
+            make_engine(how, torch.device(device))
 
 
 @pytest.mark.gpu

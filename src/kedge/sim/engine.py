@@ -20,6 +20,11 @@ ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vector": Vector}
 def make_engine(how: How, device: torch.device) -> Engine:
     if how.engine not in ENGINES:
         raise UnknownName("engine", how.engine, ENGINES)
+    if how.streams and (how.engine != "loop" or device.type != "cuda"):
+        raise FieldError(
+            f"streams = {how.streams}: clients of a loop train side by side on a GPU, but this is "
+            f"engine = {how.engine} on {device.type}; leave streams out"
+        )
     if not how.workers:
         return ENGINES[how.engine](how)
     if how.engine != "loop":
