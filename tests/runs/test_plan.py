@@ -154,6 +154,38 @@ def test_streams_are_for_several_clients() -> None:
     ]
 
 
+def test_more_at_once_than_was_asked_for_is_not_tried() -> None:
+    assert ways("cuda", chunk=2) == [
+        LOOP,
+        How("vector", chunk=2),
+        How("loop", streams=2),
+        How("loop", streams=2, compile=True),
+        How("vector", chunk=2, compile=True),
+    ]
+    assert ways("cuda", chunk=1)[2] == FUSED_LOOP
+
+
+@pytest.mark.filterwarnings("ignore:.*do not fit")
+def test_a_trial_with_fewer_clients_at_once_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it took would be remembered for more of them."""
+    replies, sizes = Vector.replies, []
+
+    def small(self: Vector, bound: Any, jobs: Any, steps: Any, *rest: Any) -> Any:
+        sizes.append(len(steps))
+        if len(steps) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return replies(self, bound, jobs, steps, *rest)
+
+    sim = make(Config(clients=3))(0, LOOP)
+    pieces = [Piece([0, 1, 2], sim.work)]
+    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1)) == {LOOP, VECTOR}
+    monkeypatch.setattr(Vector, "replies", small)
+    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1)) == {LOOP}
+    assert sizes[:2] == [3, 1]
+
+
 def test_clients_side_by_side_take_their_memory_each() -> None:
     config = Config(clients=6)
     sim = make(config)(0, How("loop"))

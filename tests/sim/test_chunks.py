@@ -11,6 +11,7 @@ from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.task import Classification
 from kedge.errors import HookError, KedgeError
+from kedge.sim.capture import Captures, fitting
 from kedge.sim.engine import How
 from kedge.sim.federation import Federation
 from kedge.sim.fleet import Fleet
@@ -249,8 +250,49 @@ def test_where_memory_runs_out_fewer_train_side_by_side() -> None:
     plain.run_round()
     assert tree.equal(sim.state(), plain.state())
     sim.engine.room = 0
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(KedgeError, match="one client alone does not fit into the memory"):
         sim.run_round()
+    assert tree.equal(sim.state(), plain.state())
+
+
+def test_surveys_and_personal_models_with_too_little_memory() -> None:
+    sim, plain = simulate("ccvr+fedbn"), simulate("ccvr+fedbn")
+    sim.engine, plain.engine = Crowded(2, room=1), Loop()
+    with pytest.warns(UserWarning, match="2 clients side by side do not fit"):
+        found = sim.personal()
+    assert tree.equal(found, plain.personal())
+    sim.engine = Crowded(2, room=1)
+    with pytest.warns(UserWarning, match="2 clients side by side do not fit"):
+        sim.finish()
+    plain.finish()
+    assert tree.equal(sim.state(), plain.state())
+
+
+def test_what_was_recorded_for_other_rounds_goes_first() -> None:
+    """Graphs of an earlier phase hold memory that may be just enough."""
+    captures, narrowed, tries = Captures(True), [], []
+    captures._made["an earlier phase"] = None
+
+    def work(times: int) -> str:
+        tries.append(len(captures))
+        if len(tries) <= times:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "done"
+
+    assert fitting(captures, lambda: work(1), lambda: narrowed.append(1)) == "done"
+    assert (tries, narrowed) == ([1, 0], [])
+    tries.clear()
+    captures._made["an earlier phase"] = None
+    assert fitting(captures, lambda: work(3), lambda: narrowed.append(1)) == "done"
+    assert (tries, narrowed) == ([1, 0, 0, 0], [1, 1])
+    tries.clear()
+    with pytest.raises(KedgeError, match="no less"):
+
+        def refuse() -> None:
+            raise KedgeError("no less")
+
+        fitting(captures, lambda: work(9), refuse)
+    assert tries == [0]
 
 
 @pytest.mark.gpu

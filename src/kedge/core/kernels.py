@@ -136,13 +136,14 @@ def _run(x: Tensor, w: Tensor, y: Tensor, stride: int, padding: Pair, back: bool
     pixels, small = batch * oh * ow, x.element_size() == 2
     bm, bn, bk, warps = _blocks(clients, pixels, out, channels, small)
     grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
-    _product[grid](
-        x, w, y, pixels,
-        *x.stride(), w.stride(0), w.stride(2), w.stride(4), w.stride(3), *y.stride(),
-        C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=rows, S=columns,
-        STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], BACK=back,
-        EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):  # of several GPUs, a kernel runs on the current one
+        _product[grid](
+            x, w, y, pixels,
+            *x.stride(), w.stride(0), w.stride(2), w.stride(4), w.stride(3), *y.stride(),
+            C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=rows, S=columns,
+            STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], BACK=back,
+            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
+        )  # fmt: skip
     return y
 
 
@@ -169,11 +170,12 @@ def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -
     piece = triton.cdiv(triton.cdiv(pixels, pieces), bk) * bk
     pieces = triton.cdiv(pixels, piece)
     w = x.new_empty(pieces, clients, out, *size, channels, dtype=torch.float32)
-    _weights[(rows * columns, clients, pieces)](
-        x, g, w, pixels, piece, *x.stride(), *g.stride(), w.stride(0), w.stride(1),
-        C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=size[0], S=size[1],
-        STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], COLUMNS=columns,
-        EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _weights[(rows * columns, clients, pieces)](
+            x, g, w, pixels, piece, *x.stride(), *g.stride(), w.stride(0), w.stride(1),
+            C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=size[0], S=size[1],
+            STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], COLUMNS=columns,
+            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
+        )  # fmt: skip
     total = w[0] if pieces == 1 else w.sum(0)
     return total.permute(0, 1, 4, 2, 3)

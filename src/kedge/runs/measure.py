@@ -8,6 +8,7 @@ ending a client's round weigh most, and a longer one.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
+
+import torch
 
 from kedge.core import client, server, tree
 from kedge.core.server import Totals
@@ -30,8 +33,9 @@ from kedge.runs.trial import (
     undisturbed,
 )
 from kedge.sim.capture import take_jobs
-from kedge.sim.engine import How
+from kedge.sim.engine import Engine, How
 from kedge.sim.simulation import Simulation
+from kedge.sim.vector import Vector
 
 REPEATS = 3
 SHARE = 0.1  # of a run may go into measuring it, within these bounds in seconds
@@ -169,17 +173,27 @@ def _tried(
     pieces: list[Piece],
     repeats: int,
 ) -> dict[How, list[float]]:
-    """Seconds of every piece by candidate, in turns, so that a slow moment hits all of them. The
-    fastest time counts: others work on the machine at times, and what is found is remembered.
+    """Seconds of every piece by candidate, in turns, so that a slow moment hits all of them; on a
+    GPU one after the other, since each may fill its memory. The fastest time counts: others work on
+    the machine at times, and what is found is remembered.
 
     Clients of several seeds train side by side where those of the run will.
     """
+    if sim.federation.device.type == "cuda" and len(candidates) > 1:
+        alone: dict[How, list[float]] = {}
+        for how in candidates:
+            alone |= _tried(sim, [how], rounds, seeds, pieces, repeats)
+            gc.collect()
+            torch.cuda.empty_cache()
+        return alone
     ready: dict[How, list[Callable[[], object]]] = {}
+    engines: dict[How, Engine] = {}
     whole = len(pieces[0].clients) == sim.per_round
     copies = {h: together(h, sim.per_round, seeds) if whole else 1 for h in candidates}
     for how in candidates:
         try:
             one = trial(sim, how, rounds)
+            engines[how] = one.engine
             repeated = [p._replace(clients=p.clients * copies[how]) for p in pieces]
             ready[how] = [training(one, piece) for piece in repeated]
             for work in ready[how] if repeats else ():
@@ -194,11 +208,20 @@ def _tried(
             found[how].append([timed(sim.federation.device, work)[1] for work in ready[how]])
         except FAILURES:
             ready[how] = []
+        if not _as_planned(engines[how], how):
+            ready[how] = []
     return {
         how: [min(took) / copies[how] for took in zip(*rows, strict=True)]
         for how, rows in found.items()
         if ready[how]
     }
+
+
+def _as_planned(engine: Engine, how: How) -> bool:
+    """Whether memory was enough for as many clients at once as there were to be."""
+    if isinstance(engine, Vector):
+        return engine.chunk == how.chunk
+    return engine.streams == how.streams
 
 
 def _client_cost(sim: Simulation, chosen: int) -> tuple[Cost, Totals]:

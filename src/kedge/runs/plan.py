@@ -89,7 +89,7 @@ def candidates(config: Config, sim: Simulation) -> list[How]:
         return [How(engine, workers=config.workers, chunk=config.chunk, compile=fused)]
     loop, vector = How("loop"), How("vector", chunk=config.chunk)
     ways = [loop, vector]
-    streams = min(STREAMS, sim.per_round)
+    streams = min(STREAMS, sim.per_round, config.chunk or STREAMS)
     if on_gpu and streams > 1:
         loop = How("loop", streams=streams)
         ways.append(loop)

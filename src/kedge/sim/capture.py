@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.client import Carry
 from kedge.core.view import Job
+from kedge.errors import HookError
 
 Step = Callable[[Job, Carry, Tensor], Carry]
 Fuse = Callable[..., Callable[..., Any]]  # of a function and examples of what it will be given
 UNROLL = 10
+T = TypeVar("T")
 
 
 class CapturedSteps:
@@ -41,8 +43,8 @@ class CapturedSteps:
     ) -> None:
         self.begin, self.step, self.end = begin, step, end
         self.jobs, self.rows = _static(jobs), rows
-        device = next(iter(tree.leaves(carry))).device
-        self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=device)
+        self._device = next(iter(tree.leaves(carry))).device
+        self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=self._device)
         # laid out as a step returns it, so that every step finds what the one before it left
         self.carry = _static(step(self.jobs, carry, self.index[0]))
         self.whole = step  # for all lanes
@@ -85,9 +87,10 @@ class CapturedSteps:
 
     def _run(self, name: Any, work: Callable[[], None]) -> None:
         """Replay a piece of work, recorded the first time it is asked for."""
-        if name not in self._graphs:
-            self._graphs[name] = self._capture(work)
-        self._graphs[name].replay()
+        with torch.cuda.device(self._device):  # of several, graphs belong to the current one
+            if name not in self._graphs:
+                self._graphs[name] = self._capture(work)
+            self._graphs[name].replay()
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record some work; the warm-up before it must leave no trace in the carry.
@@ -155,6 +158,15 @@ class Captures:
             self._made[key] = make()
         return self._made[key]
 
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def forget(self) -> None:
+        """Let all graphs go, which hold memory of their own."""
+        self._made.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def give_up(self, key: Any, error: Exception) -> None:
         self._made[key] = None
         warnings.warn(
@@ -171,11 +183,28 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+def fitting(captures: Captures, work: Callable[[], T], narrow: Callable[[], None]) -> T:
+    """Do some work. Where memory runs out, again without what was recorded for other rounds, then
+    with less at once: ``narrow`` sees to that, or raises."""
+    earlier = len(captures) > 0
+    while True:
+        try:
+            return work()
+        except (RuntimeError, HookError) as error:
+            if not ran_out_of_memory(error):
+                raise
+        # outside the handler, where what the failed work held is let go
+        if not earlier:
+            narrow()
+        earlier = False
+        captures.forget()
+
+
 def side_by_side(
     work: Callable[[int, int], Any], count: int, sides: Sequence[torch.cuda.Stream]
 ) -> Iterator[Any]:
     """``work(i, slot)`` for every i, as many at a time as there are streams, in order."""
-    main = torch.cuda.current_stream()
+    main = torch.cuda.current_stream(sides[0].device)
     waiting: list[tuple[Any, torch.cuda.Stream]] = []
 
     def taken() -> Any:
@@ -186,13 +215,17 @@ def side_by_side(
                 x.record_stream(main)  # its memory must not be given away before it is read
         return done
 
-    for i in range(count):
-        slot = i % len(sides)
-        side = sides[slot]
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            waiting.append((work(i, slot), side))
-        if len(waiting) == len(sides):
+    try:
+        for i in range(count):
+            slot = i % len(sides)
+            side = sides[slot]
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                waiting.append((work(i, slot), side))
+            if len(waiting) == len(sides):
+                yield taken()
+        while waiting:
             yield taken()
-    while waiting:
-        yield taken()
+    finally:  # whatever happens: what they read must not be given away before
+        for side in sides:
+            main.wait_stream(side)

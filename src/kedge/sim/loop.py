@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ from kedge.core.server import Totals
 from kedge.core.shell import in_channels_last
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job
-from kedge.errors import HookError
+from kedge.errors import HookError, KedgeError
 from kedge.sim.capture import (
     CapturedSteps,
     Captures,
+    fitting,
     ran_out_of_memory,
     shapes_of,
     side_by_side,
@@ -32,6 +33,8 @@ from kedge.sim.capture import (
 )
 from kedge.sim.cohort import Cohort, How, Phases, Trained, copied
 from kedge.sim.compiled import compiled
+
+T = TypeVar("T")
 
 
 class Ask(NamedTuple):
@@ -55,27 +58,14 @@ class Loop:
         self._sides: list[torch.cuda.Stream] = []
 
     def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, Tree]:
-        while True:
-            try:
-                return self._train(bound, cohort, phases)
-            except (RuntimeError, HookError) as error:
-                if self.streams < 2 or not ran_out_of_memory(error):
-                    raise
-            # outside the handler, where what the failed clients held is let go
-            self._narrow()
+        return self._fitting(lambda: self._train(bound, cohort, phases))
 
-    def _narrow(self) -> None:
-        """From now on half as many clients side by side."""
-        before, self.streams = self.streams, self.streams // 2
-        self._captures, self._sides = Captures(self._captures.enabled), []
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-        warnings.warn(
-            f"{before} clients side by side do not fit into the memory: going on with "
-            f"{self.streams}",
-            stacklevel=3,
-        )
+    def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
+        answers = self._fitting(lambda: self._rows(bound, cohort, Ask("survey", phases, part.name)))
+        return server.survey_totals(part, answers, cohort.jobs.info.weight)
+
+    def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> Weights:
+        return self._fitting(lambda: self._rows(bound, cohort, Ask("personal", phases)))
 
     def _train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, Tree]:
         total: Totals = {}
@@ -85,16 +75,10 @@ class Loop:
             rows = _put(rows, i, done.kept, len(cohort.clients))
         return total, rows
 
-    def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
+    def _rows(self, bound: Bound, cohort: Cohort, ask: Ask) -> Tree:
         rows: Tree = None
-        for i, answer in enumerate(self.each(bound, cohort, Ask("survey", phases, part.name))):
+        for i, answer in enumerate(self.each(bound, cohort, ask)):
             rows = _put(rows, i, answer, len(cohort.clients))
-        return server.survey_totals(part, rows, cohort.jobs.info.weight)
-
-    def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> Weights:
-        rows: Tree = None
-        for i, weights in enumerate(self.each(bound, cohort, Ask("personal", phases))):
-            rows = _put(rows, i, weights, len(cohort.clients))
         return rows
 
     def each(self, bound: Bound, cohort: Cohort, ask: Ask) -> Iterator[Any]:
@@ -108,8 +92,9 @@ class Loop:
 
         count = len(cohort.clients)
         if self.streams > 1 and cohort.plan.is_cuda:
-            self._sides = self._sides or [torch.cuda.Stream() for _ in range(self.streams)]
-            return side_by_side(client_number, count, self._sides)
+            while len(self._sides) < self.streams:
+                self._sides.append(torch.cuda.Stream(cohort.plan.device))
+            return side_by_side(client_number, count, self._sides[: self.streams])
         return map(client_number, range(count))
 
     def answer(
@@ -134,6 +119,25 @@ class Loop:
             return _trained(bound, job, carry, ask.phases)
         except HookError as error:
             raise HookError(f"{error} (client {who}, step {t})") from error
+
+    def _fitting(self, work: Callable[[], T]) -> T:
+        return fitting(self._captures, work, self._narrow)
+
+    def _narrow(self) -> None:
+        """From now on half as many clients side by side."""
+        if self.streams < 2:
+            raise KedgeError(
+                "one client alone does not fit into the memory. Make the batch smaller (--batch), "
+                "or use a smaller model or --precision bf16"
+            )
+        for side in self._sides:
+            side.synchronize()
+        before, self.streams = self.streams, self.streams // 2
+        warnings.warn(
+            f"{before} clients side by side do not fit into the memory: going on with "
+            f"{self.streams}",
+            stacklevel=2,
+        )
 
     def _recorded(
         self, bound: Bound, job: Job, plan: Tensor, phases: Phases, slot: int

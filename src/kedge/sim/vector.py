@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +29,14 @@ from kedge.core.server import Totals
 from kedge.core.view import Job
 from kedge.errors import HookError, KedgeError
 from kedge.sim import lanes
-from kedge.sim.capture import CapturedSteps, Captures, ran_out_of_memory, shapes_of, take_jobs
+from kedge.sim.capture import (
+    CapturedSteps,
+    Captures,
+    fitting,
+    ran_out_of_memory,
+    shapes_of,
+    take_jobs,
+)
 from kedge.sim.cohort import Cohort, How, Phases, Trained, copied
 from kedge.sim.compiled import compiled
 from kedge.sim.lanes import Lane, Outcome, Stack
@@ -217,14 +225,7 @@ class Vector:
 
     def _fitting(self, count: int, work: Callable[[], T]) -> T:
         """Do some work on so many lanes; where memory runs out, again on fewer at once."""
-        while True:
-            try:
-                return work()
-            except (RuntimeError, HookError) as error:
-                if not ran_out_of_memory(error):
-                    raise
-            # outside the handler, where what the failed work held is let go
-            self._shrink(count)
+        return fitting(self._captures, work, partial(self._shrink, count))
 
     def _shrink(self, count: int) -> None:
         """From now on half as many lanes at once."""
@@ -235,9 +236,6 @@ class Vector:
                 "use a smaller model or --precision bf16, or try --engine loop"
             )
         self.chunk = before // 2
-        self._captures = Captures(self._captures.enabled)  # graphs hold memory of their own
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         warnings.warn(
             f"{before} clients at once do not fit into the memory: going on with {self.chunk}",
             stacklevel=2,
