@@ -1,22 +1,21 @@
 """FedDC, FedSpeed, FedPVR and FedCM: every option, and faults that their identities must find."""
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
+from faults import is_found
 from torch import nn
 
 from kedge.check.laws import LAWS
-from kedge.check.oracles import Claim, oracles_of
 from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.optim import SGD, Adam
 from kedge.core.part import Mean, Part, Sum
-from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, UnknownName
+from kedge.errors import FieldError, IncompatibleError, ModelError, UnknownName
 from kedge.parts.drift import FedCM, FedDC, FedPVR, FedSpeed, _lag
 from kedge.sim.simulation import Simulation
 
@@ -211,16 +210,7 @@ FAULTY = [
 
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
-    assert any(not claim.holds for claim in claims_of(cls()))
-
-
-def claims_of(part: Part) -> Iterator[Claim]:
-    """Claims of all identities, one after the other; a hook that fails is a broken claim."""
-    for name, oracle in oracles_of(part):
-        try:
-            yield from oracle()
-        except KedgeError as error:
-            yield Claim(f"{name}: {error}", 0.0, float("nan"))
+    assert is_found(cls())
 
 
 # -- options --------------------------------------------------------------------------------------

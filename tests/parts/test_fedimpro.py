@@ -1,21 +1,20 @@
 """FedImpro: every option, and faults that its identities must find."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from faults import is_found
 from torch import nn
 
 from kedge.check.identities.fedimpro import CUT, _features, _upper
 from kedge.check.laws import LAWS
-from kedge.check.oracles import Claim, oracles_of
 from kedge.check.problems import DOUBLE, images, step_view
 from kedge.core import rng, tree
 from kedge.core.method import parse
 from kedge.core.part import Mean, Sum, parts
-from kedge.errors import FieldError, KedgeError, UnknownName
+from kedge.errors import FieldError, UnknownName
 from kedge.parts.fedimpro import FedImpro
 from kedge.sim.simulation import Simulation
 
@@ -122,16 +121,7 @@ FAULTY = [
 
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[FedImpro]) -> None:
-    assert any(not claim.holds for claim in claims_of(cls()))
-
-
-def claims_of(part: FedImpro) -> Iterator[Claim]:
-    """Claims of all identities, one after the other; a hook that fails is a broken claim."""
-    for name, oracle in oracles_of(part):
-        try:
-            yield from oracle()
-        except KedgeError as error:
-            yield Claim(f"{name}: {error}", 0.0, float("nan"))
+    assert is_found(cls())
 
 
 # -- options on both engines ----------------------------------------------------------------------

@@ -1,18 +1,17 @@
 """Krum, TrimmedMean and Median: outliers, ties, cohorts that are too small, and faults that their
 identities must find."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from faults import claims_of, is_found
 
-from kedge.check.oracles import Claim, oracles_of
 from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.part import Part, Stack
-from kedge.errors import FieldError, KedgeError
+from kedge.errors import FieldError
 from kedge.parts.robust import Krum, Median, TrimmedMean, _sq_distances
 
 # Each of these has one fault; the comment names it, and an identity must find it.
@@ -156,20 +155,11 @@ FAULTY = [
 
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
-    assert any(not claim.holds for claim in claims_of(cls()))
+    assert is_found(cls())
 
 
 def test_the_faulty_frame_itself_is_right() -> None:
     assert all(claim.holds for claim in claims_of(Neighbours()))
-
-
-def claims_of(part: Part) -> Iterator[Claim]:
-    """Claims of all identities, one after the other; a hook that fails is a broken claim."""
-    for name, oracle in oracles_of(part):
-        try:
-            yield from oracle()
-        except KedgeError as error:
-            yield Claim(f"{name}: {error}", 0.0, float("nan"))
 
 
 # -- five clients, both engines, any order --------------------------------------------------------

@@ -19,7 +19,8 @@ from kedge.core.part import Doc, Part, Range, Stack, register
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import IncompatibleError
-from kedge.zoo.generators import Generator, diversity, feature_generator, image_generator
+from kedge.parts.distil import allotted, drawn, faded, make_generator, say, teach, tuned
+from kedge.zoo.generators import Generator, diversity
 
 
 class _Game(NamedTuple):
@@ -171,15 +172,8 @@ class FLBoost(Part):
         z = rng.normal(key_z, (*shape, self.noise), dtype)
         parts = counts.round().to(torch.int64)  # proportional to p_t
         parts = parts if self.focused else (parts > 0).to(torch.int64)
-        if self.labels == "drawn":
-            at = rng.integers(key_y, shape, parts.sum())
-            return z, torch.searchsorted(parts.cumsum(0), at, right=True)
-        # the largest remainders get what rounding down leaves over
-        each, rest = number * parts // parts.sum(), number * parts % parts.sum()
-        rank = torch.argsort(torch.argsort(rest, descending=True, stable=True))
-        each = each + (rank < number - each.sum())
-        at = rng.permutation(key_y, number).reshape(shape)
-        return z, torch.searchsorted(each.cumsum(0), at, right=True)
+        choose = drawn if self.labels == "drawn" else allotted
+        return z, choose(key_y, parts, number).reshape(shape)
 
     def _train_generator(
         self, r: Round, student: Weights, generator: Weights, moments: Tree, game: _Game
@@ -188,7 +182,7 @@ class FLBoost(Part):
         if self.per_client:
             groups = list(_ordered(r.uploads["counts"]).split(1))
         slope = torch.func.grad(self._generator_loss, has_aux=True)
-        lr = self._lr(r, self.generator_lr)
+        lr = faded(r, self.generator_lr, self.decay)
         for group in groups * self.generator_steps:
             teachers, own = tree.take(r.clients, group), game._replace(share=game.share[group])
             grads, buffers = slope(generator.params, generator.buffers, r, student, teachers, own)
@@ -207,7 +201,7 @@ class FLBoost(Part):
     ) -> tuple[Tensor, Params]:
         """-L_md + lambda_cls L_cls + lambda_r L_r of some clients, and G's next statistics."""
         x, buffers = self._generator(r.spec)(Weights(params, buffers), game.z, game.y, train=True)
-        taught = self._teach(r, teachers, x)
+        taught = teach(r, self.level, teachers, x)
         every = game.y.expand(len(taught), -1)
         wrong = F.cross_entropy(taught.movedim(-1, 1), every, reduction="none")  # [K, B]
         if self.cls_weights == "sample":
@@ -218,7 +212,7 @@ class FLBoost(Part):
         loss = self.lambda_cls * cls + self.lambda_r * portion * diversity(game.z, x)
         if self.adversarial:
             known = taught.detach() if self.detach_teachers else taught
-            said, _ = self._say(r, student, x, "eval")
+            said, _ = say(r, self.level, student, x, "eval")
             loss = loss - self._discrepancy(r, self.generator_md, known, said, game.share)
         return loss, buffers
 
@@ -226,9 +220,11 @@ class FLBoost(Part):
         self, r: Round, weights: Weights, generator: Weights, game: _Game
     ) -> Weights:
         x, _ = self._generator(r.spec)(generator, game.z, game.y, train=False)
-        taught = self._teach(r, r.clients, x)  # x stays the same in all steps, and so does this
+        taught = teach(
+            r, self.level, r.clients, x
+        )  # x stays the same in all steps, and so does this
         slope = torch.func.grad(self._student_loss, has_aux=True)
-        lr = self._lr(r, self.lr)
+        lr = faded(r, self.lr, self.decay)
         for i in range(self.student_steps):
             key = rng.fold(game.key, i) if r.model.is_random else None
             own = {n: weights.params[n] for n in self._tuned(r.spec)}
@@ -248,10 +244,9 @@ class FLBoost(Part):
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
         """L_md, and the global model's next statistics."""
-        tuned = weights._replace(params=weights.params | own)
-        said, buffers = self._say(
-            r, tuned, x, "train" if self.student_bn == "train" else "eval", key
-        )
+        now = weights._replace(params=weights.params | own)
+        mode: Mode = "train" if self.student_bn == "train" else "eval"
+        said, buffers = say(r, self.level, now, x, mode, key)
         gap = self._discrepancy(r, self.student_md, taught, said, share)
         return gap / (r.task.outputs if self.class_mean else 1), buffers
 
@@ -267,34 +262,11 @@ class FLBoost(Part):
             gaps = (away.abs() if measure == "l1_logits" else away.square()).mean(-1)
         return (share * gaps).sum(0).mean()
 
-    def _teach(self, r: Round, teachers: Weights, x: Tensor) -> Tensor:
-        """Logits of every client's model, ``[K, B, C]``."""
-        return torch.func.vmap(lambda w: self._say(r, w, x, "eval")[0])(teachers)
-
-    def _say(
-        self, r: Round, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
-    ) -> tuple[Tensor, Params]:
-        """``(logits, next buffers)`` of a model on what the generator made."""
-        if self.level == "feature":
-            return r.model.head(weights.params, x), weights.buffers
-        done = r.forward(weights, x, mode, key)
-        return done.logits, done.buffers
-
     def _tuned(self, spec: Spec) -> list[str]:
-        """The leaves that learn: the network's own (the head's, for features) that are shared."""
-        own = spec.model.head_names() if self.level == "feature" else spec.model.names
-        return [n for n in own if n in spec.params]
+        return tuned(spec, self.level)
 
     def _generator(self, spec: Spec) -> Generator:
-        classes = spec.task.outputs
-        if self.level == "feature":
-            return feature_generator(spec.shapes["features"], classes, self.noise, self.width)
-        shape = tuple(spec.input_shape)
-        return image_generator(shape, classes, self.noise, self.width, self.final_norm)
-
-    def _lr(self, r: Round, first: float) -> Tensor:
-        now = first * self.decay**r.round
-        return torch.as_tensor(now, dtype=r.spec.dtype, device=r.spec.device)
+        return make_generator(spec, self.level, self.noise, self.width, self.final_norm)
 
 
 def _ordered(counts: Tensor) -> Tensor:

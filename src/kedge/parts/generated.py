@@ -21,6 +21,7 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import FieldError, IncompatibleError
+from kedge.parts.distil import allotted, drawn, faded, make_generator, say, teach, tuned
 from kedge.zoo.generators import Generator, diversity, feature_generator, image_generator
 
 _FLBOOST = {
@@ -142,10 +143,10 @@ class FedGen(Part):
         generator = Weights(**r.server["generator"])
         moments = r.server["moments"] if self.keep_moments else Adam().init(generator.params)
         slope = torch.func.grad(self._generator_loss, has_aux=True)
-        lr = _faded(r, self.generator_lr, self.decay)
+        lr = faded(r, self.generator_lr, self.decay)
         for key in rng.split(r.key, self.steps):
             key_y, key_z = rng.split(key, 2)
-            y = _drawn(key_y, (total > 0).to(torch.int64), self.batch)
+            y = drawn(key_y, (total > 0).to(torch.int64), self.batch)
             z = self._noise(key_z, self.batch, r.spec)
             grads, buffers = slope(generator.params, generator.buffers, r, z, y, share[:, y])
             grads = tree.axpy(self.weight_decay, generator.params, grads)
@@ -171,7 +172,7 @@ class FedGen(Part):
     ) -> tuple[Tensor, Params]:
         """sum_k a_{k,y} CE + eta L_div, and G's next statistics."""
         x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
-        taught = _teach(r, self.level, x)  # [K, B, C]
+        taught = teach(r, self.level, r.clients, x)  # [K, B, C]
         every = y.expand(len(taught), -1)
         wrong = F.cross_entropy(taught.movedim(-1, 1), every, reduction="none")  # [K, B]
         return (share * wrong).sum(0).mean() + self.eta * diversity(z, x), buffers
@@ -276,7 +277,7 @@ class FedDF(Part):
 
     def _train_generator(self, r: Round, generator: Weights, counts: Tensor) -> Weights:
         slope = torch.func.grad(self._generator_loss, has_aux=True)
-        lr = _faded(r, self.generator_lr, self.decay)
+        lr = faded(r, self.generator_lr, self.decay)
         moments = Adam().init(generator.params)
         for z, y in self._draws(r, "generator", self.generator_steps, counts):
             grads, buffers = slope(generator.params, generator.buffers, r, z, y)
@@ -290,7 +291,7 @@ class FedDF(Part):
     ) -> tuple[Tensor, Params]:
         """The clients' mean cross-entropy + eta L_div, and G's next statistics."""
         x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
-        taught = _teach(r, self.level, x)
+        taught = teach(r, self.level, r.clients, x)
         wrong = F.cross_entropy(taught.flatten(0, 1), y.repeat(len(taught)))
         return wrong + self.eta * diversity(z, x), buffers
 
@@ -298,10 +299,10 @@ class FedDF(Part):
         self, r: Round, weights: Weights, generator: Weights, counts: Tensor
     ) -> Weights:
         slope = torch.func.grad(self._student_loss, has_aux=True)
-        lr = _faded(r, self.lr, self.decay)
+        lr = faded(r, self.lr, self.decay)
         for i, (z, y) in enumerate(self._draws(r, "student", self.student_steps, counts)):
             x, _ = self._generator(r.spec)(generator, z, y, train=False)
-            taught = _teach(r, self.level, x)
+            taught = teach(r, self.level, r.clients, x)
             mean = torch.logsumexp(F.log_softmax(taught, -1), 0) - math.log(len(taught))
             key = rng.fold(rng.fold(r.key, "pass"), i) if r.model.is_random else None
             own = {n: weights.params[n] for n in self._tuned(r.spec)}
@@ -320,9 +321,9 @@ class FedDF(Part):
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
         """KL(mean softmax || student), and the global model's next statistics."""
-        tuned = weights._replace(params=weights.params | own)
+        now = weights._replace(params=weights.params | own)
         mode: Mode = "train" if self.student_bn == "train" else "eval"
-        said, buffers = _say(r, self.level, tuned, x, mode, key)
+        said, buffers = say(r, self.level, now, x, mode, key)
         return r.task.divergence(mean, said).mean(), buffers
 
     def _draws(self, r: Round, who: str, steps: int, counts: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -331,20 +332,14 @@ class FedDF(Part):
             return []
         key_z, key_y = rng.split(rng.fold(r.key, who), 2)
         z = rng.normal(key_z, (steps, self.batch, self.noise), r.spec.dtype)
-        y = _allotted(key_y, counts, steps * self.batch).reshape(steps, self.batch)
+        y = allotted(key_y, counts, steps * self.batch).reshape(steps, self.batch)
         return [(z[i], y[i]) for i in range(steps)]
 
     def _tuned(self, spec: Spec) -> list[str]:
-        """The leaves that learn: the network's own (the head's, for features) that are shared."""
-        own = spec.model.head_names() if self.level == "feature" else spec.model.names
-        return [n for n in own if n in spec.params]
+        return tuned(spec, self.level)
 
     def _generator(self, spec: Spec) -> Generator:
-        classes = spec.task.outputs
-        if self.level == "feature":
-            return feature_generator(spec.shapes["features"], classes, self.noise, self.width)
-        shape = tuple(spec.input_shape)
-        return image_generator(shape, classes, self.noise, self.width, self.final_norm)
+        return make_generator(spec, self.level, self.noise, self.width, self.final_norm)
 
 
 def _make(net: Generator, weights: Weights, z: Tensor, y: Tensor) -> Tensor:
@@ -353,36 +348,3 @@ def _make(net: Generator, weights: Weights, z: Tensor, y: Tensor) -> Tensor:
     label = (y[:, None] == torch.arange(net.classes, device=y.device)).to(z.dtype)
     done = net._model.forward(weights, torch.cat([z, label], 1), "eval")
     return done.logits.reshape(-1, *net.shape)
-
-
-def _say(
-    r: Round, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
-) -> tuple[Tensor, Params]:
-    """``(logits, next buffers)`` of a model on what a generator made."""
-    if level == "feature":
-        return r.model.head(weights.params, x), weights.buffers
-    done = r.forward(weights, x, mode, key)
-    return done.logits, done.buffers
-
-
-def _teach(r: Round, level: str, x: Tensor) -> Tensor:
-    """Logits of every client's model, ``[K, B, C]``."""
-    return torch.func.vmap(lambda w: _say(r, level, w, x, "eval")[0])(r.clients)
-
-
-def _drawn(key: Tensor, parts: Tensor, number: int) -> Tensor:
-    """Labels, drawn in proportion to whole numbers; a class with 0 is never drawn."""
-    at = rng.integers(key, (number,), parts.sum())
-    return torch.searchsorted(parts.cumsum(0), at, right=True)
-
-
-def _allotted(key: Tensor, parts: Tensor, number: int) -> Tensor:
-    """Labels in proportion to whole numbers, by largest remainders, shuffled."""
-    each, rest = number * parts // parts.sum(), number * parts % parts.sum()
-    rank = torch.argsort(torch.argsort(rest, descending=True, stable=True))
-    each = each + (rank < number - each.sum())
-    return torch.searchsorted(each.cumsum(0), rng.permutation(key, number), right=True)
-
-
-def _faded(r: Round, first: float, decay: float) -> Tensor:
-    return torch.as_tensor(first * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)
