@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,6 +233,9 @@ def test_the_memory_of_workers_is_that_of_the_loop(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(plan, "need", lambda *_: os.getpid())
     assert plan._need(gpu, SHARED, config.rounds) == here  # where there will be none
     monkeypatch.setattr(plan, "need", lambda *_: os._exit(3))
+    assert plan._need(sim, SHARED, config.rounds) is None
+    monkeypatch.setattr(plan, "PATIENCE", 0.2)
+    monkeypatch.setattr(plan, "need", lambda *_: time.sleep(60))
     assert plan._need(sim, SHARED, config.rounds) is None
     assert multiprocessing.active_children() == []
 

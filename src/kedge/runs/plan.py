@@ -30,6 +30,7 @@ from kedge.sim.engine import How
 from kedge.sim.simulation import Simulation
 from kedge.sim.workers import possible
 
+PATIENCE = 600.0  # seconds for two steps of one client, in a process of their own
 STREAMS = 4  # clients side by side on a GPU; more did not pay for any model that was tried
 Make = Callable[[int, How], Simulation]  # (seed, how) -> the simulation of that seed
 
@@ -176,8 +177,8 @@ def _need(sim: Simulation, how: How, rounds: int) -> Need | None:
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     there.close()
-    try:
-        found: Need | None = line.recv()
+    try:  # one that is stuck is not waited for, nor remembered
+        found: Need | None = line.recv() if line.poll(PATIENCE) else None
     except EOFError:  # it has ended, of which the run's own processes will say more
         found = None
     finally:
