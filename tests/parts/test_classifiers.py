@@ -22,7 +22,7 @@ from kedge.core.server import uploads_of
 from kedge.core.task import make_task
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.classifiers import _ABSENT, CCVR, FedETF, SphereFed
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 

@@ -15,7 +15,7 @@ from kedge.core.part import Part
 from kedge.core.view import View
 from kedge.errors import IncompatibleError
 from kedge.parts.fedbr import FedBR
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation
 from kedge.sim.simulation import Simulation
 

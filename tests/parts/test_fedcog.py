@@ -18,7 +18,7 @@ from kedge.core.part import Part
 from kedge.core.view import View
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 

@@ -20,7 +20,7 @@ from kedge.core.task import make_task
 from kedge.core.view import View
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.virtual import VHL, _contrast
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation
 from kedge.sim.simulation import Simulation
 

@@ -11,14 +11,15 @@ from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.task import Classification
 from kedge.errors import HookError, KedgeError
-from kedge.sim.capture import Captures, fitting
+from kedge.sim.capture import Captures
 from kedge.sim.engine import How
 from kedge.sim.federation import Federation
 from kedge.sim.fleet import Fleet
 from kedge.sim.lanes import cut
 from kedge.sim.loop import Loop
+from kedge.sim.room import fitting, ran_out_of_memory
 from kedge.sim.simulation import Simulation
-from kedge.sim.vector import Vector, ran_out_of_memory
+from kedge.sim.vector import Vector
 from kedge.zoo.models import build
 
 SIZES = (5, 9, 14, 26, 3, 14, 7)

@@ -307,6 +307,7 @@ def test_clients_on_streams_of_a_gpu(norm: str) -> None:
         sim = Simulation(fed, net, "scaffold", work=LocalWork(batch=10, epochs=2), engine=how)
         for _ in range(4):
             sim.run_round()
+        assert len(sim.engine._sides) == streams
         states.append(sim.state())
     assert tree.gap(*states) == 0
 

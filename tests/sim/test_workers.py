@@ -27,8 +27,7 @@ from kedge.core.tree import Params, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError, HookError, KedgeError
 from kedge.sim import workers
-from kedge.sim.capture import take_jobs
-from kedge.sim.cohort import How
+from kedge.sim.cohort import How, take_jobs
 from kedge.sim.engine import make_engine
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
@@ -336,7 +335,7 @@ def test_ctrl_c_does_not_reach_the_workers() -> None:
 ORPHANS = """
 import sys, torch
 from kedge.check.problems import images
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.cohort import How
 sim = images(sizes=(8, 8)).simulate("fedavg", How("loop", workers=2))
 sim.run_round()

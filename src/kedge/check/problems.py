@@ -19,7 +19,7 @@ from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
 from kedge.core.task import Batch, Task, make_task
 from kedge.core.view import View
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 

@@ -220,9 +220,7 @@ class FLBoost(Part):
         self, r: Round, weights: Weights, generator: Weights, game: _Game
     ) -> Weights:
         x, _ = self._generator(r.spec)(generator, game.z, game.y, train=False)
-        taught = teach(
-            r, self.level, r.clients, x
-        )  # x stays the same in all steps, and so does this
+        taught = teach(r, self.level, r.clients, x)  # the same in all steps, as x is
         slope = torch.func.grad(self._student_loss, has_aux=True)
         lr = faded(r, self.lr, self.decay)
         for i in range(self.student_steps):

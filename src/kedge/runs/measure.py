@@ -32,7 +32,7 @@ from kedge.runs.trial import (
     trial,
     undisturbed,
 )
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.engine import Engine, How
 from kedge.sim.simulation import Simulation
 from kedge.sim.vector import Vector

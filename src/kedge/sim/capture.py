@@ -3,7 +3,7 @@
 A captured graph reads and writes fixed memory, so everything a step depends on is copied into
 static buffers at the start of a round: the jobs, the carry, and the rows of the batches. A graph
 holds ``UNROLL`` steps where the round is long enough, so that what goes from step to step stays
-inside it.
+inside it. Several clients may run their graphs at the same time, on streams of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +19,11 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.client import Carry
 from kedge.core.view import Job
-from kedge.errors import HookError
+from kedge.sim.cohort import take_jobs
 
 Step = Callable[[Job, Carry, Tensor], Carry]
 Fuse = Callable[..., Callable[..., Any]]  # of a function and examples of what it will be given
 UNROLL = 10
-T = TypeVar("T")
 
 
 class CapturedSteps:
@@ -125,14 +124,6 @@ class CapturedSteps:
         _copy(target, carry)
 
 
-def take_jobs(jobs: Job, index: Any) -> Job:
-    """Some clients' jobs; what is shared stays shared."""
-    stacked = jobs._asdict()
-    if not jobs.fields:  # all of one simulation
-        del stacked["anchor"], stacked["sent"]
-    return jobs._replace(**tree.take(stacked, index))
-
-
 def _static(value: Any) -> Any:
     return tree.map(torch.clone, value)
 
@@ -172,32 +163,6 @@ class Captures:
         warnings.warn(
             f"steps could not be recorded as a CUDA graph and run one by one: {error}", stacklevel=2
         )
-
-
-def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is one, or comes from one (in a hook, or while a graph was recorded)."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def fitting(captures: Captures, work: Callable[[], T], narrow: Callable[[], None]) -> T:
-    """Do some work. Where memory runs out, again without what was recorded for other rounds, then
-    with less at once: ``narrow`` sees to that, or raises."""
-    earlier = len(captures) > 0
-    while True:
-        try:
-            return work()
-        except (RuntimeError, HookError) as error:
-            if not ran_out_of_memory(error):
-                raise
-        # outside the handler, where what the failed work held is let go
-        if not earlier:
-            narrow()
-        earlier = False
-        captures.forget()
 
 
 def side_by_side(

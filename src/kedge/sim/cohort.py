@@ -1,4 +1,4 @@
-"""The clients of a round as an engine gets them, and how it is to compute them."""
+"""The clients of a round as an engine gets them, how it is to compute them, and what that gives."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ class Cohort(NamedTuple):
     jobs: Job  # anchor and sent are shared, everything else is stacked [K, ...]
     steps: list[int]
     plan: Tensor  # [K, max steps, batch] rows of the federation
+
+
+def take_jobs(jobs: Job, index: Any) -> Job:
+    """Some clients' jobs; what is shared stays shared."""
+    stacked = jobs._asdict()
+    if not jobs.fields:  # all of one simulation
+        del stacked["anchor"], stacked["sent"]
+    return jobs._replace(**tree.take(stacked, index))
 
 
 class Trained(NamedTuple):

@@ -22,17 +22,10 @@ from kedge.core.shell import in_channels_last
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job
 from kedge.errors import HookError, KedgeError
-from kedge.sim.capture import (
-    CapturedSteps,
-    Captures,
-    fitting,
-    ran_out_of_memory,
-    shapes_of,
-    side_by_side,
-    take_jobs,
-)
-from kedge.sim.cohort import Cohort, How, Phases, Trained, copied
+from kedge.sim.capture import CapturedSteps, Captures, shapes_of, side_by_side
+from kedge.sim.cohort import Cohort, How, Phases, Trained, copied, take_jobs
 from kedge.sim.compiled import compiled
+from kedge.sim.room import fitting, ran_out_of_memory
 
 T = TypeVar("T")
 

@@ -19,8 +19,7 @@ from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
 from kedge.errors import FieldError, KedgeError, NotFinite
-from kedge.sim.capture import take_jobs
-from kedge.sim.cohort import Cohort, Draw, sent
+from kedge.sim.cohort import Cohort, Draw, sent, take_jobs
 from kedge.sim.engine import How, make_engine
 from kedge.sim.evaluate import held_sums
 from kedge.sim.federation import Federation, LocalWork

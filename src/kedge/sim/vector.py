@@ -29,17 +29,11 @@ from kedge.core.server import Totals
 from kedge.core.view import Job
 from kedge.errors import HookError, KedgeError
 from kedge.sim import lanes
-from kedge.sim.capture import (
-    CapturedSteps,
-    Captures,
-    fitting,
-    ran_out_of_memory,
-    shapes_of,
-    take_jobs,
-)
-from kedge.sim.cohort import Cohort, How, Phases, Trained, copied
+from kedge.sim.capture import CapturedSteps, Captures, shapes_of
+from kedge.sim.cohort import Cohort, How, Phases, Trained, copied, take_jobs
 from kedge.sim.compiled import compiled
 from kedge.sim.lanes import Lane, Outcome, Stack
+from kedge.sim.room import fitting, ran_out_of_memory
 
 SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0, fields=None)  # type: ignore[arg-type]
 SPARE = 4  # a compiled step of all lanes is worth it as long as one in so many still runs

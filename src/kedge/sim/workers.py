@@ -35,8 +35,7 @@ from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.tree import Tree
 from kedge.errors import FieldError, KedgeError
-from kedge.sim.capture import take_jobs
-from kedge.sim.cohort import Cohort
+from kedge.sim.cohort import Cohort, take_jobs
 from kedge.sim.loop import Ask, Loop, laid
 from kedge.sim.shared import Memory, Place, places
 

@@ -16,7 +16,7 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Tree, Weights
 from kedge.parts.fedbr import FedBR
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 
 

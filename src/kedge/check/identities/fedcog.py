@@ -17,7 +17,7 @@ from kedge.core.task import make_task
 from kedge.core.tree import Tree
 from kedge.core.view import View
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 

@@ -15,7 +15,7 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
 from kedge.parts.fedtr import FedTR
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 

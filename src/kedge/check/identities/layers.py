@@ -14,7 +14,7 @@ from kedge.check.problems import images, position, quadratics
 from kedge.core import client, tree
 from kedge.core.tree import Params, Weights
 from kedge.parts.layers import Ditto, FedBN, FedPer, FineTune, Local
-from kedge.sim.capture import take_jobs
+from kedge.sim.cohort import take_jobs
 from kedge.sim.simulation import Simulation
 
 
