@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 import kedge
 from kedge.check.problems import images
-from kedge.core import tree
+from kedge.core import server, tree
+from kedge.core.client import Carry
+from kedge.core.view import Job
 from kedge.sim import compiled as module
 from kedge.sim import vector
 from kedge.sim.capture import shapes_of
@@ -39,6 +41,25 @@ def test_a_step_of_three_clients_with_dropout() -> None:
     wanted = step(cohort.jobs, step(cohort.jobs, carry, rows), cohort.plan[:, 1])
     found = fast(cohort.jobs, fast(cohort.jobs, carry, rows), cohort.plan[:, 1])
     assert tree.gap(found, wanted) < 1e-6
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
+def test_totals_are_summed_up_in_a_compiled_end() -> None:
+    """As on a GPU: sums, means, single clients and numbers, with leaves that stay on clients."""
+    sim = images(norm="bn").simulate("scaffold+fedbn+krum(byzantine=0)")
+    cohort = sim.cohort([0, 1, 2])
+    begin, step, end = _mapped(sim.bound, {})
+
+    def totals(jobs: Job, carry: Carry) -> dict[str, Any]:
+        return server.totals(sim.bound, end(jobs, carry), jobs.anchor)
+
+    carry = step(cohort.jobs, begin(cohort.jobs), cohort.plan[:, 0])
+    found = compiled(totals, cohort.jobs, carry)(cohort.jobs, carry)
+    wanted = totals(cohort.jobs, carry)
+    assert found.keys() == wanted.keys() >= {"clients", "client_weights", "uploads"}
+    for name in ("count", "up_bytes"):
+        assert found.pop(name) == wanted.pop(name)
+    assert tree.gap(found, wanted) < 1e-12
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
