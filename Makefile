@@ -35,5 +35,5 @@ clean:
 
 # The table of methods in the README comes from the registry.
 readme: $(STAMP)
-	$(BIN)/python -c "import re, kedge.display as d; p = 'README.md'; s = open(p).read(); \
+	$(BIN)/python -c "import re, kedge.cli.display as d; p = 'README.md'; s = open(p).read(); \
 	open(p, 'w').write(re.sub(r'(<!-- methods:.*?-->\n).*?(<!-- end)', lambda m: m[1] + d.methods_markdown() + '\n' + m[2], s, flags=re.S))"

@@ -28,9 +28,9 @@ from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.model import Model
 from kedge.core.part import parts
-from kedge.sim.cohort import How
-from kedge.sim.federation import Federation
-from kedge.sim.loop import Loop
+from kedge.data.federation import Federation
+from kedge.engines.cohort import How
+from kedge.engines.loop import Loop
 from kedge.sim.simulation import Simulation
 
 ROUNDS = 3
@@ -91,7 +91,7 @@ def check(name: str, norm: str, compile: bool) -> dict:
 
 def convolutions() -> list[dict]:
     """The kernels against PyTorch's convolutions, in fp32."""
-    from kedge.core import kernels
+    from kedge.engines import kernels
 
     rows = []
     for c, o, r, stride, pad in SHAPES:

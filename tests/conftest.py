@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kedge.runs import measure
+from kedge.engines.choice import timings as measure
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kedge.cli import main
+from kedge.cli.display import methods_markdown
 from kedge.core.part import parts
-from kedge.display import methods_markdown
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

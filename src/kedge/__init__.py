@@ -18,7 +18,7 @@ from kedge.core.task import Batch, Classification, MultiLabel, Regression
 from kedge.core.tree import Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import KedgeError
-from kedge.sim.federation import Federation, LocalWork
+from kedge.data.federation import Federation, LocalWork
 from kedge.runs.result import Result
 from kedge.sim.simulation import Simulation
 

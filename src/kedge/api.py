@@ -11,23 +11,23 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from kedge.config import load_config, resolve_device
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.task import Task, make_task
+from kedge.data.datasets import load
+from kedge.data.federation import Federation
+from kedge.data.partition import Partition, holdout
+from kedge.engines.registry import How
 from kedge.errors import DataError, FieldError, KedgeError
+from kedge.models import build
 from kedge.runs import runner
 from kedge.runs import sweep as sweeps
+from kedge.runs.config import load_config, resolve_device
 from kedge.runs.folder import MODEL, Folder
 from kedge.runs.grid import combine
 from kedge.runs.result import Result
-from kedge.sim.engine import How
-from kedge.sim.federation import Federation
-from kedge.sim.partition import Partition, holdout
 from kedge.sim.simulation import Simulation
-from kedge.zoo.datasets import load
-from kedge.zoo.models import build
 
 
 def run(

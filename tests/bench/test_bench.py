@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge import cli
 from kedge.bench import timing
 from kedge.bench.child import Child, RivalFailed
 from kedge.bench.eager import EagerRounds, draw_plan
 from kedge.bench.flower_rival import trained
 from kedge.bench.runners import Here, read_engine, read_pythons, split_list
 from kedge.bench.workloads import WORKLOADS, Workload
+from kedge.cli import app as cli
 from kedge.core.tree import Weights
-from kedge.sim.cohort import How
+from kedge.engines.cohort import How
 from kedge.sim.simulation import Simulation
 
 TINY = Workload("digits", "mlp(hidden=[8])", (5,), 6, 3, 12, 4, 5, 0.5, "")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kedge import cli
+from kedge.cli import app as cli
 from kedge.cli import main
 from kedge.core.part import parts
 

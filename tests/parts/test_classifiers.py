@@ -20,10 +20,10 @@ from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.server import uploads_of
 from kedge.core.task import make_task
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import take_jobs
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.classifiers import _ABSENT, CCVR, FedETF, SphereFed
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 # Each of these has one fault; the comment names it, and an identity must find it.

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kedge import cli
 from kedge.check import conformance
 from kedge.check.conformance import Row, fixed_points, own_rows, pythons, rival_rows
 from kedge.check.oracles import Claim, _oracles, oracle
+from kedge.cli import app as cli
 from kedge.errors import KedgeError, UnknownName
 
 

@@ -13,10 +13,10 @@ from kedge.core.method import parse
 from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.view import View
+from kedge.data.federation import Federation
+from kedge.engines.cohort import take_jobs
 from kedge.errors import IncompatibleError
 from kedge.parts.fedbr import FedBR
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation
 from kedge.sim.simulation import Simulation
 
 ENGINES = ("loop", "vector")

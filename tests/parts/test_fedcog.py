@@ -16,10 +16,10 @@ from kedge.core import client, rng, tree
 from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.core.view import View
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import take_jobs
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 ENGINES = ("loop", "vector")

@@ -14,9 +14,9 @@ from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.optim import SGD
 from kedge.core.part import Mean, Sum, parts
+from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.fedtr import FedTR
-from kedge.sim.federation import Federation
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

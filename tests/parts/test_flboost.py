@@ -19,12 +19,12 @@ from kedge.core.part import Part
 from kedge.core.task import make_task
 from kedge.core.tree import Weights
 from kedge.core.view import Round
+from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.distil import say, teach
 from kedge.parts.flboost import FLBoost, _Game, _ordered
-from kedge.sim.federation import Federation
+from kedge.parts.generators import Generator, feature_generator, image_generator
 from kedge.sim.simulation import Simulation
-from kedge.zoo.generators import Generator, feature_generator, image_generator
 
 BASES = ("fedavg", "fedprox(mu=0.1)", "feddyn(alpha=1)", "scaffold")
 

@@ -18,12 +18,12 @@ from kedge.core.model import Model
 from kedge.core.optim import Adam
 from kedge.core.part import Part
 from kedge.core.task import make_task
+from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.distil import allotted, drawn, say, teach
 from kedge.parts.generated import FedDF, FedGen, _make
-from kedge.sim.federation import Federation
+from kedge.parts.generators import feature_generator, image_generator
 from kedge.sim.simulation import Simulation
-from kedge.zoo.generators import feature_generator, image_generator
 
 
 def gen(**options: Any) -> FedGen:

@@ -14,9 +14,9 @@ from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.core.task import Batch
 from kedge.core.view import View
+from kedge.engines.cohort import take_jobs
 from kedge.errors import FieldError
 from kedge.parts.pools import FedMix, NaiveMix
-from kedge.sim.cohort import take_jobs
 from kedge.sim.simulation import Simulation
 
 # Each of these has one fault; the comment names it, and an identity must find it.

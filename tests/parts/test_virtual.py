@@ -18,10 +18,10 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.view import View
+from kedge.data.federation import Federation
+from kedge.engines.cohort import take_jobs
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.virtual import VHL, _contrast
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation
 from kedge.sim.simulation import Simulation
 
 # Each of these has one fault; the comment names it, and an identity must find it.

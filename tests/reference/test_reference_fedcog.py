@@ -11,8 +11,8 @@ from kedge.check.problems import images
 from kedge.core import client, tree
 from kedge.core.optim import SGD
 from kedge.core.view import View
+from kedge.engines.cohort import take_jobs
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.cohort import take_jobs
 from kedge.sim.simulation import Simulation
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "reference" / "fedcog.py"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import Config, ConfigError, load_config
 from kedge.errors import FieldError, KedgeError
+from kedge.runs.config import Config, ConfigError, load_config
 
 
 def test_toml_words_and_flags_in_that_order(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import os
 import pytest
 
 import kedge
-from kedge.sim.partition import draw
-from kedge.zoo.datasets import load
+from kedge.data.datasets import load
+from kedge.data.partition import draw
 
 pytestmark = [
     pytest.mark.data,

@@ -7,8 +7,8 @@ import torch
 
 from kedge.check.problems import images
 from kedge.core.optim import SGD
+from kedge.data.federation import Federation, LocalWork
 from kedge.sim import evaluate
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 

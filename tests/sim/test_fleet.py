@@ -11,10 +11,10 @@ import torch
 import kedge
 from kedge.check.problems import images, small_net
 from kedge.core import tree
-from kedge.core.lane import Number, floats
 from kedge.core.part import Part, parts
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.lane_bound import Number, floats
 from kedge.errors import IncompatibleError, NotFinite
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.fleet import Fleet
 from kedge.sim.joint import share
 from kedge.sim.simulation import Simulation
@@ -214,8 +214,8 @@ def test_federations_of_other_samples_and_sizes() -> None:
 
 def test_equal_samples_are_shared() -> None:
     data = kedge.runs.runner.load("digits")
-    config = kedge.config.load_config(flags={"clients": 4})
-    how = kedge.sim.engine.How("vector")
+    config = kedge.runs.config.load_config(flags={"clients": 4})
+    how = kedge.engines.registry.How("vector")
     cpu = torch.device("cpu")
     one, two = (kedge.runs.runner.simulation(config, data, s, cpu, how) for s in (0, 1))
     two.federation.x = two.federation.x.clone()
@@ -361,11 +361,11 @@ def test_recorded_rounds_on_a_gpu(chunk: int) -> None:
     device = torch.device("cuda")
 
     def make(chunk: int) -> list[Simulation]:
-        how = kedge.sim.engine.How("vector", chunk=chunk)
+        how = kedge.engines.registry.How("vector", chunk=chunk)
         found = []
         for mu in (0.01, 0.5):
             flags = {"clients": 6, "per_round": 5, "method": f"scaffold+fedprox(mu={mu})"}
-            config = kedge.config.load_config(flags=flags)
+            config = kedge.runs.config.load_config(flags=flags)
             found += [kedge.runs.runner.simulation(config, data, s, device, how) for s in (0, 1)]
         return found
 

@@ -15,12 +15,12 @@ from kedge.core.part import Mean, Part
 from kedge.core.task import Classification
 from kedge.core.tree import Weights
 from kedge.core.view import Round, Spec, View
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import copied
+from kedge.engines.registry import How, make_engine
 from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
-from kedge.sim.cohort import copied
-from kedge.sim.engine import How, make_engine
-from kedge.sim.federation import Federation, LocalWork
+from kedge.models import build
 from kedge.sim.simulation import Simulation
-from kedge.zoo.models import build
 
 ENGINES = ("loop", "vector")
 

@@ -12,8 +12,8 @@ from safetensors.torch import load, save
 
 from kedge.check.problems import images
 from kedge.core import tree
+from kedge.engines.registry import How
 from kedge.errors import FieldError, KedgeError
-from kedge.sim.engine import How
 from kedge.sim.simulation import Simulation
 from kedge.sim.store import PLACES, Store
 

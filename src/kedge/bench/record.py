@@ -19,8 +19,8 @@ from rich.text import Text
 import kedge
 from kedge.bench.runners import Runner
 from kedge.bench.workloads import WORKLOADS, Workload
+from kedge.engines.cohort import How
 from kedge.errors import KedgeError
-from kedge.sim.cohort import How
 
 DEFAULTS = dataclasses.asdict(How(engine=""))
 

@@ -19,14 +19,14 @@ from torch import Tensor
 from kedge.bench.child import Child, RivalFailed
 from kedge.bench.eager import EagerRounds
 from kedge.bench.workloads import Workload
-from kedge.config import Config
-from kedge.core.grammar import Call, parse_call
+from kedge.data.federation import Federation
+from kedge.engines.choice import plan
+from kedge.engines.cohort import How
+from kedge.engines.precision import precise
+from kedge.engines.registry import ENGINES
 from kedge.errors import FieldError, KedgeError, UnknownName
-from kedge.runs import plan
-from kedge.runs.precision import precise
-from kedge.sim.cohort import How
-from kedge.sim.engine import ENGINES
-from kedge.sim.federation import Federation
+from kedge.grammar import Call, parse_call
+from kedge.runs.config import Config
 from kedge.sim.simulation import Simulation
 
 RIVALS = ("loop", "eager", "pfl", "flower")

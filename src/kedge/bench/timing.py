@@ -23,11 +23,11 @@ from kedge.bench.runners import (
     split_list,
 )
 from kedge.bench.workloads import GROUPS, WORKLOADS, Workload
-from kedge.config import resolve_device
 from kedge.core.method import parse
 from kedge.core.model import PRECISIONS
+from kedge.engines.precision import effective
 from kedge.errors import FieldError, UnknownName
-from kedge.runs.precision import effective
+from kedge.runs.config import resolve_device
 
 Say = Callable[[str], None]
 MISSING = "not installed"

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.task import Classification
-from kedge.sim.cohort import How
-from kedge.sim.federation import Federation, LocalWork
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import How
+from kedge.models import build, models
 from kedge.sim.simulation import Simulation
-from kedge.zoo.models import build, models
 
 CLASSES, MEAN, STD = 10, 0.5, 0.25
 

@@ -34,8 +34,8 @@ from kedge.core.part import Part, Stack
 from kedge.core.server import uploads_of
 from kedge.core.tree import Params
 from kedge.core.view import View
+from kedge.engines.cohort import take_jobs
 from kedge.errors import KedgeError
-from kedge.sim.cohort import take_jobs
 from kedge.sim.simulation import Simulation
 
 TOLERANCE = 1e-11  # of float64 results that differ in the order of summation only

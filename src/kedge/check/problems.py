@@ -19,8 +19,8 @@ from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
 from kedge.core.task import Batch, Task, make_task
 from kedge.core.view import View
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation, LocalWork
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import take_jobs
 from kedge.sim.simulation import Simulation
 
 DOUBLE = torch.float64

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.core import mapped, rng, tree
+from kedge.core import rng, tree
 from kedge.core.bound import PRIVATE, Bound
 from kedge.core.model import Rows
 from kedge.core.optim import IN_PLACE, PLAIN, QUICK, Arithmetic
@@ -24,6 +24,7 @@ from kedge.core.part import Part, call
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Context, Job, Passes, View, view_out
+from kedge.engines import mapped
 
 KEEPERS = ("ascend", "trainable", "project", "observe")  # hooks whose parts may keep weights
 

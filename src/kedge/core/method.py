@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kedge.core.grammar import parse_calls
 from kedge.core.part import Part, make_part
 from kedge.core.part import parts as registered
 from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
+from kedge.grammar import parse_calls
 
 
 @dataclass(frozen=True, repr=False)

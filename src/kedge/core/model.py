@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
-from kedge.core import stacked
 from kedge.core.dropout import Dropout, KeyStream, drawing_from, keyed
-from kedge.core.mapped import transforms_active
 from kedge.core.shell import Shell, in_channels_last, turn_gradient
 from kedge.core.tree import Params, Weights
+from kedge.engines import stacked
+from kedge.engines.mapped import transforms_active
 from kedge.errors import FieldError, ModelError, UnknownName
 
 #: ``train`` updates BatchNorm's running statistics, ``probe`` normalises by the batch without

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.grammar import parse_calls
 from kedge.core.tree import Params, Tree
 from kedge.errors import FieldError, UnknownName
+from kedge.grammar import parse_calls
 
 
 def plain_axpy(factor: Tensor | float, a: Params, b: Params) -> Params:

@@ -38,10 +38,10 @@ from typing import (
 
 from torch import Tensor
 
-from kedge.core.grammar import write_value
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.errors import FieldError, HookError, KedgeError, UnknownName
+from kedge.grammar import write_value
 from kedge.registry import Registry
 
 if TYPE_CHECKING:

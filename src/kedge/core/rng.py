@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.core.mapped import transforms_active
+from kedge.engines.mapped import transforms_active
 
 # lowbias32's multipliers 0x7feb352d and 0x846ca68b as signed 32-bit integers
 _M1, _M2 = 0x7FEB352D, 0x846CA68B - (1 << 32)

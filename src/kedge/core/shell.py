@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core import tree
-from kedge.core.mapped import transforms_active
 from kedge.core.tree import Params, Tree
+from kedge.engines.mapped import transforms_active
 
 
 class Shell:

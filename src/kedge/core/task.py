@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.core.mapped import transforms_active
+from kedge.engines.mapped import transforms_active
 from kedge.errors import FieldError
 
 

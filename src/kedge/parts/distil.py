@@ -13,7 +13,7 @@ from kedge.core import rng
 from kedge.core.model import Mode
 from kedge.core.tree import Params, Weights
 from kedge.core.view import Round, Spec
-from kedge.zoo.generators import Generator, feature_generator, image_generator
+from kedge.parts.generators import Generator, feature_generator, image_generator
 
 
 def make_generator(spec: Spec, level: str, noise: int, width: int, final_norm: bool) -> Generator:

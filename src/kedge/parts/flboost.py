@@ -20,7 +20,7 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import IncompatibleError
 from kedge.parts.distil import allotted, drawn, faded, make_generator, say, teach, tuned
-from kedge.zoo.generators import Generator, diversity
+from kedge.parts.generators import Generator, diversity
 
 
 class _Game(NamedTuple):

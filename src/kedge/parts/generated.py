@@ -22,7 +22,7 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.distil import allotted, drawn, faded, make_generator, say, teach, tuned
-from kedge.zoo.generators import Generator, diversity, feature_generator, image_generator
+from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
 
 _FLBOOST = {
     "generator_lr": 0.01,

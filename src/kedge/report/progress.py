@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from kedge.config import Config
+from kedge.runs.config import Config
 
 
 class Watcher:

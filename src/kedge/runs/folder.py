@@ -35,9 +35,9 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 import kedge
-from kedge.config import Config, load_config
+from kedge.engines.registry import How
 from kedge.errors import DataError, KedgeError
-from kedge.sim.engine import How
+from kedge.runs.config import Config, load_config
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 METRICS, PARTITION = "metrics.jsonl", "partition.json"

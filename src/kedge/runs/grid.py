@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
-from kedge.config import FIELDS, Config, load_config, read_value
-from kedge.core.grammar import parse_call, write_value
 from kedge.core.method import Method, parse
 from kedge.core.part import parts
 from kedge.errors import FieldError, GrammarError, UnknownName
+from kedge.grammar import parse_call, write_value
+from kedge.runs.config import FIELDS, Config, load_config, read_value
 
 Grid = Mapping[str, Sequence[Any]]
 

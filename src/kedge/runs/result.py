@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from kedge.config import Config
+from kedge.runs.config import Config
 
 # 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond the table, nearly normal
 _T = [

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.config import Config
 from kedge.core.server import Totals
 from kedge.core.tree import sq_norm
 from kedge.errors import KedgeError
+from kedge.runs.config import Config
 from kedge.runs.folder import Folder
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation

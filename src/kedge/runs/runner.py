@@ -11,25 +11,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from kedge.config import Config, resolve_device
 from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.task import Task
 from kedge.core.tree import take
-from kedge.runs import plan
+from kedge.data.build import federate
+from kedge.data.datasets import Dataset, load
+from kedge.data.federation import Federation
+from kedge.data.partition import Partition
+from kedge.engines.choice import plan
+from kedge.engines.precision import precise
+from kedge.engines.registry import How
+from kedge.models import build
+from kedge.runs.config import Config, resolve_device
 from kedge.runs.folder import PARTITION, Folder
-from kedge.runs.precision import precise
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Member, Watch, train
-from kedge.sim.build import federate
-from kedge.sim.engine import How
-from kedge.sim.federation import Federation
 from kedge.sim.joint import share, unlike
-from kedge.sim.partition import Partition
 from kedge.sim.simulation import Simulation
-from kedge.zoo.datasets import Dataset, load
-from kedge.zoo.models import build
 
 Make = plan.Make
 Say = Callable[[str], None]  # a line for the user

@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kedge.config import Config, load_config, resolve_device
-from kedge.core.lane import static
 from kedge.core.method import parse
 from kedge.core.task import Task
+from kedge.data.datasets import Dataset, load
+from kedge.engines.choice import plan
+from kedge.engines.lane_bound import static
+from kedge.engines.precision import precise
+from kedge.engines.registry import How
 from kedge.errors import KedgeError
-from kedge.runs import plan
+from kedge.runs.config import Config, load_config, resolve_device
 from kedge.runs.folder import Folder
 from kedge.runs.grid import Setting
-from kedge.runs.precision import precise
 from kedge.runs.result import Result
 from kedge.runs.runner import Ended, Order, Say, advise, result_of, simulation, slug, train_all
-from kedge.sim.engine import How
 from kedge.sim.simulation import Simulation
-from kedge.zoo.datasets import Dataset, load
 
 Watch = Callable[[Config, int, dict[str, Any], str], None]  # (config, seed, record, name)
 LISTING, ENVIRONMENT = "sweep.json", "environment.json"

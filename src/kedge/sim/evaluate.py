@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.mapped import over_clients
 from kedge.core.tree import Weights
-from kedge.sim.federation import Federation
+from kedge.data.federation import Federation
+from kedge.engines.mapped import over_clients
 
 ROWS = 1024  # samples in one pass, of all clients together
 

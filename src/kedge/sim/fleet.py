@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kedge.core.bound import Server
-from kedge.core.lane import OPTIM
 from kedge.core.server import Totals
+from kedge.engines.lane_bound import OPTIM
+from kedge.engines.lanes import Group, Outcome, Stack
+from kedge.engines.vector import Vector
 from kedge.errors import IncompatibleError, NotFinite
 from kedge.sim.joint import Joint, unlike
-from kedge.sim.lanes import Group, Outcome, Stack
-from kedge.sim.vector import Vector
 
 if TYPE_CHECKING:
     from kedge.sim.simulation import Simulation

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.bound import client_key
-from kedge.core.lane import OPTIM, LaneBound, difference
 from kedge.core.tree import Tree
 from kedge.core.view import Chunks, Info, Job
-from kedge.sim.cohort import on_device
-from kedge.sim.federation import HOST_PLAN, Federation, batch_plan
-from kedge.sim.lanes import Group, Stack
+from kedge.data.federation import HOST_PLAN, Federation, batch_plan
+from kedge.engines.cohort import on_device
+from kedge.engines.lane_bound import OPTIM, LaneBound, difference
+from kedge.engines.lanes import Group, Stack
 
 if TYPE_CHECKING:
     from kedge.sim.simulation import Simulation

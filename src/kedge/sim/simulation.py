@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kedge.core import client, rng, server, stacked, tree
+from kedge.core import client, rng, server, tree
 from kedge.core.bound import Bound, Server, client_key
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
@@ -18,15 +18,16 @@ from kedge.core.server import Totals
 from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Chunks, Info, Job
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines import stacked
+from kedge.engines.cohort import Cohort, Draw, sent, take_jobs
+from kedge.engines.lanes import Group, Outcome, Stack
+from kedge.engines.registry import How, make_engine
+from kedge.engines.vector import Vector
 from kedge.errors import FieldError, KedgeError, NotFinite
-from kedge.sim.cohort import Cohort, Draw, sent, take_jobs
-from kedge.sim.engine import How, make_engine
 from kedge.sim.evaluate import held_sums
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.joint import stores
-from kedge.sim.lanes import Group, Outcome, Stack
 from kedge.sim.store import Store
-from kedge.sim.vector import Vector
 
 WEIGHTINGS = ("size", "uniform")
 

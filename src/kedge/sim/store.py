@@ -17,8 +17,8 @@ from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.tree import Tree
+from kedge.engines.cohort import on_device
 from kedge.errors import FieldError, KedgeError
-from kedge.sim.cohort import on_device
 
 PLACES = ("device", "host", "file")
 

@@ -15,9 +15,9 @@ from kedge.core import client, rng, tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Tree, Weights
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import take_jobs
 from kedge.parts.fedbr import FedBR
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation, LocalWork
 
 
 @oracle(FedBR)

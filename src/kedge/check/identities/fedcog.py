@@ -16,9 +16,9 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Tree
 from kedge.core.view import View
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import take_jobs
 from kedge.parts.fedcog import FedCOG
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 

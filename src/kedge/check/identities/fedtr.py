@@ -14,9 +14,9 @@ from kedge.core import client, rng, tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
+from kedge.data.federation import Federation, LocalWork
+from kedge.engines.cohort import take_jobs
 from kedge.parts.fedtr import FedTR
-from kedge.sim.cohort import take_jobs
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 LR, DECAY = 0.5, 0.5

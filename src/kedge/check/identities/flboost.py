@@ -20,10 +20,10 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
 from kedge.core.view import Round
+from kedge.data.federation import Federation, LocalWork
 from kedge.parts.flboost import FLBoost
-from kedge.sim.federation import Federation, LocalWork
+from kedge.parts.generators import diversity
 from kedge.sim.simulation import Simulation
-from kedge.zoo.generators import diversity
 
 COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)  # class 2: nobody has it
 SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}

@@ -21,9 +21,9 @@ from kedge.core.part import Part
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
 from kedge.core.view import Round
+from kedge.data.federation import Federation, LocalWork
 from kedge.parts.distil import allotted, drawn
 from kedge.parts.generated import FedDF, FedGen
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)

@@ -13,8 +13,8 @@ from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core import client, tree
 from kedge.core.tree import Params, Weights
+from kedge.engines.cohort import take_jobs
 from kedge.parts.layers import Ditto, FedBN, FedPer, FineTune, Local
-from kedge.sim.cohort import take_jobs
 from kedge.sim.simulation import Simulation
 
 

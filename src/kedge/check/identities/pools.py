@@ -14,8 +14,8 @@ from kedge.core import rng, tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
+from kedge.data.federation import Federation, LocalWork
 from kedge.parts.pools import FedMix, NaiveMix, _Pooled
-from kedge.sim.federation import Federation, LocalWork
 
 LR = 0.05
 

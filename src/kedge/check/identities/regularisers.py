@@ -18,8 +18,8 @@ from kedge.core.part import Out
 from kedge.core.task import Batch, make_task
 from kedge.core.tree import Params, Weights
 from kedge.core.view import View
+from kedge.data.federation import Federation, LocalWork
 from kedge.parts.regularisers import FedDecorr, FedNTD, FedProto
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 LR = 0.05

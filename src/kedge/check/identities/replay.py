@@ -14,8 +14,8 @@ from kedge.core import tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
+from kedge.data.federation import Federation, LocalWork
 from kedge.parts.replay import FedReg
-from kedge.sim.federation import Federation, LocalWork
 from kedge.sim.simulation import Simulation
 
 LR = 0.05

@@ -1,0 +1,247 @@
+"""What ``same_bits.py`` and ``same_speed.py`` share: a process that uses the package of one
+checkout, and where in that package things are.
+
+Names move from version to version. All that the two scripts need of the package is looked up in
+``PLACES`` and used through the functions below that table. After a move, add a place (or an
+alternative in the function); older checkouts are found by the older ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# -- where things are, as module:name; the first one that is there counts ------------------------
+
+PLACES: dict[str, tuple[str, ...]] = {
+    "Adam": ("kedge:Adam", "kedge.core.optim:Adam"),
+    "Classification": ("kedge:Classification", "kedge.core.task:Classification"),
+    "Federation": ("kedge:Federation", "kedge.sim.federation:Federation"),
+    "LocalWork": ("kedge:LocalWork", "kedge.sim.federation:LocalWork"),
+    "Model": ("kedge:Model", "kedge.core.model:Model"),
+    "MultiLabel": ("kedge:MultiLabel", "kedge.core.task:MultiLabel"),
+    "Regression": ("kedge:Regression", "kedge.core.task:Regression"),
+    "SGD": ("kedge:SGD", "kedge.core.optim:SGD"),
+    "Simulation": ("kedge:Simulation", "kedge.sim:Simulation", "kedge.sim.simulation:Simulation"),
+    # how rounds are computed: engine, workers, chunk, state
+    "Execution": (
+        "kedge:Execution",
+        "kedge.engines:Execution",
+        "kedge.engine:Execution",
+        "kedge.sim:Execution",
+        "kedge.sim.engine:How",
+        "kedge.sim.cohort:How",
+    ),
+    "Fleet": ("kedge:Fleet", "kedge.sim:Fleet", "kedge.fleet:Fleet", "kedge.sim.fleet:Fleet"),
+    # names of parts to their classes
+    "registry": (
+        "kedge.core.part:parts",
+        "kedge.core.parts:parts",
+        "kedge.core:parts",
+        "kedge.part:parts",
+        "kedge.parts:parts",
+        "kedge.parts:registry",
+    ),
+}
+
+
+class Missing(Exception):
+    """None of the places has it."""
+
+
+def find(name: str) -> Any:
+    """A thing of the package. A module that is there and broken is an error, not a miss."""
+    for place in PLACES[name]:
+        module, _, attribute = place.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if not error.name or not f"{module}.".startswith(f"{error.name}."):
+                raise
+        except AttributeError:
+            continue
+    places = ", ".join(PLACES[name])
+    raise Missing(f"{name} is in none of {places}; add its place to PLACES in checkouts.py")
+
+
+# -- how things are used -------------------------------------------------------------------------
+
+
+def part_texts() -> dict[str, str]:
+    """Every part with its smallest setting, as text: ``{"fedcog": "fedcog(samples=6)"}``."""
+    registry = find("registry")
+    return {name: str(registry[name](**registry[name].tiny)) for name in registry}
+
+
+def task(name: str, outputs: int) -> Any:
+    kinds = {
+        "classification": "Classification",
+        "multilabel": "MultiLabel",
+        "regression": "Regression",
+    }
+    return find(kinds[name])(outputs)
+
+
+def optimiser(settings: dict[str, Any]) -> Any:
+    """SGD, or another where ``name`` says so."""
+    settings = dict(settings)
+    return find(settings.pop("name", "SGD"))(**settings)
+
+
+def execution(settings: dict[str, Any]) -> Any:
+    """How to compute: the name of an engine where that is all there is to say."""
+    if set(settings) == {"engine"}:
+        return settings["engine"]
+    return find("Execution")(**settings)
+
+
+def simulation(
+    federation: Any,
+    module: Any,
+    method: str,
+    *,
+    how: dict[str, Any],
+    optim: dict[str, Any],
+    work: dict[str, Any],
+    model: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """A simulation; ``options`` are ``per_round``, ``weighting`` and ``seed``."""
+    return find("Simulation")(
+        federation,
+        find("Model")(module, **model or {}),
+        method,
+        optim=optimiser(optim),
+        work=find("LocalWork")(**work),
+        engine=execution(how),
+        **options,
+    )
+
+
+def arrays(sim: Any) -> dict[str, Any]:
+    """All that the next round depends on: weights, slots of the server, rows of the clients."""
+    return dict(sim.state())
+
+
+def finish(sim: Any) -> None:
+    """What comes after the last round, if anything does."""
+    getattr(sim, "finish", lambda: None)()
+
+
+def results(sim: Any) -> dict[str, Any]:
+    """What else a simulation offers, as trees of tensors and numbers. These are compared only
+    where both checkouts offer them."""
+    found: dict[str, Any] = {}
+    if hasattr(sim, "personal"):
+        found["personal"] = sim.personal()
+    if hasattr(sim, "evaluate"):
+        found["scores"] = sim.evaluate()
+    return found
+
+
+def traffic(totals: Any) -> dict[str, Any]:
+    """Bytes of a round, where its totals are a dictionary that holds them."""
+    if not isinstance(totals, dict):
+        return {}
+    return {name: totals[name] for name in ("up_bytes", "down_bytes") if name in totals}
+
+
+# -- one process with one checkout ---------------------------------------------------------------
+
+
+class Failed(Exception):
+    """The process of a checkout has failed."""
+
+
+class Checkout:
+    """A copy of the ``src`` of a checkout, so that it stays as it is for the whole run."""
+
+    def __init__(self, name: str, folder: Path, copy: Path) -> None:
+        self.name, self.copy = name, copy
+        source = folder / "src"
+        if not (source / "kedge" / "__init__.py").exists():
+            raise SystemExit(f"{name}: there is no src/kedge in {folder}")
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run(self, script: str, *arguments: str, given: str = "", seconds: float = 900) -> str:
+        """What a script of this folder prints, run with this checkout and one thread."""
+        own = {
+            "PYTHONPATH": str(self.copy),
+            "KEDGE_CHECKOUT": str(self.copy),
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONHASHSEED": "0",
+        }
+        own |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                env=os.environ | own,
+                cwd=self.copy.parent,
+                input=given,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{self.name}: no answer within {seconds:g} s") from None
+        if done.returncode:
+            raise Failed(f"{self.name}: status {done.returncode}\n{done.stderr[-3000:]}")
+        return done.stdout
+
+
+@contextmanager
+def both(base: Path, here: Path) -> Iterator[tuple[Checkout, Checkout]]:
+    """The two checkouts, as copies that are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="kedge_") as folder:
+        room = Path(folder)
+        yield (
+            Checkout("base", base.resolve(), room / "base" / "src"),
+            Checkout("here", here.resolve(), room / "here" / "src"),
+        )
+
+
+def this_checkout() -> Path:
+    """The checkout that the scripts lie in."""
+    return Path(__file__).resolve().parent.parent
+
+
+def begin() -> None:
+    """In the process: one thread, no warnings, and the package of the right checkout."""
+    import torch
+
+    import kedge
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    wanted, found = Path(os.environ["KEDGE_CHECKOUT"]), Path(str(kedge.__file__))
+    if not found.is_relative_to(wanted):
+        raise SystemExit(f"kedge comes from {found}, not from {wanted}")
+
+
+def stack(**layers: Any) -> Any:
+    """A sequential network with named stages."""
+    from torch import nn
+
+    net = nn.Sequential()
+    for name, layer in layers.items():
+        net.add_module(name, layer)
+    return net
+
+
+def chosen(wanted: str, known: Sequence[str], kind: str) -> list[str]:
+    """The names of a list with commas; all for an empty one."""
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"no {kind} {name!r}; there are: {', '.join(known)}")
+    return names or list(known)

@@ -1,0 +1,48 @@
+"""``kedge demo``: a few methods on the digits of scikit-learn, in a minute and without a
+network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kedge.data.datasets import load
+from kedge.engines.registry import How
+from kedge.report import figures
+from kedge.report.progress import Watcher
+from kedge.runs import runner
+from kedge.runs.config import Config
+from kedge.runs.result import Result
+
+METHODS = (
+    "fedavg", "scaffold", "fedavgm", "feddyn(alpha=0.1)", "fedtr", "fedimpro(cut=stage1)",
+    "scaffold+fedsam",
+)  # fmt: skip
+ROUNDS, CLIENTS, PARTITION = 40, 20, "dirichlet(0.1)"
+
+
+def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
+    """Compare the methods over three seeds; the results, and the pictures that were drawn."""
+    out = Path(out)
+    configs = [
+        Config(method=m, rounds=ROUNDS, clients=CLIENTS, partition=PARTITION, target=90.0)
+        for m in METHODS
+    ]
+    total = len(METHODS) * ROUNDS * len(configs[0].seeds)
+    with Watcher(total) as watcher:
+        by_name = dict(zip(METHODS, configs, strict=True))
+        results = runner.compare(
+            METHODS, configs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)
+        )
+    dataset = load("digits")
+    device = runner.resolve_device("cpu")
+    partition = runner.simulation(configs[0], dataset, 0, device, How("loop")).federation.partition
+    assert partition is not None
+    pictures = [
+        out / name for name in ("curves.png", "curves.svg", "partition.png", "partition.svg")
+    ]
+    out.mkdir(parents=True, exist_ok=True)
+    title = f"digits, {CLIENTS} clients, {PARTITION}"
+    figures.curves(results, pictures[:2], title)
+    for path in pictures[2:]:
+        partition.plot(dataset.y_train, path, class_names=dataset.classes)
+    return results, pictures

@@ -1,0 +1,1 @@
+"""Data: readers, datasets, partitions, and the federation on a device."""

@@ -1,0 +1,121 @@
+"""``hf:NAME``: datasets of the Hugging Face hub, through the optional ``datasets`` package."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from kedge.data.datasets.checks import targets
+from kedge.data.datasets.dataset import Found
+from kedge.data.datasets.find import SPLIT_NAMES
+from kedge.data.datasets.images import Form, check_form, check_options, to_array
+from kedge.data.datasets.tables import LABELS, Table, encode
+from kedge.errors import DataError
+
+
+def read_hub(
+    name: str,
+    *,
+    config: str | None = None,
+    label: str | None = None,
+    image: str | None = None,
+    task: str | None = None,
+    size: int | None = None,
+    channels: int | None = None,
+    drop: str | tuple[str, ...] = (),
+) -> Found:
+    """Images if there is an image column, else a table of its plain columns."""
+    check_options(size, channels)
+    splits = _splits(name, config)
+    features = splits["train"].features
+    kinds = {column: type(feature).__name__ for column, feature in features.items()}
+    image = image or next((c for c, kind in kinds.items() if kind == "Image"), None)
+    if image is None:
+        tables = [_table(f"hf:{name} ({s})", rows, kinds) for s, rows in splits.items()]
+        label = label or _only(c for c, kind in kinds.items() if kind == "ClassLabel")
+        pairs, task, outputs, classes, columns = encode(
+            tables, [s == "train" for s in splits], label, task, drop
+        )
+        return Found([dict(zip(splits, pairs, strict=True))], task, outputs, classes, columns)
+    label = label or _label(name, kinds)
+    for column in (image, label):
+        if column not in kinds:
+            raise DataError(f"hf:{name}: no column {column!r}; the columns are: {', '.join(kinds)}")
+    form: Form | None = None
+    xs, ys = [], []
+    for split, rows in splits.items():
+        pixels = []
+        for i, row in enumerate(_rows(f"hf:{name} ({split})", rows)):
+            where = f"hf:{name} ({split}), row {i}"
+            if row[image] is None:
+                raise DataError(f"{where}: no image")
+            pixels.append(to_array(row[image], where, size, channels))
+            form = check_form(pixels[-1], where, form)
+        xs.append(np.stack(pixels))
+        ys.append((f"hf:{name} ({split})", np.asarray(rows[label])))
+    names = tuple(getattr(features[label], "names", None) or ()) or None
+    found, task, outputs = targets(ys, task, len(names) if names else None)
+    return Found(
+        [dict(zip(splits, zip(xs, found, strict=True), strict=True))], task, outputs, names
+    )
+
+
+def _splits(name: str, config: str | None) -> dict[str, Any]:
+    try:
+        package = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError(f"hf:{name} needs the datasets package: pip install 'kedge[hf]'") from error
+    try:
+        found = package.load_dataset(name, config)
+    except Exception as error:  # its own errors, and those of whatever carries the download
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise DataError(
+            f"hf:{name} cannot be fetched ({said}). Check the name and the network; "
+            "what was downloaded before is found again offline with HF_HUB_OFFLINE=1"
+        ) from error
+    splits: dict[str, Any] = {}
+    for split, rows in found.items():
+        if SPLIT_NAMES.get(split) and len(rows):
+            splits.setdefault(SPLIT_NAMES[split], rows)
+    if "train" not in splits:
+        raise DataError(f"hf:{name} has no training rows; its splits are: {', '.join(found)}")
+    return splits
+
+
+def _rows(where: str, rows: Any) -> Any:
+    try:
+        yield from rows
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{where}: an image cannot be decoded ({error})") from error
+
+
+def _table(where: str, rows: Any, kinds: dict[str, str]) -> Table:
+    columns = [c for c, kind in kinds.items() if kind in ("Value", "ClassLabel")]
+    names = {c: getattr(rows.features[c], "names", None) for c in columns}
+    cells = [[_cell(row[c], names[c]) for c in columns] for row in _rows(where, rows)]
+    return Table(where, columns, cells, list(range(len(cells))))
+
+
+def _cell(value: Any, names: list[str] | None) -> str:
+    if names is not None and isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    if isinstance(value, bool):
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+def _label(name: str, kinds: dict[str, str]) -> str:
+    guess = _only(c for c, kind in kinds.items() if kind == "ClassLabel")
+    guess = guess or _only(c for c in kinds if c.lower() in LABELS)
+    if guess is None:
+        raise DataError(
+            f"hf:{name}: which column is the label? Write label=...; there are: {', '.join(kinds)}"
+        )
+    return guess
+
+
+def _only(columns: Any) -> str | None:
+    found = list(columns)
+    return found[0] if len(found) == 1 else None

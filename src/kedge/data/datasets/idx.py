@@ -1,0 +1,97 @@
+"""MNIST-style IDX files, plain or gzipped: MNIST, Fashion-MNIST, KMNIST and the like."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
+from kedge.data.datasets.dataset import Array, Found
+from kedge.data.datasets.find import idx_folder
+from kedge.errors import DataError
+
+FILES = {"train": "train", "test": "t10k"}
+
+
+def read_idx(paths: Sequence[Path], *, limit: int | None = None) -> Found:
+    parts, ys = [], []
+    for path in paths:
+        part = {}
+        for split, (images, labels) in idx_files(path).items():
+            x, y = read_array(images, 3), read_array(labels, 1)
+            check_lengths(str(images), x, str(labels), y)
+            part[split] = inputs(x, str(images))
+            ys.append((str(labels), y))
+        parts.append(part)
+    found, task, outputs = targets(ys, limit=limit)
+    label = iter(found)
+    return Found([{s: (x, next(label)) for s, x in part.items()} for part in parts], task, outputs)
+
+
+def idx_files(path: Path) -> dict[str, tuple[Path, Path]]:
+    """Images and labels of each split."""
+    folder = idx_folder(path)
+    if folder is None:
+        raise DataError(
+            f"{path}: no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in there"
+        )
+    found = {}
+    for split, prefix in FILES.items():
+        images = _file(folder, f"{prefix}-images", "idx3-ubyte")
+        labels = _file(folder, f"{prefix}-labels", "idx1-ubyte")
+        if images and labels:
+            found[split] = (images, labels)
+        elif images or labels:
+            lacking = f"{prefix}-labels-idx1-ubyte" if images else f"{prefix}-images-idx3-ubyte"
+            raise DataError(
+                f"{folder}: {(images or labels or folder).name} is there but {lacking} is not"
+            )
+    return found
+
+
+def read_array(path: Path, ndim: int) -> Array:
+    """One IDX file of bytes with ``ndim`` axes, exactly as long as its header says."""
+    with reading(path, "an IDX file"), _open(path) as file:
+        data = file.read()
+    shape = _shape(path, data[: 4 + 4 * ndim], ndim)
+    size, have = math.prod(shape), len(data) - 4 - 4 * ndim
+    if have != size:
+        what = "cut short" if have < size else "too long"
+        raise DataError(
+            f"{path}: {what}: {'x'.join(map(str, shape))} values announced, {have} bytes found "
+            f"(row {have // max(1, size // max(1, shape[0]))}); copy or download it again"
+        )
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(shape).copy()
+
+
+def idx_shape(path: Path, ndim: int) -> tuple[int, ...]:
+    """The shape only, from the first bytes of the file."""
+    with reading(path, "an IDX file"), _open(path) as file:
+        head = file.read(4 + 4 * ndim)
+    return _shape(path, head, ndim)
+
+
+def _shape(path: Path, head: bytes, ndim: int) -> tuple[int, ...]:
+    if not head:
+        raise DataError(f"{path}: the file is empty")
+    if len(head) < 4 + 4 * ndim or head[:2] != b"\0\0" or head[3] != ndim:
+        raise DataError(
+            f"{path}: not an IDX file with {ndim} axes (it begins with {head[:4].hex(' ')})"
+        )
+    if head[2] != 8:
+        raise DataError(f"{path}: values of IDX type 0x{head[2]:02x}; only bytes (0x08) are images")
+    return tuple(int(n) for n in np.frombuffer(head, ">u4", count=ndim, offset=4))
+
+
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _file(folder: Path, stem: str, suffix: str) -> Path | None:
+    names = [f"{stem}{joint}{suffix}{end}" for end in ("", ".gz") for joint in "-."]
+    return next((folder / name for name in names if (folder / name).is_file()), None)

@@ -1,0 +1,148 @@
+"""Image folders: ``class/name.png``, or ``train/class/name.png`` beside ``test/class/name.png``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from kedge.data.datasets.checks import reading
+from kedge.data.datasets.dataset import Array, Found
+from kedge.data.datasets.find import IMAGES, SPLIT_NAMES, entries, folders
+from kedge.errors import DataError, FieldError
+
+GREY = ("1", "L", "LA", "La")
+COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
+
+
+class Form(NamedTuple):
+    """What all images of a dataset have in common, and the first image that showed it."""
+
+    shape: tuple[int, int, int]
+    seen: object
+
+
+def read_images(
+    paths: Sequence[Path], *, size: int | None = None, channels: int | None = None
+) -> Found:
+    """Classes are the names of the folders. ``size=64`` scales all images to 64x64, ``channels=1``
+    or ``3`` makes all grey or all colour; without them images must be alike already."""
+    check_options(size, channels)
+    splits = [split_folders(path) for path in paths]
+    scans = [{s: scan(folder) for s, folder in part.items()} for part in splits]
+    classes = _classes(paths, splits, scans)
+    number = {name: i for i, name in enumerate(classes)}
+    form: Form | None = None
+    parts = []
+    for part in scans:
+        pairs = {}
+        for split, found in part.items():
+            images = []
+            for file in (f for files in found.values() for f in files):
+                with reading(file, "an image"), Image.open(file) as image:
+                    pixels = to_array(image, file, size, channels)
+                form = check_form(pixels, file, form)
+                images.append(pixels)
+            y = np.repeat([number[c] for c in found], [len(files) for files in found.values()])
+            pairs[split] = (np.stack(images), y.astype(np.int64))
+        parts.append(pairs)
+    return Found(parts, "classification", len(classes), tuple(classes))
+
+
+def check_options(size: Any, channels: Any) -> None:
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise FieldError(f"size={size!r}: write a number of pixels, such as size=64")
+    if channels not in (None, 1, 3):
+        raise FieldError(f"channels={channels!r}: write channels=1 (grey) or channels=3 (colour)")
+
+
+def split_folders(path: Path) -> dict[str, Path]:
+    """The folder of each split; the folder itself is the training set where there are none."""
+    found: dict[str, Path] = {}
+    subs = folders(path)
+    for sub in subs:
+        split = SPLIT_NAMES.get(sub.name.lower())
+        if split and split in found:
+            raise DataError(f"{path}: both {found[split].name}/ and {sub.name}/ are {split} sets")
+        if split:
+            found[split] = sub
+    if "train" not in found:
+        return {"train": path}
+    others = [sub.name for sub in subs if sub not in found.values()]
+    if others:
+        raise DataError(f"{path}: folder {others[0]}/ beside train/; classes belong inside train/")
+    return found
+
+
+def scan(folder: Path) -> dict[str, list[Path]]:
+    """The image files of each class, in order; a class may have none if another has some."""
+    found: dict[str, list[Path]] = {}
+    for sub in entries(folder):
+        if not sub.is_dir():
+            raise DataError(
+                f"{sub}: a file beside the class folders; put it into one, or elsewhere"
+            )
+        files = entries(sub)
+        for file in files:
+            if file.is_dir() or file.suffix.lower() not in IMAGES:
+                what = "a folder inside a class" if file.is_dir() else "not an image kedge reads"
+                raise DataError(f"{file}: {what}; class folders hold only {', '.join(IMAGES)}")
+        found[sub.name] = files
+    if not any(found.values()):
+        raise DataError(f"{folder}: no images; expected class/name.png in it")
+    return found
+
+
+def to_array(image: Image.Image, where: object, size: int | None, channels: int | None) -> Array:
+    """Pixels as uint8 [C, H, W]; transparency is dropped."""
+    if image.mode not in (*GREY, *COLOUR):
+        raise DataError(
+            f"{where}: pixels of more than 8 bits (mode {image.mode}); save 8-bit images"
+        )
+    mode = {None: "L" if image.mode in GREY else "RGB", 1: "L", 3: "RGB"}[channels]
+    image = (
+        image.convert("RGBA").convert(mode) if image.mode in ("P", "PA") else image.convert(mode)
+    )
+    if size is not None and image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def check_form(pixels: Array, where: object, form: Form | None) -> Form:
+    shape = (pixels.shape[0], pixels.shape[1], pixels.shape[2])
+    if form is None:
+        return Form(shape, where)
+    if shape[1:] != form.shape[1:]:
+        raise DataError(
+            f"{where} is {shape[2]}x{shape[1]} pixels but {form.seen} is {form.shape[2]}x"
+            f"{form.shape[1]}; write size={min(form.shape[1:])} to scale all to one size"
+        )
+    if shape[0] != form.shape[0]:
+        words = {1: "grey", 3: "colour"}
+        raise DataError(
+            f"{where} is {words[shape[0]]} but {form.seen} is {words[form.shape[0]]}; "
+            "write channels=1 or channels=3 to make all alike"
+        )
+    return form
+
+
+def _classes(
+    paths: Sequence[Path],
+    splits: list[dict[str, Path]],
+    scans: list[dict[str, dict[str, list[Path]]]],
+) -> list[str]:
+    """All classes that some training set has images of."""
+    trained = {c for part in scans for c, files in part["train"].items() if files}
+    for folder, part in zip(splits, scans, strict=True):
+        for split, found in part.items():
+            odd = sorted(set(found) - trained)
+            if odd:
+                raise DataError(
+                    f"{folder[split] / odd[0]}: no training images of class {odd[0]!r} anywhere; "
+                    f"the training data has: {', '.join(sorted(trained))}"
+                )
+    return sorted(trained)

@@ -1,0 +1,126 @@
+"""``available``: which datasets are here, which could be, and where to put them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from kedge.data.datasets.checks import channels_first, reading
+from kedge.data.datasets.find import detect, entries, locate, roots
+from kedge.data.datasets.idx import idx_files, idx_shape
+from kedge.data.datasets.images import GREY, scan, split_folders
+from kedge.data.datasets.known import Known, datasets
+from kedge.data.datasets.npz import open_npz, split_keys
+from kedge.data.datasets.silos import find_silos
+from kedge.data.datasets.tables import csv_files
+from kedge.errors import DataError
+
+_FILES = (".npz", ".csv", ".tsv")
+Peek = tuple[tuple[int, ...] | None, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of ``kedge data``."""
+
+    name: str
+    kind: str = ""  # "" where there is nothing yet
+    where: str = ""
+    shape: tuple[int, ...] | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    note: str = ""  # what is wrong, or where it could be put
+
+
+def available() -> list[Listing]:
+    """What is built in or lies in $KEDGE_DATA or the user's cache, then what could be put there.
+
+    Nothing is loaded: shapes and sizes come from headers and counts.
+    """
+    here, could = [], []
+    taken: set[Path] = set()
+    for name in datasets:
+        entry = datasets[name]
+        if not isinstance(entry, Known):
+            shape, sizes = (
+                ((1, 8, 8), {"train": 1438, "test": 359}) if name == "digits" else (None, {})
+            )
+            here.append(Listing(name, "built in", "scikit-learn" if sizes else "", shape, sizes))
+            continue
+        path = locate(name, entry.layouts)
+        if path is None:
+            could.append(Listing(name, note=f"could be put: {entry.advice()}"))
+        else:
+            here.append(_listing(name, path))
+            taken.add(path)
+    names = {listing.name for listing in here}
+    for root in roots():
+        for path in entries(root) if root.is_dir() else []:
+            name = path.name if path.is_dir() else path.stem
+            usable = path.is_dir() or path.suffix.lower() in _FILES
+            if usable and name not in names and not any(path in (t, *t.parents) for t in taken):
+                here.append(_listing(name, path))
+                names.add(name)
+    return here + could
+
+
+def _listing(name: str, path: Path) -> Listing:
+    kind = ""
+    try:
+        kind = detect(path)
+        shape, sizes = peek(path, kind)
+    except DataError as error:
+        return Listing(name, kind or "unreadable", str(path), note=str(error))
+    return Listing(name, kind, str(path), shape, sizes)
+
+
+def peek(path: Path, kind: str) -> Peek:
+    """The shape of one sample and the number of samples per split, from headers and counts."""
+    match kind:
+        case "npz":
+            return _peek_npz(path)
+        case "idx":
+            shapes = {split: idx_shape(x, 3) for split, (x, _) in idx_files(path).items()}
+            return channels_first(shapes["train"][1:]), {
+                split: shape[0] for split, shape in shapes.items()
+            }
+        case "cifar":
+            return (3, 32, 32), {"train": 50_000, "test": 10_000}
+        case "images":
+            return _peek_images(path)
+        case "csv":
+            return None, {split: _count_rows(file) for split, file in csv_files(path).items()}
+        case _:
+            inner, paths, _ = find_silos(path)
+            peeks = [peek(p, inner) for p in paths]
+            total = {s: sum(sizes.get(s, 0) for _, sizes in peeks) for s in peeks[0][1]}
+            return peeks[0][0], total | {"silos": len(paths)}
+
+
+def _peek_npz(path: Path) -> Peek:
+    shapes = {}
+    with open_npz(path) as archive:
+        assert archive.zip is not None  # it is open
+        for split, (x, _) in split_keys(path, archive.files).items():
+            with archive.zip.open(f"{x}.npy") as file:
+                version = np.lib.format.read_magic(file)
+                header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
+                shapes[split] = getattr(np.lib.format, header)(file)[0]
+    if not all(shapes.values()):
+        raise DataError(f"{path}: an array without rows")
+    return channels_first(shapes["train"][1:]), {split: shape[0] for split, shape in shapes.items()}
+
+
+def _peek_images(path: Path) -> Peek:
+    scans = {split: scan(folder) for split, folder in split_folders(path).items()}
+    first = next(file for files in scans["train"].values() for file in files)
+    with reading(first, "an image"), Image.open(first) as image:
+        shape = (1 if image.mode in GREY else 3, image.height, image.width)
+    return shape, {s: sum(map(len, classes.values())) for s, classes in scans.items()}
+
+
+def _count_rows(path: Path) -> int:
+    with reading(path, "a CSV file"), path.open("rb") as file:
+        return max(0, sum(1 for line in file if line.strip()) - 1)

@@ -1,0 +1,108 @@
+"""``load``: from what a user types to a Dataset."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from kedge.data.datasets.dataset import Dataset
+from kedge.data.datasets.find import locate, places, roots
+from kedge.data.datasets.known import Known, datasets
+from kedge.data.datasets.readers import KINDS, open_hub, open_path
+from kedge.errors import DataError, GrammarError, UnknownName, nearest
+from kedge.grammar import parse_call
+
+
+def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
+    """Load a dataset by name, by path or from the Hugging Face hub.
+
+    ::
+
+        load("digits")                                      comes with scikit-learn
+        load("cifar10")                                     from $KEDGE_DATA or the user's cache
+        load("hospitals/")                                  any path; the kind is detected
+        load("patients.csv(label=diagnosis)")               with options
+        load("csv(path='patients', label=age, task=regression)")
+        load("hf:ylecun/mnist")
+
+    A registered name wins over a file of the same name in the working directory; write ``./digits``
+    for the file. Options may be given in the text or as keywords.
+    """
+    text = os.fspath(text) if isinstance(text, os.PathLike) else text
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"expected the name or path of a dataset, such as 'digits', not {text!r}")
+    text = text.strip()
+    if text not in datasets and not text.startswith("hf:") and _path(text) is not None:
+        return _open(_path(text) or Path(), None, options)
+    head, given = _split(text)
+    options = {**given, **options}
+    if head.startswith("hf:"):
+        return open_hub(head.removeprefix("hf:"), options)
+    if head in KINDS and "path" in options:
+        where = str(options.pop("path"))
+        return _open(_path(where) or _in_roots(where) or _missing(where), head, options)
+    if head in KINDS and _path(head) is None:
+        raise DataError(f'{head} needs a path; write {head}(path="...")')
+    if head in datasets:
+        known = datasets[head]
+        here = _path(head)  # the last resort for what is not among the user's datasets
+        if isinstance(known, Known) and here and locate(head, known.layouts) is None:
+            return open_path(here, head, options, known=known)
+        return known(**options)
+    path = _path(head) or locate(head) if _is_name(head) else _path(head)
+    return _open(path or _missing(head), None, options)
+
+
+def _open(path: Path, kind: str | None, options: dict[str, Any]) -> Dataset:
+    name = path.resolve().name
+    return open_path(path, name if path.is_dir() else Path(name).stem, options, kind)
+
+
+def _split(text: str) -> tuple[str, dict[str, Any]]:
+    """``head(options)``, where the head may be a path that the grammar could not read as a name."""
+    brackets = [i for i, sign in enumerate(text) if sign == "("]
+    if not brackets:
+        return text, {}
+    at = next((i for i in brackets if _path(text[:i])), brackets[0])
+    head = text[:at]
+    try:
+        call = parse_call("data" + text[at:])
+    except GrammarError as error:
+        raise GrammarError(
+            f"{text!r} is neither a path that exists nor a dataset with options "
+            f'({error}). Write for example: csv(path="patients.csv", label="diagnosis")'
+        ) from error
+    if len(call.args) > 1:
+        raise GrammarError(f"{text!r}: only the path may come without a name, as in csv('a.csv')")
+    if call.args and "path" in call.kwargs:
+        raise GrammarError(f"{text!r}: the path is given twice")
+    return head.strip(), {**({"path": call.args[0]} if call.args else {}), **call.kwargs}
+
+
+def _path(text: str) -> Path | None:
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, no such user
+        return None
+
+
+def _in_roots(text: str) -> Path | None:
+    return next((root / text for root in roots() if _path(str(root / text))), None)
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"\w[\w.\-]*", text) is not None
+
+
+def _missing(text: str) -> Path:
+    if not _is_name(text) or Path(text).suffix.lower() in (".csv", ".tsv", ".npz"):
+        raise DataError(f"{text}: there is no such file or folder, here or in {places()}")
+    if nearest(text, datasets):
+        raise UnknownName("dataset", text, datasets, see=datasets.see)
+    raise DataError(
+        f"no dataset {text!r}: no such file or folder here, and neither {text}.npz, {text}.csv "
+        f"nor a folder {text} in {places()}. Known by name: {', '.join(datasets)}"
+    )

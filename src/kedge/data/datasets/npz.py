@@ -1,0 +1,112 @@
+"""``.npz`` files: x_train, y_train and perhaps x_test, y_test, x_val, y_val and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
+from kedge.data.datasets.dataset import SPLITS, Array, Found
+from kedge.errors import DataError
+
+# The names a split goes by: kedge and Keras; MedMNIST; a file that is one training set.
+SPELLINGS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
+
+
+def read_npz(paths: Sequence[Path], *, task: str | None = None, limit: int | None = None) -> Found:
+    """Whole files, with classes numbered alike in all of them. Python objects are refused."""
+    files = [_arrays(path) for path in paths]
+    xs: list[tuple[int, str, Array]] = []
+    ys: list[tuple[str, Array]] = []
+    names = _class_names(paths, files)
+    for i, (path, arrays) in enumerate(zip(paths, files, strict=True)):
+        for split, (key_x, key_y) in split_keys(path, list(arrays)).items():
+            where_x, where_y = f"{path}: {key_x}", f"{path}: {key_y}"
+            check_lengths(where_x, arrays[key_x], where_y, arrays[key_y])
+            xs.append((i, split, inputs(arrays[key_x], where_x)))
+            ys.append((where_y, arrays[key_y]))
+    labels, task, outputs = targets(ys, task, limit or (len(names) if names else None))
+    parts: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
+    for (i, split, x), y in zip(xs, labels, strict=True):
+        parts[i][split] = (x, y)
+    return Found(parts, task, outputs, names if names and len(names) == outputs else None)
+
+
+def split_keys(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:
+    """Which arrays are x and y of which split."""
+    found = {}
+    for split in SPLITS:
+        for x, y in SPELLINGS:
+            pair = (x.format(split), y.format(split))
+            if set(pair) <= set(keys):
+                found[split] = pair
+            elif set(pair) & set(keys):
+                there, lacking = pair if pair[0] in keys else pair[::-1]
+                raise DataError(f"{path}: there is {there} but no {lacking}; {_needs(keys)}")
+    if not found and {"x", "y"} <= set(keys):
+        return {"train": ("x", "y")}
+    if "train" not in found:
+        raise DataError(f"{path}: no training data; {_needs(keys)}")
+    return found
+
+
+def _needs(keys: list[str]) -> str:
+    return (
+        "needed are x_train and y_train (and x_test, y_test if there is a test set); "
+        f"the file has: {', '.join(keys) or 'nothing'}"
+    )
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    arrays = {}
+    with open_npz(path) as archive:
+        for key in archive.files:
+            arrays[key] = _array(path, archive, key)
+    return arrays
+
+
+@contextmanager
+def open_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """The archive, with anything that goes wrong inside told as a DataError."""
+    with reading(path, "an .npz file"), path.open("rb") as file:
+        start = file.read(6)
+        if not start:
+            raise DataError(f"{path}: the file is empty (0 bytes)")
+        if start[:2] != b"PK":
+            a_npy = " (one array, as numpy.save writes)" if start == b"\x93NUMPY" else ""
+            raise DataError(f"{path}: not an .npz file{a_npy}; write it with numpy.savez")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            yield archive
+
+
+def _array(path: Path, archive: np.lib.npyio.NpzFile, key: str) -> Array:
+    try:
+        array = archive[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: {key} is an array of Python objects, which kedge does not load as it could "
+            "run code; save one array of numbers, with all rows of the same shape"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path}: {key} is not an array; write the file with numpy.savez")
+    return array
+
+
+def _class_names(paths: Sequence[Path], files: list[dict[str, Array]]) -> tuple[str, ...] | None:
+    """The optional array ``classes``, the same in all files."""
+    first = None
+    for path, arrays in zip(paths, files, strict=True):
+        given = arrays.get("classes")
+        names = None if given is None else tuple(map(str, given.reshape(-1).tolist()))
+        if path is not paths[0] and names != first:
+            raise DataError(
+                f"{path}: 'classes' differs from that of {paths[0]}: {names} and {first}"
+            )
+        first = names
+    return first

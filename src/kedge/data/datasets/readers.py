@@ -1,0 +1,75 @@
+"""From a path to a Dataset: the reader for its kind, with that reader's options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedge.data.datasets.cifar import read_cifar
+from kedge.data.datasets.dataset import Dataset, Found, assemble
+from kedge.data.datasets.find import detect
+from kedge.data.datasets.hub import read_hub
+from kedge.data.datasets.idx import read_idx
+from kedge.data.datasets.images import read_images
+from kedge.data.datasets.npz import read_npz
+from kedge.data.datasets.silos import find_silos
+from kedge.data.datasets.tables import read_csv
+from kedge.errors import DataError, FieldError, nearest
+from kedge.registry import Registry
+
+if TYPE_CHECKING:
+    from kedge.data.datasets.known import Known
+
+readers = Registry[Callable[..., Found]]("reader", see="kedge data")
+readers.add("npz", read_npz)
+readers.add("idx", read_idx)
+readers.add("cifar", read_cifar)
+readers.add("images", read_images)
+readers.add("csv", read_csv)
+
+KINDS = (*readers, "silos")
+_LIMITED = ("npz", "idx", "cifar")  # labels are numbers there, so a known dataset bounds them
+
+
+def open_path(
+    path: Path,
+    name: str,
+    options: dict[str, Any],
+    kind: str | None = None,
+    known: Known | None = None,
+) -> Dataset:
+    """Read a file or folder, as the kind it looks like unless told."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    paths, groups, kind = [path], None, kind or detect(path)
+    if kind == "silos":
+        kind, paths, groups = find_silos(path)
+    check_options(kind, readers[kind], options)
+    limited = {"limit": known.count} if known and kind in _LIMITED else {}
+    found = readers[kind](paths, **options, **limited)
+    moments = None
+    if known:
+        moments = known.moments(found.parts[0]["train"][0].shape[1:])
+        if found.classes is None and known.classes and len(known.classes) == found.outputs:
+            found = found._replace(classes=known.classes)
+    return assemble(name, paths, found, groups, moments)
+
+
+def open_hub(name: str, options: dict[str, Any]) -> Dataset:
+    check_options("hf", read_hub, options)
+    return assemble(f"hf:{name}", [f"hf:{name}"], read_hub(name, **options))
+
+
+def check_options(kind: str, reader: Callable[..., Found], options: dict[str, Any]) -> None:
+    """Every option must be one of the reader's keyword arguments."""
+    parameters = inspect.signature(reader).parameters.values()
+    takes = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "limit"]
+    for option in options:
+        if option not in takes:
+            near = nearest(option, takes)
+            hint = (
+                f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(takes) or 'none'}."
+            )
+            raise FieldError(f"data of kind {kind} has no option {option!r}. {hint}")

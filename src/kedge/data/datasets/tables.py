@@ -1,0 +1,215 @@
+"""CSV files with a label column; several (train and test, or silos) are encoded alike."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kedge.data.datasets.checks import check_task, reading
+from kedge.data.datasets.columns import Column, class_column, feature_column, number_column
+from kedge.data.datasets.dataset import SPLITS, Array, Found
+from kedge.data.datasets.find import TABLES
+from kedge.errors import DataError, nearest
+
+LABELS = ("label", "target", "class", "y")
+
+
+class Table(NamedTuple):
+    path: object
+    columns: list[str]
+    rows: list[list[str]]
+    lines: list[int]  # where in the file each row begins
+
+
+def read_csv(
+    paths: Sequence[Path],
+    *,
+    label: str | tuple[str, ...] | None = None,
+    task: str | None = None,
+    drop: str | tuple[str, ...] = (),
+    test: str | None = None,
+) -> Found:
+    """Number columns stay, columns of a few words become one-hot. ``drop`` leaves columns out.
+
+    ``label`` may be several columns, for multilabel or regression. ``test`` is a second file; a
+    folder with train.csv and perhaps test.csv and val.csv can be given in place of one file.
+    """
+    files = [(i, s, f) for i, path in enumerate(paths) for s, f in csv_files(path, test).items()]
+    tables = [read_table(file) for _, _, file in files]
+    trains = [split == "train" for _, split, _ in files]
+    found, task, outputs, classes, columns = encode(tables, trains, label, task, drop)
+    parts: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
+    for (i, split, _), pair in zip(files, found, strict=True):
+        parts[i][split] = pair
+    return Found(parts, task, outputs, classes, columns)
+
+
+def csv_files(path: Path, test: str | None = None) -> dict[str, Path]:
+    """The file of each split."""
+    if not path.is_dir():
+        found = {"train": path}
+    else:
+        names = {(s, end): path / f"{s}{end}" for s in SPLITS for end in TABLES}
+        found = {s: file for (s, _), file in names.items() if file.is_file()}
+        if "train" not in found:
+            raise DataError(f"{path}: there is no train.csv in this folder")
+    return found | ({"test": Path(test).expanduser()} if test is not None else {})
+
+
+def read_table(path: Path) -> Table:
+    """The cells as text, stripped; of , ; and tab the one that splits the header most delimits."""
+    with reading(path, "a CSV file"):
+        data = path.read_bytes()
+    if not data.strip():
+        raise DataError(f"{path}: the file is empty")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: not UTF-8 text; save the file as CSV UTF-8"
+        ) from error
+    header = text.lstrip().split("\n", 1)[0]
+    delimiter = max(",;\t", key=lambda d: len(next(csv.reader([header], delimiter=d))))
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows, lines, before = [], [], 0
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                rows.append([cell.strip() for cell in row])
+                lines.append(before + 1)
+            before = reader.line_num
+    except csv.Error as error:
+        raise DataError(f"{path}, line {before + 1}: {error}") from error
+    columns = rows[0]
+    _check_header(path, columns)
+    if len(rows) == 1:
+        raise DataError(f"{path}: only a header, no rows")
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != len(columns):
+            raise DataError(
+                f"{path}, line {line}: {len(row)} values, but the header has {len(columns)} columns"
+            )
+    return Table(path, columns, rows[1:], lines[1:])
+
+
+def encode(
+    tables: Sequence[Table],
+    trains: Sequence[bool],
+    label: str | tuple[str, ...] | None,
+    task: str | None,
+    drop: str | tuple[str, ...] = (),
+) -> tuple[list[tuple[Array, Array]], str, int, tuple[str, ...] | None, tuple[str, ...]]:
+    """x and y of every table, the task, the outputs, the classes and the columns of x."""
+    check_task(task)
+    columns = _common(tables)
+    at = tables[0].path
+    labels = _label_columns(at, columns, label)
+    dropped = [_find(at, columns, str(c)) for c in ((drop,) if isinstance(drop, str) else drop)]
+    places = [(t.path, line) for t in tables for line in t.lines]
+    train = np.repeat(trains, [len(t.rows) for t in tables])
+    named = {}
+    for name in columns:
+        order = [t.columns.index(name) for t in tables]
+        cells = [row[i] for t, i in zip(tables, order, strict=True) for row in t.rows]
+        named[name] = Column(name, cells, places)
+    encoded = [feature_column(named[c]) for c in columns if c not in (*labels, *dropped)]
+    if not encoded:
+        raise DataError(f"{at}: no column is left to learn from beside {', '.join(labels)}")
+    x = np.concatenate([block for block, _ in encoded], axis=1)
+    names = tuple(name for _, block in encoded for name in block)
+    y, task, outputs, classes = _labels([named[c] for c in labels], task, train)
+    cuts = np.cumsum([len(t.rows) for t in tables])[:-1]
+    return (
+        list(zip(np.split(x, cuts), np.split(y, cuts), strict=True)),
+        task,
+        outputs,
+        classes,
+        names,
+    )
+
+
+def _labels(
+    columns: list[Column], task: str | None, train: Array
+) -> tuple[Array, str, int, tuple[str, ...] | None]:
+    if task is None:
+        task = "classification" if len(columns) == 1 else "multilabel"
+    if task == "classification":
+        if len(columns) > 1:
+            raise DataError("task=classification needs one label column, not several")
+        y, classes = class_column(columns[0], train)
+        return y, task, len(classes), classes
+    y = np.stack([number_column(c) for c in columns], axis=1)
+    names = tuple(c.name for c in columns)
+    if task == "multilabel":
+        for i, column in enumerate(columns):
+            wrong = np.flatnonzero(~np.isin(y[:, i], (0, 1)))
+            if len(wrong):
+                raise column.error(
+                    int(wrong[0]), "is neither 0 nor 1; write task=regression for numbers"
+                )
+        return y, task, len(columns), names
+    return y, task, len(columns), None
+
+
+def _common(tables: Sequence[Table]) -> list[str]:
+    first = tables[0]
+    for table in tables[1:]:
+        lacking = [c for c in first.columns if c not in table.columns]
+        extra = [c for c in table.columns if c not in first.columns]
+        if lacking or extra:
+            what = f"no column {lacking[0]!r}" if lacking else f"a column {extra[0]!r}"
+            raise DataError(
+                f"{table.path} has {what}, unlike {first.path}; columns must be the same"
+            )
+    return first.columns
+
+
+def _label_columns(
+    path: object, columns: list[str], label: str | tuple[str, ...] | None
+) -> list[str]:
+    if label is not None:
+        given = label if isinstance(label, tuple | list) else (label,)
+        return [_find(path, columns, str(c)) for c in given]
+    guesses = [c for c in columns if c.lower() in LABELS]
+    if len(guesses) == 1:
+        return guesses
+    what = "several columns could be the label" if guesses else "no column is called label"
+    raise DataError(
+        f"{path}: {what}. Write which it is, for example label={(guesses or columns[-1:])[0]!r}; "
+        f"the columns are: {', '.join(guesses or columns)}"
+    )
+
+
+def _find(path: object, columns: list[str], name: str) -> str:
+    if name in columns:
+        return name
+    near = nearest(name, columns)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise DataError(f"{path}: no column {name!r}.{hint} The columns are: {', '.join(columns)}")
+
+
+def _check_header(path: object, columns: list[str]) -> None:
+    for i, name in enumerate(columns):
+        if not name:
+            raise DataError(
+                f"{path}: column {i + 1} has no name in the header; if it is only a row number, "
+                "delete it (pandas: to_csv(..., index=False))"
+            )
+        if name in columns[:i]:
+            raise DataError(f"{path}: two columns are called {name!r}; rename one")
+    if all(_is_number(name) for name in columns):
+        raise DataError(f"{path}: the first line is numbers; put a line with column names above it")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,315 @@
+"""The federation on the device: all samples in one tensor, every client a list of rows.
+
+A batch is a gather by index. Which rows form which batch is drawn ahead for a whole round by
+:func:`batch_plan`, for all clients of the cohort in one go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.core import rng
+from kedge.core.task import Batch, Task
+from kedge.core.view import Chunks
+from kedge.data.augment import augmentation, rotate
+from kedge.data.partition import Partition
+from kedge.engines.cohort import on_device
+from kedge.errors import DataError, FieldError
+
+SWEEP_ROWS = 256  # rows of one piece of a sweep
+HOST_PLAN = 1 << 14  # rows of a plan up to which it is drawn on the host
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client does in a round: ``steps`` batches, or ``epochs`` turned into steps.
+
+    Batches have exactly ``batch`` rows: an epoch runs on into the next permutation, and a client
+    with fewer samples than that repeats some.
+    """
+
+    batch: int = 32
+    steps: int | None = None
+    epochs: float = 1.0
+    replacement: bool = False  # draw every sample afresh instead of by permutations
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "steps"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise FieldError(f"{name} = {value!r} is not a whole number from 1 up")
+        if not (isinstance(self.epochs, (int, float)) and 0 < self.epochs < math.inf):
+            raise FieldError(f"epochs = {self.epochs!r} is not a number above 0")
+
+    def steps_for(self, size: int) -> int:
+        if self.steps is not None:
+            return self.steps
+        return max(1, math.ceil(self.epochs * size / self.batch - 1e-9))
+
+
+class Federation:
+    """Samples, the rows of each client, and what the models are tested on.
+
+    Inputs stay as they come: uint8 images are scaled to 0..1 and normalised by ``moments`` (mean
+    and standard deviation per channel or column) when a batch is gathered, floats are normalised
+    likewise. ``held`` are rows of each client that it does not train on; without a ``test`` set,
+    the global model is tested on all of them. ``angles`` tests on the test set turned by each of
+    them.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        clients: Sequence[Any],
+        task: Task,
+        test: tuple[Any, Any] | None = None,
+        *,
+        held: Sequence[Any] | None = None,
+        moments: tuple[Any, Any] | None = None,
+        augment: str = "none",
+        angles: Sequence[float] = (0.0,),
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.task, self.dtype, self.device = task, dtype, torch.device(device)
+        self.partition: Partition | None = None  # where the clients come from, if they were drawn
+        self.x, self.y = self._inputs(x), self._labels(y)
+        if len(self.x) != len(self.y):
+            raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
+        self._check_labels(self.y, "")
+        if not len(clients):
+            raise DataError("there are no clients; give at least one list of rows")
+        rows = [self._rows(k, own) for k, own in enumerate(clients)]
+        self.sizes = [len(own) for own in rows]
+        self.offsets = [0, *accumulate(self.sizes)][:-1]
+        self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
+        self.held = [self._rows(k, own, "held-out ") for k, own in enumerate(held or ())]
+        if self.held and len(self.held) != len(rows):
+            raise DataError(f"{len(self.held)} lists of held-out rows for {len(rows)} clients")
+        for k, own in enumerate(self.held):
+            if bool(torch.isin(own, rows[k].to(self.device)).any()):
+                raise DataError(f"client {k} holds out rows that it also trains on")
+        self.angles = tuple(angles)
+        self._augment = augmentation(augment)
+        if self.x.ndim != 4 and (self._augment or self.angles != (0.0,)):
+            raise DataError("augmentation and rotation are for images [C, H, W], not for tables")
+        self._moments = None
+        if moments is not None:
+            shape = (-1, *(1,) * (self.x.ndim - 2))
+            mean, std = (torch.as_tensor(m, dtype=dtype, device=self.device) for m in moments)
+            self._moments = (mean.reshape(shape), std.reshape(shape))
+        self._test = None
+        if test is not None:
+            inputs, labels = self._inputs(test[0]), self._labels(test[1])
+            if len(inputs) != len(labels):
+                raise DataError(f"{len(inputs)} test inputs but {len(labels)} test labels")
+            if inputs.shape[1:] != self.x.shape[1:]:
+                raise DataError(
+                    f"test inputs have the shape {tuple(inputs.shape[1:])}, training inputs "
+                    f"{tuple(self.x.shape[1:])}"
+                )
+            self._check_labels(labels, "test ")
+            self._test = (inputs, labels)
+        elif self.held:
+            every = torch.cat(self.held)
+            self._test = (self.x[every], self.y[every])
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    # -- batches ------------------------------------------------------------------------------
+
+    @property
+    def is_random(self) -> bool:
+        return self._augment is not None
+
+    def batch(self, index: Tensor, key: Tensor) -> Batch:
+        """Samples for training, augmented."""
+        x = self._scaled(_picked(self.x, index))
+        if self._augment is not None:
+            x = self._augment(x, key)
+        return Batch(self._normalised(x), _picked(self.y, index))
+
+    def clean(self, index: Tensor) -> Batch:
+        """The same samples as they are."""
+        return Batch(self._normalised(self._scaled(self.x[index])), self.y[index])
+
+    @property
+    def has_test(self) -> bool:
+        return self._test is not None
+
+    def test_batches(self, angle: float = 0.0, rows: int = 1024) -> Iterator[Batch]:
+        """The test set piece by piece, turned by an angle."""
+        if self._test is None:
+            raise DataError(
+                "there is nothing to test on; give a test set, or hold out a part of every client"
+            )
+        inputs, labels = self._test
+        for i in range(0, len(inputs), rows):
+            x = self._scaled(inputs[i : i + rows])
+            if angle:
+                x = rotate(x, torch.full((len(x),), angle, device=self.device))
+            yield Batch(self._normalised(x), labels[i : i + rows])
+
+    def held_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
+        """What a client keeps for testing, piece by piece."""
+        for piece in torch.split(self.held[client], rows):
+            yield self.clean(piece)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        if self._moments is None:
+            return x
+        mean, std = self._moments
+        return (x - mean) / std
+
+    # -- what a round needs -------------------------------------------------------------------
+
+    def label_counts(self) -> Tensor:
+        """Samples of each class on each client, ``[clients, C]``."""
+        soft = self.task.soft(self.y[self.rows], self.dtype)
+        owner = torch.repeat_interleave(torch.tensor(self.sizes, device=self.device))
+        counts = torch.zeros(self.num_clients, soft.shape[1], dtype=self.dtype, device=self.device)
+        return counts.index_add(0, owner, soft)
+
+    def chunks(self, clients: Sequence[int]) -> Chunks:
+        """The whole data of some clients as pieces of one size, ``[K, pieces, rows]``."""
+        size = min(SWEEP_ROWS, max(self.sizes))
+        pieces = math.ceil(max(self.sizes[k] for k in clients) / size)
+        at = torch.arange(pieces * size, device=self.device)
+        n = on_device([self.sizes[k] for k in clients], self.device)[:, None]
+        start = on_device([self.offsets[k] for k in clients], self.device)[:, None]
+        index = self.rows[start + torch.minimum(at, n - 1)]
+        mask = (at < n).to(self.dtype)
+        return Chunks(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
+
+    def plan(
+        self, keys: Tensor, clients: Sequence[int], work: LocalWork, steps: Sequence[int]
+    ) -> Tensor:
+        """Where in ``rows`` the rows of every batch of a round lie, ``[K, max steps, batch]``; see
+        :func:`batch_plan`.
+
+        A small plan is drawn where the keys are, on the host: there its many small operations cost
+        less than their launches on a GPU. The numbers are the same on both.
+        """
+        sizes = [self.sizes[k] for k in clients]
+        if len(clients) * max(steps) * work.batch > HOST_PLAN:
+            keys = keys.to(self.device)
+        local = batch_plan(keys, sizes, steps, work.batch, work.replacement)
+        start = on_device([self.offsets[k] for k in clients], local.device)
+        return local + start[:, None, None]
+
+    def _inputs(self, x: Any) -> Tensor:
+        x = _tensor(x)
+        return x.to(self.device, x.dtype if x.dtype == torch.uint8 else self.dtype)
+
+    def _labels(self, y: Any) -> Tensor:
+        y = _tensor(y).to(self.device)
+        fractions = y.is_floating_point() and not bool((y == y.round()).all())
+        if self.task.name == "classification" and fractions:
+            raise DataError("class labels must be whole numbers; for real ones use regression")
+        return y.to(torch.int64) if self.task.name == "classification" else y.to(self.dtype)
+
+    def _check_labels(self, y: Tensor, kind: str) -> None:
+        outputs, shape = self.task.outputs, tuple(y.shape)
+        if self.task.name == "classification":
+            if y.ndim != 1:
+                raise DataError(f"{kind}labels have the shape {shape}, expected [n]")
+            bad = ((y < 0) | (y >= outputs)).nonzero()
+            if len(bad):
+                i = int(bad[0])
+                raise DataError(f"{kind}label {int(y[i])} in row {i} is not in 0..{outputs - 1}")
+        elif self.task.name == "multilabel" and shape[1:] != (outputs,):
+            raise DataError(f"{kind}labels have the shape {shape}, expected [n, {outputs}]")
+        elif y[:1].numel() != outputs:
+            raise DataError(f"{kind}targets have the shape {shape}, expected [n, {outputs}]")
+        if not bool(torch.isfinite(y.to(self.dtype)).all()):
+            raise DataError(f"{kind}labels hold NaN or infinite values")
+
+    def _rows(self, client: int, rows: Any, kind: str = "") -> Tensor:
+        own = _tensor(rows)
+        if len(own) and (own.dtype == torch.bool or own.is_floating_point()):
+            raise DataError(
+                f"client {client}: rows are {own.dtype}; give the indices of its samples"
+            )
+        own = own.to(torch.int64)
+        if len(own) == 0 and not kind:
+            raise DataError(f"client {client} has no samples; give it some or leave it out")
+        if len(own) and (int(own.min()) < 0 or int(own.max()) >= len(self.x)):
+            raise DataError(f"client {client} names a {kind}row outside 0..{len(self.x) - 1}")
+        return own.to(self.device)
+
+
+def _tensor(values: Any) -> Tensor:
+    """A tensor of an array or list; read-only arrays are copied, as torch cannot share them."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()
+    return torch.as_tensor(values)
+
+
+def _picked(x: Tensor, index: Tensor) -> Tensor:
+    """Some rows; for one client on a CPU by an operator that takes a twentieth of the time."""
+    return x.index_select(0, index) if rng.is_plain(index, 1) else x[index]
+
+
+def batch_plan(
+    keys: Tensor, sizes: Sequence[int], steps: Sequence[int], batch: int, replacement: bool
+) -> Tensor:
+    """For every client, which of its own samples form which batch: ``[K, max steps, batch]``.
+
+    Without replacement each client runs through one random permutation of its samples after the
+    other. All permutations of all clients come out of a single sort: element i of epoch e of
+    client k gets the random number of (key k, e, i), and one stable sort by (client, epoch,
+    number) shuffles every epoch within its own segment. Rows beyond a client's own number of steps
+    are never used.
+    """
+    device, longest = keys.device, max(steps) * batch
+    n = on_device(sizes, device)
+    if replacement:
+        at = torch.arange(longest, dtype=torch.int32, device=device)
+        local = rng.scaled(rng.bits_at(keys[:, None, :], at), n[:, None])
+        return local.reshape(len(sizes), -1, batch)
+    epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
+    # lengths are known here: a GPU would have to be waited for to tell them
+    segments, elements = sum(epochs), sum(e * s for e, s in zip(epochs, sizes, strict=True))
+    client = _repeated(on_device(epochs, device), segments)
+    first = torch.cumsum(on_device([0, *epochs[:-1]], device), 0)
+    epoch = torch.arange(len(client), device=device) - first[client]
+    segment = _repeated(n[client], elements)  # of each element
+    start = torch.cumsum(n[client], 0) - n[client]
+    at = torch.arange(len(segment), device=device) - start[segment]
+    epoch_keys = rng.fold(keys[client], epoch)
+    draws = rng.bits_at(epoch_keys[segment], at.to(torch.int32)).to(torch.int64) & 0xFFFFFFFF
+    order = torch.argsort((segment << 32) | draws, stable=True)
+    shuffled = at[order]
+    begin = start[first]  # where each client's first epoch starts
+    end = begin + on_device([e * s for e, s in zip(epochs, sizes, strict=True)], device)
+    wanted = begin[:, None] + torch.arange(longest, device=device)
+    return shuffled[torch.minimum(wanted, end[:, None] - 1)].reshape(len(sizes), -1, batch)
+
+
+def _repeated(counts: Tensor, total: int) -> Tensor:
+    """``repeat_interleave`` of 0, 1, 2, ... by counts that sum up to a total.
+
+    On a CPU torch wakes all its threads for it, however few the numbers, and on a machine with many
+    cores may wait for them a hundred times as long as the work takes.
+    """
+    if counts.device.type == "cpu":
+        return torch.from_numpy(np.repeat(np.arange(len(counts)), counts.numpy()))
+    return torch.repeat_interleave(counts, output_size=total)

@@ -1,0 +1,201 @@
+"""A partition as data: the samples of each client, with a name, a seed and a content hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedge.data.partition import files
+from kedge.data.partition.registries import FloatArray, IntArray
+from kedge.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which client holds which samples, and what shifts its features.
+
+    ``clients`` are disjoint arrays of sample indices, each ascending: a partition says who holds
+    what, not in which order. ``num_samples`` is the size of the dataset, of which a partition may
+    leave samples out. Shifts are, per client, the degrees of ``rotation`` and the standard
+    deviation of ``noise``, or, per sample in the order of ``clients``, the degrees in ``angles``.
+    """
+
+    clients: tuple[IntArray, ...]
+    name: str
+    seed: int
+    num_samples: int
+    rotation: FloatArray | None = None
+    noise: FloatArray | None = None
+    angles: tuple[FloatArray, ...] | None = None
+
+    def __post_init__(self) -> None:
+        clients = tuple(_indices(self.name, part) for part in self.clients)
+        if not clients:
+            raise DataError(f"{self.name}: a partition needs at least one client")
+        every = np.sort(np.concatenate(clients))
+        if (every[1:] == every[:-1]).any():
+            twice = every[1:][every[1:] == every[:-1]][0]
+            raise DataError(f"{self.name}: sample {twice} is held twice")
+        if len(every) and not 0 <= every[0] <= every[-1] < self.num_samples:
+            wrong = every[0] if every[0] < 0 else every[-1]
+            raise DataError(f"{self.name}: no sample {wrong} among {self.num_samples} samples")
+        if self.rotation is not None and self.angles is not None:
+            raise DataError(f"{self.name}: rotation and angles both rotate; there can be one")
+        angles = None
+        if self.angles is not None:
+            if len(self.angles) != len(clients):
+                raise DataError(
+                    f"{self.name}: angles for {len(self.angles)} clients, not {len(clients)}"
+                )
+            angles = tuple(
+                _floats(f"{self.name}: angles of client {k}", value, len(clients[k]))
+                for k, value in enumerate(self.angles)
+            )
+        for field in ("rotation", "noise"):
+            value = getattr(self, field)
+            if value is not None:
+                value = _floats(f"{self.name}: {field}", value, len(clients))
+                object.__setattr__(self, field, value)
+        # A client's samples are sorted, and their angles with them.
+        order = [np.argsort(part, kind="stable") for part in clients]
+        object.__setattr__(self, "clients", _frozen(clients, order))
+        object.__setattr__(self, "angles", angles and _frozen(angles, order))
+
+    @cached_property
+    def hash(self) -> str:
+        """Sixteen hex digits of the content: the samples of each client, and the shifts."""
+        digest = hashlib.sha256()
+        for part in self.clients:
+            digest.update(len(part).to_bytes(8, "little") + part.astype("<i8").tobytes())
+        for field in ("rotation", "noise", "angles"):
+            value = getattr(self, field)
+            if value is not None:
+                flat = np.concatenate(value) if field == "angles" else value
+                digest.update(field.encode() + flat.astype("<f8").tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def sizes(self) -> IntArray:
+        """Samples per client."""
+        return np.array([len(part) for part in self.clients], dtype=np.int64)
+
+    def label_counts(self, labels: npt.ArrayLike, num_classes: int | None = None) -> IntArray:
+        """Samples per client and class; for several labels per sample [N, C] those that are set."""
+        labels = np.asarray(labels)
+        self.check(len(labels))
+        if labels.ndim == 2:
+            return np.stack([np.count_nonzero(labels[part], axis=0) for part in self.clients])
+        if labels.dtype.kind not in "iub":
+            raise DataError(f"labels of type {labels.dtype} are not classes and cannot be counted")
+        labels = labels.astype(np.int64)
+        classes = int(labels.max()) + 1 if num_classes is None else num_classes
+        if labels.min() < 0 or labels.max() >= classes:
+            wrong = labels.min() if labels.min() < 0 else labels.max()
+            raise DataError(f"label {wrong} is not one of the {classes} classes 0..{classes - 1}")
+        return np.stack([np.bincount(labels[part], minlength=classes) for part in self.clients])
+
+    def degrees(self) -> tuple[FloatArray, ...] | None:
+        """The rotation of each sample of each client, whichever shift it comes from."""
+        if self.rotation is None:
+            return self.angles
+        return tuple(np.full(n, d) for n, d in zip(self.sizes, self.rotation, strict=True))
+
+    def check(self, num_samples: int) -> Partition:
+        """This partition, if it is one of a dataset of that size."""
+        if num_samples != self.num_samples:
+            raise DataError(
+                f"{self.name} (seed {self.seed}, hash {self.hash}) is a partition of "
+                f"{self.num_samples} samples, but the data have {num_samples}; "
+                "draw it on these data, or load the data it was drawn on"
+            )
+        return self
+
+    def save(self, path: str | Path) -> Path:
+        """Write a JSON file that ``load`` reads, with one client per line."""
+        return files.save(self._record(), Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Partition:
+        """Read a file written by ``save`` and verify its hash."""
+        record, hash_ = files.load(Path(path))
+        try:
+            partition = cls(**record)
+        except DataError as error:
+            raise DataError(f"{path} is damaged: {error}") from None
+        if partition.hash != hash_:
+            raise DataError(
+                f"{path} is damaged: its content has hash {partition.hash}, not {hash_} as it says"
+            )
+        return partition
+
+    def plot(
+        self,
+        labels: npt.ArrayLike,
+        path: str | Path,
+        *,
+        class_names: Sequence[str] | None = None,
+        kind: str = "auto",
+    ) -> Path:
+        """Draw clients x classes with the sizes of the clients on top, as PNG, SVG or PDF.
+
+        ``kind`` is bubbles or heatmap; auto takes bubbles for up to 30 clients and classes.
+        """
+        from kedge.data.partition import picture  # matplotlib is slow to import
+
+        return picture.plot(self, np.asarray(labels), Path(path), class_names, kind)
+
+    def _record(self) -> dict[str, Any]:
+        fields = ("name", "seed", "num_samples", "hash", "rotation", "noise", "clients", "angles")
+        return {field: getattr(self, field) for field in fields}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Partition):
+            return NotImplemented
+        mine, theirs = (
+            (p.name, p.seed, p.num_samples, p.sizes.tolist(), p.hash) for p in (self, other)
+        )
+        return mine == theirs
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.seed, self.num_samples, self.hash))
+
+    def __repr__(self) -> str:
+        return (
+            f"Partition({self.name!r}, seed={self.seed}, clients={len(self.clients)}, "
+            f"samples={self.sizes.sum()} of {self.num_samples}, hash={self.hash!r})"
+        )
+
+
+def _indices(name: str, value: npt.ArrayLike) -> IntArray:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.empty((0, 0))
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise DataError(f"{name}: a client's samples must be a list of whole numbers")
+    return array.astype(np.int64)
+
+
+def _floats(what: str, value: npt.ArrayLike, length: int) -> FloatArray:
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{what} must be numbers") from None
+    if array.shape != (length,) or not np.isfinite(array).all():
+        raise DataError(f"{what} must be {length} finite numbers")
+    array.flags.writeable = False
+    return array
+
+
+def _frozen(arrays: Sequence[npt.NDArray[Any]], order: list[IntArray]) -> tuple[Any, ...]:
+    ordered = tuple(array[index] for array, index in zip(arrays, order, strict=True))
+    for array in ordered:
+        array.flags.writeable = False
+    return ordered

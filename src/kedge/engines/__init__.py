@@ -1,0 +1,1 @@
+"""How a round is computed: engines, and what makes them fast."""

@@ -1,0 +1,1 @@
+"""Which engine computes a run: candidates, trials, memory, timings."""

@@ -1,0 +1,324 @@
+"""Before a run: how it is computed, what memory and time it will take."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import kedge
+from kedge.engines.choice import cache as remember
+from kedge.engines.choice import timings as measure
+from kedge.engines.choice.fit import Fit, fit, in_bytes
+from kedge.engines.choice.memory import Need
+from kedge.engines.choice.timings import Timings, label
+from kedge.engines.choice.trial import need
+from kedge.engines.precision import effective
+from kedge.engines.registry import How
+from kedge.engines.workers import possible
+from kedge.errors import KedgeError
+from kedge.runs.config import Config
+from kedge.runs.folder import Folder, device_name, environment
+from kedge.sim.simulation import Simulation
+
+PATIENCE = 600.0  # seconds for two steps of one client, in a process of their own
+STREAMS = 4  # clients side by side on a GPU; eight took no less on the ResNets of `kedge bench`
+Make = Callable[[int, How], Simulation]  # (seed, how) -> the simulation of that seed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is computed, and what it will take as far as that is known (else 0)."""
+
+    how: How
+    device: str
+    at_once: int = 1  # clients that train at the same time
+    lane_bytes: int = 0  # of each of them
+    total_bytes: int = 0
+    available_bytes: int = 0
+    round_seconds: float = 0.0  # of one seed
+    total_seconds: float = 0.0
+    reason: str = ""  # for the engine
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The plan in words."""
+        about = []
+        if self.total_bytes:
+            clients = "one client" if self.at_once == 1 else f"{self.at_once} clients"
+            size, free = in_bytes(self.total_bytes), in_bytes(self.available_bytes)
+            about.append(f"about {size} of {free} free on {self.device} ({clients} at once)")
+        if self.total_seconds:
+            each, every = in_seconds(self.round_seconds), in_seconds(self.total_seconds)
+            about.append(f"about {each} a round, {every} in all")
+        return [line for line in (self.reason, *self.notes, ", ".join(about)) if line]
+
+
+def choose(config: Config, make: Make, device: torch.device, folder: Folder | None) -> Plan:
+    """The plan of a run; a resumed one goes on as it was started, with as many threads."""
+    if folder is not None and (folder.path / "environment.json").exists():
+        return _as_before(folder, device)
+    plan = _planned(config, make(config.seeds[0], How("loop", state="host")))
+    if device.type == "cuda":  # what trials have left belongs to the run
+        gc.collect()
+        torch.cuda.empty_cache()
+    if folder is None:
+        return plan
+    plan = dataclasses.replace(plan, how=_in_folder(plan.how, folder))
+    now = environment(plan.how, device, effective(config.precision, device))
+    folder.write("environment.json", json.dumps(now).encode())
+    for line in plan.lines():
+        folder.log(line)
+    return plan
+
+
+def candidates(config: Config, sim: Simulation) -> list[How]:
+    """The ways to compute a run that may be the fastest, the simplest first."""
+    on_gpu, fused = sim.federation.device.type == "cuda", config.compile == "on"
+    if config.engine != "auto" or config.workers:
+        engine = "loop" if config.engine == "auto" else config.engine
+        fused = fused and (engine == "vector" or on_gpu)
+        return [How(engine, workers=config.workers, chunk=config.chunk, compile=fused)]
+    loop, vector = How("loop"), How("vector", chunk=config.chunk)
+    ways = [loop, vector]
+    streams = min(STREAMS, sim.per_round, config.chunk or STREAMS)
+    if on_gpu and streams > 1:
+        loop = How("loop", streams=streams)
+        ways.append(loop)
+    processes = min(os.cpu_count() or 1, sim.per_round)
+    if sim.federation.device.type == "cpu" and processes > 1 and _may_fork_after_trials():
+        ways.append(How("loop", workers=processes))
+    fusible = [loop, vector] if on_gpu else [vector]
+    compiled = [dataclasses.replace(how, compile=True) for how in fusible]
+    if config.compile == "auto" and (on_gpu or shutil.which("g++")):
+        ways += compiled
+    return compiled if fused else ways
+
+
+def _may_fork_after_trials() -> bool:
+    """Whether workers can be started once gradients were taken here: where torch sees a GPU, though
+    it is not used, the first gradient starts threads that no fork survives."""
+    return possible() and not torch.accelerator.is_available()
+
+
+def _as_before(folder: Folder, device: torch.device) -> Plan:
+    before = json.loads((folder.path / "environment.json").read_text())
+    here = device_name(device)
+    if before["device"] != here:
+        raise KedgeError(
+            f"{folder.path} was started on {before['device']!r}, this is {here!r}; "
+            "resume it there, or start anew with another --out"
+        )
+    torch.set_num_threads(before["threads"])
+    return Plan(_in_folder(How(**before["how"]), folder), here)
+
+
+def _in_folder(how: How, folder: Folder) -> How:
+    return dataclasses.replace(how, folder=str(folder.path)) if how.state == "file" else how
+
+
+def _planned(config: Config, sim: Simulation) -> Plan:
+    """The fastest of the candidates that work and fit."""
+    ways, key = candidates(config, sim), _key(config, sim)
+    known = _Known.read(remember.recall(key))
+    for how in ways:
+        if how.engine not in known.needs:
+            known.needs[how.engine] = _need(sim, how, config.rounds)
+    # where all fail the run will say why
+    able = [how for how in ways if known.needs[how.engine] is not None] or ways[:1]
+    fits = _fitting(able, known, config, sim)
+    chosen, reason = _picked(fits, known, config, sim)
+    if not config.workers or None not in known.needs.values():  # a process may fail by chance
+        remember.keep(key, known.written())
+    unable = {how.engine for how in ways if how not in able}
+    notes = [f"engine {name} cannot run this model with this method" for name in sorted(unable)]
+    plan = Plan(
+        how=chosen.how,
+        device=device_name(sim.federation.device),
+        at_once=chosen.at_once,
+        lane_bytes=chosen.lane,
+        total_bytes=chosen.total,
+        available_bytes=chosen.available,
+        reason=reason,
+        notes=(*notes, *chosen.notes),
+    )
+    each = known.timings.rounds.get(label(chosen.how), math.inf) if known.timings else math.inf
+    if known.timings is None or not math.isfinite(each):
+        return plan
+    tests = math.ceil(config.rounds / config.eval_every)
+    total = len(config.seeds) * (config.rounds * each + tests * known.timings.test)
+    return dataclasses.replace(plan, round_seconds=each, total_seconds=total)
+
+
+def _need(sim: Simulation, how: How, rounds: int) -> Need | None:
+    """As :func:`need`; before workers are started in a process of its own, since gradients that are
+    taken in this one may keep it from starting them (:func:`_may_fork_after_trials`)."""
+    if not how.workers or sim.federation.device.type != "cpu" or not possible():
+        return need(sim, how.engine, rounds)
+    context = multiprocessing.get_context("fork")
+    line, there = context.Pipe(duplex=False)
+
+    def tell() -> None:
+        torch.set_num_threads(1)  # those of the other process are not here
+        there.send(need(sim, how.engine, rounds))
+
+    process = context.Process(target=tell, daemon=True)
+    with warnings.catch_warnings():
+        # Python warns of threads that may hold a lock; between calls torch's hold none
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    there.close()
+    try:  # one that is stuck is not waited for, nor remembered
+        found: Need | None = line.recv() if line.poll(PATIENCE) else None
+    except EOFError:  # it has ended, of which the run's own processes will say more
+        found = None
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        line.close()
+    return found
+
+
+def _fitting(ways: Sequence[How], known: _Known, config: Config, sim: Simulation) -> list[Fit]:
+    """Those for which there is enough memory, made to fit."""
+    fits: list[Fit] = []
+    problems: list[KedgeError] = []
+    for how in ways:
+        try:
+            found = fit(how, known.needs[how.engine], config, sim)
+            if all(found.how != other.how for other in fits):
+                fits.append(found)
+        except KedgeError as error:
+            problems.append(error)
+    if not fits:
+        raise problems[0]
+    return fits
+
+
+def _picked(fits: Sequence[Fit], known: _Known, config: Config, sim: Simulation) -> tuple[Fit, str]:
+    """The fastest of some ways, and why it is that."""
+    if len(fits) == 1:
+        return fits[0], ""
+    hows = [found.how for found in fits]
+    remembered = known.timings is not None and not _lacking(known.timings, hows, config)
+    if not remembered:
+        known.timings = measure.times(sim, hows, config.rounds, len(config.seeds)) or known.timings
+    if known.timings is not None:
+        how = measure.fastest(hows, known.timings, config.rounds * len(config.seeds))
+        return fits[hows.index(how)], _because(how, known.timings, config, sim, remembered)
+    # on a CPU a grouped convolution over clients is slower than one client at a time
+    convolves = any(w.ndim > 2 for w in sim.weights.params.values())
+    usual = "loop" if convolves and sim.federation.device.type == "cpu" else "vector"
+    chosen = next((found for found in fits if found.how.engine == usual), fits[0])
+    return chosen, f"engine {label(chosen.how)}: too short a run to measure"
+
+
+def _lacking(timings: Timings, hows: Sequence[How], config: Config) -> bool:
+    """Whether this run is long enough to try what was not tried for a shorter one."""
+    seconds = min(timings.rounds.values()) * config.rounds * len(config.seeds)
+    return seconds >= measure.LONG and any(label(how) not in timings.steps for how in hows)
+
+
+def _because(how: How, timings: Timings, config: Config, sim: Simulation, remembered: bool) -> str:
+    took = {name: _in_ms(t) for name, t in timings.steps.items() if math.isfinite(t)}
+    own = took.pop(label(how), "?")
+    engine = f"{how.engine} with {how.workers} workers" if how.workers else label(how)
+    all_of_them = [
+        f"engine {engine}: {own} ms a client-step",
+        *(f"{n} {t}" for n, t in took.items()),
+    ]
+    threads = torch.get_num_threads()
+    where = f"{threads} thread{'s' if threads > 1 else ''}"
+    if sim.federation.device.type != "cpu":
+        where = device_name(sim.federation.device)
+    what = f"measured, {sim.per_round} clients, batch {config.batch}, {where}"
+    return f"{', '.join(all_of_them)}; {what}{' (remembered)' if remembered else ''}"
+
+
+# -- what is remembered -----------------------------------------------------------------------
+
+
+@dataclass
+class _Known:
+    """What was measured, by engine; None for one that fails."""
+
+    needs: dict[str, Need | None]
+    timings: Timings | None = None
+
+    @classmethod
+    def read(cls, record: dict[str, Any] | None) -> _Known:
+        """A record that is not as it should be counts as none."""
+        try:
+            assert record is not None
+            needs = {
+                name: some and Need(int(some[0]), int(some[1]))
+                for name, some in record["needs"].items()
+            }
+            given = record["timings"]
+            timings = given and Timings(dict(given["steps"]), dict(given["rounds"]), given["test"])
+            return cls(needs, timings)
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError):
+            return cls({})
+
+    def written(self) -> dict[str, Any]:
+        return {
+            "needs": self.needs,
+            "timings": dataclasses.asdict(self.timings) if self.timings else None,
+        }
+
+
+def _key(config: Config, sim: Simulation) -> dict[str, Any]:
+    """All that the measurements depend on."""
+    fed, bound = sim.federation, sim.bound
+    weights = {**bound.initial.params, **bound.initial.buffers}
+    return {
+        "kedge": kedge.__version__,
+        "torch": torch.__version__,
+        "device": device_name(fed.device),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "ways": [dataclasses.asdict(how) for how in candidates(config, sim)],
+        "method": repr(bound.method),
+        "optim": repr(bound.optim),
+        "model": repr(bound.model._template),
+        "weights": [(name, list(x.shape), str(x.dtype)) for name, x in weights.items()],
+        "input": [list(fed.input_shape), str(fed.x.dtype), config.augment],
+        "batchnorm": bound.model.batchnorm,
+        "precision": effective(bound.model.precision, fed.device),
+        "work": repr(sim.work),
+        "steps": sorted(sim.work.steps_for(size) for size in fed.sizes),
+        "cohort": sim.per_round,
+        "seeds": len(config.seeds),
+    }
+
+
+# -- numbers in words -------------------------------------------------------------------------
+
+
+def in_seconds(seconds: float) -> str:
+    """
+    >>> in_seconds(0.0312), in_seconds(40.2), in_seconds(200), in_seconds(9000)
+    ('0.03 s', '40 s', '3.3 min', '2.5 h')
+    """
+    if seconds < 9.5:
+        return f"{seconds:.1g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _in_ms(seconds: float) -> str:
+    """Milliseconds to two digits."""
+    digits = max(0, 1 - math.floor(math.log10(max(seconds * 1e3, 1e-6))))
+    return f"{seconds * 1e3:.{digits}f}"

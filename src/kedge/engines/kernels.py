@@ -1,0 +1,181 @@
+"""Convolutions with a client axis as Triton kernels, for a GPU.
+
+``vmap`` turns the convolutions of K clients into one convolution with K groups, for which cuDNN has
+no good kernel: it runs one small kernel per group, or the wrong one. Here each is one matrix
+product per client, over patches that are read where they lie (an implicit product): pixels of the
+target by its channels, summed over taps and source channels. The gradient with respect to the
+inputs is the same product with source and target exchanged; that with respect to the weights sums
+over pixels, in a fixed number of pieces that are added in a fixed order.
+
+Sums are in float32; products are in the inputs' type, float32 ones in TF32 unless that is off.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kedge.engines.stacked import Pair, empty, empty_target
+
+PROCESSORS = 132  # of a large GPU
+
+
+@triton.jit
+def _product(
+    x, w, y, pixels,
+    x_k, x_b, x_c, x_h, x_w, w_k, w_tap, w_c, w_o, y_k, y_b, y_o, y_h, y_w,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    N: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BACK: tl.constexpr,
+    EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Target ``y[k, b, o, oh, ow]`` = sum over taps and c of source ``x`` times ``w``."""
+    k = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    b, at = m // (OH * OW), m % (OH * OW)
+    oh, ow = at // OW, at % OW
+    x += k * x_k
+    w += k * w_k
+    row = b.to(tl.int64) * x_b
+    inside_m, inside_n = m < pixels, n < N
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, R * S * C, BK):
+        i = start + tl.arange(0, BK)
+        tap, c = i // C, i % C
+        r, s = tap // S, tap % S
+        if BACK:
+            h, v = oh[:, None] + PAD_H - r[None, :], ow[:, None] + PAD_W - s[None, :]
+            fits = (h >= 0) & (v >= 0) & (h % STRIDE == 0) & (v % STRIDE == 0)
+            h, v = h // STRIDE, v // STRIDE
+        else:
+            h = oh[:, None] * STRIDE - PAD_H + r[None, :]
+            v = ow[:, None] * STRIDE - PAD_W + s[None, :]
+            fits = (h >= 0) & (v >= 0)
+        fits = fits & (h < H) & (v < W) & inside_m[:, None] & (i < R * S * C)[None, :]
+        place = row[:, None] + h * x_h + v * x_w + c[None, :] * x_c
+        a = tl.load(x + place, mask=fits, other=0.0)
+        there = w + tap[:, None] * w_tap + c[:, None] * w_c + n[None, :] * w_o
+        f = tl.load(there, mask=(i < R * S * C)[:, None] & inside_n[None, :], other=0.0)
+        total = tl.dot(a, f, total, input_precision="ieee" if EXACT else "tf32")
+    there = y + k * y_k + (b.to(tl.int64) * y_b + oh * y_h + ow * y_w)[:, None] + n[None, :] * y_o
+    tl.store(there, total.to(y.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@triton.jit
+def _weights(
+    x, g, w, pixels, piece,
+    x_k, x_b, x_c, x_h, x_w, g_k, g_b, g_o, g_h, g_w, w_p, w_k,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    N: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, COLUMNS: tl.constexpr,
+    EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """``w[p, k, o, tap, c]`` = sum over the pixels of piece p of ``g`` times ``x`` at the tap."""
+    k, p = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    o = tl.program_id(0) // COLUMNS * BM + tl.arange(0, BM)
+    i = tl.program_id(0) % COLUMNS * BN + tl.arange(0, BN)
+    tap, c = i // C, i % C
+    r, s = tap // S - PAD_H, tap % S - PAD_W
+    inside_o, inside_i = o < N, i < R * S * C
+    x += k * x_k
+    g += k * g_k
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(p * piece, min(p * piece + piece, pixels), BK):
+        m = start + tl.arange(0, BK)
+        b, at = m // (OH * OW), m % (OH * OW)
+        oh, ow = at // OW, at % OW
+        inside = m < pixels
+        h, v = oh[:, None] * STRIDE + r[None, :], ow[:, None] * STRIDE + s[None, :]
+        fits = (h >= 0) & (v >= 0) & (h < H) & (v < W) & inside[:, None] & inside_i[None, :]
+        place = (b.to(tl.int64) * x_b)[:, None] + h * x_h + v * x_w + c[None, :] * x_c
+        a = tl.load(x + place, mask=fits, other=0.0)
+        place = (b.to(tl.int64) * g_b + oh * g_h + ow * g_w)[None, :] + o[:, None] * g_o
+        f = tl.load(g + place, mask=inside[None, :] & inside_o[:, None], other=0.0)
+        total = tl.dot(f, a, total, input_precision="ieee" if EXACT else "tf32")
+    there = w + p * w_p + k * w_k + o[:, None] * (R * S * C) + i[None, :]
+    tl.store(there, total, mask=inside_o[:, None] & inside_i[None, :])
+
+
+def _power(n: int, low: int, high: int) -> int:
+    return min(high, max(low, triton.next_power_of_2(n)))
+
+
+# Blocks were chosen by measurement on an H200: bench/NOTES.md.
+
+
+def _blocks(
+    clients: int, pixels: int, out: int, channels: int, small: bool
+) -> tuple[int, int, int, int]:
+    """Pixels, target channels and terms of a block, and its warps."""
+    bn = _power(out, 16, 128)
+    few = triton.cdiv(pixels, 128) * triton.cdiv(out, bn) * clients < 3 * PROCESSORS
+    bm = 64 if few else 128
+    return bm, bn, 64 if small and channels >= 64 else 32, 8 if bm * bn > 8192 else 4
+
+
+def _weight_blocks(out: int, reduced: int) -> tuple[int, int, int, int]:
+    """Target channels, taps times source channels and pixels of a block, and its warps."""
+    bm = _power(out, 16, 128)
+    bn = _power(reduced, 16, 256 if bm == 16 else bm if bm >= 64 else 128)
+    return bm, bn, 64, 8 if bm * bn > 8192 or bn == 256 else 4
+
+
+def _exact() -> bool:
+    return not torch.backends.cudnn.allow_tf32
+
+
+def _run(x: Tensor, w: Tensor, y: Tensor, stride: int, padding: Pair, back: bool) -> Tensor:
+    """``w`` is ``[K, R, S, target channels, source channels]``."""
+    clients, batch, channels, height, width = x.shape
+    out, (oh, ow), (rows, columns) = y.shape[2], y.shape[3:], w.shape[1:3]
+    pixels, small = batch * oh * ow, x.element_size() == 2
+    bm, bn, bk, warps = _blocks(clients, pixels, out, channels, small)
+    grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
+    with torch.cuda.device_of(x):  # of several GPUs, a kernel runs on the current one
+        _product[grid](
+            x, w, y, pixels,
+            *x.stride(), w.stride(0), w.stride(2), w.stride(4), w.stride(3), *y.stride(),
+            C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=rows, S=columns,
+            STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], BACK=back,
+            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
+        )  # fmt: skip
+    return y
+
+
+def conv(x: Tensor, w: Tensor, stride: int, padding: Pair) -> Tensor:
+    """Convolution of ``x`` ``[K, B, C, H, W]`` with ``w`` ``[K, R, S, O, C]``."""
+    return _run(x, w, empty_target(x, w, stride, padding), stride, padding, back=False)
+
+
+def conv_inputs(g: Tensor, w: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
+    """Gradient with respect to inputs of ``size`` (height, width); ``w`` is ``[K, R, S, C, O]``."""
+    x = empty(g.shape[0], g.shape[1], w.shape[3], *size, like=g)
+    return _run(g, w, x, stride, padding, back=True)
+
+
+def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
+    """Gradient, in float32, with respect to weights whose kernels have ``size``."""
+    clients, batch, channels, height, width = x.shape
+    out, oh, ow = g.shape[2:]
+    pixels, reduced = batch * oh * ow, size[0] * size[1] * channels
+    bm, bn, bk, warps = _weight_blocks(out, reduced)
+    rows, columns = triton.cdiv(out, bm), triton.cdiv(reduced, bn)
+    wanted = max(1, 4 * PROCESSORS // (clients * rows * columns))
+    pieces = max(1, min(wanted, pixels // (8 * bk)))
+    piece = triton.cdiv(triton.cdiv(pixels, pieces), bk) * bk
+    pieces = triton.cdiv(pixels, piece)
+    w = x.new_empty(pieces, clients, out, *size, channels, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _weights[(rows * columns, clients, pieces)](
+            x, g, w, pixels, piece, *x.stride(), *g.stride(), w.stride(0), w.stride(1),
+            C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=size[0], S=size[1],
+            STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], COLUMNS=columns,
+            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
+        )  # fmt: skip
+    total = w[0] if pieces == 1 else w.sum(0)
+    return total.permute(0, 1, 4, 2, 3)

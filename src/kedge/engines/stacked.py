@@ -1,0 +1,294 @@
+"""Convolutions of many clients at once.
+
+Under ``vmap`` over clients, whose weights differ, a :class:`Conv2d` becomes one operation with a
+client axis: on a GPU a kernel of :mod:`kedge.engines.kernels`, several times faster than the
+grouped convolution that ``vmap`` makes of it. Inputs that clients have in common are repeated for
+it. Where clients share their weights it is the ordinary convolution of all their inputs in one
+batch, and only the gradient of the weights, each client's own, has a client axis. Outside ``vmap``,
+and in float64 on a GPU, it is the ordinary convolution.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+Pair: TypeAlias = tuple[int, int]
+
+
+def available() -> bool:
+    """Whether there is what the kernels are written in."""
+    return importlib.util.find_spec("triton") is not None
+
+
+class Conv2d(nn.Conv2d):
+    """An ``nn.Conv2d`` that can be stacked; ``stacked`` turns that on."""
+
+    stacked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.stacked or (x.is_cuda and x.dtype == torch.float64):
+            return super().forward(x)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        y = _Forward.apply(x, self.weight, self.stride[0], self.padding)
+        return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, 1, 1)
+
+
+class GlobalPool(nn.AdaptiveAvgPool2d):
+    """The mean over a map; the original has no rule for ``vmap`` where channels come last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((-2, -1), keepdim=True)
+
+
+def replaced(net: nn.Module) -> None:
+    """Let a network's layers be stacked, where they can."""
+    for layer in net.modules():
+        if _can_be_stacked(layer):
+            layer.__class__ = Conv2d
+        elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
+            layer.__class__ = GlobalPool
+
+
+def _can_be_stacked(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution of the kind that the kernels know."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.groups == 1
+        and layer.dilation == (1, 1)
+        and layer.stride[0] == layer.stride[1]
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, stride: int, padding: Pair) -> Tensor:
+        return F.conv2d(x, w.to(x.dtype), stride=stride, padding=padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, w, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = _Inputs.apply(g, w, tuple(x.shape[-2:]), ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[1]:
+            dw = _Weights.apply(g, x, tuple(w.shape[-2:]), ctx.stride, ctx.padding).to(w.dtype)
+        return dx, dw, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, stride: int, padding: Pair) -> Any:
+        if dims[1] is None:  # the same weights for all: one large batch
+            x = x.movedim(dims[0], 0)
+            y = _Forward.apply(x.flatten(0, 1), w, stride, padding)
+            return y.unflatten(0, x.shape[:2]), 0
+        x, w = _stacked(info, dims, x, w)
+        return _Stacked.apply(_channels_last(x), w, stride, padding), 0
+
+
+class _Inputs(torch.autograd.Function):
+    """Gradient with respect to the inputs."""
+
+    @staticmethod
+    def forward(g: Tensor, w: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
+        shape = [g.shape[0], w.shape[1], *size]
+        return conv2d_input(shape, w.to(g.dtype), g, stride, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        g, w, ctx.size, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(g, w)
+
+    @staticmethod
+    def backward(ctx: Any, gg: Tensor) -> Any:  # the product is linear in both
+        g, w = ctx.saved_tensors
+        dg = _Forward.apply(gg, w, ctx.stride, ctx.padding)
+        dw = _Weights.apply(g, gg, tuple(w.shape[-2:]), ctx.stride, ctx.padding).to(w.dtype)
+        return dg, dw, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, g: Tensor, w: Tensor, *rest: Any) -> Any:
+        if dims[1] is None:
+            g = g.movedim(dims[0], 0)
+            dx = _Inputs.apply(g.flatten(0, 1), w, rest[0], rest[1], rest[2])
+            return dx.unflatten(0, g.shape[:2]), 0
+        g, w = _stacked(info, dims, g, w)
+        return _inputs(g, w, *rest), 0
+
+
+class _Weights(torch.autograd.Function):
+    """Gradient with respect to the weights, in float32."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
+        shape = [g.shape[1], x.shape[1], *size]
+        return conv2d_weight(x, shape, g, stride, padding).to(_full(x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        g, x, ctx.size, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(g, x)
+
+    @staticmethod
+    def backward(ctx: Any, gw: Tensor) -> Any:
+        g, x = ctx.saved_tensors
+        dg = _Forward.apply(x, gw, ctx.stride, ctx.padding)
+        dx = _Inputs.apply(g, gw, tuple(x.shape[-2:]), ctx.stride, ctx.padding)
+        return dg, dx, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, g: Tensor, x: Tensor, *rest: Any) -> Any:
+        g, x = _stacked(info, dims, g, x)
+        return _weights(g, x, *rest), 0
+
+
+class _Stacked(torch.autograd.Function):
+    """The operation with a client axis, for gradients that are taken outside ``vmap``."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, stride: int, padding: Pair) -> Tensor:
+        return torch.ops.kedge.conv(x, _laid(w, x.dtype, (0, 3, 4, 1, 2)), stride, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, w, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = _inputs(g, w, x.shape[-2:], ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[1]:
+            dw = _weights(g, x, w.shape[-2:], ctx.stride, ctx.padding).to(w.dtype)
+        return dx, dw, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, stride: int, padding: Pair) -> Any:
+        x, w = _stacked(info, dims, x, w)  # two axes of clients become one
+        both = _Stacked.apply(x.flatten(0, 1), w.flatten(0, 1), stride, padding)
+        return both.unflatten(0, x.shape[:2]), 0
+
+
+def _stacked(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The client axis first, also on what all clients share."""
+    return tuple(
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip(tensors, dims, strict=False)
+    )
+
+
+def _inputs(g: Tensor, w: Tensor, size: Any, stride: int, padding: Any) -> Tensor:
+    laid = _laid(w, g.dtype, (0, 3, 4, 2, 1))
+    return torch.ops.kedge.conv_inputs(_channels_last(g), laid, size, stride, padding)
+
+
+def _weights(g: Tensor, x: Tensor, size: Any, stride: int, padding: Any) -> Tensor:
+    g, x = _channels_last(g), _channels_last(x)
+    return torch.ops.kedge.conv_weights(g, x, size, stride, padding)
+
+
+def _laid(w: Tensor, dtype: torch.dtype, order: tuple[int, ...]) -> Tensor:
+    """Weights ``[K, O, C, R, S]`` as ``[K, R, S, target, source]``: source channels together."""
+    return w.permute(order).to(dtype, memory_format=torch.contiguous_format).contiguous()
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Laid out as :func:`empty` would; a compiler fuses the copy into what made ``x``."""
+    if x.shape[2] % 16:
+        return x
+    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def empty(clients: int, batch: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
+    """A result, its channels last where they fill a block: so they are read in whole pieces."""
+    if channels % 16:
+        return like.new_empty(clients, batch, channels, height, width)
+    return like.new_empty(clients, batch, height, width, channels).permute(0, 1, 4, 2, 3)
+
+
+def empty_target(x: Tensor, w: Tensor, stride: int, padding: Any) -> Tensor:
+    """What a convolution with laid-out weights ``[K, R, S, O, C]`` gives."""
+    height = (x.shape[3] + 2 * padding[0] - w.shape[1]) // stride + 1
+    width = (x.shape[4] + 2 * padding[1] - w.shape[2]) // stride + 1
+    return empty(x.shape[0], x.shape[1], w.shape[3], height, width, like=x)
+
+
+def _conv(x: Tensor, w: Tensor, stride: int, padding: list[int]) -> Tensor:
+    if x.is_cuda:
+        from kedge.engines import kernels
+
+        return kernels.conv(x, w, stride, (padding[0], padding[1]))
+    one = vmap(lambda x, w: F.conv2d(x, w, stride=stride, padding=padding))
+    return empty_target(x, w, stride, padding).copy_(one(x, w.permute(0, 3, 4, 1, 2)))
+
+
+def _conv_inputs(g: Tensor, w: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
+    if g.is_cuda:
+        from kedge.engines import kernels
+
+        return kernels.conv_inputs(g, w, (size[0], size[1]), stride, (padding[0], padding[1]))
+    shape = [g.shape[1], w.shape[3], *size]
+    one = vmap(lambda g, w: conv2d_input(shape, w, g, stride, padding))
+    return _empty_source(g, w, size).copy_(one(g, w.permute(0, 4, 3, 1, 2)))
+
+
+def _conv_weights(g: Tensor, x: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
+    if g.is_cuda:
+        from kedge.engines import kernels
+
+        return kernels.conv_weights(g, x, (size[0], size[1]), stride, (padding[0], padding[1]))
+    shape = [g.shape[2], x.shape[2], *size]
+    one = vmap(lambda g, x: conv2d_weight(x, shape, g, stride, padding))
+    return _empty_weights(g, x, size).copy_(one(g, x))
+
+
+def _full(x: Tensor) -> torch.dtype:
+    """The type that gradients of weights are summed in."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _empty_source(g: Tensor, w: Tensor, size: Any, *_: Any) -> Tensor:
+    return empty(g.shape[0], g.shape[1], w.shape[3], size[0], size[1], like=g)
+
+
+def _empty_weights(g: Tensor, x: Tensor, size: Any, *_: Any) -> Tensor:
+    shape = (x.shape[0], g.shape[2], *size, x.shape[2])
+    return x.new_empty(shape, dtype=_full(x)).permute(0, 1, 4, 2, 3)
+
+
+# Operations that compilers and graphs take as a whole. Their gradients are those of the functions
+# above, so they are defined without any.
+_OPERATIONS = torch.library.Library("kedge", "DEF")
+for _schema, _work, _empty in (
+    ("conv(Tensor x, Tensor w, int stride, int[] padding) -> Tensor", _conv, empty_target),
+    (
+        "conv_inputs(Tensor g, Tensor w, int[] size, int stride, int[] padding) -> Tensor",
+        _conv_inputs,
+        _empty_source,
+    ),
+    (
+        "conv_weights(Tensor g, Tensor x, int[] size, int stride, int[] padding) -> Tensor",
+        _conv_weights,
+        _empty_weights,
+    ),
+):
+    _name = _schema.split("(")[0]
+    _OPERATIONS.define(_schema)
+    for _key in ("CPU", "CUDA"):
+        _OPERATIONS.impl(_name, _work, _key)
+    torch.library.register_fake(f"kedge::{_name}", _empty, lib=_OPERATIONS)

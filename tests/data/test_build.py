@@ -1,0 +1,152 @@
+"""From datasets and partitions to federations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kedge.data.augment import rotate
+from kedge.data.build import deal, federate
+from kedge.data.datasets import load
+from kedge.data.partition import draw
+from kedge.errors import DataError, FieldError, KedgeError
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def test_images_stay_bytes_and_batches_are_normalised(digits) -> None:
+    fed = federate(digits, "dirichlet(0.5)", clients=5)
+    assert fed.x.dtype == torch.uint8
+    every = fed.clean(torch.arange(len(fed.x))).x
+    assert every.dtype == torch.float32
+    assert float(every.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(every.std()) == pytest.approx(1, abs=1e-3)
+    assert fed.num_clients == 5
+    assert sum(fed.sizes) == len(digits.x_train)
+
+
+def test_given_holdout_and_pooled_use_every_sample_once(digits) -> None:
+    for split in ("given", "holdout(0.25)", "pooled(0.4, 0.3)"):
+        pieces = deal(digits, "dirichlet(0.5)", 6, split, 0)
+        rows = np.concatenate([*pieces.train.clients, *pieces.held])
+        assert len(np.unique(rows)) == len(rows)
+        if split.startswith("pooled"):
+            assert len(pieces.x) == 1797
+            assert pieces.test is None
+            share = sum(len(h) for h in pieces.held) / 1797
+            assert share == pytest.approx(0.3, abs=0.02)
+        else:
+            assert len(rows) == 1438
+    pooled = federate(digits, "iid", clients=4, split="pooled(0.4, 0.3)")
+    count = sum(len(b.y) for b in pooled.test_batches())
+    assert count == sum(len(h) for h in pooled.held)
+
+
+def test_rotation_is_seen_by_the_client_and_by_the_test(digits) -> None:
+    plain = federate(digits, "iid", clients=4)
+    turned = federate(digits, "iid+rotation(step=30)", clients=4, angles=(0.0, 90.0))
+    assert torch.equal(
+        turned.x[turned.rows[: turned.sizes[0]]], plain.x[plain.rows[: plain.sizes[0]]]
+    )
+    last = turned.rows[turned.offsets[3] : turned.offsets[3] + 5]
+    expected = rotate(plain.x[last].float(), torch.full((5,), 90.0)).round()
+    assert torch.equal(turned.x[last].float(), expected)
+    upright = next(iter(turned.test_batches(0.0))).x
+    right_angle = next(iter(turned.test_batches(90.0))).x
+    torch.testing.assert_close(right_angle, torch.rot90(upright, 1, (-2, -1)), atol=1e-4, rtol=0)
+
+
+def test_noise_grows_with_the_client(digits) -> None:
+    plain, noisy = (federate(digits, p, clients=4) for p in ("iid", "iid+noise(0.4)"))
+    change = [
+        float((noisy.x[rows].float() - plain.x[rows].float()).abs().mean())
+        for rows in torch.split(plain.rows, plain.sizes)
+    ]
+    assert change == sorted(change)
+    assert change[3] > 2 * change[0]
+    again = federate(digits, "iid+noise(0.4)", clients=4)
+    assert torch.equal(noisy.x, again.x)
+
+
+def test_a_saved_partition_is_taken_as_it_is(digits, tmp_path: Path) -> None:
+    drawn = draw("dirichlet(0.3)", digits.y_train, 7, 5)
+    drawn.save(tmp_path / "p.json")
+    fed = federate(digits, type(drawn).load(tmp_path / "p.json"), clients=99)
+    assert fed.partition.hash == drawn.hash
+    assert fed.num_clients == 7
+
+
+def test_augmentation_changes_training_batches_only(digits) -> None:
+    fed = federate(digits, "iid", clients=3, augment="crop(2)+flip")
+    rows, key = torch.arange(8), torch.tensor([1, 2], dtype=torch.int32)
+    assert fed.is_random
+    assert not torch.equal(fed.batch(rows, key).x, fed.clean(rows).x)
+    assert torch.equal(fed.batch(rows, key).x, fed.batch(rows, key).x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "holdut(0.2)"}, "no split 'holdut'. Did you mean 'holdout'"),
+        ({"split": "holdout(2)"}, r"holdout takes 1 fractions, such as holdout\(0.2\)"),
+        ({"split": "pooled(0.8, 0.7)"}, r"such as pooled\(0.4, 0.3\)"),
+        ({"partition": "silos"}, "silos"),
+        ({"clients": 5000}, "more clients than samples"),
+        ({"augment": "crop("}, "expected a value"),
+    ],
+)
+def test_bad_requests_by_message(digits, options: dict, message: str) -> None:
+    partition = options.pop("partition", "iid")
+    with pytest.raises(KedgeError, match=message):
+        federate(digits, partition, **({"clients": 4} | options))
+
+
+def hospitals(folder: Path, test: bool = False) -> Path:
+    rng = np.random.default_rng(0)
+    for k in range(10):
+        where = folder / f"hospital-{k}"
+        rows = 40 + 5 * k
+        x = rng.normal(size=(rows, 4)) + 0.3 * k
+        y = np.where(x[:, 0] - x[:, 1] > 0, "ill", "well")
+        lines = ["age,dose,score,site,diagnosis"]
+        lines += [",".join(f"{v:.4f}" for v in row) + f",{label}" for row, label in zip(x, y)]  # noqa: B905
+        if test:
+            where.mkdir(parents=True)
+            (where / "train.csv").write_text("\n".join(lines[:-10]))
+            (where / "test.csv").write_text("\n".join([lines[0], *lines[-10:]]))
+        else:
+            folder.mkdir(exist_ok=True)
+            where.with_suffix(".csv").write_text("\n".join(lines))
+    return folder
+
+
+def test_ten_hospitals_as_files(tmp_path: Path) -> None:
+    data = load(str(hospitals(tmp_path / "h")) + "(label=diagnosis)")
+    fed = federate(data, "silos", clients=10)
+    assert fed.num_clients == 10
+    assert len(fed.held) == 10
+    assert min(len(h) for h in fed.held) > 0
+
+
+def test_silos_with_test_sets_of_their_own(tmp_path: Path) -> None:
+    data = load(str(hospitals(tmp_path / "h", test=True)) + "(label=diagnosis)")
+    fed = federate(data, "silos", clients=10)
+    assert [len(h) for h in fed.held] == [10] * 10
+    with pytest.raises(DataError, match="the partition must be silos"):
+        federate(data, "iid", clients=10)
+    with pytest.raises(DataError, match="silos are not pooled"):
+        federate(data, "silos", clients=10, split="pooled(0.4, 0.3)")
+
+
+def test_tables_cannot_be_turned(tmp_path: Path) -> None:
+    data = load(str(hospitals(tmp_path / "h")) + "(label=diagnosis)")
+    with pytest.raises(DataError, match="rotation is for images"):
+        federate(data, "silos+rotation(step=15)", clients=10)
+    with pytest.raises((DataError, FieldError), match="images"):
+        federate(data, "silos", clients=10, augment="flip")

@@ -1,0 +1,126 @@
+"""The mapped functions against those of torch.func."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.engines.mapped import gradient, over_clients, transforms_active
+
+
+class Given(NamedTuple):
+    common: Tensor
+    own: dict[str, Tensor]
+
+
+CLIENTS = 3
+KEY = torch.Generator().manual_seed(0)
+OWN = {"w": torch.randn(CLIENTS, 4, 5, generator=KEY), "unused": torch.randn(CLIENTS, 2)}
+X, Y = torch.randn(CLIENTS, 6, 4, generator=KEY), torch.randint(0, 5, (CLIENTS, 6), generator=KEY)
+
+
+def objective(x: Tensor, y: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = torch.tanh(x @ params["w"])
+    return F.cross_entropy(logits, y), {"logits": logits, "kept": params["unused"] * 2}
+
+
+def test_a_mapped_gradient_is_that_of_torch_func() -> None:
+    def ours(given: Given, y: Tensor) -> Any:
+        return gradient(lambda p: objective(given.common @ given.own["x"], y, p), given.own["p"])
+
+    def theirs(common: Tensor, x: Tensor, p: dict[str, Tensor], y: Tensor) -> Any:
+        by = torch.func.grad_and_value(lambda p: objective(common @ x, y, p), has_aux=True)
+        grads, (_, rest) = by(p)
+        return grads, rest
+
+    def listed(given: Given, y: Tensor) -> dict[str, Any]:
+        return dict(zip(("grads", "rest"), ours(given, y), strict=True))
+
+    common = torch.randn(6, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of operators that are mapped client by client
+        found = over_clients(listed, Given(None, 0), 0)(Given(common, {"x": X, "p": OWN}), Y)  # type: ignore[arg-type]
+    expected = torch.func.vmap(theirs, in_dims=(None, 0, 0, 0))(common, X, OWN, Y)
+    assert tree.gap(found["grads"], expected[0]) < 1e-7
+    assert tree.gap(found["rest"], expected[1]) == 0
+    assert not bool(found["grads"]["unused"].any())
+    for x in tree.leaves(found):
+        assert not x.requires_grad
+
+
+ALONE = """
+import torch, torch.nn.functional as F
+from kedge.engines.mapped import over_clients
+found = over_clients(F.cross_entropy, 0, 0)(torch.zeros(2, 3, 4), torch.zeros(2, 3).long())
+print(found.shape)
+"""
+
+
+def test_all_rules_are_there_where_nothing_else_was_mapped() -> None:
+    """Without them torch warns, and maps the loss client by client."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", ALONE], capture_output=True, text=True
+    )
+    assert done.stdout == "torch.Size([2])\n", done.stderr
+
+
+def test_what_is_common_stays_so_and_constants_are_given_to_every_client() -> None:
+    double = over_clients(lambda a, b: {"sum": a + b, "one": torch.ones(2), "b": b}, 0, None)
+    found = double(torch.arange(3.0), torch.tensor(10.0))
+    assert found["sum"].tolist() == [10, 11, 12]
+    assert found["one"].tolist() == [[1, 1]] * 3
+    assert found["b"].tolist() == [10] * 3
+
+
+def test_a_gradient_of_a_gradient() -> None:
+    """As of a part that punishes steep gradients."""
+
+    def steep(x: Tensor) -> Tensor:
+        def size(p: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            inner = torch.func.grad(lambda z: (z**3).sum())(p["w"] * x)
+            return (inner**2).sum(), {}
+
+        return gradient(size, {"w": torch.ones(())})[0]["w"]
+
+    x = torch.tensor([1.0, 2.0])
+    found = over_clients(steep, 0)(x)
+    assert torch.allclose(found, 36 * x**4)  # of (3 (w x)^2)^2
+
+
+def test_outside_of_a_map_and_without_gradients_switched_on() -> None:
+    with torch.no_grad():
+        grads, rest = gradient(lambda p: objective(X[0], Y[0], p), tree.take(OWN, 0))
+    expected = torch.func.grad(lambda p: objective(X[0], Y[0], p)[0])(tree.take(OWN, 0))
+    assert tree.gap(grads, expected) < 1e-7
+    assert rest["logits"].shape == (6, 5)
+
+
+def test_an_error_leaves_no_transform_behind() -> None:
+    def fail(x: Tensor) -> Tensor:
+        assert transforms_active()
+        return gradient(lambda p: (p["x"].sum() / len(p["y"]), {}), {"x": x})[0]["x"]
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            over_clients(fail, 0)(X)
+        assert not transforms_active()
+
+
+def test_a_gradient_that_is_differentiated_from_outside() -> None:
+    """As by a part that asks for the slope of the gradient's size."""
+    x = torch.tensor([1.0, 2.0])
+
+    def size(w: Tensor, x: Tensor) -> Tensor:
+        found, _ = gradient(lambda p: ((p["w"] * x) ** 3, {}), {"w": w})
+        return found["w"] ** 2  # (3 w^2 x^3)^2
+
+    by = torch.func.vmap(torch.func.grad(size), in_dims=(None, 0))
+    assert torch.allclose(by(torch.tensor(1.0), x), 36 * x**6)

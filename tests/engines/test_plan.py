@@ -1,0 +1,271 @@
+"""Before a run: the way that is the fastest, and the time that it will take."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from planning import make, planned, slow
+from torch import Tensor, nn
+
+import kedge
+from kedge.engines.choice import cache as remember
+from kedge.engines.choice import plan
+from kedge.engines.choice import timings as measure
+from kedge.engines.choice.timings import Timings
+from kedge.engines.choice.trial import Piece
+from kedge.engines.loop import Loop
+from kedge.engines.registry import How
+from kedge.engines.vector import Vector
+from kedge.engines.workers import Workers
+from kedge.runs.config import Config
+
+# -- the engine -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("quick_one", "chosen"),
+    [(Loop, How("loop")), (Vector, How("vector")), (Workers, How("loop", workers=2))],
+)
+def test_the_fastest_way_is_taken_and_remembered(
+    quick_one: type, chosen: How, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    for other in {Loop, Vector, Workers} - {quick_one}:
+        slow(monkeypatch, other)
+    small = {"clients": 3, "steps": 2, "seeds": (0,)}
+    first = planned(**small)
+    assert first.how == chosen
+    assert first.reason.startswith(
+        "engine loop with 2 workers: " if chosen.workers else f"engine {chosen.engine}: "
+    )
+    for other in {"loop", "vector", "2 workers"} - {measure.label(chosen)}:
+        assert f", {other} " in first.reason
+    assert first.reason.endswith("; measured, 3 clients, batch 32, 1 thread")
+    assert len(json.loads(cache.read_text())) == 1
+
+    def never(*_: Any) -> None:
+        raise AssertionError("it was to be remembered")
+
+    monkeypatch.setattr(measure, "times", never)
+    monkeypatch.setattr(plan, "need", never)
+    again = planned(**small)
+    assert again.reason == first.reason + " (remembered)"
+    assert (again.how, again.total_seconds) == (first.how, first.total_seconds)
+
+
+WAYS = [How("loop"), How("vector"), How("loop", workers=2), How("vector", compile=True)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen", "in_a_long_run"),
+    [
+        ((1.0, 0.96, 2.0, 0.98), 0, 0),  # within chance: the simpler
+        ((1.0, 0.94, 2.0, 0.9), 1, 1),
+        ((1.0, 1.5, 0.96, 0.8), 0, 3),  # compiling takes a while
+        ((1.0, 1.5, 0.96, 0.9), 0, 0),  # and is not worth it for little
+        ((1.0, 1.5, 0.5, 0.5), 2, 2),
+        ((1.0, 0.52, 0.5, 0.4), 1, 3),
+        ((math.inf, 0.5, 2.0, 0.4), 1, 3),
+        ((math.inf, math.inf, math.inf, math.inf), 0, 0),
+    ],
+)
+def test_the_simplest_of_equally_fast_ones(
+    steps: tuple[float, ...], chosen: int, in_a_long_run: int
+) -> None:
+    took = dict(zip(map(measure.label, WAYS), steps, strict=True))
+    assert measure.fastest(WAYS, Timings(took, took, 0.0), 100) == WAYS[chosen]
+    assert measure.fastest(WAYS, Timings(took, took, 0.0), 1000) == WAYS[in_a_long_run]
+
+
+@pytest.mark.parametrize(("vector", "tried"), [(1.4, True), (1.6, False)])
+def test_compiling_is_tried_for_what_is_not_far_behind(
+    vector: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = {"loop": 1.0, "vector": vector, "2 workers": 1.2, "vector compiled": 0.5}
+    asked: list[str] = []
+
+    def tell(sim: Any, ways: Any, rounds: int, seeds: int, pieces: list[Any], *_: Any) -> Any:
+        asked.extend(map(measure.label, ways))
+        return {how: [took[measure.label(how)]] * len(pieces) for how in ways}
+
+    monkeypatch.setattr(measure, "_tried", tell)
+    for bound in ("SHORT", "LONG"):
+        monkeypatch.setattr(measure, bound, 0.0)
+    found = measure.times(make(Config(clients=3))(0, How("loop")), WAYS, 10, 1)
+    assert asked == list(took)[: 4 if tried else 3]
+    assert found is not None
+    assert math.isfinite(found.steps["vector compiled"]) == tried
+
+
+def test_a_short_run_and_a_named_engine_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert planned().reason == "engine vector: too short a run to measure"
+    monkeypatch.setattr(measure, "times", None)
+    for engine in ("loop", "vector"):
+        found = planned(engine=engine)
+        assert (found.how.engine, found.reason) == (engine, "")
+        assert found.total_bytes > 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_everything_that_matters_is_part_of_what_is_remembered() -> None:
+    base = {"clients": 6, "rounds": 3, "seeds": (0, 1), "steps": 4}
+    changes: list[dict[str, Any]] = [
+        {}, {"batch": 16}, {"steps": 5}, {"per_round": 3}, {"method": "fedprox"}, {"lr": 0.2},
+        {"model": "mlp(hidden=[32])"}, {"model": "linear"}, {"optimizer": "adam"},
+        {"precision": "bf16"}, {"engine": "loop"}, {"seeds": (0,)}, {"augment": "flip"},
+        {"batchnorm": "frozen"}, {"chunk": 2},
+    ]  # fmt: skip
+    keys = []
+    for change in changes:
+        config = Config(**base | change)
+        sim = make(config)(0, How("loop", state="host"))
+        keys.append(json.dumps(plan._key(config, sim), sort_keys=True))
+    assert len(set(keys)) == len(keys)
+    config = Config(**base)
+    sim = make(config)(0, How("loop", state="host"))
+    torch.set_num_threads(2)
+    try:
+        assert json.dumps(plan._key(config, sim), sort_keys=True) not in keys
+    finally:
+        torch.set_num_threads(1)
+    # how long a run is does not change which way is the fastest
+    longer = Config(**base | {"rounds": 99, "eval_every": 7, "seeds": (5, 6), "target": 3.0})
+    assert json.dumps(plan._key(longer, sim), sort_keys=True) == keys[0]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[1, 2]", '{"a": 3}', "DIGEST: 5", 'DIGEST: {"needs": 3}', 'DIGEST: {"needs": {}}'],
+)
+def test_a_damaged_cache_is_ignored(content: str, cache: Path) -> None:
+    planned()
+    [digest] = json.loads(cache.read_text())
+    cache.write_text("{" + content.replace("DIGEST", f'"{digest}"') + "}" * ("DIGEST" in content))
+    again = planned()
+    assert again.reason.endswith("1 thread")
+    assert planned().reason == again.reason + " (remembered)"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cache_that_cannot_be_written_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "file" / "below"))
+    for _ in range(2):
+        assert planned().reason.endswith("1 thread")
+
+
+def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert remember._path() == tmp_path / "cache" / "plans.json"
+    monkeypatch.delenv("KEDGE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert remember._path() == Path("/elsewhere/kedge/plans.json")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert remember._path() == Path("/home/somebody/.cache/kedge/plans.json")
+
+
+def test_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remember, "ENTRIES", 3)
+    for i in (0, 1, 2, 0, 3):
+        remember.keep({"i": i}, {"value": i})
+    assert [remember.recall({"i": i}) for i in range(4)] == [
+        {"value": 0}, None, {"value": 2}, {"value": 3},
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("quick")
+def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"clients": 3, "rounds": 3, "seeds": (0,), "steps": 2, "method": "scaffold"}
+    slow(monkeypatch, Vector)
+    slow(monkeypatch, Workers)
+    torch.manual_seed(3)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    found = kedge.run(**settings)
+    assert torch.equal(before, torch.get_rng_state())
+    assert threads == torch.get_num_threads()
+    assert multiprocessing.active_children() == []
+    assert found.engine == "loop"
+    assert np.array_equal(found.array("loss"), kedge.run(**settings, engine="loop").array("loss"))
+
+
+class Branching(nn.Module):
+    """Looks at values, which cannot be done for all clients at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) if x.sum() > 0 else self.head(2 * x)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_that_vector_cannot_run_runs_in_the_loop(tmp_path: Path) -> None:
+    g = np.random.default_rng(0)
+    clients = [(g.normal(size=(20, 4)).astype("float32"), g.integers(0, 2, 20)) for _ in range(3)]
+    result = kedge.fit(Branching(), clients, rounds=2, out=tmp_path / "run")
+    assert result.engine == "loop"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "engine vector cannot run this model with this method" in log
+
+
+# -- time -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{"steps": 40}, {"steps": 0, "epochs": 4.0}])
+@pytest.mark.parametrize("budget", [0.05, 0.5, 5.0, 100.0])
+def test_a_round_follows_from_its_pieces(budget: float, settings: dict) -> None:
+    """With costs that are linear in clients and steps, what follows is what a round takes."""
+    config = Config(clients=8, **settings)
+    sim = make(config)(0, How("loop"))
+    own, cost = list(range(8)), measure.Cost(0.003, 0.01)
+    steps = Piece(own, sim.work).steps(sim)
+    assert steps == (
+        320 if settings["steps"] else sum(-(-4 * n // 32) for n in sim.federation.sizes)
+    )
+    pieces, repeats = measure._pieces(sim, own, cost, budget)
+    took = [cost.of(piece, sim) for piece in pieces]
+    assert repeats == (measure.REPEATS if budget > 0.05 else 0)
+    assert (1 + repeats) * sum(took) <= 1.2 * budget
+    assert len(pieces) == {0.05: 1, 0.5: 2, 5.0: 2, 100.0: 1}[budget]
+    found = measure._whole(took, pieces, sim, own, cost)
+    assert found == pytest.approx(8 * 0.003 + steps * 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_time_of_a_run_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of 6 client-steps of 10 ms and a little more, three rounds."""
+    slow(monkeypatch, Loop, 0.01)
+    slow(monkeypatch, Vector, 0.03)
+    slow(monkeypatch, Workers, 0.03)
+    found = planned(clients=3, steps=2, seeds=(0,))
+    assert found.how.engine == "loop"
+    assert 0.06 < found.round_seconds < 0.15
+    assert found.total_seconds > 3 * found.round_seconds  # three tests
+    assert found.total_seconds == pytest.approx(3 * found.round_seconds, rel=0.3)
+
+
+def test_in_words() -> None:
+    some = plan.Plan(
+        How("vector"), "NVIDIA H200", 50, 24_000_000, 1_200_000_000, 139_000_000_000, 0.0312, 40.2,
+        "engine vector: because",
+    )  # fmt: skip
+    assert some.lines() == [
+        "engine vector: because",
+        "about 1.2 GB of 139 GB free on NVIDIA H200 (50 clients at once), "
+        "about 0.03 s a round, 40 s in all",
+    ]
+    assert plan.Plan(How("loop"), "cpu").lines() == []
+    assert [plan._in_ms(s) for s in (0.0000123, 0.00011, 0.0003, 0.0123, 1.5)] == [
+        "0.012", "0.11", "0.30", "12", "1500",
+    ]  # fmt: skip
