@@ -16,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "kedge.engines:Execution",
         "kedge.engine:Execution",
         "kedge.sim:Execution",
+        "kedge.engines.cohort:How",
         "kedge.sim.engine:How",
         "kedge.sim.cohort:How",
     ),
@@ -52,6 +53,9 @@ PLACES: dict[str, tuple[str, ...]] = {
         "kedge.parts:registry",
     ),
 }
+
+
+BYTES = ("up_bytes", "down_bytes")
 
 
 class Missing(Exception):
@@ -98,7 +102,7 @@ def optimiser(settings: dict[str, Any]) -> Any:
 
 
 def execution(settings: dict[str, Any]) -> Any:
-    """How to compute: the name of an engine where that is all there is to say."""
+    """Execution to compute: the name of an engine where that is all there is to say."""
     if set(settings) == {"engine"}:
         return settings["engine"]
     return find("Execution")(**settings)
@@ -149,10 +153,9 @@ def results(sim: Any) -> dict[str, Any]:
 
 
 def traffic(totals: Any) -> dict[str, Any]:
-    """Bytes of a round, where its totals are a dictionary that holds them."""
-    if not isinstance(totals, dict):
-        return {}
-    return {name: totals[name] for name in ("up_bytes", "down_bytes") if name in totals}
+    """Bytes of a round, where its totals hold them, as a dictionary or as attributes."""
+    held = totals if isinstance(totals, dict) else {n: getattr(totals, n, None) for n in BYTES}
+    return {name: held[name] for name in BYTES if held.get(name) is not None}
 
 
 # -- one process with one checkout ---------------------------------------------------------------
@@ -172,31 +175,59 @@ class Checkout:
             raise SystemExit(f"{name}: there is no src/kedge in {folder}")
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
 
-    def run(self, script: str, *arguments: str, given: str = "", seconds: float = 900) -> str:
-        """What a script of this folder prints, run with this checkout and one thread."""
+    def start(self, script: str, *arguments: str) -> subprocess.Popen[str]:
+        """A process that runs a script of this folder with this checkout and one thread."""
         own = {
             "PYTHONPATH": str(self.copy),
+            "PYTHONDONTWRITEBYTECODE": "",  # the copy keeps what was compiled
+            "PYTHONHASHSEED": "0",
             "KEDGE_CHECKOUT": str(self.copy),
             "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONHASHSEED": "0",
         }
         own |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+        return subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+            env=os.environ | own,
+            cwd=self.copy.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, *arguments: str, given: str = "") -> str:
+        """What such a process prints until it ends."""
+        process = self.start(script, *arguments)
         try:
-            done = subprocess.run(
-                command,
-                env=os.environ | own,
-                cwd=self.copy.parent,
-                input=given,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-            )
-        except subprocess.TimeoutExpired:
-            raise Failed(f"{self.name}: no answer within {seconds:g} s") from None
-        if done.returncode:
-            raise Failed(f"{self.name}: status {done.returncode}\n{done.stderr[-3000:]}")
-        return done.stdout
+            said, _ = process.communicate(given)
+        finally:
+            process.kill()
+        if process.returncode:
+            raise Failed(f"{self.name}: the process has failed, status {process.returncode}")
+        return said
+
+
+class Talk:
+    """A process that answers line by line, until it is closed."""
+
+    def __init__(self, checkout: Checkout, script: str, *arguments: str) -> None:
+        self.name, self._process = checkout.name, checkout.start(script, *arguments)
+
+    def ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which the answer will say
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Failed(f"{self.name}: the process has failed, status {self._process.wait()}")
+        return line
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from kedge.core import tree
 from kedge.core.model import Model
 from kedge.core.part import parts
 from kedge.data.federation import Federation
-from kedge.engines.cohort import How
+from kedge.engines import Execution
 from kedge.engines.loop import Loop
 from kedge.sim.simulation import Simulation
 
@@ -46,7 +46,7 @@ SHAPES = [
 ]
 
 
-def simulate(part, norm: str, how: How, capture: bool = True) -> Simulation:
+def simulate(part, norm: str, how: Execution, capture: bool = True) -> Simulation:
     problem = images(
         norm=norm, task=part.tasks[0] if part else "classification", sizes=(25, 40, 70)
     )
@@ -73,10 +73,12 @@ def check(name: str, norm: str, compile: bool) -> dict:
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            vector = simulate(part, norm, How("vector")).state()
-            loop = simulate(part, norm, How("loop")).state()
-            plain = simulate(part, norm, How("loop"), capture=False).state()
-            fused = simulate(part, norm, How("vector", compile=True)).state() if compile else None
+            vector = simulate(part, norm, Execution("vector")).state()
+            loop = simulate(part, norm, Execution("loop")).state()
+            plain = simulate(part, norm, Execution("loop"), capture=False).state()
+            fused = (
+                simulate(part, norm, Execution("vector", compile=True)).state() if compile else None
+            )
     except Exception as error:  # noqa: BLE001  (a table of all parts, whatever happens)
         print(traceback.format_exc()[-600:], file=sys.stderr)
         return {"part": name, "norm": norm, "error": f"{type(error).__name__}: {error}"}

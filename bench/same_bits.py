@@ -315,7 +315,7 @@ def largest(a: Any, b: Any) -> float:
 
 
 class Gaps:
-    """How far arrays are apart, read where there is a difference."""
+    """Execution far arrays are apart, read where there is a difference."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders, self._arrays = folders, None

@@ -1,18 +1,18 @@
 """Two checkouts are equally fast: milliseconds a round, in processes that take turns.
 
-    python bench/same_speed.py BASE [HERE] [--pairs 9] [--workloads a,b] [--clock wall] [--list]
+    python bench/same_speed.py BASE [HERE] [--pairs 9] [--workloads a,b] [--clock cpu] [--list]
 
 BASE and HERE are folders with ``src``; HERE is by default the checkout of this script. For every
-workload, processes of the two checkouts run in turn (base, here, here, base, base, ...) on the CPU
-with one thread each. A process runs a few rounds to warm up and then gives the median time of some
-more. A pair of neighbours gives the ratio here/base; the table has the median of the ratios and
-its 95 % interval by bootstrap over the pairs. A workload is a regression if that interval lies
-wholly above 1.03, faster if wholly below 0.97, and level otherwise. The status is 1 if there is a
-regression or a process fails.
+workload there are pairs of fresh processes, one of each checkout, on the CPU with one thread each.
+After some rounds to warm up the two take turns (base, here, here, base, base, ...), so that what
+else happens on the machine hits both. The ratio here/base of a pair is the median of that of its
+turns. The table has the median over the pairs and its 95 % interval by bootstrap. A workload is a
+regression if that interval lies wholly above 1.03, faster if wholly below 0.97, and level
+otherwise. The status is 1 if there is a regression or a process fails.
 
-``--clock cpu`` takes the processor time of the process in place of the time on the wall, for a
-machine that others use, too; workloads with workers keep to the wall. Workloads are those of
-``kedge bench``, made small enough for a few seconds a process.
+Times are processor times, which count what others do on the machine least, and for workloads with
+worker processes times on the wall; ``--clock wall`` takes those for all, which is for a quiet
+machine. Workloads are those of ``kedge bench``, made small enough for a few seconds a pair.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import statistics
 import sys
 import time
@@ -30,7 +31,9 @@ from typing import Any
 import checkouts
 
 CLASSES = 10
-WARM, LEAST, MOST, SECONDS = 2, 5, 60, 0.8  # rounds, and how long those that are timed take
+WARM = 3  # rounds
+TURN = 0.02  # seconds at least, so that a quick round is not timed alone
+TURNS, SECONDS = 8, 1.2  # turns of a pair at least, and how long they go on
 ABOVE, BELOW = 1.03, 0.97
 DRAWS = 10_000  # of the bootstrap
 
@@ -50,8 +53,8 @@ class Workload:
     how: dict[str, Any] = field(default_factory=dict)  # besides the engine
 
 
-def _digits(engine: str, method: str = "fedavg") -> Workload:
-    return Workload("mlp", 20, 20, 72, 32, 10, engine, method)
+def _digits(engine: str, method: str = "fedavg", cohort: int = 20) -> Workload:
+    return Workload("mlp", 20, cohort, 72, 32, 10, engine, method)
 
 
 def _overhead(engine: str) -> Workload:
@@ -62,15 +65,15 @@ FEDCOG = "fedcog(samples=32, steps=5, batch=16)"
 WORKLOADS = {
     "digits_loop": _digits("loop"),
     "digits_vector": _digits("vector"),
-    "cnn_loop": Workload("cnn", 4, 4, 128, 64, 3, "loop"),
+    "cnn_loop": Workload("cnn", 4, 4, 128, 64, 2, "loop"),
     "cnn_vector": Workload("cnn", 4, 4, 32, 8, 3, "vector"),
-    "pfl_workers": Workload("pfl", 40, 8, 20, 10, 2, "loop", how={"workers": 2}),
+    "pfl_workers": Workload("pfl", 40, 6, 20, 10, 1, "loop", how={"workers": 2}),
     "overhead_loop": _overhead("loop"),
     "overhead_vector": _overhead("vector"),
     "scaffold_loop": _digits("loop", "scaffold"),
     "scaffold_vector": _digits("vector", "scaffold"),
-    "fedcog_loop": _digits("loop", FEDCOG),
-    "fedcog_vector": _digits("vector", FEDCOG),
+    "fedcog_loop": _digits("loop", FEDCOG, cohort=5),
+    "fedcog_vector": _digits("vector", FEDCOG, cohort=5),
 }
 
 
@@ -120,8 +123,9 @@ def federation(work: Workload) -> Any:
     return checkouts.find("Federation")(inputs, y, rows, task, **options)
 
 
-def worker(name: str, clock: str) -> None:
-    """Print the milliseconds of a round."""
+def worker(name: str) -> None:
+    """Tell the seconds of a round, then run as many rounds as each line says and tell their time
+    on the wall and on the processor."""
     checkouts.begin()
     work = WORKLOADS[name]
     sim = checkouts.simulation(
@@ -134,17 +138,17 @@ def worker(name: str, clock: str) -> None:
         per_round=work.cohort,
         weighting="uniform",
     )
-    processor = clock == "cpu" and "workers" not in work.how
-    now = time.process_time if processor else time.perf_counter
     for _ in range(WARM):
+        start = time.perf_counter()
         sim.run_round()
+    print(time.perf_counter() - start, flush=True)
     gc.collect()
-    times: list[float] = []
-    while len(times) < LEAST or (sum(times) < SECONDS and len(times) < MOST):
-        start = now()
-        sim.run_round()
-        times.append(now() - start)
-    print(json.dumps({"ms": 1e3 * statistics.median(times), "rounds": len(times)}))
+    for line in sys.stdin:
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(int(line)):
+            sim.run_round()
+        spent = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - processor}
+        print(json.dumps(spent), flush=True)
 
 
 # -- the comparison ------------------------------------------------------------------------------
@@ -165,18 +169,36 @@ def verdict(low: float, high: float) -> str:
     return "regression" if low > ABOVE else "faster" if high < BELOW else "level"
 
 
-def measure(pair: tuple[Any, Any], name: str, pairs: int, clock: str) -> list[tuple[float, float]]:
-    """Milliseconds of base and here, pair by pair."""
+def take_turns(pair: tuple[Any, Any], name: str, clock: str) -> tuple[float, float, float]:
+    """One pair of processes: milliseconds a round of base and here, and the ratio."""
+    clock = "wall" if "workers" in WORKLOADS[name].how else clock
+    talks: list[checkouts.Talk] = []
+    times: tuple[list[float], list[float]] = ([], [])
+    try:
+        for checkout in pair:
+            talks.append(checkouts.Talk(checkout, "same_speed.py", "--worker", name))
+        rounds = math.ceil(TURN / min(float(talk.answer()) for talk in talks))
+        start = time.perf_counter()
+        while len(times[0]) < TURNS or time.perf_counter() - start < SECONDS:
+            for side in (0, 1) if len(times[0]) % 2 == 0 else (1, 0):
+                talks[side].ask(str(rounds))
+                times[side].append(1e3 * json.loads(talks[side].answer())[clock] / rounds)
+    finally:
+        for talk in talks:
+            talk.close()
+    base, here = (statistics.median(own) for own in times)
+    return base, here, statistics.median(b / a for a, b in zip(*times, strict=True))
+
+
+def measure(
+    pair: tuple[Any, Any], name: str, pairs: int, clock: str
+) -> list[tuple[float, float, float]]:
+    """Milliseconds of base and here and their ratio, pair by pair."""
     found = []
     for i in range(pairs):
-        order = (0, 1) if i % 2 == 0 else (1, 0)
-        ms = [0.0, 0.0]
-        for side in order:
-            text = pair[side].run("same_speed.py", "--worker", name, "--clock", clock)
-            ms[side] = json.loads(text)["ms"]
-        found.append((ms[0], ms[1]))
-        ratio = ms[1] / ms[0]
-        print(f"{name} {i + 1}/{pairs}: {ms[0]:.2f} {ms[1]:.2f} ms, {ratio:.3f}", flush=True)
+        found.append(take_turns(pair, name, clock))
+        base, here, ratio = found[-1]
+        print(f"{name} {i + 1}/{pairs}: {base:.2f} {here:.2f} ms, {ratio:.3f}", flush=True)
     return found
 
 
@@ -198,12 +220,10 @@ def compare(args: argparse.Namespace) -> int:
                 table.append(f"{name:16} failed, see above")
                 failed = True
                 continue
-            base, here = (statistics.median(ms) for ms in zip(*found, strict=True))
-            ratios = [one / other for other, one in found]
-            low, high = interval(ratios)
+            base, here, middle = (statistics.median(column) for column in zip(*found, strict=True))
+            low, high = interval([ratio for _, _, ratio in found])
             said, span = verdict(low, high), f"{low:.3f} to {high:.3f}"
             failed |= said == "regression"
-            middle = statistics.median(ratios)
             table.append(f"{name:16} {base:9.2f} {here:9.2f} {middle:7.3f} {span:>15} {said}")
     print()
     print("\n".join(table))
@@ -217,12 +237,12 @@ def main() -> int:
     parser.add_argument("here", type=Path, nargs="?", default=checkouts.this_checkout())
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--workloads", default="", help="names of --list, with commas")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        worker(args.worker, args.clock)
+        worker(args.worker)
         return 0
     if args.base is None and not args.list:
         parser.error("BASE is missing: the folder of a checkout")

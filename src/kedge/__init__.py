@@ -5,8 +5,7 @@ data="digits")`` runs one by names, ``kedge.fit(model, clients)`` on one's own m
 """
 
 from kedge import parts as _parts  # registers the built-in parts
-
-__version__ = "0.1.0"  # before the imports below, which record it with every run
+from kedge._version import __version__ as __version__
 
 from kedge.api import compare, fit, load_model, run, sweep
 from kedge.check import Claim, check_part, oracle
@@ -18,7 +17,8 @@ from kedge.core.task import Batch, Classification, MultiLabel, Regression
 from kedge.core.tree import Weights
 from kedge.core.view import Round, Spec, View
 from kedge.errors import KedgeError
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.runs.result import Result
 from kedge.sim.simulation import Simulation
 

@@ -18,7 +18,7 @@ from kedge.core.task import Task, make_task
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition, holdout
-from kedge.engines.registry import How
+from kedge.engines import Execution
 from kedge.errors import DataError, FieldError, KedgeError
 from kedge.models import build
 from kedge.runs import runner
@@ -120,7 +120,7 @@ def fit(
     whole = Partition(tuple(rows), "given", 0, len(x))
     device = resolve_device(config.device)
 
-    def make(seed: int, how: How) -> Simulation:
+    def make(seed: int, how: Execution) -> Simulation:
         kept, held = whole, None
         if test is None:
             labels = y if made.name == "classification" else np.zeros(len(y), np.int64)

@@ -24,7 +24,7 @@ from kedge.bench.runners import Here, read_engine, read_pythons, split_list
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.cli import app as cli
 from kedge.core.tree import Weights
-from kedge.engines.cohort import How
+from kedge.engines import Execution
 from kedge.sim.simulation import Simulation
 
 TINY = Workload("digits", "mlp(hidden=[8])", (5,), 6, 3, 12, 4, 5, 0.5, "")
@@ -33,7 +33,7 @@ CONV = Workload("small10", "lenet5(norm=bn)", (3, 32, 32), 3, 2, 6, 4, 2, 0.1, "
 
 
 def loop(work: Workload) -> Simulation:
-    return work.simulation(work.federation("cpu"), How("loop"))
+    return work.simulation(work.federation("cpu"), Execution("loop"))
 
 
 def gap(weights: Weights, state: dict[str, Tensor]) -> float:
@@ -273,7 +273,7 @@ def test_a_missing_gpu_is_said() -> None:
 
 def test_lists_engines_and_groups_are_read() -> None:
     assert split_list("a, b(c=1, d=[2, 3]),a") == ["a", "b(c=1, d=[2, 3])"]
-    assert read_engine("loop(workers=2, threads=1)") == (How("loop", workers=2), 1)
+    assert read_engine("loop(workers=2, threads=1)") == (Execution("loop", workers=2), 1)
     what = timing.plan(["overhead"], device="cpu", methods="scaffold")
     assert [w.name for w in what.works] == ["overhead10", "overhead100", "overhead1000"]
     assert what.methods == ("fedavg", "scaffold")

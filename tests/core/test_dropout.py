@@ -53,7 +53,7 @@ def test_dropout_is_at_work_in_a_probe_and_off_in_evaluation() -> None:
     model, x = dropping(), torch.ones(50, 2, dtype=DOUBLE)
     assert torch.equal(drop(model, x, KEY, "probe"), drop(model, x, KEY, "train"))
     assert torch.equal(drop(model, x, KEY, "eval"), x)
-    assert torch.equal(model.forward(model.weights(), x, "eval").logits, model._template[0](x))
+    assert torch.equal(model.forward(model.weights(), x, "eval").logits, model.template[0](x))
 
 
 def test_two_dropouts_of_one_pass_draw_differently() -> None:
@@ -105,7 +105,7 @@ def test_dropout_inside_a_custom_module_is_found() -> None:
             return self.fc(self.inner[0](x))
 
     model = Model(Block())
-    skeleton = model._skeletons["train"]
+    skeleton = model._nets["train"].module
     assert not any(isinstance(m, nn.Dropout) for m in skeleton.modules())
     assert any(isinstance(m, Dropout) for m in skeleton.modules())
     assert any(isinstance(m, nn.Dropout) for m in model.module(model.weights()).modules())
@@ -121,7 +121,7 @@ def test_dropout_that_cannot_be_keyed_is_refused(kind: Any) -> None:
 def test_a_dropout_that_is_used_twice_is_keyed_twice() -> None:
     shared = nn.Dropout(0.5)
     net = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared, nn.Linear(2, 2))
-    skeleton = Model(net)._skeletons["train"]
+    skeleton = Model(net)._nets["train"].module
     assert not any(isinstance(m, nn.Dropout) for m in skeleton.modules())
 
 

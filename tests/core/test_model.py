@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from kedge.core import tree
-from kedge.core.model import Model
-from kedge.core.shell import Shell
+from kedge.core.functional import FunctionalModule
+from kedge.core.model import Layout, Model
 from kedge.core.tree import Weights
+from kedge.engines.layout import EngineLayout, prefers_channels_last
 from kedge.errors import FieldError, ModelError
 
 # -- equal to the plain module -----------------------------------------------------------------
@@ -178,7 +179,7 @@ def other_weights(module: nn.Module) -> dict[str, Tensor]:
 def test_a_shell_is_torchs_functional_call(make: Any, shape: tuple[int, ...]) -> None:
     module, x = fill(make()).eval(), normal("shell", *shape)
     # torch's leaves strange weights in a module that hangs in two places
-    shell, own, another = Shell(module), state(module), copy.deepcopy(module)
+    shell, own, another = FunctionalModule(module), state(module), copy.deepcopy(module)
 
     def loss(call: Any, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return (call(weights, x) ** 3).sum()
@@ -206,7 +207,7 @@ def test_a_shell_is_torchs_functional_call(make: Any, shape: tuple[int, ...]) ->
 
 def test_a_shell_has_its_own_weights_back_after_an_error() -> None:
     module = fill(Tied()).eval()
-    shell, own = Shell(module), dict(module.named_parameters())
+    shell, own = FunctionalModule(module), dict(module.named_parameters())
     with pytest.raises(RuntimeError):
         shell.call(other_weights(module), normal("wrong", 6, 5))
     assert all(p is own[n] for n, p in module.named_parameters())
@@ -215,7 +216,7 @@ def test_a_shell_has_its_own_weights_back_after_an_error() -> None:
 
 def test_weights_that_are_not_given_are_the_modules_own() -> None:
     module, x = fill(Tied()).eval(), normal("shell", 6, 4)
-    assert torch.equal(Shell(module).call({}, x), module(x))
+    assert torch.equal(FunctionalModule(module).call({}, x), module(x))
 
 
 def test_an_autocast_around_a_pass_does_not_change_its_precision() -> None:
@@ -243,7 +244,7 @@ def test_channels_last_changes_the_layout_alone() -> None:
     model = Model(pooled())
     weights, found = model.weights(), []
     for channels_last in (False, True):
-        model.channels_last = channels_last
+        model = model.prepared(EngineLayout(channels_last=channels_last))
         leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
         done = model.forward(Weights(leaves, weights.buffers), X, key=KEY, taps=("conv", "pool"))
         slopes = torch.autograd.grad((done.logits**2).sum(), list(leaves.values()))
@@ -260,28 +261,36 @@ def test_channels_last_changes_the_layout_alone() -> None:
 def test_which_models_like_channels_last() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     plain, normed, flat = Model(stages(norm=False)), Model(stages()), Model(nn.Linear(2, 2))
-    assert plain.likes_channels_last(cpu, torch.float32)
-    assert not plain.likes_channels_last(cpu, DOUBLE)
-    assert not normed.likes_channels_last(cpu, torch.float32)
-    assert normed.likes_channels_last(gpu, torch.float32)
-    assert not flat.likes_channels_last(gpu, torch.float32)
+    assert prefers_channels_last(plain, cpu, torch.float32)
+    assert not prefers_channels_last(plain, cpu, DOUBLE)
+    assert not prefers_channels_last(normed, cpu, torch.float32)
+    assert prefers_channels_last(normed, gpu, torch.float32)
+    assert not prefers_channels_last(flat, gpu, torch.float32)
 
 
 def test_a_pool_gets_its_gradient_in_its_own_layout() -> None:
-    model, seen = Model(pooled()), []
-    model.channels_last = True
-    pool = model._skeletons["train"].get_submodule("pool.0")
+    seen: list[bool] = []
 
     def watch(_: nn.Module, args: Any, out: Tensor) -> None:
         out.register_hook(lambda g: seen.append(g.is_contiguous(memory_format=torch.channels_last)))
 
-    pool.register_forward_hook(watch)
-    leaves = {n: p.clone().requires_grad_() for n, p in model.weights().params.items()}
-    model.forward(Weights(leaves, {}), X, key=KEY).logits.sum().backward()
-    assert seen == [True]
-    model.channels_last = False
-    model.forward(Weights(leaves, {}), X, key=KEY).logits.sum().backward()
+    for channels_last in (True, False):
+        model = Model(pooled()).prepared(EngineLayout(channels_last=channels_last))
+        model._nets["train"].module.get_submodule("pool.0").register_forward_hook(watch)
+        leaves = {n: p.clone().requires_grad_() for n, p in model.weights().params.items()}
+        model.forward(Weights(leaves, {}), X, key=KEY).logits.sum().backward()
     assert seen == [True, False]
+
+
+def test_a_prepared_model_leaves_the_one_it_comes_from_alone() -> None:
+    plain = Model(pooled())
+    weights = plain.weights()
+    before = plain.forward(weights, X, key=KEY).logits
+    other = plain.prepared(EngineLayout(channels_last=True, stacked=True))
+    other.forward(weights, X, key=KEY)
+    assert torch.equal(plain.forward(weights, X, key=KEY).logits, before)
+    assert type(plain.layout) is Layout
+    assert not any("Channels" in type(m).__name__ for m in plain._nets["train"].module.modules())
 
 
 def test_channels_last_leaves_maps_of_many_clients_alone() -> None:
@@ -292,7 +301,7 @@ def test_channels_last_leaves_maps_of_many_clients_alone() -> None:
         return model.forward(weights, x, key=KEY).logits
 
     plain = vmap(one)(xs)
-    model.channels_last = True
+    model = model.prepared(EngineLayout(channels_last=True))
     torch.testing.assert_close(vmap(one)(xs), plain)
 
 

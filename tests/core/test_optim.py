@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from kedge.core import rng, tree
-from kedge.core.optim import IN_PLACE, PLAIN, QUICK, SGD, Adam, Optimizer, schedule
+from kedge.core.ops import REFERENCE
+from kedge.core.optim import SGD, Adam, Optimizer, schedule
+from kedge.engines.ops import FOREACH, IN_PLACE
 from kedge.errors import FieldError, GrammarError, UnknownName
 
 DOUBLE = torch.float64
@@ -142,12 +144,12 @@ def test_the_quick_way_is_the_plain_one(optim: Optimizer, dtype: torch.dtype, ne
     grads["unused"] = torch.ones((), dtype=dtype).expand(2)
     before = tree.map(torch.clone, {"p": params, "g": grads})
     ways = []
-    for by in (PLAIN, QUICK, IN_PLACE):
+    for ops in (REFERENCE, FOREACH, IN_PLACE):
         state, now = optim.init(params), params
         for t in range(4):
             lr = torch.tensor(0.1 / (t + 1), dtype=dtype)
-            how = QUICK if by is IN_PLACE and t == 0 else by
-            now, state = optim.update(now, grads, state, lr, how)
+            first = FOREACH if ops is IN_PLACE and t == 0 else ops
+            now, state = optim.update(now, grads, state, lr, first)
         ways.append({"params": now, "state": state})
         assert now["weight"].is_contiguous()
     plain, quick, in_place = ways
@@ -165,7 +167,7 @@ def test_the_quick_way_is_torchs_bit_for_bit() -> None:
             params[n].grad = g.float()
         theirs.step()
         grads = {n: p.grad for n, p in params.items()}
-        ours, _ = SGD().update(ours, grads, {}, torch.tensor(0.3), QUICK)
+        ours, _ = SGD().update(ours, grads, {}, torch.tensor(0.3), FOREACH)
         assert tree.equal(ours, tree.detach(params))
 
 

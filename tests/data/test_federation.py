@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.core import rng
 from kedge.core.task import Classification, MultiLabel, Regression
+from kedge.core.work import LocalWork, batch_indices
 from kedge.data import federation
-from kedge.data.federation import Federation, LocalWork, batch_plan
+from kedge.data.federation import Federation
 from kedge.errors import DataError, FieldError
+from kedge.sim.simulation import Simulation
 
 
 def keys_of(clients: int, seed: int = 0) -> Tensor:
@@ -38,7 +40,7 @@ def passes(seen: list[int], size: int) -> list[list[int]]:
 def test_every_epoch_of_every_client_is_a_permutation(batch: int) -> None:
     sizes = [10, 1, 33, 7, 64]
     steps = [math.ceil(3 * n / batch) for n in sizes]  # ragged: three epochs each, rounded up
-    plan = batch_plan(keys_of(5), sizes, steps, batch, replacement=False)
+    plan = batch_indices(keys_of(5), sizes, steps, batch, replacement=False)
     assert plan.shape == (5, max(steps), batch)
     assert plan.dtype == torch.int64
     for k, size in enumerate(sizes):
@@ -53,7 +55,7 @@ def test_every_epoch_of_every_client_is_a_permutation(batch: int) -> None:
 
 
 def test_a_client_with_fewer_samples_than_a_batch_repeats_them_evenly() -> None:
-    plan = batch_plan(keys_of(2), [3, 5], [4, 4], 8, replacement=False)
+    plan = batch_indices(keys_of(2), [3, 5], [4, 4], 8, replacement=False)
     for k, size in enumerate([3, 5]):
         counts = Counter(flat(plan, k, 4))
         assert set(counts) == set(range(size))
@@ -64,7 +66,7 @@ def test_a_client_with_fewer_samples_than_a_batch_repeats_them_evenly() -> None:
 
 
 def test_epochs_differ_and_clients_differ() -> None:
-    plan = batch_plan(keys_of(2), [50, 50], [4, 4], 50, replacement=False)
+    plan = batch_indices(keys_of(2), [50, 50], [4, 4], 50, replacement=False)
     orders = [tuple(plan[k, t].tolist()) for k in range(2) for t in range(4)]
     assert len(set(orders)) == 8
     assert all(o != tuple(range(50)) for o in orders)
@@ -72,31 +74,33 @@ def test_epochs_differ_and_clients_differ() -> None:
 
 def test_a_clients_batches_do_not_depend_on_the_cohort() -> None:
     sizes, steps, keys = [10, 3, 25], [5, 9, 2], keys_of(3)
-    together = batch_plan(keys, sizes, steps, 4, replacement=False)
+    together = batch_indices(keys, sizes, steps, 4, replacement=False)
     for k in range(3):
-        alone = batch_plan(keys[k : k + 1], sizes[k : k + 1], steps[k : k + 1], 4, False)
+        alone = batch_indices(keys[k : k + 1], sizes[k : k + 1], steps[k : k + 1], 4, False)
         assert torch.equal(alone[0], together[k, : steps[k]])
     order = [2, 0, 1]
-    turned = batch_plan(keys[order], [sizes[i] for i in order], [steps[i] for i in order], 4, False)
+    turned = batch_indices(
+        keys[order], [sizes[i] for i in order], [steps[i] for i in order], 4, False
+    )
     for new, old in enumerate(order):
         assert torch.equal(turned[new, : steps[old]], together[old, : steps[old]])
 
 
 def test_more_steps_go_on_where_fewer_stopped() -> None:
-    short = batch_plan(keys_of(1), [10], [3], 4, False)
-    long = batch_plan(keys_of(1), [10], [9], 4, False)
+    short = batch_indices(keys_of(1), [10], [3], 4, False)
+    long = batch_indices(keys_of(1), [10], [9], 4, False)
     assert torch.equal(long[:, :3], short)
 
 
 def test_a_batch_size_only_cuts_the_same_stream() -> None:
-    one = batch_plan(keys_of(1), [10], [12], 2, False)
-    other = batch_plan(keys_of(1), [10], [3], 8, False)
+    one = batch_indices(keys_of(1), [10], [12], 2, False)
+    other = batch_indices(keys_of(1), [10], [3], 8, False)
     assert torch.equal(one.flatten(), other.flatten())
 
 
 def test_orders_are_uniform() -> None:
     clients = 6000
-    plan = batch_plan(keys_of(clients), [3] * clients, [2] * clients, 3, False)
+    plan = batch_indices(keys_of(clients), [3] * clients, [2] * clients, 3, False)
     for epoch in range(2):
         counts = Counter(tuple(order) for order in plan[:, epoch].tolist())
         assert len(counts) == 6
@@ -110,9 +114,9 @@ def test_orders_are_uniform() -> None:
 
 
 def test_a_plan_is_a_function_of_its_keys() -> None:
-    a = batch_plan(keys_of(2), [9, 5], [4, 4], 3, False)
-    assert torch.equal(a, batch_plan(keys_of(2), [9, 5], [4, 4], 3, False))
-    assert not torch.equal(a, batch_plan(keys_of(2, seed=1), [9, 5], [4, 4], 3, False))
+    a = batch_indices(keys_of(2), [9, 5], [4, 4], 3, False)
+    assert torch.equal(a, batch_indices(keys_of(2), [9, 5], [4, 4], 3, False))
+    assert not torch.equal(a, batch_indices(keys_of(2, seed=1), [9, 5], [4, 4], 3, False))
 
 
 # -- batches with replacement ------------------------------------------------------------------
@@ -120,7 +124,7 @@ def test_a_plan_is_a_function_of_its_keys() -> None:
 
 def test_with_replacement_every_sample_is_drawn_afresh() -> None:
     sizes, steps = [10, 3], [2000, 1000]
-    plan = batch_plan(keys_of(2), sizes, steps, 10, replacement=True)
+    plan = batch_indices(keys_of(2), sizes, steps, 10, replacement=True)
     assert plan.shape == (2, 2000, 10)
     for k, size in enumerate(sizes):
         seen = torch.tensor(flat(plan, k, steps[k]))
@@ -135,8 +139,8 @@ def test_with_replacement_every_sample_is_drawn_afresh() -> None:
 
 def test_with_replacement_a_client_does_not_depend_on_the_cohort() -> None:
     keys = keys_of(3)
-    together = batch_plan(keys, [10, 3, 25], [5, 9, 2], 4, replacement=True)
-    alone = batch_plan(keys[1:2], [3], [9], 4, replacement=True)
+    together = batch_indices(keys, [10, 3, 25], [5, 9, 2], 4, replacement=True)
+    alone = batch_indices(keys[1:2], [3], [9], 4, replacement=True)
     assert torch.equal(alone[0], together[1])
 
 
@@ -207,15 +211,16 @@ def test_a_batch_is_a_gather() -> None:
 def test_a_plan_names_rows_of_the_federation() -> None:
     fed, work = make(), LocalWork(batch=4, epochs=2)
     clients = [2, 0]
-    steps = [work.steps_for(fed.sizes[k]) for k in clients]
-    keys = rng.fold(rng.key(0), torch.tensor(clients))
-    plan = fed.rows[fed.plan(keys, clients, work, steps)]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(fed.x[0].numel(), 3))
+    sim = Simulation(fed, model, work=work)
+    plan, steps = sim.cohort(clients).batches, sim.cohort(clients).steps
+    assert steps == [work.steps_for(fed.sizes[k]) for k in clients]
     assert plan.shape == (2, 3, 4)
     for i, k in enumerate(clients):
         seen = flat(plan, i, steps[i])
         assert Counter(seen[: fed.sizes[k]]) == Counter(CLIENTS[k])
         assert set(seen) == set(CLIENTS[k])
-    alone = fed.rows[fed.plan(keys[1:], [0], work, steps[1:])]
+    alone = sim.cohort([0]).batches
     assert torch.equal(alone[0], plan[1, : steps[1]])
 
 
@@ -234,8 +239,7 @@ def test_chunks_hold_every_row_once_under_the_mask(
     monkeypatch.setattr(federation, "SWEEP_ROWS", size)
     fed, clients = make(), [2, 1, 0]
     index, mask = fed.chunks(clients)
-    pieces = math.ceil(6 / min(size, 6))
-    assert index.shape == mask.shape == (3, pieces, min(size, 6))
+    assert index.shape == mask.shape == (3, math.ceil(6 / size), size)
     assert set(mask.unique().tolist()) <= {0.0, 1.0}
     for i, k in enumerate(clients):
         kept = index[i][mask[i] == 1].tolist()

@@ -19,6 +19,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run is long enough to be measured, and that takes a moment only."""
-    monkeypatch.setattr(measure, "SHORT", 0.0)
-    monkeypatch.setattr(measure, "LEAST", 0.3)
+    monkeypatch.setattr(measure, "MIN_RUN_S", 0.0)
+    monkeypatch.setattr(measure, "MIN_TRIAL_S", 0.3)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

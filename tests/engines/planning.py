@@ -24,23 +24,23 @@ FORKS = pytest.mark.skipif(
 TRAIN = {engine: engine.train for engine in (Loop, Vector, Workers)}
 
 
-def make(config: Config) -> plan.Make:
+def make(config: Config) -> runner.Make:
     dataset = load(config.data)
     return lambda seed, how: runner.simulation(config, dataset, seed, CPU, how)
 
 
 def planned(**settings: Any) -> plan.Plan:
     config = Config(**{"clients": 6, "rounds": 3, "seeds": (0, 1), "steps": 4} | settings)
-    return plan.choose(config, make(config), CPU, None)
+    return runner.choose(config, make(config), CPU, None)
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, engine: type, seconds: float = 0.02) -> None:
     """So much longer for every client-step."""
     train = TRAIN[engine]
 
-    def slowly(self: Any, bound: Any, cohort: Any, phases: Any) -> Any:
+    def slowly(self: Any, cohort: Any) -> Any:
         time.sleep(seconds * sum(cohort.steps))
-        return train(self, bound, cohort, phases)
+        return train(self, cohort)
 
     monkeypatch.setattr(engine, "train", slowly)
     if engine is Loop and "train" not in vars(Workers):  # which would inherit it

@@ -19,18 +19,20 @@ from planning import FORKS, make, planned
 from torch.utils import backend_registration
 
 import kedge
+from kedge.core.tree import Weights
+from kedge.engines import Execution
 from kedge.engines.choice import fit, plan
 from kedge.engines.choice import timings as measure
 from kedge.engines.choice.memory import Need
 from kedge.engines.choice.trial import Piece, need
-from kedge.engines.registry import How
 from kedge.engines.vector import Vector
 from kedge.engines.workers import possible
 from kedge.runs.config import Config
+from kedge.runs.runner import settings_of
 
-LOOP, VECTOR, SHARED = How("loop"), How("vector"), How("loop", workers=4)
-FUSED_LOOP, FUSED = How("loop", compile=True), How("vector", compile=True)
-STREAMS, FUSED_STREAMS = How("loop", streams=4), How("loop", streams=4, compile=True)
+LOOP, VECTOR, SHARED = Execution("loop"), Execution("vector"), Execution("loop", workers=4)
+FUSED_LOOP, FUSED = Execution("loop", compile=True), Execution("vector", compile=True)
+STREAMS, FUSED_STREAMS = Execution("loop", streams=4), Execution("loop", streams=4, compile=True)
 
 
 @pytest.fixture
@@ -41,11 +43,13 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
-def ways(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[How]:
+def ways(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[Execution]:
     sim: Any = SimpleNamespace(
-        federation=SimpleNamespace(device=torch.device(device)), per_round=cohort
+        federation=SimpleNamespace(device=torch.device(device)),
+        per_round=cohort,
+        weights=Weights({}, {}),
     )
-    return plan.candidates(Config(**settings), sim)
+    return plan.candidates(settings_of(Config(**settings)), sim)
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -60,7 +64,7 @@ def ways(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[How]:
         ("cuda", "on", [FUSED_STREAMS, FUSED]),
     ],
 )
-def test_what_is_tried(device: str, compile: str, expected: list[How]) -> None:
+def test_what_is_tried(device: str, compile: str, expected: list[Execution]) -> None:
     assert ways(device, compile=compile) == expected
 
 
@@ -73,12 +77,12 @@ def test_what_is_tried(device: str, compile: str, expected: list[How]) -> None:
         ({"engine": "loop", "compile": "on"}, "cuda", FUSED_LOOP),
         ({"engine": "vector"}, "cuda", VECTOR),
         ({"engine": "vector", "compile": "on"}, "cpu", FUSED),
-        ({"engine": "vector", "chunk": 2}, "cpu", How("vector", chunk=2)),
-        ({"workers": 3}, "cpu", How("loop", workers=3)),
+        ({"engine": "vector", "chunk": 2}, "cpu", Execution("vector", chunk=2)),
+        ({"workers": 3}, "cpu", Execution("loop", workers=3)),
     ],
 )
 def test_what_was_named_is_not_compared(
-    settings: dict[str, Any], device: str, expected: How
+    settings: dict[str, Any], device: str, expected: Execution
 ) -> None:
     assert ways(device, **settings) == [expected]
 
@@ -94,18 +98,18 @@ def test_a_cpu_compiles_if_it_has_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
 def test_streams_are_for_several_clients() -> None:
     assert ways("cuda", cohort=1) == [LOOP, VECTOR, FUSED_LOOP, FUSED]
     assert ways("cuda", cohort=3)[2:4] == [
-        How("loop", streams=3),
-        How("loop", streams=3, compile=True),
+        Execution("loop", streams=3),
+        Execution("loop", streams=3, compile=True),
     ]
 
 
 def test_more_at_once_than_was_asked_for_is_not_tried() -> None:
     assert ways("cuda", chunk=2) == [
         LOOP,
-        How("vector", chunk=2),
-        How("loop", streams=2),
-        How("loop", streams=2, compile=True),
-        How("vector", chunk=2, compile=True),
+        Execution("vector", chunk=2),
+        Execution("loop", streams=2),
+        Execution("loop", streams=2, compile=True),
+        Execution("vector", chunk=2, compile=True),
     ]
     assert ways("cuda", chunk=1)[2] == FUSED_LOOP
 
@@ -133,13 +137,13 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
 
 def test_clients_side_by_side_take_their_memory_each() -> None:
     config = Config(clients=6)
-    sim = make(config)(0, How("loop"))
-    one, four = (fit.fit(how, Need(1000, 10), config, sim) for how in (LOOP, STREAMS))
+    sim = make(config)(0, Execution("loop"))
+    one, four = (fit.fit(how, Need(1000, 10), settings_of(config), sim) for how in (LOOP, STREAMS))
     assert (one.at_once, four.at_once) == (1, 4)
     assert four.total - one.total == 3 * 1000
     for share, streams in ((0.3, 2), (0.5, 0)):  # of the free memory for each, of which 0.8 is used
-        large = fit.fit(STREAMS, Need(int(share * one.available), 10), config, sim)
-        assert (large.at_once, large.how.streams) == (max(1, streams), streams)
+        large = fit.fit(STREAMS, Need(int(share * one.available), 10), settings_of(config), sim)
+        assert (large.at_once, large.execution.streams) == (max(1, streams), streams)
         assert large.total < large.available
     assert [measure.label(how) for how in (LOOP, STREAMS, FUSED_STREAMS)] == [
         "loop",
@@ -218,7 +222,7 @@ def test_workers_that_were_asked_for_start_beside_a_gpu(cache: Path) -> None:
 @FORKS
 def test_the_memory_of_workers_is_that_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(method="scaffold", clients=4)
-    sim = make(config)(0, How("loop", state="host"))
+    sim = make(config)(0, Execution("loop", state="host"))
     here, trials = os.getpid(), []
 
     def noted(*args: Any) -> Need | None:
@@ -235,7 +239,7 @@ def test_the_memory_of_workers_is_that_of_the_loop(monkeypatch: pytest.MonkeyPat
     assert plan._need(gpu, SHARED, config.rounds) == here  # where there will be none
     monkeypatch.setattr(plan, "need", lambda *_: os._exit(3))
     assert plan._need(sim, SHARED, config.rounds) is None
-    monkeypatch.setattr(plan, "PATIENCE", 0.2)
+    monkeypatch.setattr(plan, "TRIAL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(plan, "need", lambda *_: time.sleep(60))
     assert plan._need(sim, SHARED, config.rounds) is None
     assert multiprocessing.active_children() == []

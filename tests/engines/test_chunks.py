@@ -11,11 +11,11 @@ from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.task import Classification
 from kedge.data.federation import Federation
+from kedge.engines import Execution
 from kedge.engines.capture import Captures
 from kedge.engines.lanes import cut
 from kedge.engines.loop import Loop
-from kedge.engines.oom import fitting, ran_out_of_memory
-from kedge.engines.registry import How
+from kedge.engines.oom import is_out_of_memory, retry_smaller
 from kedge.engines.vector import Vector
 from kedge.errors import HookError, KedgeError
 from kedge.models import build
@@ -27,7 +27,7 @@ SIZES = (5, 9, 14, 26, 3, 14, 7)
 
 def simulate(method: str, chunk: int = 0, seed: int = 0, **options) -> Simulation:
     problem = images(norm="bn", sizes=SIZES)
-    return problem.simulate(method, How("vector", chunk=chunk), seed=seed, **options)
+    return problem.simulate(method, Execution("vector", chunk=chunk), seed=seed, **options)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_pieces_have_one_size_and_clients_of_similar_length() -> None:
             return super().replies(bound, jobs, steps, plan, *rest)
 
     sim = simulate("fedavg", 3)
-    sim.engine = Counted(sim.how)
+    sim.engine = Counted(sim.execution)
     sim.run_round()
     # filled up to one size, for which a graph is recorded once
     assert seen == [(3, 3, 6), (3, 3, 2), (3, 3, 1)]
@@ -92,7 +92,7 @@ def test_updates_take_the_memory_of_one_piece() -> None:
             return done
 
     sim = simulate("scaffold", 2)
-    sim.engine = Watched(sim.how)
+    sim.engine = Watched(sim.execution)
     sim.run_round()
     assert alive == [0, 0, 0, 0]
 
@@ -108,7 +108,7 @@ def test_state_is_written_when_the_whole_round_has_succeeded() -> None:
                 raise RuntimeError("the second piece fails")
             return super().replies(*args)
 
-    sim.engine = Fails(sim.how)
+    sim.engine = Fails(sim.execution)
     with pytest.raises(RuntimeError, match="second piece"):
         sim.run_round()
     assert tree.equal(sim.state(), before)
@@ -121,7 +121,7 @@ def test_state_is_written_when_the_whole_round_has_succeeded() -> None:
 class Small(Vector):
     """A machine with room for so many lanes."""
 
-    def __init__(self, how: How, room: int, inside_a_hook: bool = False) -> None:
+    def __init__(self, how: Execution, room: int, inside_a_hook: bool = False) -> None:
         super().__init__(how)
         self.room, self.sizes, self.inside = room, [], inside_a_hook
 
@@ -138,7 +138,7 @@ class Small(Vector):
 @pytest.mark.parametrize("inside_a_hook", [False, True])
 def test_where_memory_runs_out_fewer_train_at_once(inside_a_hook: bool) -> None:
     sim, plain = simulate("scaffold+fedprox"), simulate("scaffold+fedprox")
-    sim.engine = Small(sim.how, 2, inside_a_hook)
+    sim.engine = Small(sim.execution, 2, inside_a_hook)
     with pytest.warns(UserWarning, match="do not fit") as caught:
         sim.run_round()
     assert [str(w.message) for w in caught] == [
@@ -154,7 +154,7 @@ def test_where_memory_runs_out_fewer_train_at_once(inside_a_hook: bool) -> None:
 
 def test_a_fleet_shrinks_too() -> None:
     sims, plain = ([simulate("scaffold", seed=s) for s in (0, 1)] for _ in range(2))
-    sims[0].engine = Small(sims[0].how, 8)
+    sims[0].engine = Small(sims[0].execution, 8)
     fleet = Fleet(sims)
     with pytest.warns(UserWarning, match="14 clients at once do not fit .* going on with 7"):
         fleet.run_round()
@@ -168,7 +168,7 @@ def test_a_fleet_shrinks_too() -> None:
 @pytest.mark.filterwarnings("ignore:.* at once do not fit")
 def test_one_client_that_does_not_fit_ends_with_advice() -> None:
     sim = simulate("fedavg")
-    sim.engine = Small(sim.how, 0)
+    sim.engine = Small(sim.execution, 0)
     before = sim.weights
     with pytest.raises(KedgeError, match=r"one client alone .*--batch.*bf16.*--engine loop"):
         sim.run_round()
@@ -198,9 +198,9 @@ def test_an_error_that_comes_from_memory_is_known() -> None:
         except outer as error:
             return error
 
-    assert ran_out_of_memory(raised(HookError, True))
-    assert ran_out_of_memory(raised(RuntimeError, False))
-    assert not ran_out_of_memory(RuntimeError("something else"))
+    assert is_out_of_memory(raised(HookError, True))
+    assert is_out_of_memory(raised(RuntimeError, False))
+    assert not is_out_of_memory(RuntimeError("something else"))
 
 
 def test_memory_that_runs_out_while_recording_is_not_mistaken_for_a_failed_recording() -> None:
@@ -225,18 +225,18 @@ def test_memory_that_runs_out_while_recording_is_not_mistaken_for_a_failed_recor
     sim.engine._captures = NoRoom()
     cohort = sim.cohort(list(range(7)))
     with pytest.raises(torch.OutOfMemoryError):
-        sim.engine.replies(sim.bound, cohort.jobs, [1] * 7, Plan(), {})
+        sim.engine.replies(sim.bound, cohort.jobs, [1] * 7, Plan())
 
 
 class Crowded(Loop):
     """A machine with room for so many clients side by side."""
 
     def __init__(self, streams: int, room: int) -> None:
-        super().__init__(How("loop", streams=streams))
+        super().__init__(Execution("loop", streams=streams))
         self.room = room
 
-    def each(self, bound, cohort, ask):
-        for i, done in enumerate(super().each(bound, cohort, ask)):
+    def each(self, cohort, ask):
+        for i, done in enumerate(super().each(cohort, ask)):
             if i == 1 and self.streams > self.room:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             yield done
@@ -280,11 +280,11 @@ def test_what_was_recorded_for_other_rounds_goes_first() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return "done"
 
-    assert fitting(captures, lambda: work(1), lambda: narrowed.append(1)) == "done"
+    assert retry_smaller(captures, lambda: work(1), lambda: narrowed.append(1)) == "done"
     assert (tries, narrowed) == ([1, 0], [])
     tries.clear()
     captures._made["an earlier phase"] = None
-    assert fitting(captures, lambda: work(3), lambda: narrowed.append(1)) == "done"
+    assert retry_smaller(captures, lambda: work(3), lambda: narrowed.append(1)) == "done"
     assert (tries, narrowed) == ([1, 0, 0, 0], [1, 1])
     tries.clear()
     with pytest.raises(KedgeError, match="no less"):
@@ -292,7 +292,7 @@ def test_what_was_recorded_for_other_rounds_goes_first() -> None:
         def refuse() -> None:
             raise KedgeError("no less")
 
-        fitting(captures, lambda: work(9), refuse)
+        retry_smaller(captures, lambda: work(9), refuse)
     assert tries == [0]
 
 

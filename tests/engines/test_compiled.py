@@ -13,11 +13,11 @@ from kedge.check.problems import images
 from kedge.core import server, tree
 from kedge.core.client import Carry
 from kedge.core.view import Job
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
+from kedge.engines import Execution, torch_private, vector
 from kedge.engines import compiled as module
-from kedge.engines import vector
 from kedge.engines.capture import shapes_of
-from kedge.engines.cohort import How
 from kedge.engines.compiled import compiled
 from kedge.engines.vector import _mapped
 from kedge.sim.simulation import Simulation
@@ -36,10 +36,10 @@ def test_a_step_of_three_clients_with_dropout() -> None:
     sim = Simulation(fed, net, "scaffold", work=LocalWork(batch=4, steps=2))
     cohort = sim.cohort([0, 1, 2])
     begin, step, _ = _mapped(sim.bound, {})
-    carry, rows = begin(cohort.jobs), cohort.plan[:, 0]
+    carry, rows = begin(cohort.jobs), cohort.batches[:, 0]
     fast = compiled(step, cohort.jobs, carry, rows)
-    wanted = step(cohort.jobs, step(cohort.jobs, carry, rows), cohort.plan[:, 1])
-    found = fast(cohort.jobs, fast(cohort.jobs, carry, rows), cohort.plan[:, 1])
+    wanted = step(cohort.jobs, step(cohort.jobs, carry, rows), cohort.batches[:, 1])
+    found = fast(cohort.jobs, fast(cohort.jobs, carry, rows), cohort.batches[:, 1])
     assert tree.gap(found, wanted) < 1e-6
 
 
@@ -53,7 +53,7 @@ def test_totals_are_summed_up_in_a_compiled_end() -> None:
     def totals(jobs: Job, carry: Carry) -> dict[str, Any]:
         return server.totals(sim.bound, end(jobs, carry), jobs.anchor)
 
-    carry = step(cohort.jobs, begin(cohort.jobs), cohort.plan[:, 0])
+    carry = step(cohort.jobs, begin(cohort.jobs), cohort.batches[:, 0])
     found = compiled(totals, cohort.jobs, carry)(cohort.jobs, carry)
     wanted = totals(cohort.jobs, carry)
     assert found.keys() == wanted.keys() >= {"clients", "client_weights", "uploads"}
@@ -88,7 +88,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object) -> None:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(module, "_inductor", fail)
+    monkeypatch.setattr(torch_private, "inductor", fail)
 
     def double(x: Tensor) -> Tensor:
         return x * 2
@@ -126,12 +126,12 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return made
 
 
-def simulate(how: How, sizes: tuple[int, ...] = RAGGED) -> Simulation:
+def simulate(how: Execution, sizes: tuple[int, ...] = RAGGED) -> Simulation:
     return images(norm="bn", sizes=sizes, dropout=0.3).simulate("scaffold", how)
 
 
 def test_steps_of_the_full_stack_are_compiled_once(compiler: Compiler) -> None:
-    sim = simulate(How("vector", compile=True), sizes=(14, 14, 14))
+    sim = simulate(Execution("vector", compile=True), sizes=(14, 14, 14))
     for _ in range(3):
         sim.run_round()
     assert compiler.lanes == [3]
@@ -144,7 +144,7 @@ def steps(sim: Simulation, clients: Sequence[int]) -> list[int]:
 
 def test_ragged_clients_stay_on_the_compiled_stack(compiler: Compiler) -> None:
     """Those that have finished go on with the others, and what they had is put back."""
-    fused, plain = (simulate(How("vector", compile=c)) for c in (True, False))
+    fused, plain = (simulate(Execution("vector", compile=c)) for c in (True, False))
     for _ in range(2):
         totals = fused.run_round(), plain.run_round()
         assert tree.equal(totals[0]["terms"], totals[1]["terms"])
@@ -156,7 +156,7 @@ def test_ragged_clients_stay_on_the_compiled_stack(compiler: Compiler) -> None:
 
 def test_the_last_few_leave_it(compiler: Compiler) -> None:
     sizes = (5, 14, 5, 5, 5)  # one step each, but for one
-    fused, plain = (simulate(How("vector", compile=c), sizes) for c in (True, False))
+    fused, plain = (simulate(Execution("vector", compile=c), sizes) for c in (True, False))
     for _ in range(2):
         fused.run_round()
         plain.run_round()
@@ -165,7 +165,7 @@ def test_the_last_few_leave_it(compiler: Compiler) -> None:
 
 
 def test_every_size_of_a_stack_is_compiled_for_itself(compiler: Compiler) -> None:
-    fused, plain = (simulate(How("vector", compile=c)) for c in (True, False))
+    fused, plain = (simulate(Execution("vector", compile=c)) for c in (True, False))
     cohorts = [[2, 1], [0, 1, 2], [3, 2], [2, 1, 3], [0, 1, 2, 3]]
     for clients in cohorts:
         fused.run_round(clients)
@@ -176,6 +176,6 @@ def test_every_size_of_a_stack_is_compiled_for_itself(compiler: Compiler) -> Non
 
 
 def test_what_is_not_to_be_compiled_is_not(compiler: Compiler) -> None:
-    for how in (How("vector"), How("loop", compile=True)):  # a loop only on a GPU
+    for how in (Execution("vector"), Execution("loop", compile=True)):  # a loop only on a GPU
         simulate(how).run_round()
     assert compiler.lanes == []

@@ -14,14 +14,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import kedge
-from kedge.engines import precision
+from kedge.engines import Execution
+from kedge.engines import device as precision
 from kedge.engines.choice import fit, memory, plan
 from kedge.engines.choice.fit import in_bytes
 from kedge.engines.choice.memory import Need
-from kedge.engines.choice.trial import Piece, need, training, trial
-from kedge.engines.registry import How
+from kedge.engines.choice.trial import Piece, need, start_trial, training
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
+from kedge.runs.runner import settings_of
 
 # -- memory -----------------------------------------------------------------------------------
 
@@ -43,10 +44,10 @@ def test_bytes_are_counted_while_they_are_held() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold+fedprox", "moon"])
 def test_the_memory_of_a_cohort_is_foretold(engine: str, method: str) -> None:
     config = Config(method=method, clients=12, model="mlp(hidden=[128])", engine=engine)
-    sim = make(config)(0, How("loop", state="host"))
+    sim = make(config)(0, Execution("loop", state="host"))
     found = need(sim, engine, config.rounds)
     assert found is not None
-    whole = trial(sim, How(engine), config.rounds)
+    whole = start_trial(sim, Execution(engine), config.rounds)
     piece = Piece(list(range(12)), dataclasses.replace(sim.work, steps=3))
     assert found.of(12) == pytest.approx(memory.peak(training(whole, piece), CPU), rel=0.2)
 
@@ -54,16 +55,16 @@ def test_the_memory_of_a_cohort_is_foretold(engine: str, method: str) -> None:
 def test_a_cohort_that_does_not_fit_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"clients": 12, "model": "mlp(hidden=[128])", "engine": "vector", "seeds": (0,)}
     plain = planned(**settings)
-    assert (plain.how.chunk, plain.at_once) == (0, 12)
+    assert (plain.execution.chunk, plain.at_once) == (0, 12)
     assert plain.total_bytes > 12 * plain.lane_bytes
     held = plain.total_bytes - 12 * plain.lane_bytes
     monkeypatch.setattr(memory, "available", lambda _: int((held + 5.5 * plain.lane_bytes) / 0.8))
     tight = planned(**settings)
-    assert 5 <= tight.how.chunk <= 7  # data and server count as free: they are there already
-    assert tight.at_once == tight.how.chunk
+    assert 5 <= tight.execution.chunk <= 7  # data and server count as free: they are there already
+    assert tight.at_once == tight.execution.chunk
     assert tight.total_bytes <= 0.8 * tight.available_bytes
     assert "12 clients at once would take" in tight.notes[0]
-    assert planned(**settings, chunk=9).how.chunk == 9  # what the user says
+    assert planned(**settings, chunk=9).execution.chunk == 9  # what the user says
     one = kedge.run(**settings, rounds=3)
     monkeypatch.undo()
     other = kedge.run(**settings, rounds=3)
@@ -73,10 +74,10 @@ def test_a_cohort_that_does_not_fit_is_cut(monkeypatch: pytest.MonkeyPatch) -> N
 def test_seeds_that_do_not_fit_together_train_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"clients": 4, "model": "mlp(hidden=[128])", "engine": "vector", "seeds": (0, 1, 2)}
     plain = planned(**settings)
-    assert (plain.how.chunk, plain.at_once) == (0, 12)
+    assert (plain.execution.chunk, plain.at_once) == (0, 12)
     monkeypatch.setattr(memory, "available", lambda _: int(0.9 * plain.total_bytes / 0.8))
     tight = planned(**settings)
-    assert (tight.how.chunk, tight.at_once) == (8, 8)
+    assert (tight.execution.chunk, tight.at_once) == (8, 8)
     assert tight.total_bytes < plain.total_bytes
 
 
@@ -100,16 +101,16 @@ def test_where_clients_state_lies(
     free: float, host: float, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config(method="scaffold", clients=20, seeds=(0,))
-    sim = make(config)(0, How("loop", state="host"))
+    sim = make(config)(0, Execution("loop", state="host"))
     kept = 20 * 4 * sum(p.numel() for p in sim.weights.params.values())
-    there = fit._data_bytes(sim) + 2 * kept // 20  # data, and c of the server beside the weights
+    there = sim.federation.nbytes + 2 * kept // 20  # data, and c of the server beside the weights
     monkeypatch.setattr(memory, "available", lambda _: int(free * kept) - there)
     monkeypatch.setattr(memory, "host_available", lambda: int(host * kept))
-    found = fit.fit(How("loop"), None, config, sim)
-    assert found.how.state == where
+    found = fit.fit(Execution("loop"), None, settings_of(config), sim)
+    assert found.execution.state == where
     assert bool(found.notes) == (where != "device")
     named = dataclasses.replace(config, state="host")
-    assert fit.fit(How("loop"), None, named, sim).how.state == "host"
+    assert fit.fit(Execution("loop"), None, settings_of(named), sim).execution.state == "host"
 
 
 def test_a_file_of_state_stays_with_its_run_and_goes_with_it(tmp_path: Path) -> None:

@@ -15,16 +15,17 @@ from planning import make, planned, slow
 from torch import Tensor, nn
 
 import kedge
+from kedge.engines import Execution
 from kedge.engines.choice import cache as remember
 from kedge.engines.choice import plan
 from kedge.engines.choice import timings as measure
 from kedge.engines.choice.timings import Timings
 from kedge.engines.choice.trial import Piece
 from kedge.engines.loop import Loop
-from kedge.engines.registry import How
 from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers
 from kedge.runs.config import Config
+from kedge.runs.runner import settings_of
 
 # -- the engine -------------------------------------------------------------------------------
 
@@ -32,16 +33,20 @@ from kedge.runs.config import Config
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("quick_one", "chosen"),
-    [(Loop, How("loop")), (Vector, How("vector")), (Workers, How("loop", workers=2))],
+    [
+        (Loop, Execution("loop")),
+        (Vector, Execution("vector")),
+        (Workers, Execution("loop", workers=2)),
+    ],
 )
 def test_the_fastest_way_is_taken_and_remembered(
-    quick_one: type, chosen: How, monkeypatch: pytest.MonkeyPatch, cache: Path
+    quick_one: type, chosen: Execution, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     for other in {Loop, Vector, Workers} - {quick_one}:
         slow(monkeypatch, other)
     small = {"clients": 3, "steps": 2, "seeds": (0,)}
     first = planned(**small)
-    assert first.how == chosen
+    assert first.execution == chosen
     assert first.reason.startswith(
         "engine loop with 2 workers: " if chosen.workers else f"engine {chosen.engine}: "
     )
@@ -57,10 +62,15 @@ def test_the_fastest_way_is_taken_and_remembered(
     monkeypatch.setattr(plan, "need", never)
     again = planned(**small)
     assert again.reason == first.reason + " (remembered)"
-    assert (again.how, again.total_seconds) == (first.how, first.total_seconds)
+    assert (again.execution, again.total_seconds) == (first.execution, first.total_seconds)
 
 
-WAYS = [How("loop"), How("vector"), How("loop", workers=2), How("vector", compile=True)]
+WAYS = [
+    Execution("loop"),
+    Execution("vector"),
+    Execution("loop", workers=2),
+    Execution("vector", compile=True),
+]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +106,9 @@ def test_compiling_is_tried_for_what_is_not_far_behind(
         return {how: [took[measure.label(how)]] * len(pieces) for how in ways}
 
     monkeypatch.setattr(measure, "_tried", tell)
-    for bound in ("SHORT", "LONG"):
+    for bound in ("MIN_RUN_S", "MIN_COMPILED_RUN_S"):
         monkeypatch.setattr(measure, bound, 0.0)
-    found = measure.times(make(Config(clients=3))(0, How("loop")), WAYS, 10, 1)
+    found = measure.times(make(Config(clients=3))(0, Execution("loop")), WAYS, 10, 1)
     assert asked == list(took)[: 4 if tried else 3]
     assert found is not None
     assert math.isfinite(found.steps["vector compiled"]) == tried
@@ -109,7 +119,7 @@ def test_a_short_run_and_a_named_engine_are_not_measured(monkeypatch: pytest.Mon
     monkeypatch.setattr(measure, "times", None)
     for engine in ("loop", "vector"):
         found = planned(engine=engine)
-        assert (found.how.engine, found.reason) == (engine, "")
+        assert (found.execution.engine, found.reason) == (engine, "")
         assert found.total_bytes > 0
 
 
@@ -125,19 +135,19 @@ def test_everything_that_matters_is_part_of_what_is_remembered() -> None:
     keys = []
     for change in changes:
         config = Config(**base | change)
-        sim = make(config)(0, How("loop", state="host"))
-        keys.append(json.dumps(plan._key(config, sim), sort_keys=True))
+        sim = make(config)(0, Execution("loop", state="host"))
+        keys.append(json.dumps(plan._key(settings_of(config), sim), sort_keys=True))
     assert len(set(keys)) == len(keys)
     config = Config(**base)
-    sim = make(config)(0, How("loop", state="host"))
+    sim = make(config)(0, Execution("loop", state="host"))
     torch.set_num_threads(2)
     try:
-        assert json.dumps(plan._key(config, sim), sort_keys=True) not in keys
+        assert json.dumps(plan._key(settings_of(config), sim), sort_keys=True) not in keys
     finally:
         torch.set_num_threads(1)
     # how long a run is does not change which way is the fastest
     longer = Config(**base | {"rounds": 99, "eval_every": 7, "seeds": (5, 6), "target": 3.0})
-    assert json.dumps(plan._key(longer, sim), sort_keys=True) == keys[0]
+    assert json.dumps(plan._key(settings_of(longer), sim), sort_keys=True) == keys[0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -227,7 +237,7 @@ def test_a_model_that_vector_cannot_run_runs_in_the_loop(tmp_path: Path) -> None
 def test_a_round_follows_from_its_pieces(budget: float, settings: dict) -> None:
     """With costs that are linear in clients and steps, what follows is what a round takes."""
     config = Config(clients=8, **settings)
-    sim = make(config)(0, How("loop"))
+    sim = make(config)(0, Execution("loop"))
     own, cost = list(range(8)), measure.Cost(0.003, 0.01)
     steps = Piece(own, sim.work).steps(sim)
     assert steps == (
@@ -249,7 +259,7 @@ def test_the_time_of_a_run_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch, Vector, 0.03)
     slow(monkeypatch, Workers, 0.03)
     found = planned(clients=3, steps=2, seeds=(0,))
-    assert found.how.engine == "loop"
+    assert found.execution.engine == "loop"
     assert 0.06 < found.round_seconds < 0.15
     assert found.total_seconds > 3 * found.round_seconds  # three tests
     assert found.total_seconds == pytest.approx(3 * found.round_seconds, rel=0.3)
@@ -257,15 +267,15 @@ def test_the_time_of_a_run_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_in_words() -> None:
     some = plan.Plan(
-        How("vector"), "NVIDIA H200", 50, 24_000_000, 1_200_000_000, 139_000_000_000, 0.0312, 40.2,
-        "engine vector: because",
+        Execution("vector"), "NVIDIA H200", 50, 24_000_000, 1_200_000_000, 139_000_000_000, 0.0312,
+        40.2, "engine vector: because",
     )  # fmt: skip
     assert some.lines() == [
         "engine vector: because",
         "about 1.2 GB of 139 GB free on NVIDIA H200 (50 clients at once), "
         "about 0.03 s a round, 40 s in all",
     ]
-    assert plan.Plan(How("loop"), "cpu").lines() == []
+    assert plan.Plan(Execution("loop"), "cpu").lines() == []
     assert [plan._in_ms(s) for s in (0.0000123, 0.00011, 0.0003, 0.0123, 1.5)] == [
         "0.012", "0.11", "0.30", "12", "1500",
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.engines import stacked
+from kedge.engines.layout import EngineLayout
 from kedge.sim.simulation import Simulation
 
 LAYERS = {
@@ -156,7 +157,7 @@ def test_kernels_in_tritons_interpreter() -> None:
 def test_whole_rounds_by_stacked_convolutions(norm: str) -> None:
     """As on a GPU: mapped steps with their gradients, here by torch's own convolutions."""
     sims = [images(norm=norm).simulate("scaffold+fedprox(mu=0.1)", "vector") for _ in range(2)]
-    sims[1].bound.model.stacked = True
+    sims[1].bound.model = sims[1].bound.model.prepared(EngineLayout(stacked=True))
     for sim in sims:
         for _ in range(2):
             sim.run_round()
@@ -166,4 +167,4 @@ def test_whole_rounds_by_stacked_convolutions(norm: str) -> None:
 
 
 def _layers(sim: Simulation) -> list[nn.Module]:
-    return [layer for net in sim.bound.model._skeletons.values() for layer in net.modules()]
+    return [layer for net in sim.bound.model._nets.values() for layer in net.module.modules()]

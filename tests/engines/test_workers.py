@@ -25,10 +25,11 @@ from kedge.core.part import Out, Part, parts
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Weights
 from kedge.core.view import Spec, View
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines import workers
-from kedge.engines.cohort import How, take_jobs
-from kedge.engines.registry import make_engine
+from kedge.core.work import LocalWork, take_jobs
+from kedge.data.federation import Federation
+from kedge.engines import Execution, make_engine, workers
+from kedge.engines.layout import layout_of
+from kedge.engines.ops import FOREACH, IN_PLACE
 from kedge.engines.workers import Workers
 from kedge.errors import FieldError, HookError, KedgeError
 from kedge.models import build
@@ -81,12 +82,16 @@ def test_the_result_is_the_loops_bit_for_bit(method: str) -> None:
     loop = problem.simulate(tiny(method), "loop", per_round=3)
     expected, own = after(loop), loop.personal()
     for count in (1, 2, 3):
-        sim = problem.simulate(tiny(method), How("loop", workers=count), per_round=3)
+        sim = problem.simulate(tiny(method), Execution("loop", workers=count), per_round=3)
         assert tree.equal(after(sim), expected), count
         assert tree.equal(sim.personal(), own), count
 
 
-def convolutions(how: How, model: str = "pfl_cnn", method: str = "scaffold") -> Simulation:
+def channels_last(sim: Simulation) -> bool:
+    return layout_of(sim.bound.model).channels_last
+
+
+def convolutions(how: Execution, model: str = "pfl_cnn", method: str = "scaffold") -> Simulation:
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (60, 3, 16, 16), generator=g, dtype=torch.uint8)
     y = torch.randint(0, 10, (60,), generator=g)
@@ -103,12 +108,15 @@ def convolutions(how: How, model: str = "pfl_cnn", method: str = "scaffold") -> 
 @pytest.mark.parametrize("model", ["pfl_cnn", "fedcog_cnn(norm=bn)", "lenet5(norm=gn)"])
 def test_convolutions_in_single_precision_as_well(model: str) -> None:
     loop, shared, vector = (
-        convolutions(how, model) for how in (How("loop"), How("loop", workers=2), How("vector"))
+        convolutions(how, model)
+        for how in (Execution("loop"), Execution("loop", workers=2), Execution("vector"))
     )
     assert (
-        loop.bound.model.channels_last == shared.bound.model.channels_last == ("norm" not in model)
+        loop.bound.model.layout.channels_last
+        == shared.bound.model.layout.channels_last
+        == ("norm" not in model)
     )
-    assert not vector.bound.model.channels_last
+    assert not channels_last(vector)
     expected = after(loop)
     assert tree.equal(after(shared), expected)
     assert tree.gap(after(vector), expected) < 1e-4
@@ -117,12 +125,12 @@ def test_convolutions_in_single_precision_as_well(model: str) -> None:
 def test_a_slow_first_client_does_not_change_the_order() -> None:
     problem = images(norm="gn", sizes=(150, *[4] * 19))
     expected = after(problem.simulate("fedavg", "loop"))
-    assert tree.equal(after(problem.simulate("fedavg", How("loop", workers=2))), expected)
+    assert tree.equal(after(problem.simulate("fedavg", Execution("loop", workers=2))), expected)
 
 
 def test_cohorts_may_change_in_size() -> None:
     problem = images(norm="bn", sizes=RAGGED)
-    runs = [problem.simulate("scaffold", how) for how in ("loop", How("loop", workers=2))]
+    runs = [problem.simulate("scaffold", how) for how in ("loop", Execution("loop", workers=2))]
     for sim in runs:
         for clients in ([0], [1, 2, 3], [0, 1, 2, 3], [2]):
             sim.run_round(clients)
@@ -130,7 +138,7 @@ def test_cohorts_may_change_in_size() -> None:
 
 
 def test_the_number_of_threads_is_as_before() -> None:
-    sim = images(sizes=RAGGED).simulate("fedavg", How("loop", workers=2))
+    sim = images(sizes=RAGGED).simulate("fedavg", Execution("loop", workers=2))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -184,15 +192,16 @@ def test_parts_may_hold_on_to_weights(part: Part) -> None:
 
 def test_a_step_in_place_gives_the_same_bits_and_leaves_the_anchor() -> None:
     sim = images(norm="bn", sizes=(20,)).simulate("scaffold", "loop")
-    cohort, phases = sim.cohort([0]), sim.bound.phases(0)
+    cohort = sim.cohort([0])
     job, ends = take_jobs(cohort.jobs, 0), []
     before = tree.map(torch.clone, job)
     for in_place in (False, True):
-        carry = client.begin(sim.bound, job, phases)
-        for t, index in enumerate(cohort.plan[0]):
+        carry = client.begin(sim.bound.at(sim.round), job)
+        for t, index in enumerate(cohort.batches[0]):
             last = carry
             own = in_place and t > 0
-            carry = client.step(sim.bound, job, carry, index, phases, functional=False, own=own)
+            ops = IN_PLACE if own else FOREACH
+            carry = client.step(sim.bound.at(0), job, carry, index, ops)
             old, new = (next(tree.leaves(c.weights)).data_ptr() for c in (last, carry))
             assert (old == new) is own
         ends.append(carry)
@@ -222,7 +231,7 @@ class Trips(Part):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_first_client_that_fails_is_named(count: int) -> None:
     part = Trips(clients=(2, 3))
-    sim = images(sizes=(20,) * 5).simulate(part, How("loop", workers=count))
+    sim = images(sizes=(20,) * 5).simulate(part, Execution("loop", workers=count))
     for _ in range(2):  # the second time with new processes
         with pytest.raises(
             HookError, match=r"trips.transform failed: ValueError.*client 2, step 1"
@@ -258,7 +267,7 @@ class Failing(nn.Module):
 )
 def test_errors_outside_of_hooks(error: str, raised: Any, text: str) -> None:
     fed = images(sizes=(8, 8)).federation
-    sim = Simulation(fed, Failing(error), engine=How("loop", workers=1))
+    sim = Simulation(fed, Failing(error), engine=Execution("loop", workers=1))
     with pytest.raises(raised, match=text) as found:
         sim.run_round()
     if raised is RuntimeError:
@@ -266,10 +275,10 @@ def test_errors_outside_of_hooks(error: str, raised: Any, text: str) -> None:
 
 
 def test_a_worker_that_is_killed_is_reported() -> None:
-    sim = images(sizes=(20,) * 4).simulate(Trips(how="killed"), How("loop", workers=2))
+    sim = images(sizes=(20,) * 4).simulate(Trips(how="killed"), Execution("loop", workers=2))
     with pytest.raises(KedgeError, match=r"a worker process has ended \(SIGKILL\).*fewer workers"):
         sim.run_round()
-    idle = images(sizes=(8, 8)).simulate("fedavg", How("loop", workers=2))
+    idle = images(sizes=(8, 8)).simulate("fedavg", Execution("loop", workers=2))
     idle.run_round()
     for pid in pids(idle):
         os.kill(pid, signal.SIGKILL)
@@ -282,7 +291,7 @@ def test_a_worker_that_is_killed_is_reported() -> None:
 def test_workers_that_cannot_take_gradients_or_do_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sim = images(sizes=(8, 8)).simulate("fedavg", How("loop", workers=2))
+    sim = images(sizes=(8, 8)).simulate("fedavg", Execution("loop", workers=2))
     monkeypatch.setattr(workers, "_refusal", lambda: KedgeError("hide the GPU"))
     with pytest.raises(KedgeError, match="hide the GPU"):
         sim.run_round()
@@ -297,11 +306,11 @@ def test_workers_that_cannot_take_gradients_or_do_not_start(
 
 
 def test_where_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    how = How("loop", workers=2)
+    how = Execution("loop", workers=2)
     with pytest.raises(FieldError, match=r"workers = 2: .* on cuda; leave workers out"):
         make_engine(how, torch.device("cuda"))
     with pytest.raises(FieldError, match="set engine = loop"):
-        make_engine(How("vector", workers=2), torch.device("cpu"))
+        make_engine(Execution("vector", workers=2), torch.device("cpu"))
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(FieldError, match="need Linux"):
         make_engine(how, torch.device("cpu"))
@@ -313,7 +322,7 @@ def test_where_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_and_files_go_with_the_simulation() -> None:
     gc.collect()
     files = set(os.listdir("/proc/self/fd"))
-    sim = images(sizes=RAGGED).simulate("scaffold", How("loop", workers=2))
+    sim = images(sizes=RAGGED).simulate("scaffold", Execution("loop", workers=2))
     sim.run_round()
     found = pids(sim)
     assert len(set(found)) == 2
@@ -325,7 +334,7 @@ def test_processes_and_files_go_with_the_simulation() -> None:
 def test_ctrl_c_does_not_reach_the_workers() -> None:
     problem = images(sizes=RAGGED)
     expected = after(problem.simulate("fedavg", "loop"))
-    sim = problem.simulate("fedavg", How("loop", workers=2))
+    sim = problem.simulate("fedavg", Execution("loop", workers=2))
     sim.run_round()
     for pid in pids(sim):
         os.kill(pid, signal.SIGINT)
@@ -335,9 +344,9 @@ def test_ctrl_c_does_not_reach_the_workers() -> None:
 ORPHANS = """
 import sys, torch
 from kedge.check.problems import images
-from kedge.engines.cohort import take_jobs
-from kedge.engines.cohort import How
-sim = images(sizes=(8, 8)).simulate("fedavg", How("loop", workers=2))
+from kedge.core.work import take_jobs
+from kedge.engines import Execution
+sim = images(sizes=(8, 8)).simulate("fedavg", Execution("loop", workers=2))
 sim.run_round()
 print(*(p.pid for p in sim.engine._pool._processes), flush=True)
 sys.stdin.read()

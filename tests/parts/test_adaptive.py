@@ -198,7 +198,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("text", OPTIONS)
 @pytest.mark.parametrize(
-    "law", ["pure", "loop=vector", "resumable", "wire", "frugal", "ragged", "permutation"]
+    "law", ["pure", "engines", "resumable", "wire", "frugal", "ragged", "permutation"]
 )
 def test_options_obey_the_laws(text: str, law: str) -> None:
     (part,) = parse(text).parts

@@ -85,7 +85,7 @@ def test_a_fault_is_found_by_an_identity(cls: type[DANN]) -> None:
 # -- options ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["loop=vector", "resumable", "frugal", "ragged", "neutral"])
+@pytest.mark.parametrize("law", ["engines", "resumable", "frugal", "ragged", "neutral"])
 def test_laws_hold_in_turns(law: str) -> None:
     LAWS[law](DANN(lam=0.5, width=4, alternate=True))
 

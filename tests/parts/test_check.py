@@ -30,7 +30,7 @@ def test_a_right_part_passes() -> None:
     report = kedge.check_part(Good())
     assert report.ok
     assert report.raise_if_failed() is report
-    assert {f.name for f in report.findings if f.holds} >= {"pure", "loop=vector", "neutral"}
+    assert {f.name for f in report.findings if f.holds} >= {"pure", "engines", "neutral"}
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Python(Part):
 
 
 def test_a_branch_on_a_tensor_is_found() -> None:
-    assert "python.term failed" in failures(Python())["loop=vector"]
+    assert "python.term failed" in failures(Python())["engines"]
 
 
 @dataclass(frozen=True)

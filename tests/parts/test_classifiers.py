@@ -20,8 +20,8 @@ from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.server import uploads_of
 from kedge.core.task import make_task
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import LocalWork, take_jobs
+from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.classifiers import _ABSENT, CCVR, FedETF, SphereFed
 from kedge.sim.simulation import Simulation
@@ -289,7 +289,7 @@ def test_single_precision_and_more_features_than_samples() -> None:
 # -- SphereFed --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["pure", "loop=vector", "permutation"])
+@pytest.mark.parametrize("law", ["pure", "engines", "permutation"])
 def test_laws_hold_without_calibration_and_for_sums(law: str) -> None:
     LAWS[law](SphereFed(calibrate=False, class_mean=False))
 

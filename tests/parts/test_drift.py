@@ -227,7 +227,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("text", OPTIONS)
 @pytest.mark.parametrize(
-    "law", ["pure", "loop=vector", "resumable", "ragged", "permutation", "additive"]
+    "law", ["pure", "engines", "resumable", "ragged", "permutation", "additive"]
 )
 def test_options_obey_the_laws(text: str, law: str) -> None:
     (part,) = parse(text).parts

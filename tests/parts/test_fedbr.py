@@ -13,8 +13,8 @@ from kedge.core.method import parse
 from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.view import View
+from kedge.core.work import take_jobs
 from kedge.data.federation import Federation
-from kedge.engines.cohort import take_jobs
 from kedge.errors import IncompatibleError
 from kedge.parts.fedbr import FedBR
 from kedge.sim.simulation import Simulation
@@ -78,12 +78,12 @@ def step_parts(part: FedBR) -> tuple[Any, Any, Any, View]:
     run = images(sizes=(5, 9), batch=5, steps=2).simulate(part)
     run.run_round()
     run.survey(part, None)
-    cohort, phases = run.cohort([1]), run.bound.phases(run.round)
+    cohort = run.cohort([1])
     job = take_jobs(cohort.jobs, 0)
-    carry = client.begin(run.bound, job, phases)
-    carry = client.step(run.bound, job, carry, cohort.plan[0, 0], phases, functional=False)
-    context = client.client_context(run.bound, job, phases, carry.local, torch.tensor(1))
-    batch = run.federation.clean(cohort.plan[0, 1])
+    carry = client.begin(run.bound.at(run.round), job)
+    carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, 0])
+    context = client.client_context(run.bound.at(run.round), job, carry.local, torch.tensor(1))
+    batch = run.federation.clean(cohort.batches[0, 1])
     view = View(context, part, "ascend")
     out = tree.detach(view.forward(carry.weights.params, batch.x))
     return carry.weights.params, batch, out, view
@@ -233,10 +233,10 @@ def test_mixture_takes_the_labels_that_mixup_mixed() -> None:
     """With one sample per mean and K = 1, twice the label less 1/C is a row of the mixed labels."""
     method = parse("mixup(alpha=1)") + FedBR(**TINY | {"mixture": 1})
     run = images(sizes=(5, 9)).simulate(method)
-    cohort, phases = run.cohort([1]), run.bound.phases(0)
+    cohort = run.cohort([1])
     job = take_jobs(cohort.jobs, 0)
-    carry = client.begin(run.bound, job, phases)
-    carry = client.step(run.bound, job, carry, cohort.plan[0, 0], phases, functional=False)
+    carry = client.begin(run.bound.at(run.round), job)
+    carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, 0])
     labels = 2 * carry.local["fedbr"]["target"] - 1 / 3
     assert labels.sum(1).tolist() == pytest.approx([1.0] * 4)
     assert bool(((labels > 1e-3) & (labels < 1 - 1e-3)).any())

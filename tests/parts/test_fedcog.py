@@ -16,8 +16,8 @@ from kedge.core import client, rng, tree
 from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.core.view import View
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import LocalWork, take_jobs
+from kedge.data.federation import Federation
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.parts.fedcog import FedCOG
 from kedge.sim.simulation import Simulation
@@ -29,9 +29,7 @@ TINY: dict[str, Any] = FedCOG.tiny
 def made(run: Simulation, k: int, part: FedCOG | None = None) -> Any:
     """What client k generates in the present round (with another setting, if given)."""
     own = part or run.bound.parts[0]
-    context = client.client_context(
-        run.bound, take_jobs(run.cohort([k]).jobs, 0), run.bound.phases(run.round), {}
-    )
+    context = client.client_context(run.bound.at(run.round), take_jobs(run.cohort([k]).jobs, 0), {})
     return own.prepare(View(context, own, "prepare"))
 
 
@@ -183,10 +181,10 @@ def test_disagreement_as_the_authors_compute_it() -> None:
 def test_a_batch_may_hold_every_generated_sample_more_than_once() -> None:
     part = FedCOG(**TINY | {"samples": 3, "batch": 8})
     run = images().simulate(part)
-    job, phases = take_jobs(run.cohort([0]).jobs, 0), run.bound.phases(0)
+    job = take_jobs(run.cohort([0]).jobs, 0)
     local, used = {"fedcog": made(run, 0)}, torch.zeros(3)
     for t in range(3):
-        context = client.client_context(run.bound, job, phases, local, torch.tensor(t))
+        context = client.client_context(run.bound.at(run.round), job, local, torch.tensor(t))
         rows = part._rows(View(context, part, "term"))
         assert torch.bincount(rows, minlength=3).min() >= 2
         used += torch.bincount(rows, minlength=3)

@@ -137,7 +137,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("text", OPTIONS)
-@pytest.mark.parametrize("law", ["loop=vector", "resumable"])
+@pytest.mark.parametrize("law", ["engines", "resumable"])
 def test_laws_hold_for_every_option(text: str, law: str) -> None:
     part = parse(text).parts[0]
     LAWS[law](replace(part, cut=CUT, ramp=min(part.ramp, 1)))  # type: ignore[attr-defined]

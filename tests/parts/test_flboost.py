@@ -42,7 +42,7 @@ def ran(method: Any, rounds: int = 2, norm: str = "bn", **options: Any) -> Simul
 
 def at_server(run: Simulation, boost: FLBoost, clients: list[int]) -> tuple[Round, Weights]:
     """What the part's server step gets in the next round, and the aggregated weights."""
-    found, _ = run.engine.train(run.bound, run.cohort(clients), run.bound.phases(run.round))
+    found = run.train(clients)[1].totals
     mean = tree.map(lambda x: x / found["weight"].to(x.dtype), found["mean_delta"])
     r = Round(
         part=boost,
@@ -89,7 +89,7 @@ def test_clients_start_from_the_tuned_model_and_control_variates_refer_to_it() -
     run.run_round()
     start, c = run.weights, run.server.slots["scaffold"]
     before = tree.take(run.store.rows["scaffold"], 1)
-    batch = run.federation.clean(run.cohort([1]).plan[0, 0])
+    batch = run.federation.clean(run.cohort([1]).batches[0, 0])
     leaves = {n: p.clone().requires_grad_() for n, p in start.params.items()}
     logits = run.bound.model.forward(Weights(leaves, {}), batch.x).logits
     slope = torch.autograd.grad(F.cross_entropy(logits, batch.y), leaves.values())
@@ -260,7 +260,7 @@ def test_every_option_changes_the_result(option: dict[str, Any], default: Simula
     assert tree.gap(default.weights, run.weights) > 1e-6
 
 
-@pytest.mark.parametrize("law", ["pure", "loop=vector", "resumable", "permutation", "frugal"])
+@pytest.mark.parametrize("law", ["pure", "engines", "resumable", "permutation", "frugal"])
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_presets_obey_the_laws(preset: str, law: str) -> None:
     LAWS[law](part(**FLBoost.presets[preset]))

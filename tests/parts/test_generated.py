@@ -131,7 +131,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("law", ["pure", "loop=vector", "neutral", "resumable", "frugal"])
+@pytest.mark.parametrize("law", ["pure", "engines", "neutral", "resumable", "frugal"])
 @pytest.mark.parametrize("part", SETTINGS, ids=str)
 def test_laws_hold_for_other_settings(part: Part, law: str) -> None:
     LAWS[law](part)
@@ -173,7 +173,7 @@ def test_the_generator_is_sent_and_the_counts_come_back(level: Any) -> None:
     run.run_round()
     slot = run.server.slots["fedgen"]
     assert tree.equal(run.bound.sent(run.server)["fedgen"], slot["generator"])
-    found, _ = run.engine.train(run.bound, run.cohort([0, 2]), run.bound.phases(1))
+    found = run.train([0, 2])[1].totals
     uploads = found["uploads"][("fedgen", "counts")].value
     assert torch.equal(uploads, run.federation.label_counts()[[0, 2]])
 

@@ -346,7 +346,7 @@ def test_the_last_one_decides_which_model_is_used() -> None:
     assert tree.equal(own[1], runs[1].store.rows["ditto"]["params"])
 
 
-@pytest.mark.parametrize("law", ["loop=vector", "resumable", "pure"])
+@pytest.mark.parametrize("law", ["engines", "resumable", "pure"])
 @pytest.mark.parametrize("text", ["ditto:fedetf", "ditto(lam=2)"])
 def test_laws_hold_for_every_option(text: str, law: str) -> None:
     LAWS[law](parse(text).parts[0])

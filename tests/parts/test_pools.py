@@ -14,7 +14,7 @@ from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.core.task import Batch
 from kedge.core.view import View
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import take_jobs
 from kedge.errors import FieldError
 from kedge.parts.pools import FedMix, NaiveMix
 from kedge.sim.simulation import Simulation
@@ -101,7 +101,7 @@ def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
 # -- options ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["loop=vector", "resumable", "permutation", "frugal"])
+@pytest.mark.parametrize("law", ["engines", "resumable", "permutation", "frugal"])
 @pytest.mark.parametrize(
     "text",
     ["fedmix(rows=5, samples=2, refresh=round)", "naivemix(rows=7, refresh=round, lam=0.4)"],
@@ -150,7 +150,7 @@ def test_who_is_asked_and_when(engine: str, refresh: str) -> None:
 
 
 def owners_of(means: torch.Tensor) -> dict[int, int]:
-    """How many rows come from which client of :func:`_unit_vectors` (3, 30, 4)."""
+    """Execution many rows come from which client of :func:`_unit_vectors` (3, 30, 4)."""
     shares = torch.stack([part.sum(1) for part in torch.split(means, [3, 30, 4], 1)], 1)
     assert float((shares.amax(1) - 1).abs().max()) < 1e-12
     who = shares.argmax(1)
@@ -195,7 +195,7 @@ def met(run: Simulation, step: int) -> torch.Tensor:
     """The pool's rows that client 1 meets at a step."""
     part = run.bound.parts[0]
     job = take_jobs(run.cohort([1]).jobs, 0)
-    carry = client.begin(run.bound, job, {})
+    carry = client.begin(run.bound, job)
     at = torch.tensor(step, dtype=torch.int32)
     context = client.client_context(run.bound, job, {}, carry.local, at)
     return part._partners(View(context, part, "transform"), 2)["x"]
@@ -209,9 +209,9 @@ def test_both_hooks_of_fedmix_meet_the_same_rows() -> None:
     run.survey(part, None)
     cohort = run.cohort([0])
     job = take_jobs(cohort.jobs, 0)
-    carry = client.begin(run.bound, job, {})
+    carry = client.begin(run.bound, job)
     context = client.client_context(run.bound, job, {}, carry.local, carry.step)
-    batch = run.federation.clean(cohort.plan[0, 0])
+    batch = run.federation.clean(cohort.batches[0, 0])
     mixed = part.transform(View(context, part, "transform"), batch)
     pool, own = run.server.slots["fedmix"], run.federation.task.soft(batch.y, batch.x.dtype)
     labels = (mixed.target - 0.7 * own) / 0.3
@@ -234,9 +234,9 @@ def test_soft_labels_of_parts_to_the_left_are_mixed_further() -> None:
     run.run_round()
     part, mixup = run.bound.parts[1], run.bound.parts[0]
     job = take_jobs(run.cohort([1]).jobs, 0)
-    carry = client.begin(run.bound, job, {})
+    carry = client.begin(run.bound, job)
     context = client.client_context(run.bound, job, {}, carry.local, carry.step)
-    batch = run.federation.clean(run.cohort([1]).plan[0, 0])
+    batch = run.federation.clean(run.cohort([1]).batches[0, 0])
     once = mixup.transform(View(context, mixup, "transform"), batch)
     both = part.transform(View(context, part, "transform"), once)
     others = part._partners(View(context, part, "transform"), len(batch.y))["y"]

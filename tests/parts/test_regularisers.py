@@ -133,7 +133,7 @@ def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
 # -- options ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["loop=vector", "resumable", "frugal", "permutation"])
+@pytest.mark.parametrize("law", ["engines", "resumable", "frugal", "permutation"])
 @pytest.mark.parametrize(
     "text",
     ["fedntd(beta=0.5, tau=3)", "fedproto:official", "fedproto(lam=0.1)", "feddecorr:fedcog"],

@@ -137,7 +137,7 @@ def test_a_fault_is_found_by_an_identity(cls: type[FedReg]) -> None:
 # -- options ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["loop=vector", "pure", "additive", "ragged"])
+@pytest.mark.parametrize("law", ["engines", "pure", "additive", "ragged"])
 @pytest.mark.parametrize("text", ["fedreg(gamma=1, ascents=1)", "fedreg(gamma=0, ascents=0)"])
 def test_laws_hold_for_every_option(text: str, law: str) -> None:
     LAWS[law](parse(text).parts[0])

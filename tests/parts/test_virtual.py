@@ -18,8 +18,8 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.view import View
+from kedge.core.work import take_jobs
 from kedge.data.federation import Federation
-from kedge.engines.cohort import take_jobs
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.virtual import VHL, _contrast
 from kedge.sim.simulation import Simulation
@@ -127,7 +127,7 @@ def test_every_option_changes_the_result(option: dict[str, Any]) -> None:
     assert max(tree.gap(plain.weights.params[n], run.weights.params[n]) for n in shared) > 1e-6
 
 
-@pytest.mark.parametrize("law", ["loop=vector", "neutral", "frugal", "ragged"])
+@pytest.mark.parametrize("law", ["engines", "neutral", "frugal", "ragged"])
 @pytest.mark.parametrize(
     "option", [{"grid": 3}, {"labels": "shared"}, {"align_epochs": 1}], ids=str
 )
@@ -173,7 +173,7 @@ def test_the_contrasts_stop_after_some_epochs(epochs: int, steps: int) -> None:
     terms = []
     for t in range(4):
         context = client_context(run.bound, job, {}, {}, torch.tensor(t, dtype=torch.int32))
-        batch = run.federation.clean(cohort.plan[0, t])
+        batch = run.federation.clean(cohort.batches[0, t])
         v = View(context, own, "term")
         terms.append(float(own.term(v, run.weights.params, batch, v.forward(run.weights, batch.x))))
     assert [x > 0 for x in terms] == [t < steps for t in range(4)]

@@ -12,7 +12,7 @@ from kedge.check.problems import images
 from kedge.core import client, rng, tree
 from kedge.core.optim import SGD
 from kedge.core.view import View
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import take_jobs
 from kedge.parts.fedbr import FedBR
 from kedge.sim.simulation import Simulation
 
@@ -27,16 +27,16 @@ COHORTS = {"all": ([0, 1, 2], [0, 1, 2]), "sampled": ([0, 2], [1, 2])}
 
 def draws(run: Simulation, part: FedBR, clients: list[int]) -> tuple[dict, dict, list, dict]:
     """The next round's batches, who and what is behind each mean, and what is mixed in."""
-    cohort, phases = run.cohort(clients), run.bound.phases(run.round)
+    cohort = run.cohort(clients)
     batches, members, mixed = {}, {}, {}
     for i, k in enumerate(clients):
         job, steps = take_jobs(cohort.jobs, i), cohort.steps[i]
-        batches[k] = [tuple(run.federation.clean(row)[:2]) for row in cohort.plan[i, :steps]]
-        key = View(client.client_context(run.bound, job, phases, {}), part, "survey").key
+        batches[k] = [tuple(run.federation.clean(row)[:2]) for row in cohort.batches[i, :steps]]
+        key = View(client.client_context(run.bound.at(run.round), job, {}), part, "survey").key
         members[k] = rng.integers(key, (part.rows, part.samples), run.federation.sizes[k])
         mixed[k] = []
         for t in range(steps):
-            context = client.client_context(run.bound, job, phases, {}, torch.tensor(t))
+            context = client.client_context(run.bound.at(run.round), job, {}, torch.tensor(t))
             key = View(context, part, "ascend").key
             mixed[k].append(rng.integers(key, (part.rows, part.mixture), run.work.batch))
     server = rng.fold(rng.fold(run.key, "server"), run.round)

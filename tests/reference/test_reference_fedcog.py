@@ -11,7 +11,7 @@ from kedge.check.problems import images
 from kedge.core import client, tree
 from kedge.core.optim import SGD
 from kedge.core.view import View
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import take_jobs
 from kedge.parts.fedcog import FedCOG
 from kedge.sim.simulation import Simulation
 
@@ -27,12 +27,12 @@ COHORTS = {"all": ([0, 1, 2], [0, 1, 2]), "sampled": ([0, 2], [1, 2])}
 
 def draws(run: Simulation, part: FedCOG, clients: list[int]) -> tuple[dict, dict, dict]:
     """The next round's batches, noise and order of the generated samples."""
-    cohort, phases = run.cohort(clients), run.bound.phases(run.round)
+    cohort = run.cohort(clients)
     batches, noise, orders = {}, {}, {}
     for i, k in enumerate(clients):
         job, steps = take_jobs(cohort.jobs, i), cohort.steps[i]
-        batches[k] = [tuple(run.federation.clean(row)[:2]) for row in cohort.plan[i, :steps]]
-        context = client.client_context(run.bound, job, phases, {})
+        batches[k] = [tuple(run.federation.clean(row)[:2]) for row in cohort.batches[i, :steps]]
+        context = client.client_context(run.bound.at(run.round), job, {})
         view = View(context, FedCOG(**SMALL | {"steps": 0}), "prepare")
         if view.phase == "wait":
             continue
@@ -40,7 +40,7 @@ def draws(run: Simulation, part: FedCOG, clients: list[int]) -> tuple[dict, dict
         local = {part.name: part.prepare(View(context, part, "prepare"))}
         orders[k] = []
         for t in range(steps):
-            here = client.client_context(run.bound, job, phases, local, torch.tensor(t))
+            here = client.client_context(run.bound.at(run.round), job, local, torch.tensor(t))
             orders[k].append(part._rows(View(here, part, "term")))
     return batches, noise, orders
 

@@ -67,7 +67,7 @@ def works(run: Simulation, part: FedImpro, ref: ModuleType, clients: list[int]) 
         own = rng.fold(cohort.jobs.key[i], "fedimpro")
         batches, normals = [], []
         for t in range(cohort.steps[i]):
-            batch = run.federation.clean(cohort.plan[i, t])
+            batch = run.federation.clean(cohort.batches[i, t])
             rows = len(batch.y) if part.labels == "batch" else 3 * (len(batch.y) // 3 + 1)
             key = rng.fold(rng.fold(own, "inject"), t)
             batches.append((batch.x, batch.y))

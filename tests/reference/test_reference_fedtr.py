@@ -38,7 +38,7 @@ def batches_of(run: Simulation, clients: list[int]) -> dict[int, Any]:
     """The batches of the next round, as the script takes them."""
     cohort = run.cohort(clients)
     return {
-        k: [tuple(run.federation.clean(row)[:2]) for row in cohort.plan[i, : cohort.steps[i]]]
+        k: [tuple(run.federation.clean(row)[:2]) for row in cohort.batches[i, : cohort.steps[i]]]
         for i, k in enumerate(clients)
     }
 

@@ -70,7 +70,7 @@ def test_two_rounds_are_equal(reference: ModuleType, method: str, engine: str) -
     for clients in COHORTS:
         cohort = run.cohort(clients)
         batches = [
-            [tuple(run.federation.clean(rows)[:2]) for rows in cohort.plan[i, : cohort.steps[i]]]
+            [tuple(run.federation.clean(rows)[:2]) for rows in cohort.batches[i, : cohort.steps[i]]]
             for i in range(len(clients))
         ]
         rounds.append(reference.Round(clients, batches, *draws(run, clients)))

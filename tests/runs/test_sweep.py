@@ -33,7 +33,7 @@ def read(result: kedge.Result) -> np.ndarray:
 
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many simulations every stack has that is made."""
+    """Execution many simulations every stack has that is made."""
     made: list[int] = []
     init = Fleet.__init__
 

@@ -7,8 +7,9 @@ import torch
 
 from kedge.check.problems import images
 from kedge.core.optim import SGD
-from kedge.data.federation import Federation, LocalWork
-from kedge.sim import evaluate
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
+from kedge.engines import vector as vector_engine
 from kedge.sim.simulation import Simulation
 
 
@@ -31,7 +32,7 @@ def simulate(engine: str, task: str, batchnorm: str = "average") -> Simulation:
 def test_held_out_rows(
     task: str, batchnorm: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "ROWS", rows)  # two of each client at a time
+    monkeypatch.setattr(vector_engine, "EVALUATION_ROWS", rows)  # two of each client at a time
     loop, vector = (simulate(engine, task, batchnorm) for engine in ("loop", "vector"))
     for sim in (loop, vector):
         for _ in range(2):

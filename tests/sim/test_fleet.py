@@ -12,11 +12,12 @@ import kedge
 from kedge.check.problems import images, small_net
 from kedge.core import tree
 from kedge.core.part import Part, parts
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.engines.lane_bound import Number, floats
 from kedge.errors import IncompatibleError, NotFinite
+from kedge.sim.cohorts import share
 from kedge.sim.fleet import Fleet
-from kedge.sim.joint import share
 from kedge.sim.simulation import Simulation
 
 SEEDS = (0, 1, 2)
@@ -215,7 +216,7 @@ def test_federations_of_other_samples_and_sizes() -> None:
 def test_equal_samples_are_shared() -> None:
     data = kedge.runs.runner.load("digits")
     config = kedge.runs.config.load_config(flags={"clients": 4})
-    how = kedge.engines.registry.How("vector")
+    how = kedge.engines.Execution("vector")
     cpu = torch.device("cpu")
     one, two = (kedge.runs.runner.simulation(config, data, s, cpu, how) for s in (0, 1))
     two.federation.x = two.federation.x.clone()
@@ -292,12 +293,12 @@ def test_a_fleet_on_the_loop_engine() -> None:
 def test_a_round_that_fails_leaves_everything_as_it_was() -> None:
     sims = [simulate("fedmix(rows=4, samples=2)", seed) for seed in (0, 1)]
     before = [tree.map(torch.clone, sim.state()) for sim in sims]
-    fleet, train = Fleet(sims), sims[0].engine.train_stack
+    fleet, train = Fleet(sims), sims[0].engine.train
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sims[0].engine, "train_stack", lambda *_: 1 / 0)
+        patch.setattr(sims[0].engine, "train", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             fleet.run_round()
-    assert sims[0].engine.train_stack == train
+    assert sims[0].engine.train == train
     for sim, state in zip(sims, before, strict=True):
         assert tree.equal(sim.state(), state)
     fleet.run_round()
@@ -342,8 +343,9 @@ def test_a_round_may_be_drawn_ahead() -> None:
         for clients in (None, [0, 1, 2], None):
             sim.run_round(clients)
     assert gap(sims[:3], sims[3:]) == 0
-    assert ahead._ahead is not None
-    assert ahead._ahead.round == 3
+    drawn = ahead._cohorts._ahead
+    assert drawn is not None
+    assert drawn.what[0] == 3
 
 
 def test_no_warnings_where_all_goes_well() -> None:
@@ -361,7 +363,7 @@ def test_recorded_rounds_on_a_gpu(chunk: int) -> None:
     device = torch.device("cuda")
 
     def make(chunk: int) -> list[Simulation]:
-        how = kedge.engines.registry.How("vector", chunk=chunk)
+        how = kedge.engines.Execution("vector", chunk=chunk)
         found = []
         for mu in (0.01, 0.5):
             flags = {"clients": 6, "per_round": 5, "method": f"scaffold+fedprox(mu={mu})"}

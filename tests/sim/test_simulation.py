@@ -15,9 +15,10 @@ from kedge.core.part import Mean, Part
 from kedge.core.task import Classification
 from kedge.core.tree import Weights
 from kedge.core.view import Round, Spec, View
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import copied
-from kedge.engines.registry import How, make_engine
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
+from kedge.engines import Execution, make_engine
+from kedge.engines.cohort import cloned
 from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
 from kedge.models import build
 from kedge.sim.simulation import Simulation
@@ -285,7 +286,10 @@ def test_what_a_client_generates_can_be_looked_at() -> None:
 
 
 def test_streams_are_for_a_loop_on_a_gpu() -> None:
-    for how, device in ((How("loop", streams=2), "cpu"), (How("vector", streams=2), "cuda")):
+    for how, device in (
+        (Execution("loop", streams=2), "cpu"),
+        (Execution("vector", streams=2), "cuda"),
+    ):
         message = f"streams = 2: .* this is engine = {how.engine} on {device}; leave streams out"
         with pytest.raises(FieldError, match=message):
             make_engine(how, torch.device(device))
@@ -303,7 +307,10 @@ def test_clients_on_streams_of_a_gpu(norm: str) -> None:
     for streams in (0, 3):
         torch.manual_seed(0)
         fed = Federation(x, y, rows, Classification(10), device="cuda")
-        net, how = build(f"lenet5(norm={norm})", (1, 28, 28), 10), How("loop", streams=streams)
+        net, how = (
+            build(f"lenet5(norm={norm})", (1, 28, 28), 10),
+            Execution("loop", streams=streams),
+        )
         sim = Simulation(fed, net, "scaffold", work=LocalWork(batch=10, epochs=2), engine=how)
         for _ in range(4):
             sim.run_round()
@@ -322,9 +329,9 @@ def test_totals_of_a_gpu_outlive_the_round(engine: str, compile: bool) -> None:
     rows = torch.arange(80).split([20, 30, 10, 20])
     fed = Federation(x, y, rows, Classification(3), device="cuda")
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    sim = Simulation(fed, net, "scaffold", engine=How(engine, compile=compile))
+    sim = Simulation(fed, net, "scaffold", engine=Execution(engine, compile=compile))
     first = sim.run_round()
-    before = copied(first)
+    before = cloned(first)
     second = sim.run_round()
     tensors = [x for x in tree.leaves(first) if isinstance(x, Tensor)]
     assert len(tensors) > 10

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from kedge.check.problems import images
 from kedge.core import tree
-from kedge.engines.registry import How
+from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError
 from kedge.sim.simulation import Simulation
 from kedge.sim.store import PLACES, Store
@@ -62,7 +62,7 @@ def test_two_hundred_clients_in_every_place_and_resumed_in_another(method: str) 
     problem = images(norm="bn", sizes=(4,) * 200, batch=4)
 
     def run(where: str, rounds: int, state: dict | None = None) -> Simulation:
-        how = How("vector", state=where)
+        how = Execution("vector", state=where)
         made = problem.simulate(method, how, per_round=20)
         if state is not None:
             made.load_state(load(save({k: v.contiguous() for k, v in state.items()})))

@@ -20,16 +20,16 @@ from kedge.bench.child import Child, RivalFailed
 from kedge.bench.eager import EagerRounds
 from kedge.bench.workloads import Workload
 from kedge.data.federation import Federation
+from kedge.engines import Execution, engines
 from kedge.engines.choice import plan
-from kedge.engines.cohort import How
-from kedge.engines.precision import precise
-from kedge.engines.registry import ENGINES
+from kedge.engines.choice.subject import Settings
+from kedge.engines.device import precise
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.grammar import Call, parse_call
-from kedge.runs.config import Config
 from kedge.sim.simulation import Simulation
 
-RIVALS = ("loop", "eager", "pfl", "flower")
+OWN = ("loop",)  # engines of kedge that serve as a rival
+RIVALS = (*OWN, "eager", "pfl", "flower")
 INSTALL = {
     "pfl": "pip install pfl==0.6.0",
     "flower": 'pip install "flwr[simulation]" torch numpy safetensors pillow',
@@ -127,7 +127,7 @@ class Bench:
     def rival(self, text: str, precision: str) -> Runner:
         """A rival, written as ``eager(threads=1)``."""
         name, threads = read_rival(text)
-        if name == "loop":
+        if name in OWN:
             return self.engine(text, precision, "fedavg", rival=text)
         here = name == "eager" or (name == "pfl" and name not in self.pythons)
         start = self._in_process if here else self._child
@@ -135,11 +135,11 @@ class Bench:
         idle = name == "flower" and self.work.idle
         return Runner(text, precision, make, rival=text, kind=name, idle=idle)
 
-    def _kedge(self, how: How, threads: int, runner: Runner) -> Rounds:
+    def _kedge(self, how: Execution, threads: int, runner: Runner) -> Rounds:
         federation = self._federation = self._federation or self.work.federation(self.device)
         precision = runner.precision
 
-        def make(how: How) -> Simulation:
+        def make(how: Execution) -> Simulation:
             return self.work.simulation(federation, how, runner.method, precision)
 
         if how.engine == "auto":
@@ -149,16 +149,11 @@ class Bench:
         close = getattr(sim.engine, "close", lambda: None)
         return Here(partial(sim.run_round, check=False), self.device, precision, threads, close)
 
-    def _chosen(self, make: Callable[[How], Simulation], runner: Runner) -> How:
+    def _chosen(self, make: Callable[[Execution], Simulation], runner: Runner) -> Execution:
         """What ``kedge run`` would choose for 100 rounds."""
-        work = self.work
-        config = Config(
-            method=runner.method, model=work.model, batch=work.batch, steps=work.steps, lr=work.lr,
-            rounds=100, seeds=(0,), device=self.device, precision=runner.precision,
-        )  # fmt: skip
-        device = torch.device(self.device)
-        with precise(runner.precision, device):
-            return plan.choose(config, lambda seed, how: make(how), device, None).how
+        with precise(runner.precision, torch.device(self.device)):
+            sim = make(Execution("loop", state="host"))
+            return plan.choose(Settings(rounds=100), sim).execution
 
     def _in_process(self, name: str, threads: int, runner: Runner) -> Rounds:
         if self._data is None:
@@ -193,15 +188,15 @@ def split_list(text: str) -> list[str]:
     return list(dict.fromkeys(filter(None, map(str.strip, entries))))
 
 
-def read_engine(text: str) -> tuple[How, int]:
+def read_engine(text: str) -> tuple[Execution, int]:
     """How an engine such as ``loop(workers=2, threads=1)`` computes, and its threads."""
     call = parse_call(text)
-    if call.name not in (*ENGINES, "auto"):
-        raise UnknownName("engine", call.name, [*ENGINES, "auto"])
-    defaults = {f.name: f.default for f in fields(How) if f.name != "engine"} | {"threads": 0}
+    if call.name not in (*engines, "auto"):
+        raise UnknownName("engine", call.name, [*engines, "auto"])
+    defaults = {f.name: f.default for f in fields(Execution) if f.name != "engine"} | {"threads": 0}
     settings = _settings(call, text, defaults)
     threads = settings.pop("threads", 0)
-    return How(call.name, **settings), threads
+    return Execution(call.name, **settings), threads
 
 
 def read_rival(text: str) -> tuple[str, int]:
@@ -209,7 +204,7 @@ def read_rival(text: str) -> tuple[str, int]:
     call = parse_call(text)
     if call.name not in RIVALS:
         raise UnknownName("rival", call.name, RIVALS)
-    if call.name == "loop":
+    if call.name in OWN:
         return call.name, read_engine(text)[1]
     return call.name, _settings(call, text, {"threads": 0}).get("threads", 0)
 

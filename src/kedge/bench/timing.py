@@ -25,7 +25,7 @@ from kedge.bench.runners import (
 from kedge.bench.workloads import GROUPS, WORKLOADS, Workload
 from kedge.core.method import parse
 from kedge.core.model import PRECISIONS
-from kedge.engines.precision import effective
+from kedge.engines.device import effective
 from kedge.errors import FieldError, UnknownName
 from kedge.runs.config import resolve_device
 

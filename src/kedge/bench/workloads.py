@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.task import Classification
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import How
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
+from kedge.engines import Execution
 from kedge.models import build, models
 from kedge.sim.simulation import Simulation
 
@@ -69,7 +70,7 @@ class Workload:
     def simulation(
         self,
         federation: Federation,
-        how: How,
+        how: Execution,
         method: str = "fedavg",
         precision: str = "fp32",
     ) -> Simulation:

@@ -2,7 +2,7 @@
 
 ========== =====================================================================================
 pure        the same input gives the same output, bit for bit, and no input is changed
-loop=vector one client at a time and all clients at once give the same model
+engines     every engine gives the model of the reference
 neutral     the setting that a part declares as neutral gives FedAvg back, bit for bit
 resumable   stop, save, load, go on equals going straight on, bit for bit
 wire        all that travels or is kept survives safetensors
@@ -24,22 +24,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from safetensors.torch import load, save
 
 from kedge.check.problems import Problem, images, position, quadratics
-from kedge.core import client, tree
+from kedge.core import client, server, tree
 from kedge.core.method import Method
 from kedge.core.part import Part, Stack
-from kedge.core.server import uploads_of
-from kedge.core.tree import Params
+from kedge.core.server import Totals, uploads_of
+from kedge.core.tree import Params, Tree
 from kedge.core.view import View
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import take_jobs
+from kedge.engines import engines
+from kedge.engines.cohort import take_rows
 from kedge.errors import KedgeError
 from kedge.sim.simulation import Simulation
 
 TOLERANCE = 1e-11  # of float64 results that differ in the order of summation only
-ENGINES = ("loop", "vector")
+REFERENCE = "reference"  # the engine that all others must agree with
+
+
+def tested_engines() -> list[str]:
+    """All engines but the reference."""
+    return [name for name in engines if name != REFERENCE]
 
 
 class Broken(Exception):
@@ -58,39 +64,37 @@ class _Probe(Part):
 
 def pure(part: Part) -> None:
     before = repr(vars(part)), _class_state(part)
-    for engine in ENGINES:
+    for engine in tested_engines():
         first = _run(images(norm="bn", task=part.tasks[0]), part, engine)
         again = _run(images(norm="bn", task=part.tasks[0]), part, engine)
         _same_bits(first, again, f"two equal runs on the {engine} engine")
     if (repr(vars(part)), _class_state(part)) != before:
         raise Broken("the part changed its own attributes; state belongs into a slot")
     run = images(norm="bn", task=part.tasks[0]).simulate(part)
-    cohort, phases = run.cohort([0, 1, 2]), run.bound.phases(0)
+    cohort = run.cohort([0, 1, 2])
     _surveyed(run)
     for i in range(3):
         job = take_jobs(run.cohort([0, 1, 2]).jobs, i)
         held = [*tree.leaves(job), *tree.leaves(run.server)]
         versions = [x._version for x in held]
-        carry = client.begin(run.bound, job, phases)
+        carry = client.begin(run.bound.at(run.round), job)
         for t in range(2):
             old = [(x, x._version) for x in tree.leaves(carry)]
-            carry = client.step(run.bound, job, carry, cohort.plan[i, 0], phases, functional=False)
+            carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[i, 0])
             if any(x._version != n for x, n in old):
                 raise Broken(f"step {t} changed what the step before had returned, in place")
-        client.end(run.bound, job, carry, phases)
+        client.end(run.bound.at(run.round), job, carry)
         if [x._version for x in held] != versions:
             raise Broken("a hook changed one of its inputs in place")
 
 
-def loop_is_vector(part: Part) -> None:
-    for task in part.tasks:
-        for norm in ("bn", "gn"):
-            problem = images(task=task, norm=norm)
-            loop, vector = (_run(problem, part, engine) for engine in ENGINES)
-            _close(loop, vector, f"loop and vector ({task}, {norm})")
-    problem = images(task=part.tasks[0], norm="bn", batchnorm="local", dropout=0.3)
-    loop, vector = (_run(problem, part, engine) for engine in ENGINES)
-    _close(loop, vector, "loop and vector (local statistics, dropout)")
+def engines_agree(part: Part) -> None:
+    problems = {f"{t}, {n}": images(task=t, norm=n) for t in part.tasks for n in ("bn", "gn")}
+    local = images(task=part.tasks[0], norm="bn", batchnorm="local", dropout=0.3)
+    for name, problem in {**problems, "local statistics, dropout": local}.items():
+        reference = _run(problem, part, REFERENCE)
+        for engine in tested_engines():
+            _close(_run(problem, part, engine), reference, f"{engine} and {REFERENCE} ({name})")
 
 
 def neutral(part: Part) -> None:
@@ -98,7 +102,7 @@ def neutral(part: Part) -> None:
         return
     quiet = dataclasses.replace(part, **part.neutral)
     for norm, policy in (("none", "average"), ("gn", "average"), ("bn", "frozen")):
-        for engine in ENGINES:
+        for engine in tested_engines():
             problem = images(task=part.tasks[0], norm=norm, batchnorm=policy)
             plain, own = _run(problem, "fedavg", engine), _run(problem, quiet, engine)
             shared = tree.map(lambda _, x: x, plain.weights, own.weights)
@@ -111,7 +115,7 @@ def neutral(part: Part) -> None:
 
 def resumable(part: Part) -> None:
     problem = images(norm="bn", task=part.tasks[0])
-    for engine in ENGINES:
+    for engine in tested_engines():
         straight = _run(problem, part, engine, rounds_=3)
         stopped = _run(problem, part, engine, rounds_=1)
         resumed = problem.simulate(part, engine, per_round=2)
@@ -172,21 +176,24 @@ def frugal(part: Part) -> None:
 
 def ragged(part: Part) -> None:
     problem = images(norm="bn", task=part.tasks[0], sizes=(6, 21, 11))
-    run = problem.simulate(part, "vector")
-    _surveyed(run)
-    run.run_round()
-    together = _replies(run, [0, 1, 2])
-    for k in range(3):
-        alone = _replies(run, [k])
-        beside = tree.take(together, slice(k, k + 1))
-        gap = max(tree.gap(tree.to_wire(_plain(alone)), tree.to_wire(_plain(beside))), 0.0)
+    for engine in tested_engines():
+        run = problem.simulate(part, engine)
+        _surveyed(run)
+        run.run_round()
+        together = _trained(run, [0, 1, 2])
+        alone = [_trained(run, [k]) for k in range(3)]
+        states = tree.concat([state for _, state in alone])
+        totals = alone[0][0]
+        for more, _ in alone[1:]:
+            totals = server.add_totals(totals, more)
+        gap = max(tree.gap(together[1], states), tree.gap(_sums(together[0]), _sums(totals)))
         if not gap <= TOLERANCE:
-            raise Broken(f"client {k} differs by {gap:.1e} when others train beside it")
+            raise Broken(f"a client differs by {gap:.1e} when others train beside it ({engine})")
 
 
 def permutation(part: Part) -> None:
     problem = images(norm="bn", task=part.tasks[0])
-    for engine in ENGINES:
+    for engine in tested_engines():
         runs = []
         for order in ([0, 1, 2], [2, 0, 1]):
             run = problem.simulate(part, engine)
@@ -224,7 +231,7 @@ def stable(part: Part) -> None:
 
 LAWS: dict[str, Callable[[Part], None]] = {
     "pure": pure,
-    "loop=vector": loop_is_vector,
+    "engines": engines_agree,
     "neutral": neutral,
     "resumable": resumable,
     "wire": wire,
@@ -259,30 +266,26 @@ def _surveyed(run: Simulation) -> None:
 
 
 def _reply(run: Simulation, k: int) -> client.Reply:
-    cohort, phases = run.cohort([k]), run.bound.phases(run.round)
+    cohort = run.cohort([k])
     job = take_jobs(cohort.jobs, 0)
-    carry = client.begin(run.bound, job, phases)
-    carry = client.step(run.bound, job, carry, cohort.plan[0, 0], phases, functional=False)
-    return client.end(run.bound, job, carry, phases)
+    carry = client.begin(run.bound.at(run.round), job)
+    carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, 0])
+    return client.end(run.bound.at(run.round), job, carry)
 
 
-def _replies(run: Simulation, clients: list[int]) -> client.Reply:
-    cohort, phases = run.cohort(clients), run.bound.phases(run.round)
-    order = sorted(range(len(clients)), key=lambda i: -cohort.steps[i])
-    jobs, steps = take_jobs(cohort.jobs, order), [cohort.steps[i] for i in order]
-    done = run.engine.replies(run.bound, jobs, steps, cohort.plan[order], phases)  # type: ignore[union-attr]
-    return tree.take(done, torch.argsort(torch.tensor(order)))
+def _trained(run: Simulation, clients: list[int]) -> tuple[Totals, Tree]:
+    """Totals of some clients, and their next state in the same order."""
+    _, done = run.train(clients)
+    order = [place for places, _ in done.next_states for place in places]
+    states = tree.concat([state for _, state in done.next_states])
+    return done.totals, take_rows(states, sorted(range(len(order)), key=order.__getitem__))
 
 
-def _plain(reply: client.Reply) -> dict[str, Any]:
-    """A reply as nested dicts."""
-    uploads = {" ".join(p): u.value for p, u in uploads_of(reply.uploads)}
-    return {
-        "delta": reply.delta,
-        "contribution": reply.contribution,
-        "uploads": uploads,
-        "client": reply.client,
-    }
+def _sums(totals: Totals) -> dict[str, Any]:
+    """What of totals is a tree of tensors."""
+    names = totals.keys() - {"count", "up_bytes", "uploads"}
+    uploads = {" ".join(path): upload.value for path, upload in totals["uploads"].items()}
+    return {name: totals[name] for name in names} | {"uploads": uploads}
 
 
 def _same_bits(a: Simulation, b: Simulation, what: str) -> None:

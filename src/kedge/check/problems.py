@@ -19,8 +19,8 @@ from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
 from kedge.core.task import Batch, Task, make_task
 from kedge.core.view import View
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import LocalWork, take_jobs
+from kedge.data.federation import Federation
 from kedge.sim.simulation import Simulation
 
 DOUBLE = torch.float64
@@ -147,5 +147,5 @@ def step_view(run: Simulation, client: int, part: Part, hook: str = "term") -> t
     """What a hook of a part gets in a client's first step: its view and the batch."""
     cohort = run.cohort([client])
     job, first = take_jobs(cohort.jobs, 0), torch.zeros((), dtype=torch.int32)
-    context = client_context(run.bound, job, run.bound.phases(run.round), {}, first)
-    return View(context, part, hook), run.federation.clean(cohort.plan[0, 0])
+    context = client_context(run.bound.at(run.round), job, {}, first)
+    return View(context, part, hook), run.federation.clean(cohort.batches[0, 0])

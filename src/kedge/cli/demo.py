@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kedge.data.datasets import load
-from kedge.engines.registry import How
+from kedge.engines import Execution
 from kedge.report import figures
 from kedge.report.progress import Watcher
 from kedge.runs import runner
@@ -35,7 +35,9 @@ def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
         )
     dataset = load("digits")
     device = runner.resolve_device("cpu")
-    partition = runner.simulation(configs[0], dataset, 0, device, How("loop")).federation.partition
+    partition = runner.simulation(
+        configs[0], dataset, 0, device, Execution("loop")
+    ).federation.partition
     assert partition is not None
     pictures = [
         out / name for name in ("curves.png", "curves.svg", "partition.png", "partition.svg")

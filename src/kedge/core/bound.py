@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+import weakref
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kedge.core import rng
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.optim import SGD, Optimizer, schedule
@@ -58,6 +59,10 @@ class Bound:
         self.parts: tuple[Part, ...] = method.parts
         if model.batchnorm == "local":
             self.parts = (*self.parts, LocalStatistics())
+        #: What each part's ``phase`` said for the round at hand, see :meth:`at`.
+        self.phases: dict[str, str] = {}
+        self._by_phases: dict[tuple[tuple[str, str], ...], Bound] = {}
+        self._root: weakref.ref[Bound] | None = None  # weak: it owns those with phases
         self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in HOOKS}
         self._check()
         self._factor = schedule(optim.schedule)
@@ -95,6 +100,10 @@ class Bound:
         self.spec = replace(spec, params=public)
         self.cuts = tuple(dict.fromkeys(c for p in self.parts for c in p.cuts()))
 
+    def part(self, name: str) -> Part:
+        """The part of the method that has this name."""
+        return next(p for p in self.parts if p.name == name)
+
     def parts_with(self, hook: str) -> tuple[Part, ...]:
         """The parts that override a hook, in the method's order."""
         return self._hooked[hook]
@@ -102,8 +111,27 @@ class Bound:
     def needs(self, what: Literal["clients", "sum", "labels", "sweep"]) -> bool:
         return any(getattr(p, f"needs_{what}") for p in self.parts)
 
-    def phases(self, round: int) -> dict[str, str]:
-        return {p.name: p.phase(round) for p in self.parts_with("phase")}
+    def at(self, round: int) -> Bound:
+        """This binding with the phases that its parts have in a round; rounds of equal phases
+        share one object."""
+        return self.in_phases({p.name: p.phase(round) for p in self.parts_with("phase")})
+
+    def in_phases(self, phases: dict[str, str]) -> Bound:
+        """This binding with the given phases, by part."""
+        root, key = self.root, tuple(phases.items())
+        if not phases:
+            return root
+        if key not in root._by_phases:
+            made = root._by_phases[key] = copy.copy(root)
+            made.phases, made._by_phases, made._root = phases, {}, weakref.ref(root)
+        return root._by_phases[key]
+
+    @property
+    def root(self) -> Bound:
+        """The binding without phases that this one comes from."""
+        root = self if self._root is None else self._root()
+        assert root is not None
+        return root
 
     def lr(self, round: int) -> float:
         return self.optim.lr * self._factor(round)
@@ -171,8 +199,3 @@ class Bound:
                     "effective sum of its steps",
                     stacklevel=3,
                 )
-
-
-def client_key(root: Tensor, round: int, clients: Tensor) -> Tensor:
-    """Keys ``[K, 2]`` of (seed, round, client)."""
-    return rng.fold(rng.fold(rng.fold(root, "clients"), round), clients)

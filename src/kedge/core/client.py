@@ -8,7 +8,6 @@ changes neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,14 +18,11 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.bound import PRIVATE, Bound
 from kedge.core.model import Rows
-from kedge.core.optim import IN_PLACE, PLAIN, QUICK, Arithmetic
+from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Part, call
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Context, Job, Passes, View, view_out
-from kedge.engines import mapped
-
-KEEPERS = ("ascend", "trainable", "project", "observe")  # hooks whose parts may keep weights
 
 
 class Carry(NamedTuple):
@@ -50,9 +46,9 @@ class Reply(NamedTuple):
     weight: Tensor
 
 
-def begin(bound: Bound, job: Job, phases: dict[str, str]) -> Carry:
+def begin(bound: Bound, job: Job) -> Carry:
     """Restore the client's private leaves and let parts prepare."""
-    context = client_context(bound, job, phases, local={})
+    context = client_context(bound, job, local={})
     local = {p.name: _call(p, "prepare", context) for p in bound.parts_with("prepare")}
     zero = torch.zeros((), dtype=bound.spec.dtype, device=bound.spec.device)
     return Carry(
@@ -64,41 +60,28 @@ def begin(bound: Bound, job: Job, phases: dict[str, str]) -> Carry:
     )
 
 
-def step(
-    bound: Bound,
-    job: Job,
-    carry: Carry,
-    index: Tensor,
-    phases: dict[str, str],
-    functional: bool,
-    own: bool = False,
-) -> Carry:
-    """One local step on the batch ``index``. ``functional`` differentiates by ``torch.func``, which
-    works under ``vmap``; otherwise plain autograd, which is faster, gives the same gradient.
-    ``own`` says that the carry's weights come from a step and will not be used again: they are
-    moved in place, on a CPU, unless a part may have kept them."""
-    context = client_context(bound, job, phases, carry.local, carry.step)
+def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFERENCE) -> Carry:
+    """One local step on the batch ``index`` ``[B]``, with an engine's arithmetic."""
+    context = client_context(bound, job, carry.local, carry.step)
     batch = bound.data.batch(index, _data_key(bound, job, carry.step))
     for part in bound.parts_with("transform"):
         batch = _call(part, "transform", context, batch)
 
     objective = partial(_objective, bound, context, carry, batch)
     params = carry.weights.params
-    grads, done = gradient(objective, params, functional)
+    grads, done = ops.gradient(objective, params)
     context.local = carry.local | done["local"]
     terms = tree.add(carry.terms, done["terms"])
 
     def grad_at(point: Params) -> Params:
-        return gradient(partial(objective, again=context.local), point, functional)[0]
+        return ops.gradient(partial(objective, again=context.local), point)[0]
 
     total = grads
     for part in bound.parts_with("correct"):
         change = _call(part, "correct", replace(context, gradient=grad_at), params, grads)
         total = total | tree.map(torch.add, change, total)
 
-    own = own and not any(bound.parts_with(hook) for hook in KEEPERS)
-    by = PLAIN if functional else IN_PLACE if own else QUICK
-    new, optim = _descend(bound, context, params, total, carry.optim, by)
+    new, optim = _descend(bound, context, params, total, carry.optim, ops)
     for part in bound.parts_with("project"):
         new = _call(part, "project", context, new)
     weights = Weights(new, done["buffers"])
@@ -111,9 +94,9 @@ def step(
     return Carry(weights, optim, local, carry.step + 1, terms)
 
 
-def end(bound: Bound, job: Job, carry: Carry, phases: dict[str, str]) -> Reply:
+def end(bound: Bound, job: Job, carry: Carry) -> Reply:
     """What leaves the client, and what it keeps."""
-    context = client_context(bound, job, phases, carry.local)
+    context = client_context(bound, job, carry.local)
     context.passes = _passes(context, carry.weights)
     uploads: dict[str, Tree] = {}
     kept: dict[str, Tree] = {p: job.client[p] for p in job.client if p != PRIVATE}
@@ -138,35 +121,18 @@ def end(bound: Bound, job: Job, carry: Carry, phases: dict[str, str]) -> Reply:
     return Reply(delta, contribution, uploads, kept, terms, job.info.weight)
 
 
-def survey(bound: Bound, job: Job, phases: dict[str, str], part: Part) -> Tree:
+def survey(bound: Bound, job: Job, part: Part) -> Tree:
     """What a client answers to a part's survey."""
-    return _call(part, "survey", client_context(bound, job, phases, local={}))
+    return _call(part, "survey", client_context(bound, job, local={}))
 
 
-def personal(bound: Bound, job: Job, phases: dict[str, str]) -> Weights:
+def personal(bound: Bound, job: Job) -> Weights:
     """The weights this client would use itself."""
-    context = client_context(bound, job, phases, local={})
+    context = client_context(bound, job, local={})
     weights = context.anchor
     for part in bound.parts_with("personal"):
         weights = _call(part, "personal", context, weights)
     return weights
-
-
-def gradient(
-    fn: Callable[[Params], tuple[Tensor, Tree]], params: Params, functional: bool
-) -> tuple[Params, Tree]:
-    """Gradient of ``fn`` and what else it returns, detached."""
-    if functional:
-        return mapped.gradient(fn, params)
-    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    with torch.enable_grad(), mapped.without_hooks():
-        value, aux = fn(leaves)
-        flat = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    grads = {
-        n: torch.zeros_like(params[n]) if g is None else g
-        for n, g in zip(leaves, flat, strict=True)
-    }
-    return grads, tree.detach(aux)
 
 
 def _objective(
@@ -214,7 +180,7 @@ def _objective(
 
 
 def _descend(
-    bound: Bound, context: Context, params: Params, grads: Params, state: Tree, by: Arithmetic
+    bound: Bound, context: Context, params: Params, grads: Params, state: Tree, ops: Ops
 ) -> tuple[Params, Tree]:
     """The optimiser's step on the leaves that are trainable in this step."""
     lr = context.job.info.lr
@@ -223,13 +189,13 @@ def _descend(
         for name, flag in _call(part, "trainable", context, params).items():
             mask[name] = flag if name not in mask else mask[name] & flag
     if not mask:
-        return bound.optim.update(params, grads, state, lr, by)
+        return bound.optim.update(params, grads, state, lr, ops)
 
     def masked(new: Params, old: Params) -> Params:
         return {n: _chosen(mask.get(n, True), v, old[n]) for n, v in new.items()}
 
     grads = masked(grads, tree.zeros_like(grads))
-    new, new_state = bound.optim.update(params, grads, state, lr, by)
+    new, new_state = bound.optim.update(params, grads, state, lr, ops)
     kept = {k: masked(v, state[k]) if isinstance(v, dict) else v for k, v in new_state.items()}
     return masked(new, params), kept
 
@@ -241,11 +207,7 @@ def _chosen(flag: Tensor | bool, new: Tensor, old: Tensor) -> Tensor:
 
 
 def client_context(
-    bound: Bound,
-    job: Job,
-    phases: dict[str, str],
-    local: dict[str, Tree],
-    step: Tensor | None = None,
+    bound: Bound, job: Job, local: dict[str, Tree], step: Tensor | None = None
 ) -> Context:
     """What the hooks of this client share, its private leaves restored into the anchor."""
     anchor = job.anchor
@@ -264,7 +226,7 @@ def client_context(
         anchor=anchor,
         passes=Passes(bound.model, anchor.buffers, key, True, bound.cuts),
         local=local,
-        phases=phases,
+        phases=bound.phases,
         step=step,
     )
 

@@ -6,14 +6,11 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from kedge.core import rng
-from kedge.core.shell import in_channels_last
 from kedge.errors import ModelError
 
 
@@ -35,27 +32,25 @@ class Dropout(nn.Module):
         key = stream.next()
         if self.least >= 2**32:
             return x * 0
-        if self.channels:
-            draws = rng.bits(key, (*x.shape[:2], *(1 for _ in x.shape[2:])))
-        elif stream.channels_last and x.ndim == 4 and x.device.type == "cpu":
-            draws = rng.bits_at(key, _counter(tuple(x.shape)))
-        else:
-            draws = rng.bits(key, tuple(x.shape))
+        draws = self.draws(key, x)
         keep = (draws ^ -(2**31)) >= self.least - 2**31  # compares them as unsigned numbers
         return x * keep.to(x.dtype) / (1 - self.p)
 
+    def draws(self, key: Tensor, x: Tensor) -> Tensor:
+        """Uniform 32-bit integers, one for each value (or channel) of ``x``."""
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
+        return rng.bits(key, shape)
 
-@lru_cache(maxsize=64)
-def _counter(shape: tuple[int, ...]) -> Tensor:
-    """0, 1, 2, ... in the layout of maps in channels-last, which is slow to make afresh."""
-    return in_channels_last(torch.arange(math.prod(shape), dtype=torch.int32).reshape(shape))
+
+#: Layers of torch that :func:`keyed` replaces.
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class KeyStream:
     """A new key for every dropout of a pass, in the order in which they run."""
 
-    def __init__(self, key: Tensor, channels_last: bool) -> None:
-        self.key, self.channels_last, self.count = key, channels_last, 0
+    def __init__(self, key: Tensor) -> None:
+        self.key, self.count = key, 0
 
     def next(self) -> Tensor:
         self.count += 1
@@ -90,9 +85,9 @@ def keyed(module: nn.Module) -> nn.Module:
                 f"{type(child).__name__} ({name}) drops out inside, where no key reaches; "
                 "set its dropout to 0 and add nn.Dropout after it"
             )
-        if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+        if isinstance(child, DROPOUTS):
             setattr(module, name, Dropout(child.p, channels=not isinstance(child, nn.Dropout)))
-        elif isinstance(child, _DropoutNd):
+        elif isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise ModelError(
                 f"{type(child).__name__} ({name}) cannot draw from a key; use nn.Dropout"
             )

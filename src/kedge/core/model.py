@@ -11,23 +11,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.hooks import RemovableHandle
 
 from kedge.core.dropout import Dropout, KeyStream, drawing_from, keyed
-from kedge.core.shell import Shell, in_channels_last, turn_gradient
+from kedge.core.functional import FunctionalModule
 from kedge.core.tree import Params, Weights
-from kedge.engines import stacked
-from kedge.engines.mapped import transforms_active
 from kedge.errors import FieldError, ModelError, UnknownName
 
 #: ``train`` updates BatchNorm's running statistics, ``probe`` normalises by the batch without
 #: updating them, ``eval`` uses them.
 Mode = Literal["train", "probe", "eval"]
+MODES: tuple[Mode, ...] = ("train", "probe", "eval")
 
 #: What the server does with BatchNorm statistics. ``average``: they are averaged like parameters
 #: (all five headline papers). ``local``: each client keeps its own. ``frozen``: never updated,
@@ -37,9 +35,10 @@ BATCHNORM = ("average", "local", "frozen", "batch")
 #: ``fp32``; ``tf32``: matrix products in TF32 on a GPU; ``bf16``: passes in bfloat16 by autocast.
 #: Parameters, their updates and all of the server stay in float32.
 PRECISIONS = ("fp32", "tf32", "bf16")
-MANY_FILTERS = 4_000_000  # weights of convolutions
 
 _HEADS = ("head", "fc", "classifier")
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+NORMS += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class Rows(NamedTuple):
@@ -60,8 +59,23 @@ class Pass(NamedTuple):
     buffers: Params
 
 
+class Layout:
+    """How an engine wants the layers and tensors of a model; this one changes nothing."""
+
+    def replace_layers(self, net: nn.Module) -> None:
+        """Replace layers of a private copy of the module, in place."""
+
+    def arrange(self, x: Tensor, params: Params) -> tuple[Tensor, Params]:
+        """Inputs and parameters of a pass in the memory format that the layers want."""
+        return x, params
+
+
 class Model:
-    """Turns a module into ``forward(weights, x, mode)`` and keeps the module itself untouched."""
+    """Turns a module into ``forward(weights, x, mode)`` and keeps the module itself untouched.
+
+    A model is never changed by those who use it: an engine that wants another layout derives a
+    model of its own by :meth:`prepared`.
+    """
 
     def __init__(
         self,
@@ -82,59 +96,28 @@ class Model:
         if not self.names:
             raise ModelError("the model has no parameters to train")
         self.head_name = _find_head(module, head)
-        self._template = copy.deepcopy(module)
-        skeleton = keyed(copy.deepcopy(module))
-        self._skeletons = {
-            mode: _skeleton(skeleton, mode, batchnorm, self.head_name)
-            for mode in ("train", "probe", "eval")
+        self.template = copy.deepcopy(module)
+        self._keyed = keyed(copy.deepcopy(module))
+        self.is_random = any(isinstance(m, Dropout) and m.p > 0 for m in self._keyed.modules())
+        self.layout = Layout()
+
+    def prepared(self, layout: Layout) -> Model:
+        """The same model, computed in another layout."""
+        made = copy.copy(self)
+        made.layout = layout
+        made.__dict__.pop("_nets", None)
+        return made
+
+    @cached_property
+    def _nets(self) -> dict[str, FunctionalModule]:
+        """The network in every mode, and its head alone, made when the first pass asks."""
+        nets: dict[str, nn.Module] = {
+            mode: _skeleton(self._keyed, mode, self.batchnorm, self.head_name, self.layout)
+            for mode in MODES
         }
-        self._shells = {mode: Shell(net) for mode, net in self._skeletons.items()}
-        net = self._skeletons["eval"]
-        self._head = Shell(net.get_submodule(self.head_name)) if self.head_name else None
-        self._turned: list[RemovableHandle] = []
-        self._channels_last = self.stacked = False
-        self.is_random = any(isinstance(m, Dropout) and m.p > 0 for m in skeleton.modules())
-
-    def likes_channels_last(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether that layout makes passes of one client at a time faster.
-
-        On a CPU it does for convolutions in float32 (by 1.1 to 1.6), unless maps are normalised:
-        group norm then takes longer than the convolutions gain. With many filters, as VGG-11 has,
-        it is turning those that takes longer.
-        """
-        layers = list(self._template.modules())
-        filters = [layer.weight.numel() for layer in layers if isinstance(layer, nn.Conv2d)]
-        if not filters or device.type == "cuda":
-            return bool(filters)
-        normalised = any(isinstance(layer, (_NormBase, nn.GroupNorm)) for layer in layers)
-        return dtype == torch.float32 and not normalised and sum(filters) < MANY_FILTERS
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether passes are in the layout that convolutions of one client at a time like."""
-        return self._channels_last
-
-    @channels_last.setter
-    def channels_last(self, on: bool) -> None:
-        self._channels_last = on
-        for handle in self._turned:
-            handle.remove()
-        layers = [layer for net in self._skeletons.values() for layer in net.modules()]
-        pools = [layer for layer in layers if on and isinstance(layer, nn.MaxPool2d)]
-        self._turned = [pool.register_forward_hook(turn_gradient) for pool in pools]
-
-    @property
-    def stacked(self) -> bool:
-        """Whether passes of many clients at once use convolutions with a client axis."""
-        return self._stacked
-
-    @stacked.setter
-    def stacked(self, on: bool) -> None:
-        self._stacked = on
-        for net in self._skeletons.values():
-            for layer in net.modules():
-                if isinstance(layer, stacked.Conv2d):
-                    layer.stacked = on
+        if self.head_name is not None:
+            nets["head"] = nets["eval"].get_submodule(self.head_name)
+        return {name: FunctionalModule(net) for name, net in nets.items()}
 
     @property
     def has_head(self) -> bool:
@@ -143,7 +126,7 @@ class Model:
     @property
     def cuts(self) -> list[str]:
         """Where the model can be cut, in depth order, without the head."""
-        module = self._template
+        module = self.template
         if isinstance(module, nn.Sequential):
             return [n for n in module._modules if n != self.head_name]
         inside_head = f"{self.head_name}."
@@ -168,15 +151,15 @@ class Model:
 
     def weights(self) -> Weights:
         """The module's present weights, as a copy."""
-        every = {n: p.detach().clone() for n, p in self._template.named_parameters()}
+        every = {n: p.detach().clone() for n, p in self.template.named_parameters()}
         fixed = {n: p for n, p in every.items() if n not in set(self.names)}
-        buffers = {n: b.detach().clone() for n, b in self._template.named_buffers()}
+        buffers = {n: b.detach().clone() for n, b in self.template.named_buffers()}
         return Weights({n: every[n] for n in self.names}, buffers | fixed)
 
     def module(self, weights: Weights) -> nn.Module:
         """An ordinary module that holds the given weights."""
         like = weights.params[self.names[0]]
-        module = copy.deepcopy(self._template).to(like.device, like.dtype)
+        module = copy.deepcopy(self.template).to(like.device, like.dtype)
         own = {n: weights.params[n] for n in self.names}
         module.load_state_dict(own | weights.buffers, strict=False)
         return module.eval()
@@ -195,18 +178,15 @@ class Model:
         buffers = weights.buffers
         if mode != "eval":
             buffers = {n: b.clone() for n, b in buffers.items()}  # norm layers write into them
-        params = weights.params
-        channels_last = self.channels_last and x.ndim == 4 and not transforms_active()
-        if channels_last:
-            x, params = in_channels_last(x), in_channels_last(params)
-        shell, tape = self._shells[mode], _Tape(len(x), rows, taps)
-        stream = KeyStream(key, channels_last) if key is not None and mode != "eval" else None
+        x, params = self.layout.arrange(x, weights.params)
+        net, tape = self._nets[mode], _Tape(len(x), rows, taps)
+        stream = KeyStream(key) if key is not None and mode != "eval" else None
         with drawing_from(stream) if self.is_random else nullcontext(), self._precise(x):
-            if isinstance(shell.net, _Stages):
-                logits = shell.call(buffers | params, x, tape, self.head_name)
+            if isinstance(net.module, _Stages):
+                logits = net.call(buffers | params, x, tape, self.head_name)
             else:
-                with tape.hooked(shell.net, self.head_name):
-                    logits = shell.call(buffers | params, x)
+                with tape.hooked(net.module, self.head_name):
+                    logits = net.call(buffers | params, x)
         after = buffers if mode == "train" else weights.buffers
         features = tape.features
         if self.precision == "bf16":  # losses stay in full precision
@@ -225,15 +205,14 @@ class Model:
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The head alone, from features to logits."""
         self.require_head("the model")
-        assert self._head is not None
         start = f"{self.head_name}."
         own = {n.removeprefix(start): params[n] for n in self.names if n.startswith(start)}
-        if len(own) != self._head.parameters:
+        if len(own) != self._nets["head"].num_parameters:
             raise ModelError(
                 "the head shares weights with another layer or is frozen in part, so it cannot be "
                 "used by itself; give it weights of its own"
             )
-        return self._head.call(own, features)
+        return self._nets["head"].call(own, features)
 
     def shapes(self, weights: Weights, x: Tensor) -> dict[str, tuple[int, ...]]:
         """Output shape (without batch) at every cut and of the features, for inputs like ``x``."""
@@ -300,15 +279,6 @@ class _Stages(nn.Sequential):
         return x
 
 
-def _in_full(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """BatchNorm of many clients at once has no backward pass in half precision, nor one for maps
-    whose channels come last."""
-    if not transforms_active():
-        return None
-    x = args[0].float() if args[0].dtype == torch.bfloat16 else args[0]
-    return (x.contiguous(),)
-
-
 def _find_head(module: nn.Module, head: str | None) -> str | None:
     if head is not None:
         known = [n for n, _ in module.named_modules() if n]
@@ -321,13 +291,14 @@ def _find_head(module: nn.Module, head: str | None) -> str | None:
     return list(module._modules)[-1] if isinstance(module, nn.Sequential) else None
 
 
-def _skeleton(module: nn.Module, mode: str, batchnorm: str, head: str | None) -> nn.Module:
+def _skeleton(
+    module: nn.Module, mode: str, batchnorm: str, head: str | None, layout: Layout
+) -> nn.Module:
     """A copy of the module set to one mode for good, so that no pass has to switch it."""
     net = copy.deepcopy(module).train(mode != "eval")
-    stacked.replaced(net)
+    layout.replace_layers(net)
     for child in net.modules():
-        if isinstance(child, _NormBase):
-            child.register_forward_pre_hook(_in_full)
+        if isinstance(child, NORMS):
             if batchnorm == "frozen":
                 child.eval()
             elif mode == "probe" or (mode == "eval" and batchnorm == "batch"):

@@ -9,48 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kedge.core import tree
+from kedge.core.ops import REFERENCE, Ops
 from kedge.core.tree import Params, Tree
 from kedge.errors import FieldError, UnknownName
 from kedge.grammar import parse_calls
-
-
-def plain_axpy(factor: Tensor | float, a: Params, b: Params) -> Params:
-    """``factor * a + b``, every leaf in the layout that it has in ``b``."""
-    return tree.map(lambda x, y: y + factor * x, a, b)
-
-
-def quick_axpy(factor: Tensor | float, a: Params, b: Params) -> Params:
-    """The same for all leaves at once, on a CPU in one go through memory; not under ``vmap``."""
-    first, second = [b[name] for name in a], list(a.values())
-    if isinstance(factor, Tensor) and factor.device.type != "cpu":  # not to be waited for
-        new = torch._foreach_add(first, torch._foreach_mul(second, factor))
-    else:
-        new = torch._foreach_add(first, second, alpha=float(factor))
-    return dict(zip(a, new, strict=True))
-
-
-def axpy_in_place(factor: Tensor | float, a: Params, b: Params) -> Params:
-    """The same in the memory of ``b``, on a CPU."""
-    torch._foreach_add_([b[name] for name in a], list(a.values()), alpha=float(factor))
-    return b
-
-
-class Arithmetic(NamedTuple):
-    """How an optimiser computes: what it needs itself, and the new parameters."""
-
-    axpy: Callable[[Tensor | float, Params, Params], Params]
-    move: Callable[[Tensor | float, Params, Params], Params]
-
-
-PLAIN = Arithmetic(plain_axpy, plain_axpy)  # under vmap, too
-QUICK = Arithmetic(quick_axpy, quick_axpy)
-IN_PLACE = Arithmetic(quick_axpy, axpy_in_place)  # on a CPU, where nobody needs the old parameters
 
 
 @dataclass(frozen=True)
@@ -78,15 +46,15 @@ class SGD:
         return {"velocity": tree.zeros_like(params)} if self.momentum else {}
 
     def update(
-        self, params: Params, grads: Params, state: Tree, lr: Tensor, by: Arithmetic = PLAIN
+        self, params: Params, grads: Params, state: Tree, lr: Tensor, ops: Ops = REFERENCE
     ) -> tuple[Params, Tree]:
-        grads = _prepared(grads, params, self.clip, self.weight_decay, by)
+        grads = _prepared(grads, params, self.clip, self.weight_decay, ops)
         if self.momentum:
             # torch starts the velocity at the first gradient, which is what 0 * momentum + g gives
-            velocity = by.axpy(self.momentum, state["velocity"], grads)
+            velocity = ops.axpy(self.momentum, state["velocity"], grads)
             state = {"velocity": velocity}
-            grads = by.axpy(self.momentum, velocity, grads) if self.nesterov else velocity
-        return by.move(-lr, grads, params), state
+            grads = ops.axpy(self.momentum, velocity, grads) if self.nesterov else velocity
+        return ops.move(-lr, grads, params), state
 
     def effective_steps(self, steps: Tensor) -> Tensor:
         r"""Sum of the coefficients with which gradients enter ``params - anchor``, over ``-lr``.
@@ -129,9 +97,9 @@ class Adam:
         return {"m": zero, "v": zero, "count": count}
 
     def update(
-        self, params: Params, grads: Params, state: Tree, lr: Tensor, by: Arithmetic = PLAIN
+        self, params: Params, grads: Params, state: Tree, lr: Tensor, ops: Ops = REFERENCE
     ) -> tuple[Params, Tree]:
-        grads = _prepared(grads, params, self.clip, self.weight_decay, by)
+        grads = _prepared(grads, params, self.clip, self.weight_decay, ops)
         b1, b2, count = self.beta1, self.beta2, state["count"] + 1
         m = tree.map(lambda m, g: b1 * m + (1 - b1) * g, state["m"], grads)
         v = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state["v"], grads)
@@ -148,13 +116,11 @@ class Adam:
 Optimizer = SGD | Adam
 
 
-def _prepared(
-    grads: Params, params: Params, clip: float, weight_decay: float, by: Arithmetic
-) -> Params:
+def _prepared(grads: Params, params: Params, clip: float, weight_decay: float, ops: Ops) -> Params:
     if clip:
         norm = torch.sqrt(tree.sq_norm(grads))
         grads = tree.scale(grads, torch.clamp(clip / (norm + 1e-6), max=1.0))
-    return by.axpy(weight_decay, params, grads) if weight_decay else grads
+    return ops.axpy(weight_decay, params, grads) if weight_decay else grads
 
 
 # Each schedule is a function of the round that multiplies the learning rate.

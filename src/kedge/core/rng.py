@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.engines.mapped import transforms_active
+from kedge.core.eager import is_eager
 
 # lowbias32's multipliers 0x7feb352d and 0x846ca68b as signed 32-bit integers
 _M1, _M2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
@@ -138,12 +138,7 @@ def _log(x: Tensor | float, like: Tensor) -> Tensor:
 
 def is_plain(x: Tensor, ndim: int) -> bool:
     """Whether a tensor's values can be read at no cost: on a CPU, outside of vmap and tracing."""
-    return (
-        x.ndim == ndim
-        and x.device.type == "cpu"
-        and not transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-    )
+    return x.ndim == ndim and x.device.type == "cpu" and is_eager(x)
 
 
 def _fold_numbers(key: Tensor, data: int) -> Tensor:

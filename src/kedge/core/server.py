@@ -15,26 +15,26 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.bound import Bound, Server
 from kedge.core.client import Reply
+from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Mean, Part, Stack, Sum, call
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Round
 from kedge.errors import HookError
 
 Totals = dict[str, Any]
-PIECE = 1 << 16  # numbers that are summed in one go
 Path = tuple[str, ...]  # where an upload stands: the part's name, then the keys of its dicts
 
 
-def totals(bound: Bound, replies: Reply, anchor: Weights) -> Totals:
+def totals(bound: Bound, replies: Reply, anchor: Weights, ops: Ops = REFERENCE) -> Totals:
     """Sums over clients, weighted where a mean is wanted in the end."""
     w = replies.weight  # [K]
     found: Totals = {
         "count": len(w),
         "weight": w.sum(),
-        "mean_delta": tree.map(lambda x: _weighted(x, w), replies.delta),
-        "sq_norm": _weighted(_sq_norms(replies.delta.params, w), w),
+        "mean_delta": tree.map(lambda x: ops.weighted_sum(x, w), replies.delta),
+        "sq_norm": ops.weighted_sum(ops.sq_norms(replies.delta.params, w), w),
         "contribution": tree.map(lambda x: x.sum(0), replies.contribution),
-        "uploads": _reduced(replies.uploads, w),
+        "uploads": _reduced(replies.uploads, w, ops),
         "terms": replies.terms,  # [K] each: small, and a NaN must be traced to its client
         "up_bytes": _up_bytes(bound, replies),
     }
@@ -52,19 +52,18 @@ def totals(bound: Bound, replies: Reply, anchor: Weights) -> Totals:
     return found
 
 
-def survey_totals(part: Part, answers: Tree, weight: Tensor) -> Totals:
+def survey_totals(part: Part, answers: Tree, weight: Tensor, ops: Ops = REFERENCE) -> Totals:
     """The same for the answers to a survey."""
-    uploads = _reduced({part.name: answers}, weight)
+    uploads = _reduced({part.name: answers}, weight, ops)
     sent = sum(tree.nbytes(u.value) for _, u in uploads_of(answers))
     return {
         "count": len(weight), "weight": weight.sum(), "uploads": uploads, "up_bytes": sent,
     }  # fmt: skip
 
 
-def add_totals(a: Totals, b: Totals, own: bool = False) -> Totals:
-    """Totals of two groups of clients as those of their union, in the memory of the first if it is
-    the caller's own."""
-    plain, add = ("count", "up_bytes"), Tensor.add_ if own else torch.add
+def add_totals(a: Totals, b: Totals, in_place: bool = False) -> Totals:
+    """Totals of two groups of clients as those of their union; ``in_place`` writes over ``a``."""
+    plain, add = ("count", "up_bytes"), Tensor.add_ if in_place else torch.add
     out: Totals = {name: a[name] + b[name] for name in plain}
     for name in a.keys() - {*plain, "uploads"}:
         join = _cat if name in ("terms", "clients", "client_weights") else add
@@ -126,8 +125,8 @@ def _up_bytes(bound: Bound, replies: Reply) -> int:
     return tree.nbytes(update) + tree.nbytes(replies.delta.buffers) + extra
 
 
-def _reduced(uploads: Tree, w: Tensor) -> dict[Path, Any]:
-    reduce = {Sum: lambda x: x.sum(0), Mean: lambda x: _weighted(x, w), Stack: torch.clone}
+def _reduced(uploads: Tree, w: Tensor, ops: Ops) -> dict[Path, Any]:
+    reduce = {Sum: lambda x: x.sum(0), Mean: lambda x: ops.weighted_sum(x, w), Stack: torch.clone}
     return {
         path: type(upload)(tree.map(reduce[type(upload)], upload.value))
         for path, upload in uploads_of(uploads)
@@ -157,7 +156,7 @@ def _round(
         round=round,
         lr=bound.lr(round),
         key=key,
-        phase=bound.phases(round).get(part.name, ""),
+        phase=bound.at(round).phases.get(part.name, ""),
         anchor=server.weights,
         server=server.slots.get(part.name, {}),
         uploads=_own(found["uploads"], part.name),
@@ -177,33 +176,6 @@ def _own(reduced: dict[Path, Any], name: str) -> Tree:
                 node = node.setdefault(key, {})
             node[path[-1]] = upload.value
     return own
-
-
-def _weighted(x: Tensor, w: Tensor) -> Tensor:
-    if not x.is_floating_point():
-        x = x.to(w.dtype)
-    if len(x) == 1:  # the same number, in a fifth of the time
-        return x[0] * w[0].to(x.dtype)
-    return (x * w.reshape(-1, *(1,) * (x.ndim - 1)).to(x.dtype)).sum(0)
-
-
-def _sq_norms(stacked: Params, w: Tensor) -> Tensor:
-    """Squared norm of each client's update, ``[K]``."""
-    size = _sq_norm if len(w) == 1 and w.device.type == "cpu" else _sq_norm_of_each
-    return sum((size(x) for x in stacked.values()), start=torch.zeros_like(w))
-
-
-def _sq_norm_of_each(x: Tensor) -> Tensor:
-    return (x * x).reshape(len(x), -1).sum(1)
-
-
-def _sq_norm(x: Tensor) -> Tensor:
-    """The same of one client, without a copy: piece by piece, which keeps the rounding small."""
-    own = x[0]
-    if own.ndim == 4 and own.is_contiguous(memory_format=torch.channels_last):
-        own = own.permute(0, 2, 3, 1)
-    pieces = own.reshape(-1).split(PIECE)
-    return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum(0, keepdim=True)
 
 
 def _moved(delta: Tensor, value: Tensor) -> Tensor:

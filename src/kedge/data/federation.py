@@ -1,14 +1,12 @@
 """The federation on the device: all samples in one tensor, every client a list of rows.
 
-A batch is a gather by index. Which rows form which batch is drawn ahead for a whole round by
-:func:`batch_plan`, for all clients of the cohort in one go.
+A batch is a gather by index; :mod:`kedge.core.work` draws the indices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -16,43 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.core import rng
+from kedge.core import rng, tree
 from kedge.core.task import Batch, Task
 from kedge.core.view import Chunks
 from kedge.data.augment import augmentation, rotate
 from kedge.data.partition import Partition
-from kedge.engines.cohort import on_device
-from kedge.errors import DataError, FieldError
+from kedge.errors import DataError
 
 SWEEP_ROWS = 256  # rows of one piece of a sweep
-HOST_PLAN = 1 << 14  # rows of a plan up to which it is drawn on the host
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """How much a client does in a round: ``steps`` batches, or ``epochs`` turned into steps.
-
-    Batches have exactly ``batch`` rows: an epoch runs on into the next permutation, and a client
-    with fewer samples than that repeats some.
-    """
-
-    batch: int = 32
-    steps: int | None = None
-    epochs: float = 1.0
-    replacement: bool = False  # draw every sample afresh instead of by permutations
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "steps"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise FieldError(f"{name} = {value!r} is not a whole number from 1 up")
-        if not (isinstance(self.epochs, (int, float)) and 0 < self.epochs < math.inf):
-            raise FieldError(f"epochs = {self.epochs!r} is not a number above 0")
-
-    def steps_for(self, size: int) -> int:
-        if self.steps is not None:
-            return self.steps
-        return max(1, math.ceil(self.epochs * size / self.batch - 1e-9))
 
 
 class Federation:
@@ -131,6 +100,16 @@ class Federation:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
+    @property
+    def num_test(self) -> int:
+        """Samples of the test set."""
+        return len(self._test[0]) if self._test is not None else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples and rows on the device."""
+        return tree.nbytes((self.x, self.y, self.rows, *(self._test or ())))
+
     # -- batches ------------------------------------------------------------------------------
 
     @property
@@ -190,30 +169,18 @@ class Federation:
 
     def chunks(self, clients: Sequence[int]) -> Chunks:
         """The whole data of some clients as pieces of one size, ``[K, pieces, rows]``."""
-        size = min(SWEEP_ROWS, max(self.sizes))
+        size = SWEEP_ROWS  # whoever else takes part: it decides the order of sums
         pieces = math.ceil(max(self.sizes[k] for k in clients) / size)
         at = torch.arange(pieces * size, device=self.device)
-        n = on_device([self.sizes[k] for k in clients], self.device)[:, None]
-        start = on_device([self.offsets[k] for k in clients], self.device)[:, None]
+        n = self._numbers([self.sizes[k] for k in clients])[:, None]
+        start = self._numbers([self.offsets[k] for k in clients])[:, None]
         index = self.rows[start + torch.minimum(at, n - 1)]
         mask = (at < n).to(self.dtype)
         return Chunks(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
 
-    def plan(
-        self, keys: Tensor, clients: Sequence[int], work: LocalWork, steps: Sequence[int]
-    ) -> Tensor:
-        """Where in ``rows`` the rows of every batch of a round lie, ``[K, max steps, batch]``; see
-        :func:`batch_plan`.
-
-        A small plan is drawn where the keys are, on the host: there its many small operations cost
-        less than their launches on a GPU. The numbers are the same on both.
-        """
-        sizes = [self.sizes[k] for k in clients]
-        if len(clients) * max(steps) * work.batch > HOST_PLAN:
-            keys = keys.to(self.device)
-        local = batch_plan(keys, sizes, steps, work.batch, work.replacement)
-        start = on_device([self.offsets[k] for k in clients], local.device)
-        return local + start[:, None, None]
+    def _numbers(self, values: Sequence[int]) -> Tensor:
+        """Numbers on the device, without waiting for it."""
+        return torch.tensor(values).to(self.device, non_blocking=True)
 
     def _inputs(self, x: Any) -> Tensor:
         x = _tensor(x)
@@ -266,50 +233,3 @@ def _tensor(values: Any) -> Tensor:
 def _picked(x: Tensor, index: Tensor) -> Tensor:
     """Some rows; for one client on a CPU by an operator that takes a twentieth of the time."""
     return x.index_select(0, index) if rng.is_plain(index, 1) else x[index]
-
-
-def batch_plan(
-    keys: Tensor, sizes: Sequence[int], steps: Sequence[int], batch: int, replacement: bool
-) -> Tensor:
-    """For every client, which of its own samples form which batch: ``[K, max steps, batch]``.
-
-    Without replacement each client runs through one random permutation of its samples after the
-    other. All permutations of all clients come out of a single sort: element i of epoch e of
-    client k gets the random number of (key k, e, i), and one stable sort by (client, epoch,
-    number) shuffles every epoch within its own segment. Rows beyond a client's own number of steps
-    are never used.
-    """
-    device, longest = keys.device, max(steps) * batch
-    n = on_device(sizes, device)
-    if replacement:
-        at = torch.arange(longest, dtype=torch.int32, device=device)
-        local = rng.scaled(rng.bits_at(keys[:, None, :], at), n[:, None])
-        return local.reshape(len(sizes), -1, batch)
-    epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
-    # lengths are known here: a GPU would have to be waited for to tell them
-    segments, elements = sum(epochs), sum(e * s for e, s in zip(epochs, sizes, strict=True))
-    client = _repeated(on_device(epochs, device), segments)
-    first = torch.cumsum(on_device([0, *epochs[:-1]], device), 0)
-    epoch = torch.arange(len(client), device=device) - first[client]
-    segment = _repeated(n[client], elements)  # of each element
-    start = torch.cumsum(n[client], 0) - n[client]
-    at = torch.arange(len(segment), device=device) - start[segment]
-    epoch_keys = rng.fold(keys[client], epoch)
-    draws = rng.bits_at(epoch_keys[segment], at.to(torch.int32)).to(torch.int64) & 0xFFFFFFFF
-    order = torch.argsort((segment << 32) | draws, stable=True)
-    shuffled = at[order]
-    begin = start[first]  # where each client's first epoch starts
-    end = begin + on_device([e * s for e, s in zip(epochs, sizes, strict=True)], device)
-    wanted = begin[:, None] + torch.arange(longest, device=device)
-    return shuffled[torch.minimum(wanted, end[:, None] - 1)].reshape(len(sizes), -1, batch)
-
-
-def _repeated(counts: Tensor, total: int) -> Tensor:
-    """``repeat_interleave`` of 0, 1, 2, ... by counts that sum up to a total.
-
-    On a CPU torch wakes all its threads for it, however few the numbers, and on a machine with many
-    cores may wait for them a hundred times as long as the work takes.
-    """
-    if counts.device.type == "cpu":
-        return torch.from_numpy(np.repeat(np.arange(len(counts)), counts.numpy()))
-    return torch.repeat_interleave(counts, output_size=total)

@@ -19,7 +19,7 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.client import Carry
 from kedge.core.view import Job
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import take_jobs
 
 Step = Callable[[Job, Carry, Tensor], Carry]
 Fuse = Callable[..., Callable[..., Any]]  # of a function and examples of what it will be given

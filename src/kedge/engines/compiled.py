@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.compile_utils import fx_graph_cse
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from kedge.core import tree
+from kedge.engines import torch_private
 
 HERE = object()  # a place for a tensor
 LARGEST = 5000  # operations of a function that is compiled; more would take too long
@@ -25,8 +24,11 @@ LARGEST = 5000  # operations of a function that is compiled; more would take too
 def compiled(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
     """The same function of trees of the same shapes, compiled; it must be pure.
 
-    A very long one is returned as it is.
+    A very long one is returned as it is, and so is any where torch's compiler is not found.
     """
+    if not torch_private.can_compile():
+        warnings.warn("steps run uncompiled: this torch has no compiler that fits", stacklevel=2)
+        return function
     structure: list[Any] = []
 
     def flat(*leaves: Tensor) -> list[Tensor]:
@@ -37,14 +39,14 @@ def compiled(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]
 
     leaves = [_dense(x.detach()) for x in tree.leaves(examples)]
     strides = [x.stride() for x in leaves]
-    graph = make_fx(flat)(*leaves)
+    graph = torch_private.trace(flat, *leaves)
     _write_out_numbers(graph, leaves[0].device)
-    graph.graph = fx_graph_cse(graph.graph)
+    graph.graph = torch_private.without_repeats(graph.graph)
     if len(graph.graph.nodes) > LARGEST:
         return function
     constants = _lifted(graph)
     try:
-        run = _inductor(graph, [*leaves, *constants])
+        run = torch_private.inductor(graph, [*leaves, *constants])
     except Exception as error:  # noqa: BLE001  (whatever it stumbles over, the function is fine)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(f"steps could not be compiled and run as they are: {first}", stacklevel=2)
@@ -56,14 +58,6 @@ def compiled(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]
         return _filled(structure[0], iter(found))
 
     return call
-
-
-def _inductor(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch says about its own parts
-        from torch import _inductor
-
-        return _inductor.compile(graph, list(inputs))
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from kedge.core.bound import Bound
 from kedge.core.optim import Optimizer
@@ -41,8 +40,7 @@ class Number:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map_only(Number, lambda n: n.value, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return func(*_values(args), **_values(kwargs or {}))
 
     def _all(self, test: Callable[[float], bool]) -> bool:
         answers = {test(value) for value in self.every}
@@ -58,6 +56,17 @@ class Number:
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def _values(value: Any) -> Any:
+    """Arguments of a torch function with every :class:`Number` as its tensor."""
+    if isinstance(value, Number):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _values(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_values(item) for item in value)
+    return value
 
 
 def _arithmetic(name: str) -> Callable[..., Tensor]:
@@ -107,6 +116,7 @@ class LaneBound(Bound):
 
     def __init__(self, bounds: Sequence[Bound], data: Data) -> None:
         vars(self).update(vars(bounds[0]))
+        self._by_phases = {}
         self.data = data
         self.every = _differing(bounds)
         names: tuple[Params, Params] = _Names(self.spec.params), _Names(self.spec.buffers)
@@ -162,7 +172,7 @@ def _structure(bound: Bound) -> dict[str, Any]:
     return {
         "their methods": [(type(part), static(part)) for part in bound.parts],
         "their optimisers": (type(bound.optim), static(bound.optim)),
-        "their models": (repr(model._template), model.head_name, model.batchnorm, model.precision),
+        "their models": (repr(model.template), model.head_name, model.batchnorm, model.precision),
         "their weights": [(name, x.shape, x.dtype, x.device) for name, x in leaves],
         "their tasks": spec.task,
         "their numbers of clients": spec.num_clients,

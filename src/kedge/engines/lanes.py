@@ -1,8 +1,8 @@
-"""Clients of one or several simulations as lanes of one stack, trained piece by piece.
+"""Clients of one or several runs as lanes of one computation, trained chunk by chunk.
 
-Lanes are sorted by falling number of steps and cut into pieces of one size. What a piece's clients
-return is summed up simulation by simulation before the next piece starts, so that single updates
-take the memory of one piece only.
+Lanes are sorted by falling number of steps and cut into chunks of one size. The replies of a chunk
+are reduced run by run before the next chunk starts, so that single updates take the memory of one
+chunk only.
 """
 
 from __future__ import annotations
@@ -16,114 +16,66 @@ import torch
 from torch import Tensor
 
 from kedge.core import server, tree
-from kedge.core.bound import Bound
 from kedge.core.client import Reply
-from kedge.core.part import Stack as Stacked
+from kedge.core.part import Stack
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job
-from kedge.engines.cohort import Cohort, Phases, Trained, on_device
+from kedge.engines.cohort import Cohort, Outcome, Trained, take_rows
+from kedge.engines.ops import MAPPED
 
-Replies = Callable[..., Any]  # of bound, jobs, steps, plan, phases and whether to sum up
-PLAIN = {"terms", "client_weights"}  # totals that are no sums, and may lie where the replies do
+Replies = Callable[..., Any]  # of bound, jobs, steps, batches, and whether to reduce
+PER_CLIENT = {"terms", "client_weights"}  # totals that are no sums; they may lie in the replies
 
 
 class Lane(NamedTuple):
-    """One client of one simulation."""
+    """One client of one run."""
 
-    owner: int  # the simulation
+    run: int
     at: int  # the client's place in its cohort
     steps: int
 
 
-class Group(NamedTuple):
-    """The clients of one simulation, and what the server gave them."""
-
-    bound: Bound
-    clients: list[int]
-    steps: list[int]
-    anchor: Weights
-    sent: dict[str, Tree]
-
-    @classmethod
-    def of(cls, bound: Bound, cohort: Cohort) -> Group:
-        return cls(bound, cohort.clients, cohort.steps, cohort.jobs.anchor, cohort.jobs.sent)
-
-
-class Stack(NamedTuple):
-    """The clients of one or several simulations, to be trained together.
-
-    ``jobs`` have no state: ``states(owner, places)`` gathers it when a piece is about to start,
-    and ``park`` puts the next one where it may wait for the end of the round. Of several
-    simulations, what jobs share and their ``fields`` are stacked by simulation.
-    """
-
-    bound: Bound  # that mapped functions are given
-    groups: list[Group]
-    jobs: Job
-    plan: Tensor  # [lanes, max steps, batch] rows of the data
-    states: Callable[[int, list[int]], Tree]
-    park: Callable[[Tree], Tree] = lambda state: state
-
-    @property
-    def lanes(self) -> int:
-        return len(self.plan)
-
-
-class Outcome(NamedTuple):
-    """What a simulation has of a round: totals, and the next state of its clients in pieces."""
-
-    totals: Totals
-    kept: list[tuple[list[int], Tree]]  # (places in the cohort, state)
-
-
-def single(bound: Bound, cohort: Cohort) -> Stack:
-    """A cohort by itself."""
-    state, jobs = cohort.jobs.client, cohort.jobs._replace(client={})
-    group = Group.of(bound, cohort)
-    return Stack(bound, [group], jobs, cohort.plan, lambda _, places: take_some(state, places))
-
-
-def train(replies: Replies, stack: Stack, phases: Phases, chunk: int) -> list[Outcome]:
+def train(replies: Replies, cohort: Cohort, chunk: int) -> list[Outcome]:
     """Train all lanes, at most ``chunk`` at once (0: all of them)."""
-    pieces = cut([group.steps for group in stack.groups], chunk)
-    if len(pieces) == len(stack.groups) == 1:
-        return [_train_whole(replies, stack, phases, pieces[0])]
-    totals: list[Totals] = [{} for _ in stack.groups]
-    order: list[list[int]] = [[] for _ in stack.groups]
-    kept: list[list[tuple[list[int], Tree]]] = [[] for _ in stack.groups]
+    pieces = cut([group.steps for group in cohort.groups], chunk)
+    if len(pieces) == len(cohort.groups) == 1:
+        return [_train_whole(replies, cohort, pieces[0])]
+    totals: list[Totals] = [{} for _ in cohort.groups]
+    order: list[list[int]] = [[] for _ in cohort.groups]
+    states: list[list[tuple[list[int], Tree]]] = [[] for _ in cohort.groups]
     size = len(pieces[0])
     for piece in pieces:
-        full = [*piece, *[piece[-1]] * (size - len(piece))]  # one size: one recorded graph
-        jobs, plan = some_jobs(stack, full)
-        done: Reply = replies(stack.bound, jobs, [lane.steps for lane in full], plan, phases)
-        for owner, rows in _by_owner(piece).items():
-            places, mine = [piece[i].at for i in rows], take_some(done, rows)
-            group, before = stack.groups[owner], totals[owner]
-            found = server.totals(group.bound, mine, group.anchor)
-            state = stack.park(mine.client)
-            # a recorded graph writes its replies to the same place again
-            found |= {n: tree.map(torch.clone, found[n]) for n in found.keys() & PLAIN}
+        full = [*piece, *[piece[-1]] * (size - len(piece))]  # one size: one captured graph
+        jobs, batches = some_jobs(cohort, full)
+        done: Reply = replies(cohort.bound, jobs, [lane.steps for lane in full], batches)
+        for run, rows in _by_run(piece).items():
+            places, mine = [piece[i].at for i in rows], take_rows(done, rows)
+            group, before = cohort.groups[run], totals[run]
+            found = server.totals(group.bound, mine, group.anchor, MAPPED)
+            state = cohort.park(mine.client)
+            # a captured graph writes its replies to the same place again
+            found |= {n: tree.map(torch.clone, found[n]) for n in found.keys() & PER_CLIENT}
             if len(pieces) > 1:
                 state = tree.map(torch.clone, state)
-            totals[owner] = server.add_totals(before, found) if before else found
-            order[owner] += places
-            kept[owner].append((places, state))
+            totals[run] = server.add_totals(before, found) if before else found
+            order[run] += places
+            states[run].append((places, state))
         del done, mine, state, jobs
-    triples = zip(totals, order, kept, strict=True)
+    triples = zip(totals, order, states, strict=True)
     return [Outcome(_in_order(found, places), some) for found, places, some in triples]
 
 
-def _train_whole(replies: Replies, stack: Stack, phases: Phases, piece: list[Lane]) -> Outcome:
-    """One simulation in one piece: what it gives is summed up where it is computed."""
-    jobs, plan = some_jobs(stack, piece)
-    done: Trained = replies(stack.bound, jobs, [lane.steps for lane in piece], plan, phases, True)
+def _train_whole(replies: Replies, cohort: Cohort, piece: list[Lane]) -> Outcome:
+    """One run in one chunk: replies are reduced where they are computed."""
+    jobs, batches = some_jobs(cohort, piece)
+    done: Trained = replies(cohort.bound, jobs, [lane.steps for lane in piece], batches, True)
     places = [lane.at for lane in piece]
-    return Outcome(_in_order(done.totals, places), [(places, stack.park(done.kept))])
+    return Outcome(_in_order(done.totals, places), [(places, cohort.park(done.next_state))])
 
 
 def cut(steps: Sequence[Sequence[int]], chunk: int) -> list[list[Lane]]:
-    """Lanes sorted by falling number of steps, in pieces of one size but for the last.
+    """Lanes sorted by falling number of steps, in chunks of one size but for the last.
 
     >>> [[lane.steps for lane in piece] for piece in cut([[1, 5], [3, 5, 2]], 2)]
     [[5, 5], [3, 2], [1]]
@@ -135,47 +87,33 @@ def cut(steps: Sequence[Sequence[int]], chunk: int) -> list[list[Lane]]:
     return [lanes[i : i + size] for i in range(0, len(lanes), size)]
 
 
-def take_some(stacked: Tree, rows: list[int]) -> Tree:
-    """Some rows of every leaf; all of them, or neighbours, are not copied."""
-    first, last = rows[0], rows[-1] + 1
-    if rows == list(range(first, last)):
-        return tree.map(lambda x: x if last - first == len(x) else x[first:last], stacked)
-    places: dict[torch.device, Tensor] = {}
-
-    def take(x: Tensor) -> Tensor:
-        if x.device not in places:
-            places[x.device] = on_device(rows, x.device)
-        return x[places[x.device]]
-
-    return tree.map(take, stacked)
-
-
-def some_jobs(stack: Stack, piece: list[Lane]) -> tuple[Job, Tensor]:
+def some_jobs(cohort: Cohort, piece: list[Lane]) -> tuple[Job, Tensor]:
     """The jobs of some lanes, and what they train on."""
-    first = [0, *accumulate(len(group.clients) for group in stack.groups)]
-    places = [first[lane.owner] + lane.at for lane in piece]
-    common = {name: getattr(stack.jobs, name) for name in ("anchor", "sent", "fields")}
-    own = stack.jobs._replace(anchor=Weights({}, {}), sent={}, fields={})
-    if len(stack.groups) > 1:
-        common = take_some(common, [lane.owner for lane in piece])
-    jobs = take_some(own, places)._replace(client=_states(stack, piece), **common)
-    return jobs, take_some(stack.plan, places)
+    first = [0, *accumulate(len(group.clients) for group in cohort.groups)]
+    places = [first[lane.run] + lane.at for lane in piece]
+    common = {name: getattr(cohort.jobs, name) for name in ("anchor", "sent", "fields")}
+    own = cohort.jobs._replace(anchor=Weights({}, {}), sent={}, fields={})
+    if len(cohort.groups) > 1:
+        common = take_rows(common, [lane.run for lane in piece])
+    jobs = take_rows(own, places)
+    client = jobs.client or _states(cohort, piece)
+    return jobs._replace(client=client, **common), take_rows(cohort.batches, places)
 
 
-def _states(stack: Stack, piece: list[Lane]) -> Tree:
+def _states(cohort: Cohort, piece: list[Lane]) -> Tree:
     """Clients' own state in the order of the lanes."""
-    groups = _by_owner(piece)
-    found = [stack.states(owner, [piece[i].at for i in rows]) for owner, rows in groups.items()]
-    together = [i for rows in groups.values() for i in rows]
+    runs = _by_run(piece)
+    found = [cohort.states(run, [piece[i].at for i in rows]) for run, rows in runs.items()]
+    together = [i for rows in runs.values() for i in rows]
     where = sorted(range(len(piece)), key=together.__getitem__)
-    return take_some(tree.concat(found), where)
+    return take_rows(tree.concat(found), where)
 
 
-def _by_owner(piece: list[Lane]) -> dict[int, list[int]]:
-    """Which of some lanes belong to each simulation."""
+def _by_run(piece: list[Lane]) -> dict[int, list[int]]:
+    """Which of some lanes belong to each run."""
     found: dict[int, list[int]] = {}
     for i, lane in enumerate(piece):
-        found.setdefault(lane.owner, []).append(i)
+        found.setdefault(lane.run, []).append(i)
     return found
 
 
@@ -186,11 +124,11 @@ def _in_order(found: Totals, places: list[int]) -> Totals:
         return found
 
     def take(value: Any) -> Any:
-        return take_some(value, back)
+        return take_rows(value, back)
 
-    out = found | {n: take(found[n]) for n in found.keys() & {*PLAIN, "clients"}}
+    out = found | {n: take(found[n]) for n in found.keys() & {*PER_CLIENT, "clients"}}
     out["uploads"] = {
-        path: Stacked(take(up.value)) if isinstance(up, Stacked) else up
+        path: Stack(take(up.value)) if isinstance(up, Stack) else up
         for path, up in found["uploads"].items()
     }
     return out

@@ -1,4 +1,4 @@
-"""What is done where memory runs out."""
+"""Retry with fewer clients after CUDA runs out of memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kedge.errors import HookError
 T = TypeVar("T")
 
 
-def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is one, or comes from one (in a hook, or while a graph was recorded)."""
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is out of memory, or was caused by it (in a hook, or during capture)."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -22,18 +22,18 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def fitting(captures: Captures, work: Callable[[], T], narrow: Callable[[], None]) -> T:
-    """Do some work. Where memory runs out, again without what was recorded for other rounds, then
-    with less at once: ``narrow`` sees to that, or raises."""
+def retry_smaller(captures: Captures, work: Callable[[], T], shrink: Callable[[], None]) -> T:
+    """Call ``work``. After out of memory, call it again: first without the graphs captured for
+    other rounds, then with fewer clients at once, for which ``shrink`` provides, or raises."""
     earlier = len(captures) > 0
     while True:
         try:
             return work()
         except (RuntimeError, HookError) as error:
-            if not ran_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-        # outside the handler, where what the failed work held is let go
+        # outside the handler: there the tensors of the failed call are freed
         if not earlier:
-            narrow()
+            shrink()
         earlier = False
         captures.forget()

@@ -2,11 +2,11 @@
 
 Their weights are stacked along a first axis and the same ``begin``, ``step`` and ``end`` are mapped
 over it. Clients with fewer steps than others are not padded: sorted by their number of steps, those
-still running at step t are the first k_t of the stack, and step t runs on just these. On a GPU the
-steps are recorded as CUDA graphs (:mod:`kedge.engines.capture`) and replayed.
+still running at step t are the first k_t of the stack, and step t runs on just these (a staircase).
+On a GPU the steps are captured as CUDA graphs (:mod:`kedge.engines.capture`) and replayed.
 
-A stack may hold clients of several simulations (:mod:`kedge.sim.fleet`), and one that is too large
-for the memory is trained in pieces (:mod:`kedge.engines.lanes`).
+A cohort may hold clients of several runs (:mod:`kedge.sim.fleet`), and one that is too large for
+the memory is trained chunk by chunk (:mod:`kedge.engines.lanes`).
 """
 
 from __future__ import annotations
@@ -22,61 +22,80 @@ from torch import Tensor
 from kedge.core import client, server, tree
 from kedge.core.bound import Bound
 from kedge.core.client import Carry, Reply
+from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.server import Totals
+from kedge.core.tree import Weights
 from kedge.core.view import Job
-from kedge.engines import lanes
+from kedge.core.work import take_jobs
+from kedge.engines import lanes, stacked
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of
-from kedge.engines.cohort import Cohort, How, Phases, Trained, copied, take_jobs
+from kedge.engines.cohort import Cohort, Outcome, Trained, cloned
 from kedge.engines.compiled import compiled
+from kedge.engines.engine import Engine, Request, engines
+from kedge.engines.execution import Execution
 from kedge.engines.lane_bound import LaneBound
-from kedge.engines.lanes import Lane, Outcome, Stack
-from kedge.engines.mapped import over_clients
-from kedge.engines.oom import fitting, ran_out_of_memory
+from kedge.engines.lanes import Lane
+from kedge.engines.layout import EngineLayout
+from kedge.engines.oom import is_out_of_memory, retry_smaller
+from kedge.engines.ops import MAPPED
+from kedge.engines.reference import EVALUATION_ROWS, sums_over
+from kedge.engines.torch_private import over_clients
 from kedge.errors import HookError, KedgeError
 
 SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0, fields=None)  # type: ignore[arg-type]
-SPARE = 4  # a compiled step of all lanes is worth it as long as one in so many still runs
+MAX_IDLE = 4  # a compiled step of all lanes is taken as long as one in so many still runs
 Begin = Callable[[Job], Carry]
 Step = Callable[[Job, Carry, Tensor], Carry]
 End = Callable[[Job, Carry], Reply]
-What = tuple[int, Phases, bool]  # what steps are of, and whether what they give is summed up
+What = tuple[int, bool]  # the binding, and whether replies are reduced
 T = TypeVar("T")
 
 
-class Vector:
+@engines.register("vector")
+class Vector(Engine):
     """All clients at once, by ``vmap``."""
 
     name = "vector"
+    batches_clients = True
 
-    def __init__(self, how: How | None = None, capture: bool = True) -> None:
-        self.how = how or How(self.name)
-        self.chunk = self.how.chunk  # lanes at once, at most (0: all); less where memory runs out
+    def __init__(self, execution: Execution | None = None, capture: bool = True) -> None:
+        super().__init__(execution)
+        self.chunk = self.execution.chunk  # lanes at once, at most; less after out of memory
         self._captures = Captures(capture)
         self._compiled: dict[Any, Step] = {}
 
-    def train(self, bound: Bound, cohort: Cohort, phases: Phases) -> tuple[Totals, tree.Tree]:
-        """Totals of a cohort, and the next state of its clients."""
-        [done] = self.train_stack(lanes.single(bound, cohort), phases)
-        order = [place for places, _ in done.kept for place in places]
-        kept = tree.concat([state for _, state in done.kept])
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return done.totals, lanes.take_some(kept, back)
+    @classmethod
+    def candidates(cls, request: Request) -> list[Execution]:
+        return [Execution(cls.name, chunk=request.chunk)]
 
-    def train_stack(self, stack: Stack, phases: Phases) -> list[Outcome]:
-        """The same of one or several simulations, as many lanes at once as there is memory for."""
-        return self._fitting(
-            stack.lanes, lambda: lanes.train(self._named, stack, phases, self.chunk)
-        )
+    @classmethod
+    def fusible(cls, device: torch.device) -> bool:
+        return True
 
-    def attempt(self, stack: Stack, phases: Phases) -> str:
-        """Why a stack's lanes cannot be mapped, seen on one step of two of them; empty if they
-        can."""
-        two = [Lane(owner, 0, 1) for owner in range(len(stack.groups))][:2]
-        jobs, plan = lanes.some_jobs(stack, two)
-        begin, step, end = _mapped(stack.bound, phases, bool(jobs.fields))
+    @classmethod
+    def is_usual(cls, request: Request) -> bool:
+        return not (request.convolves and request.device.type == "cpu")
+
+    @property
+    def shrunk(self) -> bool:
+        return self.chunk != self.execution.chunk
+
+    def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
+        on_gpu = device.type == "cuda"
+        return model.prepared(EngineLayout(stacked=on_gpu and stacked.available()))
+
+    def train(self, cohort: Cohort) -> list[Outcome]:
+        """As many lanes at once as there is memory for."""
+        return self._retrying(cohort.size, lambda: lanes.train(self._named, cohort, self.chunk))
+
+    def why_not_together(self, cohort: Cohort) -> str:
+        """Seen on one step of two lanes."""
+        two = [Lane(run, 0, 1) for run in range(len(cohort.groups))][:2]
+        jobs, batches = lanes.some_jobs(cohort, two)
+        begin, step, end = _mapped(cohort.bound, bool(jobs.fields))
         try:
-            end(jobs, step(jobs, begin(jobs), plan[:, 0]))
+            end(jobs, step(jobs, begin(jobs), batches[:, 0]))
         except (KedgeError, RuntimeError, TypeError, ValueError) as error:
             return str(error)
         return ""
@@ -86,23 +105,22 @@ class Vector:
         bound: Bound,
         jobs: Job,
         steps: Sequence[int],
-        plan: Tensor,
-        phases: Phases,
-        summed: bool = False,
+        batches: Tensor,
+        reduced: bool = False,
     ) -> Any:
         """What clients return, who are sorted by falling number of steps: a :class:`Reply`, or,
-        ``summed`` up to what the server takes in, :class:`Trained`."""
-        begin, step, reply = _mapped(bound, phases, bool(jobs.fields))
+        ``reduced`` to what the server takes in, :class:`Trained`."""
+        begin, step, reply = _mapped(bound, bool(jobs.fields))
 
         def trained(jobs: Job, carry: Carry) -> Trained:
             every = reply(jobs, carry)
-            return Trained(server.totals(bound, every, jobs.anchor), every.client)
+            return Trained(server.totals(bound, every, jobs.anchor, MAPPED), every.client)
 
-        end, what = trained if summed else reply, (id(bound), phases, summed)
-        done = self._recorded(begin, step, end, what, jobs, steps, plan)
+        end, what = trained if reduced else reply, (id(bound), reduced)
+        done = self._replayed(begin, step, end, what, jobs, steps, batches)
         if done is not None:
-            return done._replace(totals=copied(done.totals)) if summed else done
-        return end(jobs, self._stepwise(begin, step, what, jobs, steps, plan))
+            return done._replace(totals=cloned(done.totals)) if reduced else done
+        return end(jobs, self._stepwise(begin, step, what, jobs, steps, batches))
 
     def _named(self, *args: Any) -> Any:
         try:
@@ -119,33 +137,34 @@ class Vector:
         what: What,
         jobs: Job,
         steps: Sequence[int],
-        plan: Tensor,
+        batches: Tensor,
     ) -> Carry:
         carry, total = begin(jobs), len(steps)
-        whole = self._fused(step, what, jobs, carry, plan[:, 0])  # for all lanes
+        whole = self._fused(step, what, jobs, carry, batches[:, 0])  # for all lanes
         finished: list[Carry] = []  # those that ran out of steps, last clients first
-        lanes = running = total
+        running_lanes = running = total
         for k, first, last in _stairs(steps):
             if k < running:
                 finished.insert(0, tree.take(carry, slice(k, running)))
                 running = k
-            if k < lanes and (whole is step or k * SPARE < total):
-                carry, jobs, lanes = tree.take(carry, slice(k)), take_jobs(jobs, slice(k)), k
-            advance = whole if lanes == total else step
+            if k < running_lanes and (whole is step or k * MAX_IDLE < total):
+                carry, jobs = tree.take(carry, slice(k)), take_jobs(jobs, slice(k))
+                running_lanes = k
+            advance = whole if running_lanes == total else step
             for t in range(first, last):
-                carry = advance(jobs, carry, plan[:lanes, t])
+                carry = advance(jobs, carry, batches[:running_lanes, t])
         return tree.concat([tree.take(carry, slice(running)), *finished])
 
     def _fused(self, step: Step, what: What, jobs: Job, carry: Carry, index: Tensor) -> Step:
         """The step as the compiler made it, if it is to: once for every shape."""
-        if not self.how.compile or jobs.key.is_cuda:
+        if not self.execution.compile or jobs.key.is_cuda:
             return step
-        key = (what[0], tuple(what[1].items()), shapes_of((jobs, carry, index)))
+        key = (what[0], shapes_of((jobs, carry, index)))
         if key not in self._compiled:
             self._compiled[key] = compiled(step, jobs, carry, index)
         return self._compiled[key]
 
-    def _recorded(
+    def _replayed(
         self,
         begin: Begin,
         step: Step,
@@ -153,18 +172,18 @@ class Vector:
         what: What,
         jobs: Job,
         steps: Sequence[int],
-        plan: Tensor,
+        batches: Tensor,
     ) -> Any:
-        """The same by graphs, or None where there are none.
+        """The same by captured graphs, or None where there are none.
 
-        A graph is recorded for few sizes of the stack only: with k clients left, the next larger
+        A graph is captured for few sizes of the stack only: with k clients left, the next larger
         size runs, and what it does to clients that have finished is overwritten in the end.
         """
-        if not self._captures.enabled or plan.device.type != "cuda":
+        if not self._captures.enabled or batches.device.type != "cuda":
             return None
         total = len(steps)
-        key = (what[0], tuple(what[1].items()), what[2], shapes_of(jobs), plan.shape[2])
-        rows, fused = (total, plan.shape[2]), compiled if self.how.compile else None
+        key = (*what, shapes_of(jobs), batches.shape[2])
+        rows, fused = (total, batches.shape[2]), compiled if self.execution.compile else None
         try:
             captured = self._captures.get(
                 key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows, fused)
@@ -174,7 +193,7 @@ class Vector:
             captured.start(jobs)
             finished: list[tuple[slice, Carry]] = []
             running = total
-            by_step = plan.transpose(0, 1)  # [steps, K, batch]
+            by_step = batches.transpose(0, 1)  # [steps, K, batch]
             for k, first, last in _stairs(steps):
                 if k < running:
                     rest = slice(k, running)
@@ -187,42 +206,70 @@ class Vector:
                 tree.map(lambda t, s: t.copy_(s), tree.take(captured.carry, rest), left)
             return captured.finish()
         except (RuntimeError, HookError) as error:
-            if ran_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             self._captures.give_up(key, error)
             return None
 
-    def survey(self, bound: Bound, cohort: Cohort, phases: Phases, part: Part) -> Totals:
-        ask = over_clients(lambda job: client.survey(bound, job, phases, part), SHARED)
+    def survey(self, cohort: Cohort, part: Part) -> Totals:
+        cohort, bound = cohort.with_states(), cohort.bound
+        ask = over_clients(lambda job: client.survey(bound, job, part), SHARED)
 
         def work() -> Totals:
             total: Totals = {}
-            for jobs in self._pieces(cohort):
-                found = server.survey_totals(part, ask(jobs), jobs.info.weight)
+            for jobs in self._chunks(cohort):
+                found = server.survey_totals(part, ask(jobs), jobs.info.weight, MAPPED)
                 total = server.add_totals(total, found) if total else found
             return total
 
-        return self._fitting(len(cohort.clients), work)
+        return self._retrying(cohort.size, work)
 
-    def personal(self, bound: Bound, cohort: Cohort, phases: Phases) -> tree.Weights:
-        ask = over_clients(lambda job: client.personal(bound, job, phases), SHARED)
-        return self._fitting(
-            len(cohort.clients), lambda: tree.concat([ask(jobs) for jobs in self._pieces(cohort)])
+    def personal(self, cohort: Cohort) -> Weights:
+        cohort, bound = cohort.with_states(), cohort.bound
+        ask = over_clients(lambda job: client.personal(bound, job), SHARED)
+        return self._retrying(
+            cohort.size, lambda: tree.concat([ask(jobs) for jobs in self._chunks(cohort)])
         )
+
+    @torch.no_grad()
+    def evaluate(
+        self, bound: Bound, weights: Weights, rows: Sequence[Tensor], personal: bool
+    ) -> list[dict[str, Tensor]]:
+        if bound.model.batchnorm == "batch":
+            # normalised by the batch at hand, a client's result would depend on the others
+            every = [tree.take(weights, k) if personal else weights for k in range(len(rows))]
+            return [sums_over(bound, w, own) for w, own in zip(every, rows, strict=True)]
+        counts = [len(own) for own in rows]
+        index = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)  # [N, most]
+        place = torch.arange(index.shape[1], device=index.device)
+        mask = (place < torch.tensor(counts, device=index.device)[:, None]).to(bound.spec.dtype)
+
+        def test(weights: Weights, rows: Tensor, mask: Tensor) -> dict[str, Tensor]:
+            batch = bound.data.clean(rows)
+            logits = bound.model.forward(weights, batch.x, "eval").logits
+            return bound.task.sums(logits, batch, mask.to(logits.dtype))
+
+        every_client = over_clients(test, 0 if personal else None, 0, 0)
+        total: dict[str, Tensor] = {}
+        for piece in torch.split(place, max(1, EVALUATION_ROWS // len(rows))):
+            sums = every_client(weights, index[:, piece], mask[:, piece])
+            total = tree.add(total, sums) if total else sums
+        total = tree.map(lambda x: x.cpu(), total)
+        return [tree.take(total, k) if n else {} for k, n in enumerate(counts)]
 
     # -- memory -------------------------------------------------------------------------------
 
-    def _pieces(self, cohort: Cohort) -> Iterator[Job]:
-        count, size = len(cohort.clients), self.chunk or len(cohort.clients)
+    def _chunks(self, cohort: Cohort) -> Iterator[Job]:
+        count, size = cohort.size, self.chunk or cohort.size
         for i in range(0, count, size):
             yield cohort.jobs if size >= count else take_jobs(cohort.jobs, slice(i, i + size))
 
-    def _fitting(self, count: int, work: Callable[[], T]) -> T:
-        """Do some work on so many lanes; where memory runs out, again on fewer at once."""
-        return fitting(self._captures, work, partial(self._shrink, count))
+    def _retrying(self, count: int, work: Callable[[], T]) -> T:
+        """Do some work on so many lanes; after out of memory, again on fewer at once."""
+        return retry_smaller(self._captures, work, partial(self._shrink, count))
 
     def _shrink(self, count: int) -> None:
-        """From now on half as many lanes at once."""
+        """Train half as many lanes at once from now on."""
         before = min(self.chunk or count, count)
         if before == 1:
             raise KedgeError(
@@ -236,23 +283,23 @@ class Vector:
         )
 
 
-def _mapped(bound: Bound, phases: Phases, fleet: bool = False) -> tuple[Begin, Step, End]:
-    """The three functions of a client round, over all clients at once; those of a fleet have
-    nothing in common."""
+def _mapped(bound: Bound, several: bool = False) -> tuple[Begin, Step, End]:
+    """The three functions of a client round, over all clients at once; those of several runs share
+    nothing."""
 
     def own(job: Job) -> Bound:
         return bound.lane(job.fields) if isinstance(bound, LaneBound) else bound
 
     def begin(job: Job) -> Carry:
-        return client.begin(own(job), job, phases)
+        return client.begin(own(job), job)
 
     def step(job: Job, carry: Carry, index: Tensor) -> Carry:
-        return client.step(own(job), job, carry, index, phases, functional=True)
+        return client.step(own(job), job, carry, index, MAPPED)
 
     def end(job: Job, carry: Carry) -> Reply:
-        return client.end(own(job), job, carry, phases)
+        return client.end(own(job), job, carry)
 
-    job = 0 if fleet else SHARED
+    job = 0 if several else SHARED
     return over_clients(begin, job), over_clients(step, job, 0, 0), over_clients(end, job, 0)
 
 

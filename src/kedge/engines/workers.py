@@ -34,8 +34,10 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.tree import Tree
-from kedge.engines.cohort import Cohort, take_jobs
-from kedge.engines.loop import Ask, Loop, laid
+from kedge.core.work import take_jobs
+from kedge.engines.cohort import Cohort
+from kedge.engines.layout import layout_of
+from kedge.engines.loop import Ask, Loop
 from kedge.engines.shared_memory import Memory, Place, places
 from kedge.errors import FieldError, KedgeError
 
@@ -48,12 +50,13 @@ class Workers(Loop):
 
     _pool: Pool | None = None
 
-    def each(self, bound: Bound, cohort: Cohort, ask: Ask) -> Iterator[Any]:
+    def each(self, cohort: Cohort, ask: Ask) -> Iterator[Any]:
+        bound = cohort.bound.root
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the cores belong to the workers
         try:
             if self._pool is None or self._pool.bound is not bound:
-                self._pool = Pool(self, bound, self.how.workers)
+                self._pool = Pool(self, bound, self.execution.workers)
             yield from self._pool.run(cohort, ask)
         except BaseException:
             if self._pool is not None:
@@ -137,7 +140,7 @@ class Pool:
 
     def run(self, cohort: Cohort, ask: Ask) -> Iterator[Any]:
         """The clients' answers in their order; each one is valid until the next is asked for."""
-        total, free = len(cohort.clients), list(range(len(self._slots)))
+        total, free = cohort.size, list(range(len(self._slots)))
         note, own = self._announce(cohort, ask)
         begun = 0
         done: dict[int, tuple[int | None, Any]] = {}  # slot and answer of those not yet taken
@@ -240,8 +243,8 @@ class Worker:
                 self._begin(ticket)
             own = slot.read(self._own)
             job = own["job"]._replace(anchor=self._shared["anchor"], sent=self._shared["sent"])
-            plan = own["plan"][: ticket.steps]
-            value = self.loop.answer(self.bound, job, plan, ticket.who, self._ask)
+            batches = own["batches"][: ticket.steps]
+            value = self.loop.answer(self._bound, job, batches, ticket.who, self._ask)
             answer, _ = places(value, self._own_end)
             slot.write(answer, value)
         except Exception as error:  # noqa: BLE001
@@ -253,14 +256,15 @@ class Worker:
         note = Place(torch.uint8, (ticket.note_size,), ticket.note_start)
         text = self.common.read(note).numpy().tobytes()
         shared, self._own, self._own_end, self._ask = pickle.loads(text)
-        self._shared = laid(self.bound, self.common.read(shared))
+        self._bound = self.bound.in_phases(self._ask.phases)
+        self._shared = layout_of(self.bound.model).place(self.common.read(shared))
         self._round = ticket.round
 
 
 def _own(cohort: Cohort, at: int) -> Tree:
     """What belongs to one client alone."""
     job: Any = take_jobs(cohort.jobs, at)
-    return {"job": job._replace(anchor={}, sent={}), "plan": cohort.plan[at]}
+    return {"job": job._replace(anchor={}, sent={}), "batches": cohort.batches[at]}
 
 
 def _clone(x: Any) -> Any:

@@ -23,16 +23,16 @@ from kedge.core.method import parse
 from kedge.core.model import BATCHNORM, PRECISIONS
 from kedge.core.optim import SGD, Adam, Optimizer, schedule
 from kedge.core.part import Doc
+from kedge.core.work import WEIGHTINGS, LocalWork
 from kedge.data.augment import augmentation
-from kedge.data.federation import LocalWork
 from kedge.data.partition.draw import check_partition
+from kedge.engines import engines
 from kedge.errors import FieldError, KedgeError, UnknownName, nearest
 from kedge.grammar import parse_call
 from kedge.models import models
-from kedge.sim.simulation import WEIGHTINGS
 from kedge.sim.store import PLACES
 
-ENGINES = ("auto", "loop", "vector")
+ENGINES = ("auto", *engines)
 CHOICES = {
     "optimizer": ("sgd", "adam"),
     "weighting": WEIGHTINGS,

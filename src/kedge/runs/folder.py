@@ -34,12 +34,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-import kedge
-from kedge.engines.registry import How
+from kedge._version import __version__
+from kedge.engines.device import device_name
+from kedge.engines.execution import Execution
 from kedge.errors import DataError, KedgeError
 from kedge.runs.config import Config, load_config
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
+ENVIRONMENT = "environment.json"
 METRICS, PARTITION = "metrics.jsonl", "partition.json"
 _KINDS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -121,6 +123,18 @@ class Folder:
                 "Make room and go on with --resume"
             ) from None
 
+    @property
+    def has_environment(self) -> bool:
+        return (self.path / ENVIRONMENT).exists()
+
+    def environment(self) -> dict[str, Any]:
+        """Where and with what the run was started."""
+        found: dict[str, Any] = json.loads((self.path / ENVIRONMENT).read_text())
+        return found
+
+    def save_environment(self, execution: Execution, device: torch.device, precision: str) -> None:
+        self.write(ENVIRONMENT, json.dumps(environment(execution, device, precision)).encode())
+
     def log(self, text: str) -> None:
         self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
 
@@ -181,14 +195,10 @@ def _pieces(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
         yield flat.view(torch.uint8).numpy().data
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def environment(how: How, device: torch.device, precision: str) -> dict[str, Any]:
+def environment(execution: Execution, device: torch.device, precision: str) -> dict[str, Any]:
     """Where and with what a run was made."""
     return {
-        "kedge": kedge.__version__,
+        "kedge": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -197,7 +207,7 @@ def environment(how: How, device: torch.device, precision: str) -> dict[str, Any
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "precision": precision,
-        "how": dataclasses.asdict(how),
+        "how": dataclasses.asdict(execution),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,19 +20,22 @@ from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
+from kedge.engines import Execution, engines
 from kedge.engines.choice import plan
-from kedge.engines.precision import precise
-from kedge.engines.registry import How
+from kedge.engines.choice.plan import Plan
+from kedge.engines.choice.subject import Settings
+from kedge.engines.device import device_name, effective, precise
+from kedge.errors import KedgeError
 from kedge.models import build
 from kedge.runs.config import Config, resolve_device
 from kedge.runs.folder import PARTITION, Folder
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Member, Watch, train
-from kedge.sim.joint import share, unlike
+from kedge.sim.cohorts import share, unlike
 from kedge.sim.simulation import Simulation
 
-Make = plan.Make
+Make = Callable[[int, Execution], Simulation]  # (seed, execution) -> the simulation of that seed
 Say = Callable[[str], None]  # a line for the user
 
 
@@ -43,15 +47,15 @@ def run(
     dataset: Dataset | None = None,
     say: Say | None = None,
 ) -> Result:
-    """Run all seeds of a configuration; ``say`` is told how, and what it will take."""
+    """Run all seeds of a configuration; ``say`` is told execution, and what it will take."""
     folder = None
     if out is not None:
         folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
     dataset = dataset or load(config.data)
     device = resolve_device(config.device)
 
-    def make(seed: int, how: How) -> Simulation:
-        return simulation(config, dataset, seed, device, how)
+    def make(seed: int, execution: Execution) -> Simulation:
+        return simulation(config, dataset, seed, device, execution)
 
     return run_seeds(config, make, device, folder, watch, say)
 
@@ -79,15 +83,62 @@ def _run_seeds(
 ) -> Result:
     start = time.perf_counter()
     advise([config])
-    planned = plan.choose(config, make, device, folder)
+    planned = choose(config, make, device, folder)
     if say is not None:
         for line in planned.lines():
             say(line)
     hint = f"Go on with: --out {folder.path} --resume" if folder else "It was not saved"
     orders = [Order(config, seed, make, folder, watch) for seed in config.seeds]
-    ended, _ = train_all(orders, planned.how, hint)
+    ended, _ = train_all(orders, planned.execution, hint)
     seconds = time.perf_counter() - start
     return result_of(config, ended, planned, seconds, folder)
+
+
+def choose(config: Config, make: Make, device: torch.device, folder: Folder | None) -> Plan:
+    """The plan of a run; a resumed one goes on as it was started, with as many threads."""
+    if folder is not None and folder.has_environment:
+        return _as_before(folder, device)
+    chosen = plan.choose(
+        settings_of(config), make(config.seeds[0], Execution("loop", state="host"))
+    )
+    if folder is None:
+        return chosen
+    chosen = dataclasses.replace(chosen, execution=_in_folder(chosen.execution, folder))
+    folder.save_environment(chosen.execution, device, effective(config.precision, device))
+    for line in chosen.lines():
+        folder.log(line)
+    return chosen
+
+
+def settings_of(config: Config) -> Settings:
+    """What of a configuration decides how it is computed."""
+    return Settings(
+        rounds=config.rounds,
+        seeds=len(config.seeds),
+        eval_every=config.eval_every,
+        engine=config.engine,
+        workers=config.workers,
+        chunk=config.chunk,
+        compile=config.compile,
+        state=config.state,
+        augment=config.augment,
+    )
+
+
+def _as_before(folder: Folder, device: torch.device) -> Plan:
+    before, here = folder.environment(), device_name(device)
+    if before["device"] != here:
+        raise KedgeError(
+            f"{folder.path} was started on {before['device']!r}, this is {here!r}; "
+            "resume it there, or start anew with another --out"
+        )
+    torch.set_num_threads(before["threads"])
+    return Plan(_in_folder(Execution(**before["how"]), folder), here)
+
+
+def _in_folder(execution: Execution, folder: Folder) -> Execution:
+    in_file = execution.state == "file"
+    return dataclasses.replace(execution, folder=str(folder.path)) if in_file else execution
 
 
 def advise(configs: Sequence[Config]) -> None:
@@ -119,7 +170,7 @@ class Ended(NamedTuple):
 
 
 def train_all(
-    orders: Sequence[Order], how: How, hint: str, strict: bool = True
+    orders: Sequence[Order], execution: Execution, hint: str, strict: bool = True
 ) -> tuple[list[Ended], list[int]]:
     """Train seeds, alike ones side by side; what is left of them, and the lanes of each stack."""
     ended: list[Ended] = []
@@ -132,9 +183,9 @@ def train_all(
         members.clear()
 
     for order in orders:
-        if members and _is_full(members, how):
+        if members and _is_full(members, execution):
             finish()
-        member = _build(order, how)
+        member = _build(order, execution)
         if members and (
             member.config.rounds != members[0].config.rounds or unlike(members[0].sim, member.sim)
         ):
@@ -146,14 +197,15 @@ def train_all(
     return ended, stacks
 
 
-def _is_full(members: Sequence[Member], how: How) -> bool:
+def _is_full(members: Sequence[Member], execution: Execution) -> bool:
     """Whether a stack has no room for one more like the first."""
     lanes = sum(member.sim.per_round for member in members) + members[0].sim.per_round
-    return how.engine != "vector" or 0 < how.chunk < lanes
+    alone = not engines[execution.engine].batches_clients
+    return alone or 0 < execution.chunk < lanes
 
 
-def _build(order: Order, how: How) -> Member:
-    sim = order.make(order.seed, how)
+def _build(order: Order, execution: Execution) -> Member:
+    sim = order.make(order.seed, execution)
     partition = sim.federation.partition
     if order.folder is not None and partition is not None:
         partition.save(order.folder.seed(order.seed) / PARTITION)
@@ -175,7 +227,7 @@ def _end(member: Member) -> Ended:
 def result_of(
     config: Config,
     ended: Sequence[Ended],
-    planned: plan.Plan,
+    planned: Plan,
     seconds: float,
     folder: Folder | None,
 ) -> Result:
@@ -187,7 +239,7 @@ def result_of(
         metric=task.metric,
         higher_is_better=task.higher_is_better,
         partition_hash=[one.partition_hash for one in ended],
-        engine=planned.how.engine,
+        engine=planned.execution.engine,
         device=planned.device,
         seconds=seconds,
         models=[one.module for one in ended],
@@ -201,7 +253,7 @@ def result_of(
 
 
 def simulation(
-    config: Config, dataset: Dataset, seed: int, device: torch.device, how: How
+    config: Config, dataset: Dataset, seed: int, device: torch.device, execution: Execution
 ) -> Simulation:
     """The simulation of one seed: its partition, cohorts and first weights depend on it alone."""
     silos = dataset.groups is not None
@@ -227,11 +279,15 @@ def simulation(
     with torch.random.fork_rng(devices=()):  # the host's; looking at a GPU would start it
         torch.default_generator.manual_seed(seed)
         module = build(text, dataset.shape, dataset.outputs)
-    return assemble(config, federation, module, seed, how)
+    return assemble(config, federation, module, seed, execution)
 
 
 def assemble(
-    config: Config, federation: Federation, module: nn.Module | Model, seed: int, how: How
+    config: Config,
+    federation: Federation,
+    module: nn.Module | Model,
+    seed: int,
+    execution: Execution,
 ) -> Simulation:
     if not isinstance(module, Model):
         module = Model(module, batchnorm=config.batchnorm, precision=config.precision)
@@ -243,7 +299,7 @@ def assemble(
         work=config.work(),
         per_round=config.per_round or None,
         weighting=config.weighting,
-        engine=how,
+        engine=execution,
         seed=seed,
     )
 

@@ -17,20 +17,30 @@ from typing import Any, NamedTuple
 from kedge.core.method import parse
 from kedge.core.task import Task
 from kedge.data.datasets import Dataset, load
-from kedge.engines.choice import plan
+from kedge.engines import Execution, engines
+from kedge.engines.choice.plan import Plan
+from kedge.engines.device import precise
 from kedge.engines.lane_bound import static
-from kedge.engines.precision import precise
-from kedge.engines.registry import How
 from kedge.errors import KedgeError
 from kedge.runs.config import Config, load_config, resolve_device
-from kedge.runs.folder import Folder
+from kedge.runs.folder import ENVIRONMENT, Folder
 from kedge.runs.grid import Setting
 from kedge.runs.result import Result
-from kedge.runs.runner import Ended, Order, Say, advise, result_of, simulation, slug, train_all
+from kedge.runs.runner import (
+    Ended,
+    Order,
+    Say,
+    advise,
+    choose,
+    result_of,
+    simulation,
+    slug,
+    train_all,
+)
 from kedge.sim.simulation import Simulation
 
 Watch = Callable[[Config, int, dict[str, Any], str], None]  # (config, seed, record, name)
-LISTING, ENVIRONMENT = "sweep.json", "environment.json"
+LISTING = "sweep.json"
 #: Settings in which simulations of one stack may differ.
 SIDE_BY_SIDE = {
     "lr", "momentum", "weight_decay", "clip", "schedule", "epochs", "steps", "replacement",
@@ -80,9 +90,10 @@ def sweep(
             if say is not None:
                 for line in planned.lines():
                     say(line)
-            ended, stacks = train_all(orders, planned.how, hint, strict=False)
-        looped = looped or planned.how.engine == "loop"
-        lanes += stacks if planned.how.engine == "vector" else []
+            ended, stacks = train_all(orders, planned.execution, hint, strict=False)
+        together = engines[planned.execution.engine].batches_clients
+        looped = looped or not together
+        lanes += stacks if together else []
         for i in group:
             own, ended = ended[: len(config.seeds)], ended[len(config.seeds) :]
             results[i] = _result(settings[i].config, own, planned, folders[i])
@@ -152,7 +163,7 @@ def _orders(
     config = setting.config
     device = resolve_device(config.device)
 
-    def make(seed: int, how: How) -> Simulation:
+    def make(seed: int, how: Execution) -> Simulation:
         try:
             return simulation(config, dataset, seed, device, how)
         except KedgeError as error:
@@ -174,23 +185,21 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _planned(orders: Sequence[Order]) -> plan.Plan:
+def _planned(orders: Sequence[Order]) -> Plan:
     """The plan for all of them, as if they were seeds of one run."""
     first = orders[0]
     seeds = tuple(range(first.seed, first.seed + len(orders)))
     config = dataclasses.replace(first.config, seeds=seeds)
-    planned = plan.choose(config, first.make, resolve_device(config.device), first.folder)
+    planned = choose(config, first.make, resolve_device(config.device), first.folder)
     if first.folder is not None:
-        how = (first.folder.path / ENVIRONMENT).read_bytes()
+        environment = (first.folder.path / ENVIRONMENT).read_bytes()
         for folder in {o.folder.path: o.folder for o in orders if o.folder is not None}.values():
-            if not (folder.path / ENVIRONMENT).exists():
-                folder.write(ENVIRONMENT, how)
+            if not folder.has_environment:
+                folder.write(ENVIRONMENT, environment)
     return planned
 
 
-def _result(
-    config: Config, ended: Sequence[Ended], planned: plan.Plan, folder: Folder | None
-) -> Result:
+def _result(config: Config, ended: Sequence[Ended], planned: Plan, folder: Folder | None) -> Result:
     whole = [
         one._replace(records=_filled(one.records, config, one.task)) if one.failed else one
         for one in ended

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from kedge.core.bound import Server
 from kedge.core.server import Totals
+from kedge.engines.cohort import Cohort, Group, Outcome
 from kedge.engines.lane_bound import OPTIM
-from kedge.engines.lanes import Group, Outcome, Stack
-from kedge.engines.vector import Vector
 from kedge.errors import IncompatibleError, NotFinite
-from kedge.sim.joint import Joint, unlike
+from kedge.sim.cohorts import Cohorts, unlike
 
 if TYPE_CHECKING:
     from kedge.sim.simulation import Simulation
@@ -41,14 +40,14 @@ class Fleet:
         self._tried: set[tuple[tuple[str, str], ...]] = set()
         if len(self.sims) == 1:
             return
-        if not isinstance(self.sims[0].engine, Vector):
+        if not self.sims[0].engine.batches_clients:
             self._split([[i] for i in range(len(self.sims))])
             return
         for sim in self.sims[1:]:
             reason = unlike(self.sims[0], sim)
             if reason:
                 raise IncompatibleError(f"simulations cannot train side by side: {reason} differ")
-        self._joint = Joint(self.sims)
+        self._cohorts = Cohorts(self.sims)
 
     @property
     def round(self) -> int:
@@ -101,39 +100,32 @@ class Fleet:
             group, outcome = sims[0].train(clients[0])
             groups, outcomes = [group], [outcome]
         else:
-            stack = self._joint.stack(clients, round)
-            if not self._can_be_mapped(stack, round):
+            cohort = self._cohorts.form(clients, round)
+            if not self._can_train_together(cohort, round):
                 return None
-            phases = sims[0].bound.phases(round)
-            groups, outcomes = stack.groups, self._engine.train_stack(stack, phases)
-            self._joint.draw_ahead(round + 1)
+            groups, outcomes = cohort.groups, sims[0].engine.train(cohort)
+            self._cohorts.draw_ahead(round + 1)
         for i in going:
             try:
-                sims[i].check_finite(outcomes[i].totals, clients[i])
+                sims[i].session.check_finite(outcomes[i].totals, clients[i])
             except NotFinite as error:
                 if self.strict:
                     raise
                 self.failed[i] = error
         return {i: (groups[i], outcomes[i], surveyed[i]) for i in going if i not in self.failed}
 
-    @property
-    def _engine(self) -> Vector:
-        engine = self.sims[0].engine
-        assert isinstance(engine, Vector)
-        return engine
-
-    def _can_be_mapped(self, stack: Stack, round: int) -> bool:
+    def _can_train_together(self, cohort: Cohort, round: int) -> bool:
         """Try it once for every phase; where it cannot be done, split up."""
-        phases = self.sims[0].bound.phases(round)
+        phases = cohort.bound.phases
         if tuple(phases.items()) in self._tried:
             return True
         reason = "their phases differ"
-        if all(sim.bound.phases(round) == phases for sim in self.sims):
-            reason = self._engine.attempt(stack, phases)
+        if all(sim.bound.at(round).phases == phases for sim in self.sims):
+            reason = self.sims[0].engine.why_not_together(cohort)
         if not reason:
             self._tried.add(tuple(phases.items()))
             return True
-        differing = self._joint.bound.every
+        differing = self._cohorts.differing
         groups: dict[tuple[float, ...], list[int]] = {}
         for i in range(len(self.sims)):
             own = tuple(v[i] for fields in differing.values() for v in fields.values())

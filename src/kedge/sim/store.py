@@ -99,6 +99,18 @@ class Store:
         return self._rows
 
 
+class FirstState:
+    """Clients' state in a trial: always the first one, and nothing is kept."""
+
+    where = "device"
+
+    def __init__(self, first: Tree) -> None:
+        self._first = first
+
+    def gather(self, clients: Sequence[int]) -> Tree:
+        return tree.map(lambda x: x.expand(len(clients), *x.shape).clone(), self._first)
+
+
 def _check_row(rows: Tensor, new: Tensor) -> None:
     if rows.shape[1:] != new.shape[1:]:
         raise KedgeError(

@@ -27,7 +27,7 @@ def both_sides_by_autograd(cls: type[DANN]) -> Iterator[Claim]:
     for alternate in (False, True):
         part = cls(lam=0.6, width=5, alternate=alternate)
         run = images(sizes=(5, 9, 14), batch=9, steps=3).simulate(part)
-        plan, params, start = run.cohort([1]).plan[0], run.weights.params, cls.name + "/"
+        plan, params, start = run.cohort([1]).batches[0], run.weights.params, cls.name + "/"
         for t in range(3):
             batch = run.federation.clean(plan[t])
             client = torch.ones(len(batch.y), dtype=torch.int64)

@@ -216,7 +216,7 @@ def _features(run: Simulation) -> tuple[Tensor, Tensor, Tensor]:
 def _survey(run: Simulation, part: Part) -> Tree:
     """What the server sees of a survey of all clients."""
     cohort = run.cohort(range(run.federation.num_clients))
-    found = run.engine.survey(run.bound, cohort, run.bound.phases(run.round), part)
+    found = run.engine.survey(cohort, part)
     return {path[-1]: upload.value for path, upload in found["uploads"].items()}
 
 

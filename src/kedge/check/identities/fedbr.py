@@ -15,8 +15,8 @@ from kedge.core import client, rng, tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Tree, Weights
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import LocalWork, take_jobs
+from kedge.data.federation import Federation
 from kedge.parts.fedbr import FedBR
 
 
@@ -46,7 +46,7 @@ def two_steps_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
     run = images(sizes=(5, 9), batch=5, steps=2).simulate(part)
     run.survey(part, [0])
     body, head, model = run.weights.params, run.bound.model.head_names(), run.bound.model
-    plan, slot = run.cohort([0]).plan[0], run.server.slots[cls.name]
+    plan, slot = run.cohort([0]).batches[0], run.server.slots[cls.name]
     pseudo, projection = slot["pseudo"], slot["projection"]
 
     def features(params: Params, x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def component_1_flattens_the_output(cls: type[FedBR]) -> Iterator[Claim]:
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(lam=2.0, mu=0.0, rows=3, width=4))
     run.survey(run.bound.parts[0], [0])
     pseudo, start = run.server.slots[cls.name]["pseudo"], run.weights
-    real = run.federation.clean(run.cohort([0]).plan[0, 0])
+    real = run.federation.clean(run.cohort([0]).batches[0, 0])
     p, p_pseudo = (
         torch.softmax(run.bound.model.forward(start, x, "eval").logits, 1) for x in (real.x, pseudo)
     )
@@ -125,11 +125,11 @@ def mixture_by_formula(cls: type[FedBR]) -> Iterator[Claim]:
     y~ - 1/C the sum of the same samples' labels (eq. 4). The global features belong to x~."""
     run = _unit_vectors((4, 4)).simulate(cls(rows=6, samples=3, width=4, mixture=2))
     run.run_round()
-    cohort, phases = run.cohort([1]), run.bound.phases(run.round)
+    cohort = run.cohort([1])
     job, seen = take_jobs(cohort.jobs, 0), []
-    carry = client.begin(run.bound, job, phases)
+    carry = client.begin(run.bound.at(run.round), job)
     for t in range(2):
-        carry = client.step(run.bound, job, carry, cohort.plan[0, t], phases, functional=False)
+        carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, t])
         local = carry.local[cls.name]
         added = 3 * local["x"] - run.server.slots[cls.name]["pseudo"]  # [rows, samples]
         labels = added[:, 4:] @ F.one_hot(run.federation.y[4:], 3).to(DOUBLE)

@@ -16,8 +16,8 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Tree
 from kedge.core.view import View
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import LocalWork, take_jobs
+from kedge.data.federation import Federation
 from kedge.parts.fedcog import FedCOG
 from kedge.sim.simulation import Simulation
 
@@ -117,11 +117,11 @@ def every_generated_sample_in_turn(cls: type[FedCOG]) -> Iterator[Claim]:
     run = _linear(_classes((4, 2, 0)), steps=3).simulate(cls(samples=6, batch=4, steps=0))
     part = run.bound.parts[0]
     assert isinstance(part, FedCOG)
-    job, phases = take_jobs(run.cohort([0]).jobs, 0), run.bound.phases(0)
-    carry = client.begin(run.bound, job, phases)
+    job = take_jobs(run.cohort([0]).jobs, 0)
+    carry = client.begin(run.bound.at(run.round), job)
     used = torch.zeros(6)
     for t in range(3):
-        context = client.client_context(run.bound, job, phases, carry.local, torch.tensor(t))
+        context = client.client_context(run.bound.at(run.round), job, carry.local, torch.tensor(t))
         view = View(context, part, "term")
         used += torch.bincount(part._rows(view), minlength=6)
     yield Claim("uses of each sample", 0.0, float((used - 2).abs().max()), 0.0)
@@ -150,7 +150,7 @@ def two_steps_by_hand_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
     run = images(norm="bn", sizes=(5, 9), batch=5, steps=2).simulate(part)
     cohort, made, module = run.cohort([0]), _generated(run, 0), run.module().train()
     for t in range(2):
-        real = run.federation.clean(cohort.plan[0, t])
+        real = run.federation.clean(cohort.batches[0, t])
         loss = F.cross_entropy(module(real.x), real.y)
         gap = F.kl_div(
             F.log_softmax(module(made["x"]), 1),
@@ -220,7 +220,7 @@ def _generated(run: Simulation, k: int) -> Tree:
     """What client k would generate in the present round."""
     job = take_jobs(run.cohort([k]).jobs, 0)
     name = run.bound.parts[0].name
-    return client.begin(run.bound, job, run.bound.phases(run.round)).local[name]
+    return client.begin(run.bound.at(run.round), job).local[name]
 
 
 def _by_hand(

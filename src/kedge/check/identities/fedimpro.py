@@ -142,7 +142,7 @@ def pooling_by_counts(cls: type[FedImpro]) -> Iterator[Claim]:
 
 def _features(run: Simulation, client: int) -> tuple[Tensor, Tensor]:
     """Activations at the cut and labels of a client's first batch, at the present weights."""
-    batch = run.federation.clean(run.cohort([client]).plan[0, 0])
+    batch = run.federation.clean(run.cohort([client]).batches[0, 0])
     done = run.bound.model.forward(run.weights, batch.x, "eval", taps=(CUT,))
     return done.at[CUT].flatten(1), batch.y
 

@@ -14,8 +14,8 @@ from kedge.core import client, rng, tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
-from kedge.data.federation import Federation, LocalWork
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import LocalWork, take_jobs
+from kedge.data.federation import Federation
 from kedge.parts.fedtr import FedTR
 from kedge.sim.simulation import Simulation
 
@@ -46,17 +46,17 @@ def descent_damps_the_update(cls: type[FedTR]) -> Iterator[Claim]:
     alpha, eta_g = 1.5, 0.2
     part = cls(drift_rule="descent", alpha=alpha, eta_g=eta_g, lambda_R=0.0)
     run = images(sizes=(5, 9), batch=5, steps=4).simulate(part)
-    cohort, phases, start = run.cohort([1]), run.bound.phases(0), run.weights.params
+    cohort, start = run.cohort([1]), run.weights.params
     job = take_jobs(cohort.jobs, 0)
-    carry = client.begin(run.bound, job, phases)
+    carry = client.begin(run.bound.at(run.round), job)
     u = tree.zeros_like(start)
     worst = 0.0
     for t in range(4):
-        batch = run.federation.clean(cohort.plan[0, t])
+        batch = run.federation.clean(cohort.batches[0, t])
         g = gradient(run, carry.weights.params, batch.x, batch.y)
         step = (1 - alpha * eta_g, 1 - alpha * 0.05)
         u = tree.map(lambda u, g, s=step: s[0] * (s[1] * u - 0.05 * g), u, g)
-        carry = client.step(run.bound, job, carry, cohort.plan[0, t], phases, functional=False)
+        carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, t])
         drift = carry.local[cls.name]["drift"]
         got = tree.map(lambda p, d, w: p + d - w, carry.weights.params, drift, start)
         worst = max(worst, tree.gap(got, u))

@@ -20,7 +20,8 @@ from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
 from kedge.core.view import Round
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.parts.flboost import FLBoost
 from kedge.parts.generators import diversity
 from kedge.sim.simulation import Simulation

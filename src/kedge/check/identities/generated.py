@@ -21,7 +21,8 @@ from kedge.core.part import Part
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
 from kedge.core.view import Round
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.parts.distil import allotted, drawn
 from kedge.parts.generated import FedDF, FedGen
 from kedge.sim.simulation import Simulation

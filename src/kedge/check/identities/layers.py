@@ -13,7 +13,7 @@ from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core import client, tree
 from kedge.core.tree import Params, Weights
-from kedge.engines.cohort import take_jobs
+from kedge.core.work import take_jobs
 from kedge.parts.layers import Ditto, FedBN, FedPer, FineTune, Local
 from kedge.sim.simulation import Simulation
 
@@ -104,7 +104,7 @@ def personal_batchnorm_is_its_own(cls: type[Ditto]) -> Iterator[Claim]:
     yield Claim("after another's round", 0.0, tree.gap(tree.take(run.personal([0]), 0), first), 0.0)
     w, buffers = first
     for t in range(2):
-        batch = run.federation.clean(run.cohort([0]).plan[0, t])
+        batch = run.federation.clean(run.cohort([0]).batches[0, t])
         w, buffers = _step(run, w, buffers, batch.x, batch.y)
     run.run_round([0])
     got = tree.take(run.personal([0]), 0)
@@ -137,11 +137,11 @@ def statistics_belong_to_it(cls: type[FineTune]) -> Iterator[Claim]:
     """With BatchNorm each client has its own trained parameters and statistics, whose mean is the
     shared model."""
     run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
-    cohort, phases = run.cohort([0, 1]), run.bound.phases(0)
+    cohort = run.cohort([0, 1])
     job = take_jobs(cohort.jobs, 1)
-    carry = client.begin(run.bound, job, phases)
+    carry = client.begin(run.bound.at(run.round), job)
     for t in range(cohort.steps[1]):
-        carry = client.step(run.bound, job, carry, cohort.plan[1, t], phases, functional=False)
+        carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[1, t])
     run.run_round()
     own = run.personal()
     yield Claim("client 1", 0.0, tree.gap(tree.take(own, 1), carry.weights), 1e-12)
@@ -157,7 +157,7 @@ def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
     for k in range(2):
         params, buffers = start
         for t in range(2):
-            batch = run.federation.clean(run.cohort([k]).plan[0, t])
+            batch = run.federation.clean(run.cohort([k]).batches[0, t])
             params, buffers = _step(run, params, buffers, batch.x, batch.y)
         local.append(params | {n: b.double() for n, b in buffers.items()})
     run.run_round()

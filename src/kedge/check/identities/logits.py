@@ -17,7 +17,8 @@ from kedge.check.problems import DOUBLE, Problem
 from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.task import make_task
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.parts.logits import FedLC, LogitAdjust
 
 

@@ -14,7 +14,8 @@ from kedge.core import rng, tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.parts.pools import FedMix, NaiveMix, _Pooled
 
 LR = 0.05
@@ -62,7 +63,8 @@ def second_order_by_autograd(cls: type[FedMix]) -> Iterator[Claim]:
     lam = 0.3
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
     run.survey(run.bound.parts[0], None)
-    pool, batch = run.server.slots[cls.name], run.federation.clean(run.cohort([0]).plan[0, 0])
+    pool = run.server.slots[cls.name]
+    batch = run.federation.clean(run.cohort([0]).batches[0, 0])
 
     def loss(params: Params) -> Tensor:
         total = torch.zeros((), dtype=DOUBLE)
@@ -87,7 +89,10 @@ def agrees_with_mixup_to_first_order(cls: type[FedMix]) -> Iterator[Claim]:
     for lam in (0.02, 0.01):
         run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
         run.survey(run.bound.parts[0], None)
-        pool, batch = run.server.slots[cls.name], run.federation.clean(run.cohort([0]).plan[0, 0])
+        pool, batch = (
+            run.server.slots[cls.name],
+            run.federation.clean(run.cohort([0]).batches[0, 0]),
+        )
         mixed = (1 - lam) * batch.x + lam * pool["x"]
         said = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
         labels = (1 - lam) * F.one_hot(batch.y, 3) + lam * pool["y"]
@@ -120,7 +125,8 @@ def mixed_loss_by_formula(cls: type[NaiveMix]) -> Iterator[Claim]:
     lam = 0.3
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
     run.survey(run.bound.parts[0], None)
-    pool, batch = run.server.slots[cls.name], run.federation.clean(run.cohort([0]).plan[0, 0])
+    pool = run.server.slots[cls.name]
+    batch = run.federation.clean(run.cohort([0]).batches[0, 0])
     mixed = (1 - lam) * batch.x + lam * pool["x"]
     said = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
     own, others = F.nll_loss(said, batch.y), -(pool["y"] * said).sum(1).mean()

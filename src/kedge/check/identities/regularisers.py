@@ -18,7 +18,8 @@ from kedge.core.part import Out
 from kedge.core.task import Batch, make_task
 from kedge.core.tree import Params, Weights
 from kedge.core.view import View
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.parts.regularisers import FedDecorr, FedNTD, FedProto
 from kedge.sim.simulation import Simulation
 
@@ -52,7 +53,7 @@ def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
     """At the first step the two models are the same and the term is 0 with slope 0; the second
     step descends on CE + beta KL against the model of the round's start, not the step's."""
     run = images(sizes=(9, 9), batch=9, steps=2).simulate(cls(beta=2.0))
-    model, start, plan = run.bound.model, run.weights.params, run.cohort([0]).plan[0]
+    model, start, plan = run.bound.model, run.weights.params, run.cohort([0]).batches[0]
 
     def loss(params: Params, *, t: int) -> Tensor:
         batch = run.federation.clean(plan[t])
@@ -101,7 +102,7 @@ def one_step_through_the_body(cls: type[FedDecorr]) -> Iterator[Claim]:
     """One full-batch step by autograd on CE + beta mean_{i != j} (B - 1)^2 corr_ij^2 / B, from
     torch's own covariances. Catches features that are cut off from the body."""
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(beta=0.3))
-    batch = run.federation.clean(run.cohort([0]).plan[0, 0])
+    batch = run.federation.clean(run.cohort([0]).batches[0, 0])
 
     def loss(params: Params) -> Tensor:
         done = run.bound.model.forward(Weights(params, {}), batch.x)
@@ -170,7 +171,7 @@ def pull_by_autograd(cls: type[FedProto]) -> Iterator[Claim]:
     run = images(sizes=(5, 14), batch=14, steps=1).simulate(cls(lam=0.8))
     run.run_round([0])
     slot, known = run.server.slots[cls.name], set(run.federation.y[_rows(run)[0]].tolist())
-    batch = run.federation.clean(run.cohort([1]).plan[0, 0])
+    batch = run.federation.clean(run.cohort([1]).batches[0, 0])
 
     def loss(params: Params) -> Tensor:
         done = run.bound.model.forward(Weights(params, {}), batch.x)

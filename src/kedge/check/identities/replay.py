@@ -14,7 +14,8 @@ from kedge.core import tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.parts.replay import FedReg
 from kedge.sim.simulation import Simulation
 
@@ -48,7 +49,7 @@ def three_steps_by_autograd(cls: type[FedReg]) -> Iterator[Claim]:
     for k, gamma in ((0, 0.3), (1, 0.7)):
         part = cls(gamma=gamma, ascents=ups, eta_s=size["s"], eta_p=size["p"])
         run = images(sizes=(5, 14), batch=5, steps=3).simulate(part)
-        w, plan = run.weights.params, run.cohort([k]).plan[0]
+        w, plan = run.weights.params, run.cohort([k]).batches[0]
         v = w
         for t in range(3):
             batch = run.federation.clean(plan[t])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from kedge.engines.torch_private import watching_tensors
 
 COARSE = 100_000_000  # bytes below which the segments of CUDA's allocator are too coarse to count
 
@@ -36,9 +36,10 @@ class Need(NamedTuple):
 def peak(work: Callable[[], Any], device: torch.device) -> int:
     """Bytes that some work held at once, at most, on top of what was there before."""
     if device.type != "cuda":
-        with _Held() as held:
+        held, before = _Held(), _process_bytes()
+        with watching_tensors(held.watch) as watched:
             work()
-        return held.most
+        return held.most if watched else max(1, _process_bytes() - before)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -52,29 +53,21 @@ def peak(work: Callable[[], Any], device: torch.device) -> int:
     return max(most, kept) if kept > COARSE else most
 
 
-class _Held(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made while it is on, as long as they live."""
+class _Held:
+    """Counts the bytes of all tensors that are made while some work runs, as long as they live."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.now = self.most = 0
         self._known: set[int] = set()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in tree_leaves((args, kwargs)):  # what was there before is not counted
+    def watch(self, inputs: Any, outputs: Any) -> None:
+        """Called for every operator; what was there before is not counted."""
+        for value in _tensors(inputs):
             self._note(value, 0)
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
+        for value in _tensors(outputs):
             self._note(value, None)
-        return out
 
-    def _note(self, value: Any, size: int | None) -> None:
-        if not isinstance(value, Tensor):
-            return
+    def _note(self, value: Tensor, size: int | None) -> None:
         storage = value.untyped_storage()
         name = storage._cdata
         if name in self._known:
@@ -88,6 +81,25 @@ class _Held(TorchDispatchMode):
     def _gone(self, name: int, size: int) -> None:
         self._known.discard(name)
         self.now -= size
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _process_bytes() -> int:
+    """The most memory that this process has held, as the system counts it."""
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def available(device: torch.device) -> int:

@@ -4,43 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import math
 import multiprocessing
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-import kedge
-from kedge.engines.choice import cache as remember
-from kedge.engines.choice import timings as measure
+from kedge._version import __version__
+from kedge.engines.choice import cache, timings
 from kedge.engines.choice.fit import Fit, fit, in_bytes
 from kedge.engines.choice.memory import Need
+from kedge.engines.choice.subject import Settings, Subject
 from kedge.engines.choice.timings import Timings, label
 from kedge.engines.choice.trial import need
-from kedge.engines.precision import effective
-from kedge.engines.registry import How
+from kedge.engines.device import device_name, effective
+from kedge.engines.engine import Request, engines
+from kedge.engines.execution import Execution
 from kedge.engines.workers import possible
 from kedge.errors import KedgeError
-from kedge.runs.config import Config
-from kedge.runs.folder import Folder, device_name, environment
-from kedge.sim.simulation import Simulation
 
-PATIENCE = 600.0  # seconds for two steps of one client, in a process of their own
-STREAMS = 4  # clients side by side on a GPU; eight took no less on the ResNets of `kedge bench`
-Make = Callable[[int, How], Simulation]  # (seed, how) -> the simulation of that seed
+TRIAL_TIMEOUT_S = 600.0  # for two steps of one client, in a process of their own
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a run is computed, and what it will take as far as that is known (else 0)."""
 
-    how: How
+    execution: Execution
     device: str
     at_once: int = 1  # clients that train at the same time
     lane_bytes: int = 0  # of each of them
@@ -64,45 +59,45 @@ class Plan:
         return [line for line in (self.reason, *self.notes, ", ".join(about)) if line]
 
 
-def choose(config: Config, make: Make, device: torch.device, folder: Folder | None) -> Plan:
-    """The plan of a run; a resumed one goes on as it was started, with as many threads."""
-    if folder is not None and (folder.path / "environment.json").exists():
-        return _as_before(folder, device)
-    plan = _planned(config, make(config.seeds[0], How("loop", state="host")))
-    if device.type == "cuda":  # what trials have left belongs to the run
+def choose(settings: Settings, sim: Subject) -> Plan:
+    """The fastest way to compute a run that works and fits, tried on one of its simulations."""
+    plan = _planned(settings, sim)
+    if sim.federation.device.type == "cuda":  # what trials have left belongs to the run
         gc.collect()
         torch.cuda.empty_cache()
-    if folder is None:
-        return plan
-    plan = dataclasses.replace(plan, how=_in_folder(plan.how, folder))
-    now = environment(plan.how, device, effective(config.precision, device))
-    folder.write("environment.json", json.dumps(now).encode())
-    for line in plan.lines():
-        folder.log(line)
     return plan
 
 
-def candidates(config: Config, sim: Simulation) -> list[How]:
+def candidates(settings: Settings, sim: Subject) -> list[Execution]:
     """The ways to compute a run that may be the fastest, the simplest first."""
-    on_gpu, fused = sim.federation.device.type == "cuda", config.compile == "on"
-    if config.engine != "auto" or config.workers:
-        engine = "loop" if config.engine == "auto" else config.engine
-        fused = fused and (engine == "vector" or on_gpu)
-        return [How(engine, workers=config.workers, chunk=config.chunk, compile=fused)]
-    loop, vector = How("loop"), How("vector", chunk=config.chunk)
-    ways = [loop, vector]
-    streams = min(STREAMS, sim.per_round, config.chunk or STREAMS)
-    if on_gpu and streams > 1:
-        loop = How("loop", streams=streams)
-        ways.append(loop)
-    processes = min(os.cpu_count() or 1, sim.per_round)
-    if sim.federation.device.type == "cpu" and processes > 1 and _may_fork_after_trials():
-        ways.append(How("loop", workers=processes))
-    fusible = [loop, vector] if on_gpu else [vector]
-    compiled = [dataclasses.replace(how, compile=True) for how in fusible]
-    if config.compile == "auto" and (on_gpu or shutil.which("g++")):
-        ways += compiled
-    return compiled if fused else ways
+    request = _request(settings, sim)
+    if settings.engine != "auto" or settings.workers:
+        shared = (name for name in engines if engines[name].has_workers)
+        name = settings.engine if settings.engine != "auto" else next(shared)
+        fused = settings.compile == "on" and engines[name].fusible(request.device)
+        given = {"workers": settings.workers, "chunk": settings.chunk, "compile": fused}
+        return [Execution(name, **given)]  # type: ignore[arg-type]
+    plain = [way for name in engines for way in engines[name].candidates(request)]
+    plain.sort(key=lambda way: (way.streams > 0) + 2 * (way.workers > 0))  # simplest first
+    last = {way.engine: way for way in plain if not way.workers}  # of each, with most streams
+    fused = [way for way in last.values() if engines[way.engine].fusible(request.device)]
+    compiled = [dataclasses.replace(way, compile=True) for way in fused]
+    if settings.compile == "on":
+        return compiled
+    return plain + (compiled if settings.compile == "auto" and request.can_compile else [])
+
+
+def _request(settings: Settings, sim: Subject) -> Request:
+    device = sim.federation.device
+    return Request(
+        device=device,
+        cohort=sim.per_round,
+        convolves=any(w.ndim > 2 for w in sim.weights.params.values()),
+        chunk=settings.chunk,
+        cores=os.cpu_count() or 1,
+        can_fork=_may_fork_after_trials(),
+        can_compile=device.type == "cuda" or shutil.which("g++") is not None,
+    )
 
 
 def _may_fork_after_trials() -> bool:
@@ -111,39 +106,23 @@ def _may_fork_after_trials() -> bool:
     return possible() and not torch.accelerator.is_available()
 
 
-def _as_before(folder: Folder, device: torch.device) -> Plan:
-    before = json.loads((folder.path / "environment.json").read_text())
-    here = device_name(device)
-    if before["device"] != here:
-        raise KedgeError(
-            f"{folder.path} was started on {before['device']!r}, this is {here!r}; "
-            "resume it there, or start anew with another --out"
-        )
-    torch.set_num_threads(before["threads"])
-    return Plan(_in_folder(How(**before["how"]), folder), here)
-
-
-def _in_folder(how: How, folder: Folder) -> How:
-    return dataclasses.replace(how, folder=str(folder.path)) if how.state == "file" else how
-
-
-def _planned(config: Config, sim: Simulation) -> Plan:
+def _planned(settings: Settings, sim: Subject) -> Plan:
     """The fastest of the candidates that work and fit."""
-    ways, key = candidates(config, sim), _key(config, sim)
-    known = _Known.read(remember.recall(key))
+    ways, key = candidates(settings, sim), _key(settings, sim)
+    known = _Known.read(cache.recall(key))
     for how in ways:
         if how.engine not in known.needs:
-            known.needs[how.engine] = _need(sim, how, config.rounds)
+            known.needs[how.engine] = _need(sim, how, settings.rounds)
     # where all fail the run will say why
     able = [how for how in ways if known.needs[how.engine] is not None] or ways[:1]
-    fits = _fitting(able, known, config, sim)
-    chosen, reason = _picked(fits, known, config, sim)
-    if not config.workers or None not in known.needs.values():  # a process may fail by chance
-        remember.keep(key, known.written())
+    fits = _fitting(able, known, settings, sim)
+    chosen, reason = _picked(fits, known, settings, sim)
+    if not settings.workers or None not in known.needs.values():  # a process may fail by chance
+        cache.keep(key, known.written())
     unable = {how.engine for how in ways if how not in able}
     notes = [f"engine {name} cannot run this model with this method" for name in sorted(unable)]
     plan = Plan(
-        how=chosen.how,
+        execution=chosen.execution,
         device=device_name(sim.federation.device),
         at_once=chosen.at_once,
         lane_bytes=chosen.lane,
@@ -152,15 +131,17 @@ def _planned(config: Config, sim: Simulation) -> Plan:
         reason=reason,
         notes=(*notes, *chosen.notes),
     )
-    each = known.timings.rounds.get(label(chosen.how), math.inf) if known.timings else math.inf
+    each = (
+        known.timings.rounds.get(label(chosen.execution), math.inf) if known.timings else math.inf
+    )
     if known.timings is None or not math.isfinite(each):
         return plan
-    tests = math.ceil(config.rounds / config.eval_every)
-    total = len(config.seeds) * (config.rounds * each + tests * known.timings.test)
+    tests = math.ceil(settings.rounds / settings.eval_every)
+    total = settings.seeds * (settings.rounds * each + tests * known.timings.test)
     return dataclasses.replace(plan, round_seconds=each, total_seconds=total)
 
 
-def _need(sim: Simulation, how: How, rounds: int) -> Need | None:
+def _need(sim: Subject, how: Execution, rounds: int) -> Need | None:
     """As :func:`need`; before workers are started in a process of its own, since gradients that are
     taken in this one may keep it from starting them (:func:`_may_fork_after_trials`)."""
     if not how.workers or sim.federation.device.type != "cpu" or not possible():
@@ -179,7 +160,7 @@ def _need(sim: Simulation, how: How, rounds: int) -> Need | None:
         process.start()
     there.close()
     try:  # one that is stuck is not waited for, nor remembered
-        found: Need | None = line.recv() if line.poll(PATIENCE) else None
+        found: Need | None = line.recv() if line.poll(TRIAL_TIMEOUT_S) else None
     except EOFError:  # it has ended, of which the run's own processes will say more
         found = None
     finally:
@@ -190,14 +171,16 @@ def _need(sim: Simulation, how: How, rounds: int) -> Need | None:
     return found
 
 
-def _fitting(ways: Sequence[How], known: _Known, config: Config, sim: Simulation) -> list[Fit]:
+def _fitting(
+    ways: Sequence[Execution], known: _Known, settings: Settings, sim: Subject
+) -> list[Fit]:
     """Those for which there is enough memory, made to fit."""
     fits: list[Fit] = []
     problems: list[KedgeError] = []
     for how in ways:
         try:
-            found = fit(how, known.needs[how.engine], config, sim)
-            if all(found.how != other.how for other in fits):
+            found = fit(how, known.needs[how.engine], settings, sim)
+            if all(found.execution != other.execution for other in fits):
                 fits.append(found)
         except KedgeError as error:
             problems.append(error)
@@ -206,32 +189,34 @@ def _fitting(ways: Sequence[How], known: _Known, config: Config, sim: Simulation
     return fits
 
 
-def _picked(fits: Sequence[Fit], known: _Known, config: Config, sim: Simulation) -> tuple[Fit, str]:
+def _picked(
+    fits: Sequence[Fit], known: _Known, settings: Settings, sim: Subject
+) -> tuple[Fit, str]:
     """The fastest of some ways, and why it is that."""
     if len(fits) == 1:
         return fits[0], ""
-    hows = [found.how for found in fits]
-    remembered = known.timings is not None and not _lacking(known.timings, hows, config)
+    hows = [found.execution for found in fits]
+    remembered = known.timings is not None and not _lacking(known.timings, hows, settings)
     if not remembered:
-        known.timings = measure.times(sim, hows, config.rounds, len(config.seeds)) or known.timings
+        known.timings = timings.times(sim, hows, settings.rounds, settings.seeds) or known.timings
     if known.timings is not None:
-        how = measure.fastest(hows, known.timings, config.rounds * len(config.seeds))
-        return fits[hows.index(how)], _because(how, known.timings, config, sim, remembered)
-    # on a CPU a grouped convolution over clients is slower than one client at a time
-    convolves = any(w.ndim > 2 for w in sim.weights.params.values())
-    usual = "loop" if convolves and sim.federation.device.type == "cpu" else "vector"
-    chosen = next((found for found in fits if found.how.engine == usual), fits[0])
-    return chosen, f"engine {label(chosen.how)}: too short a run to measure"
+        how = timings.fastest(hows, known.timings, settings.rounds * settings.seeds)
+        return fits[hows.index(how)], _because(how, known.timings, sim, remembered)
+    request = _request(settings, sim)
+    usual = (found for found in fits if engines[found.execution.engine].is_usual(request))
+    chosen = next(usual, fits[0])
+    return chosen, f"engine {label(chosen.execution)}: too short a run to measure"
 
 
-def _lacking(timings: Timings, hows: Sequence[How], config: Config) -> bool:
+def _lacking(known: Timings, hows: Sequence[Execution], settings: Settings) -> bool:
     """Whether this run is long enough to try what was not tried for a shorter one."""
-    seconds = min(timings.rounds.values()) * config.rounds * len(config.seeds)
-    return seconds >= measure.LONG and any(label(how) not in timings.steps for how in hows)
+    seconds = min(known.rounds.values()) * settings.rounds * settings.seeds
+    new = any(label(how) not in known.steps for how in hows)
+    return seconds >= timings.MIN_COMPILED_RUN_S and new
 
 
-def _because(how: How, timings: Timings, config: Config, sim: Simulation, remembered: bool) -> str:
-    took = {name: _in_ms(t) for name, t in timings.steps.items() if math.isfinite(t)}
+def _because(how: Execution, known: Timings, sim: Subject, remembered: bool) -> str:
+    took = {name: _in_ms(t) for name, t in known.steps.items() if math.isfinite(t)}
     own = took.pop(label(how), "?")
     engine = f"{how.engine} with {how.workers} workers" if how.workers else label(how)
     all_of_them = [
@@ -242,7 +227,7 @@ def _because(how: How, timings: Timings, config: Config, sim: Simulation, rememb
     where = f"{threads} thread{'s' if threads > 1 else ''}"
     if sim.federation.device.type != "cpu":
         where = device_name(sim.federation.device)
-    what = f"measured, {sim.per_round} clients, batch {config.batch}, {where}"
+    what = f"measured, {sim.per_round} clients, batch {sim.work.batch}, {where}"
     return f"{', '.join(all_of_them)}; {what}{' (remembered)' if remembered else ''}"
 
 
@@ -278,28 +263,28 @@ class _Known:
         }
 
 
-def _key(config: Config, sim: Simulation) -> dict[str, Any]:
+def _key(settings: Settings, sim: Subject) -> dict[str, Any]:
     """All that the measurements depend on."""
     fed, bound = sim.federation, sim.bound
     weights = {**bound.initial.params, **bound.initial.buffers}
     return {
-        "kedge": kedge.__version__,
+        "kedge": __version__,
         "torch": torch.__version__,
         "device": device_name(fed.device),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
-        "ways": [dataclasses.asdict(how) for how in candidates(config, sim)],
+        "ways": [dataclasses.asdict(how) for how in candidates(settings, sim)],
         "method": repr(bound.method),
         "optim": repr(bound.optim),
-        "model": repr(bound.model._template),
+        "model": repr(bound.model.template),
         "weights": [(name, list(x.shape), str(x.dtype)) for name, x in weights.items()],
-        "input": [list(fed.input_shape), str(fed.x.dtype), config.augment],
+        "input": [list(fed.input_shape), str(fed.x.dtype), settings.augment],
         "batchnorm": bound.model.batchnorm,
         "precision": effective(bound.model.precision, fed.device),
         "work": repr(sim.work),
         "steps": sorted(sim.work.steps_for(size) for size in fed.sizes),
         "cohort": sim.per_round,
-        "seeds": len(config.seeds),
+        "seeds": settings.seeds,
     }
 
 

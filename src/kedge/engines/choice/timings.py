@@ -14,38 +14,38 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from kedge.core import client, server, tree
 from kedge.core.server import Totals
+from kedge.core.work import take_jobs
 from kedge.engines.choice.fit import together
+from kedge.engines.choice.subject import Subject
 from kedge.engines.choice.trial import (
     FAILURES,
     Piece,
     cohort_of,
     one_step,
+    start_trial,
     timed,
     training,
-    trial,
     undisturbed,
 )
-from kedge.engines.cohort import take_jobs
-from kedge.engines.registry import Engine, How
-from kedge.engines.vector import Vector
-from kedge.sim.simulation import Simulation
+from kedge.engines.engine import Engine
+from kedge.engines.execution import Execution
 
 REPEATS = 3
-SHARE = 0.1  # of a run may go into measuring it, within these bounds in seconds
-LEAST, MOST = 1.0, 30.0
-SHORT, LONG = 1.0, 300.0  # seconds of a run: measuring cannot pay; compiling can
-COLD = 2.0  # seconds beside which it does not matter that a first time is slower
-HOPE = 1.5  # times as slow as the fastest: what compiling is known to make up for
-WORTH = 1.1  # times as fast as the others: what compiling is worth its time for
-NOISE = 0.05  # a difference that may be chance
-ROWS = 128  # of the test set, to see what a test takes
+MAX_TRIAL_SHARE = 0.1  # of a run may go into trials, within these bounds in seconds
+MIN_TRIAL_S, MAX_TRIAL_S = 1.0, 30.0
+MIN_RUN_S = 1.0  # a shorter run is not measured
+MIN_COMPILED_RUN_S = 300.0  # a shorter run is not compiled
+MAX_WARM_UP_S = 2.0  # a client that takes longer is not timed a second time
+MAX_COMPILE_SPEEDUP = 1.5  # a candidate this much slower than the best is not compiled
+MIN_COMPILE_SPEEDUP = 1.1  # a compiled candidate must be this much faster than the others
+MAX_NOISE = 0.05  # a relative difference that may be chance
+TEST_ROWS = 128  # of the test set, to time a test
 
 
 @dataclass(frozen=True)
@@ -57,58 +57,62 @@ class Timings:
     test: float  # seconds of a test
 
 
-def label(how: How) -> str:
+def label(how: Execution) -> str:
     """A candidate in words."""
     words = f"{how.workers} workers" if how.workers else how.engine
     words += f" on {how.streams} streams" if how.streams else ""
     return f"{words} compiled" if how.compile else words
 
 
-def _plain(how: How) -> str:
+def _plain(how: Execution) -> str:
     """The label of the same without compiling."""
     return label(dataclasses.replace(how, compile=False))
 
 
-def fastest(candidates: Sequence[How], timings: Timings, rounds: int) -> How:
+def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> Execution:
     """The first, that is the simplest, that is as fast as the fastest but for chance. What has to
     be compiled is for long runs only, and has to be worth it."""
-    is_long = rounds * min(timings.rounds.values()) >= LONG
+    is_long = rounds * min(timings.rounds.values()) >= MIN_COMPILED_RUN_S
     there = [how for how in candidates if is_long or not how.compile]
     took = {
-        how: timings.steps.get(label(how), math.inf) * (WORTH if how.compile else 1.0)
+        how: timings.steps.get(label(how), math.inf) * (MIN_COMPILE_SPEEDUP if how.compile else 1.0)
         for how in there
     }
     best = min(took.values())
-    return next(how for how, t in took.items() if (1 - NOISE) * t <= best)
+    return next(how for how, t in took.items() if (1 - MAX_NOISE) * t <= best)
 
 
-def times(sim: Simulation, ways: Sequence[How], rounds: int, seeds: int) -> Timings | None:
+def times(sim: Subject, ways: Sequence[Execution], rounds: int, seeds: int) -> Timings | None:
     """How fast some ways are; those that fail take for ever. None if the run is too short for
     measuring to pay. What has to be compiled is tried for long runs only, and only where it is not
     far behind as it is; else it counts as failed, too."""
     with undisturbed(sim.federation.device):
-        plain = trial(sim, How("loop"), rounds)
+        plain = start_trial(sim, Execution("loop"), rounds)
         own = plain.draw_cohort(plain.round)
         whole = Piece(own, sim.work)
         cost, totals = _client_cost(plain, own[0])
         total = seeds * rounds * cost.of(whole, sim)
-        if total < SHORT:
+        if total < MIN_RUN_S:
             return None
         tried = [how for how in ways if not how.compile] or list(ways)
         at_once = sum(together(how, len(own), seeds) for how in tried)
-        budget = min(MOST, max(LEAST, SHARE * total)) / at_once
+        budget = min(MAX_TRIAL_S, max(MIN_TRIAL_S, MAX_TRIAL_SHARE * total)) / at_once
         pieces, repeats = _pieces(sim, own, cost, budget)
         once = len(tried) * cost.of(pieces[0], sim)  # of each
-        if not repeats and once > max(MOST, SHARE * total):
+        if not repeats and once > max(MAX_TRIAL_S, MAX_TRIAL_SHARE * total):
             return None
-        if not repeats and 2 * once <= max(MOST, SHARE * total):
+        if not repeats and 2 * once <= max(MAX_TRIAL_S, MAX_TRIAL_SHARE * total):
             repeats = 1  # after a first time
         found = _tried(sim, tried, rounds, seeds, pieces, repeats)
         train = {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in tried}
         rest = _rest_seconds(plain, own, totals)
         fused = [how for how in ways if how not in tried]
-        if fused and seeds * rounds * (min(train.values()) + rest) >= LONG:
-            near = [how for how in fused if train.get(_plain(how), 0) <= HOPE * min(train.values())]
+        if fused and seeds * rounds * (min(train.values()) + rest) >= MIN_COMPILED_RUN_S:
+            near = [
+                how
+                for how in fused
+                if train.get(_plain(how), 0) <= MAX_COMPILE_SPEEDUP * min(train.values())
+            ]
             found = _tried(sim, near, rounds, seeds, pieces, max(1, repeats))
             train |= {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in fused}
         return Timings(
@@ -124,11 +128,11 @@ class Cost(NamedTuple):
     once: float
     step: float
 
-    def of(self, piece: Piece, sim: Simulation) -> float:
+    def of(self, piece: Piece, sim: Subject) -> float:
         return len(piece.clients) * self.once + piece.steps(sim) * self.step
 
 
-def _pieces(sim: Simulation, own: list[int], cost: Cost, budget: float) -> tuple[list[Piece], int]:
+def _pieces(sim: Subject, own: list[int], cost: Cost, budget: float) -> tuple[list[Piece], int]:
     """A whole round, or pieces of one, that can be tried in the given time, and how often after a
     first time; 0 where even the smallest take so long that once must do."""
     work, count = sim.work, len(own)
@@ -151,7 +155,7 @@ def _pieces(sim: Simulation, own: list[int], cost: Cost, budget: float) -> tuple
 
 
 def _whole(
-    took: list[float] | None, pieces: list[Piece], sim: Simulation, own: list[int], cost: Cost
+    took: list[float] | None, pieces: list[Piece], sim: Subject, own: list[int], cost: Cost
 ) -> float:
     """Seconds of training a whole cohort, from those of pieces."""
     if took is None:
@@ -166,13 +170,13 @@ def _whole(
 
 
 def _tried(
-    sim: Simulation,
-    candidates: Sequence[How],
+    sim: Subject,
+    candidates: Sequence[Execution],
     rounds: int,
     seeds: int,
     pieces: list[Piece],
     repeats: int,
-) -> dict[How, list[float]]:
+) -> dict[Execution, list[float]]:
     """Seconds of every piece by candidate, in turns, so that a slow moment hits all of them; on a
     GPU one after the other, since each may fill its memory. The fastest time counts: others work on
     the machine at times, and what is found is remembered.
@@ -180,19 +184,19 @@ def _tried(
     Clients of several seeds train side by side where those of the run will.
     """
     if sim.federation.device.type == "cuda" and len(candidates) > 1:
-        alone: dict[How, list[float]] = {}
+        alone: dict[Execution, list[float]] = {}
         for how in candidates:
             alone |= _tried(sim, [how], rounds, seeds, pieces, repeats)
             gc.collect()
             torch.cuda.empty_cache()
         return alone
-    ready: dict[How, list[Callable[[], object]]] = {}
-    engines: dict[How, Engine] = {}
+    ready: dict[Execution, list[Callable[[], object]]] = {}
+    engines: dict[Execution, Engine] = {}
     whole = len(pieces[0].clients) == sim.per_round
     copies = {h: together(h, sim.per_round, seeds) if whole else 1 for h in candidates}
     for how in candidates:
         try:
-            one = trial(sim, how, rounds)
+            one = start_trial(sim, how, rounds)
             engines[how] = one.engine
             repeated = [p._replace(clients=p.clients * copies[how]) for p in pieces]
             ready[how] = [training(one, piece) for piece in repeated]
@@ -202,13 +206,13 @@ def _tried(
                 one.personal(pieces[0].clients)  # the least that starts the processes
         except FAILURES:
             ready.pop(how, None)
-    found: dict[How, list[list[float]]] = {how: [] for how in ready}
+    found: dict[Execution, list[list[float]]] = {how: [] for how in ready}
     for _, how in itertools.product(range(repeats or 1), list(ready)):
         try:
             found[how].append([timed(sim.federation.device, work)[1] for work in ready[how]])
         except FAILURES:
             ready[how] = []
-        if not _as_planned(engines[how], how):
+        if engines[how].shrunk:
             ready[how] = []
     return {
         how: [min(took) / copies[how] for took in zip(*rows, strict=True)]
@@ -217,49 +221,40 @@ def _tried(
     }
 
 
-def _as_planned(engine: Engine, how: How) -> bool:
-    """Whether memory was enough for as many clients at once as there were to be."""
-    if isinstance(engine, Vector):
-        return engine.chunk == how.chunk
-    return engine.streams == how.streams
-
-
-def _client_cost(sim: Simulation, chosen: int) -> tuple[Cost, Totals]:
+def _client_cost(sim: Subject, chosen: int) -> tuple[Cost, Totals]:
     """What one client takes, and what the server gets of it."""
-    bound, device = sim.bound, sim.federation.device
+    device = sim.federation.device
     cohort = cohort_of(sim, one_step(sim, [chosen]))
-    job, phases, rows = take_jobs(cohort.jobs, 0), bound.phases(sim.round), cohort.plan[0, 0]
+    bound, job, rows = cohort.bound, take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
     cost = Cost(0.0, 0.0)
     for _ in range(2):
-        if cost.once + cost.step < COLD:  # the first time is slow
-            first, begin = timed(device, client.begin, bound, job, phases)
-            last, step = timed(device, client.step, bound, job, first, rows, phases, False)
-            reply, end = timed(device, client.end, bound, job, last, phases)
+        if cost.once + cost.step < MAX_WARM_UP_S:  # the first time is slow
+            first, begin = timed(device, client.begin, bound, job)
+            last, step = timed(device, client.step, bound, job, first, rows)
+            reply, end = timed(device, client.end, bound, job, last)
             cost = Cost(begin + end, step)
     return cost, server.totals(bound, tree.stack([reply]), job.anchor)
 
 
-def _rest_seconds(sim: Simulation, own: list[int], totals: Totals) -> float:
+def _rest_seconds(sim: Subject, own: list[int], totals: Totals) -> float:
     """Seconds of a round beside training: forming the cohort, surveys, the server."""
     device, bound, some = sim.federation.device, sim.bound, own[:2]
-    key = sim._server_key()
     total = timed(device, sim.cohort, own)[1]
     with suppress(*FAILURES):  # a part may want more clients than one
-        serve = partial(server.server_round, bound, sim.server, totals, sim.round, key)
-        total += timed(device, serve)[1]
+        total += timed(device, sim.aggregate, totals)[1]
         for part in bound.parts_with("survey"):
             if part.surveys() == "every":
                 total += timed(device, sim.survey, part, some)[1] * len(own) / len(some)
     return total
 
 
-def _test_seconds(sim: Simulation) -> float:
+def _test_seconds(sim: Subject) -> float:
     """Seconds of testing the global model, also on what clients hold out."""
     fed = sim.federation
-    if fed._test is None:
+    if not fed.num_test:
         return 0.0
-    rows = len(fed._test[0]) * len(fed.angles) + sum(len(own) for own in fed.held)
-    batch = next(fed.test_batches(fed.angles[0], ROWS))
+    rows = fed.num_test * len(fed.angles) + sum(len(own) for own in fed.held)
+    batch = next(fed.test_batches(fed.angles[0], TEST_ROWS))
     for _ in range(2):
-        _, took = timed(fed.device, sim._measure, sim.weights, [batch])
+        _, took = timed(fed.device, sim.sums, sim.weights, [batch])
     return took * rows / len(batch.x)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import torch
 
 from kedge.core import tree
-from kedge.core.model import Model
-from kedge.core.server import Totals
-from kedge.core.tree import Tree
-from kedge.data.federation import LocalWork
+from kedge.core.work import LocalWork
 from kedge.engines.choice import memory
 from kedge.engines.choice.memory import Need
-from kedge.engines.cohort import Cohort
-from kedge.engines.registry import How
+from kedge.engines.choice.subject import Subject
+from kedge.engines.cohort import Cohort, Outcome
+from kedge.engines.engine import engines
+from kedge.engines.execution import Execution
 from kedge.errors import KedgeError
-from kedge.sim.simulation import Simulation
 
 #: What an engine may raise that cannot run a model or a part.
 FAILURES = (KedgeError, RuntimeError, TypeError, ValueError)
@@ -34,78 +32,54 @@ class Piece(NamedTuple):
     clients: list[int]
     work: LocalWork
 
-    def steps(self, sim: Simulation) -> int:
+    def steps(self, sim: Subject) -> int:
         return sum(self.work.steps_for(sim.federation.sizes[k]) for k in self.clients)
 
 
-def one_step(sim: Simulation, clients: list[int]) -> Piece:
+def one_step(sim: Subject, clients: list[int]) -> Piece:
     return Piece(clients, dataclasses.replace(sim.work, steps=1))
 
 
-def trial(sim: Simulation, how: How, rounds: int) -> Simulation:
-    """A simulation like another one, in the middle of its rounds, for measuring only."""
-    bound, model = sim.bound, sim.bound.model
-    made = Simulation(
-        sim.federation,
-        Model(model._template, model.head_name, model.batchnorm, model.precision),
-        bound.method,
-        optim=bound.optim,
-        work=sim.work,
-        per_round=sim.per_round,
-        weighting=sim.weighting,
-        engine=dataclasses.replace(how, state="host"),  # which takes nothing before it is used
-    )
-    made.store = _NoStore(bound.client())  # type: ignore[assignment]
-    made.round = rounds // 2  # a part may start late
-    return made
+def start_trial(sim: Subject, execution: Execution, rounds: int) -> Subject:
+    """A simulation like another one, in the middle of its rounds, since a part may start late. Its
+    clients' state takes no memory before it is used."""
+    return sim.trial(dataclasses.replace(execution, state="host"), rounds // 2)
 
 
-class _NoStore:
-    """Clients' state in a trial: always the first one."""
-
-    where = "device"
-
-    def __init__(self, first: Tree) -> None:
-        self._first = first
-
-    def gather(self, clients: Sequence[int]) -> Tree:
-        return tree.map(lambda x: x.expand(len(clients), *x.shape).clone(), self._first)
-
-
-def cohort_of(sim: Simulation, piece: Piece) -> Cohort:
+def cohort_of(sim: Subject, piece: Piece) -> Cohort:
     sim.work = piece.work
     return sim.cohort(piece.clients)
 
 
-def training(sim: Simulation, piece: Piece) -> Callable[[], tuple[Totals, Tree]]:
+def training(sim: Subject, piece: Piece) -> Callable[[], list[Outcome]]:
     """A function that trains a piece; the cohort is formed now."""
-    cohort, phases = cohort_of(sim, piece), sim.bound.phases(sim.round)
-    return lambda: sim.engine.train(sim.bound, cohort, phases)
+    cohort = cohort_of(sim, piece)
+    return lambda: sim.engine.train(cohort)
 
 
-def need(sim: Simulation, engine: str, rounds: int) -> Need | None:
+def need(sim: Subject, engine: str, rounds: int) -> Need | None:
     """The memory that training takes; None if this engine fails on these clients.
 
     Two steps, since the first one starts from weights that are there already. All clients at once
     are seen on two of them. One after the other, what remains of each is its next state, and its
     model for parts that want to see it.
     """
-    fed, bound, stacked = sim.federation, sim.bound, engine == "vector"
+    fed, bound, stacked = sim.federation, sim.bound, engines[engine].batches_clients
     largest = max(range(fed.num_clients), key=fed.sizes.__getitem__)
     lanes = 2 if stacked else 1
     piece = Piece([largest] * lanes, dataclasses.replace(sim.work, steps=2))
     with undisturbed(fed.device):
         try:
-            work = training(trial(sim, How(engine), rounds), piece)
+            work = training(start_trial(sim, Execution(engine), rounds), piece)
             size = memory.peak(work, fed.device)
         except FAILURES:
             return None
     if stacked:
         return Need(size // 2, size // 2)
-    weights, kept = tree.nbytes(sim.weights), tree.nbytes(bound.client())
+    weights, state = tree.nbytes(sim.weights), tree.nbytes(bound.client())
     seen = weights if bound.needs("clients") else 0
     # beside the client's own: a sum over clients, what is added to it, and the next sum
-    return Need(size + 3 * weights, kept + 2 * seen)
+    return Need(size + 3 * weights, state + 2 * seen)
 
 
 @contextmanager

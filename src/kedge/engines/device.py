@@ -1,4 +1,4 @@
-"""The precision of a run's matrix products and convolutions, for as long as it runs.
+"""The device of a run: its name, and the precision of its matrix products and convolutions.
 
 Passes in bfloat16 are the model's own matter, see :mod:`kedge.core.model`.
 """
@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, else the kind of device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def effective(precision: str, device: torch.device) -> str:

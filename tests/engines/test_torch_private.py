@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.engines.mapped import gradient, over_clients, transforms_active
+from kedge.engines.torch_private import gradient, over_clients, transforms_active
 
 
 class Given(NamedTuple):
@@ -58,7 +58,7 @@ def test_a_mapped_gradient_is_that_of_torch_func() -> None:
 
 ALONE = """
 import torch, torch.nn.functional as F
-from kedge.engines.mapped import over_clients
+from kedge.engines.torch_private import over_clients
 found = over_clients(F.cross_entropy, 0, 0)(torch.zeros(2, 3, 4), torch.zeros(2, 3).long())
 print(found.shape)
 """

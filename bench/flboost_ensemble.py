@@ -1,0 +1,213 @@
+"""Is there anything to distil? The cohort's ensemble against the average of its models.
+
+    PYTHONPATH=src python3 bench/flboost_ensemble.py --out FILE.json [--method scaffold]
+
+with ``cifar10.npz`` in the folder ``$KEDGE_DATA``; ``--help`` names the other options.
+
+FLBoost teaches the aggregated model what the models of a round's clients know together. That can
+help only where they know more together than their average does. So this trains a method at the
+setting of FLBoost's Table 1 (CIFAR-10, the defaults below) and every few rounds tests on the whole
+test set, all in percent:
+
+``global``           the model that goes on into the next round, after any fine-tuning
+``average``          the plain average of the clients' models and of their BatchNorm statistics
+``average_batch_bn`` the same, but BatchNorm normalises by the test batch at hand
+``clients_...``      single clients' models, each with its own statistics: mean, lowest, highest
+``ensemble``         uniform mean of the clients' logits; ``ensemble_probs``: of their softmax
+``ensemble_bn``      as ``ensemble``, but every client with the averaged BatchNorm statistics
+``attention``        logits weighted by FLBoost's a_{k,y} = n_k^y / sum_i n_i^y, where y is what the
+                     average predicts; ``attention_probs``: the softmax so weighted
+``attention_class``  class c scores sum_k a_{k,c} p_k(c): no prediction is needed beforehand
+``attention_true``   y is the true label. This tells the ensemble what it is asked for, so it is no
+                     fair test; but it is the teacher that FLBoost uses on its labelled samples
+
+and the mean negative log-likelihood of three of them. With a method such as
+``scaffold+flboost:official`` the difference of ``global`` and ``average`` is what fine-tuning did
+to the model in that very round. ``lateflboost`` is FLBoost that waits until round ``start``.
+
+The clients train in a loop, on a GPU four of them side by side. The record of an H200 is
+``docs/results/flboost_ensemble_h200.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge import SGD, LocalWork, Model, Part, Round, Simulation, Weights, parse, register
+from kedge.core import tree
+from kedge.core.part import Doc, Range
+from kedge.core.tree import Tree
+from kedge.data.build import federate
+from kedge.data.datasets import load
+from kedge.engines import Execution
+from kedge.engines.device import precise
+from kedge.models import build
+from kedge.parts.flboost import FLBoost
+
+ROWS = 2500  # test images in a batch
+
+
+@dataclass(frozen=True)
+class SeeClients(Part):
+    """Changes nothing; it asks that the clients' own models are kept until the round's end."""
+
+    needs_clients = True
+
+
+@register
+@dataclass(frozen=True)
+class LateFLBoost(FLBoost):
+    """FLBoost from some round on."""
+
+    start: Annotated[int, Doc("first round that is fine-tuned"), Range(0)] = 0
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        if r.round < self.start:
+            return weights, r.server
+        return super().server_step(r, weights)
+
+
+def simulate(args: argparse.Namespace) -> Simulation:
+    """The paper's setting, unless the options say otherwise."""
+    data = load(args.data)
+    federation = federate(
+        data, args.partition, clients=args.clients, augment=args.augment, seed=args.seed,
+        device=args.device,
+    )  # fmt: skip
+    torch.manual_seed(args.seed)
+    model = Model(build(args.model, data.shape, data.outputs), precision=args.precision)
+    return Simulation(
+        federation,
+        model,
+        parse(args.method) + SeeClients(),
+        optim=SGD(lr=args.lr, weight_decay=1e-3, clip=10.0, schedule="exponential(0.998)"),
+        work=LocalWork(batch=args.batch, steps=args.steps),
+        per_round=args.per_round,
+        weighting="uniform",
+        engine=Execution("loop", streams=4 if args.device == "cuda" else 0),
+        seed=args.seed,
+    )
+
+
+@torch.no_grad()
+def logits_of(sim: Simulation, weights: Weights, mode: str = "eval") -> Tensor:
+    """What a model says about the test set, ``[N, C]``."""
+    batches = sim.federation.test_batches(rows=ROWS)
+    return torch.cat([sim.bound.model.forward(weights, b.x, mode).logits for b in batches])
+
+
+def averaged(stacked: Tensor) -> Tensor:
+    """The mean over clients; counters, which are whole numbers, are the same on all of them."""
+    return stacked.mean(0) if stacked.is_floating_point() else stacked[0]
+
+
+def measured(sim: Simulation, clients: Weights, counts: Tensor) -> dict[str, Any]:
+    """Accuracies and likelihoods of one round. ``clients`` are the models that were trained in it,
+    stacked, and ``counts`` ``[K, C]`` their samples of each class."""
+    y = torch.cat([b.y for b in sim.federation.test_batches(rows=ROWS)])
+    number = len(counts)
+    average = tree.map(averaged, clients)
+    said = logits_of(sim, average)  # [N, C]
+    gone = logits_of(sim, sim.weights)
+    each = [tree.take(clients, k) for k in range(number)]
+    own = torch.stack([logits_of(sim, one) for one in each])  # [K, N, C]
+    alike = torch.stack([logits_of(sim, one._replace(buffers=average.buffers)) for one in each])
+    probs = own.softmax(-1)
+    total = counts.sum(0)
+    share = counts / (total + (total <= 0))  # a_{k,y}, [K, C]
+    guessed, known = share[:, said.argmax(-1), None], share[:, y, None]  # [K, N, 1]
+
+    def accuracy(scores: Tensor) -> float:
+        return round(100 * float((scores.argmax(-1) == y).double().mean()), 2)
+
+    single = [accuracy(one) for one in own]
+    mixed = probs.mean(0)
+    return {
+        "global": accuracy(gone),
+        "average": accuracy(said),
+        "average_batch_bn": accuracy(logits_of(sim, average, "probe")),
+        "clients_mean": round(sum(single) / number, 2),
+        "clients_min": min(single),
+        "clients_max": max(single),
+        "ensemble": accuracy(own.mean(0)),
+        "ensemble_probs": accuracy(mixed),
+        "ensemble_bn": accuracy(alike.mean(0)),
+        "attention": accuracy((guessed * own).sum(0)),
+        "attention_probs": accuracy((guessed * probs).sum(0)),
+        "attention_class": accuracy((share[:, None] * probs).sum(0)),
+        "attention_true": accuracy((known * probs).sum(0)),
+        "nll_global": round(float(F.cross_entropy(gone, y)), 4),
+        "nll_average": round(float(F.cross_entropy(said, y)), 4),
+        "nll_ensemble_probs": round(float(F.nll_loss(mixed.clamp_min(1e-12).log(), y)), 4),
+    }
+
+
+def train(sim: Simulation, args: argparse.Namespace) -> None:
+    """Rounds until their number or the time is up; the file is written after every test."""
+    counts = sim.federation.label_counts()
+    partition = sim.federation.partition
+    device = torch.cuda.get_device_name() if args.device == "cuda" else args.device
+    settings = {k: v for k, v in vars(args).items() if k not in ("out", "device")}
+    result: dict[str, Any] = {
+        "method": repr(parse(args.method)),  # presets written out
+        "settings": settings,
+        "device": device,
+        "torch": torch.__version__,
+        "partition_hash": partition.hash if partition is not None else "",
+        "records": [],
+    }
+    begin, training = time.perf_counter(), 0.0
+    while sim.round < args.rounds:
+        start = time.perf_counter()
+        cohort = sim.draw_cohort(sim.round)
+        totals = sim.run_round(cohort)
+        loss = float(totals["terms"]["task"].mean())  # waits for the device
+        training += time.perf_counter() - start
+        late = args.seconds > 0 and time.perf_counter() - begin > args.seconds
+        if sim.round % args.every == 0 or sim.round == args.rounds or late:
+            record = {"round": sim.round, "train_loss": round(loss, 4)}
+            record |= measured(sim, totals["clients"], counts[cohort])
+            record["train_seconds"] = round(training, 1)
+            record["seconds"] = round(time.perf_counter() - begin, 1)
+            result["records"].append(record)
+            Path(args.out).write_text(json.dumps(result, indent=1))
+            print(" ".join(f"{k} {v}" for k, v in record.items()), flush=True)
+        if late:
+            break
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", required=True, help="the JSON file to write")
+    parser.add_argument("--method", default="scaffold")
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after them; 0: never")
+    parser.add_argument("--every", type=int, default=20, help="rounds between two tests")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--partition", default="client_dirichlet_balanced(0.3)")
+    parser.add_argument("--augment", default="crop(4)+flip")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--per-round", type=int, default=10)
+    parser.add_argument("--model", default="resnet18(norm=bn, stem=imagenet)")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    with precise(args.precision, torch.device(args.device)):
+        train(simulate(args), args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What a client does in a round: how many steps, on which batches, with which numbers.
+
+All of it follows from the seed, the round, the client and its number of samples. So the simulator
+draws it for all clients of a cohort at once, and a remote client draws its own share of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.optim import Optimizer
+from kedge.core.view import Info, Job
+from kedge.errors import FieldError
+
+WEIGHTINGS = ("size", "uniform")
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client does in a round: ``steps`` batches, or ``epochs`` turned into steps.
+
+    Batches have exactly ``batch`` rows: an epoch runs on into the next permutation, and a client
+    with fewer samples than that repeats some.
+    """
+
+    batch: int = 32
+    steps: int | None = None
+    epochs: float = 1.0
+    replacement: bool = False  # draw every sample afresh instead of by permutations
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "steps"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise FieldError(f"{name} = {value!r} is not a whole number from 1 up")
+        if not (isinstance(self.epochs, (int, float)) and 0 < self.epochs < math.inf):
+            raise FieldError(f"epochs = {self.epochs!r} is not a number above 0")
+
+    def steps_for(self, size: int) -> int:
+        if self.steps is not None:
+            return self.steps
+        return max(1, math.ceil(self.epochs * size / self.batch - 1e-9))
+
+
+class Lane(NamedTuple):
+    """One client of one run, as a round asks for it."""
+
+    client: int
+    size: int  # its samples
+    steps: int  # those that ``work`` makes of the size
+    work: LocalWork
+    lr: float
+    weighting: str
+    optim: Optimizer
+
+
+def client_keys(roots: Tensor, round: int, clients: Sequence[int]) -> Tensor:
+    """Keys ``[K, 2]`` of (seed, round, client), from one root key or one per client."""
+    return rng.fold(rng.fold(rng.fold(roots, "clients"), round), torch.tensor(clients))
+
+
+def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
+    """The numbers that clients of a round know about it, ``[K]`` each."""
+    ids = torch.tensor([lane.client for lane in lanes])
+    sizes = torch.tensor([lane.size for lane in lanes], dtype=dtype)
+    steps = torch.tensor([lane.steps for lane in lanes], dtype=dtype)
+    weighted = torch.tensor([lane.weighting == "size" for lane in lanes])
+    return Info(
+        client=ids,
+        round=torch.full_like(ids, round),
+        lr=torch.tensor([lane.lr for lane in lanes], dtype=dtype),
+        num_steps=steps,
+        effective_steps=_effective(lanes, steps),
+        num_examples=sizes,
+        weight=torch.where(weighted, sizes, torch.ones_like(sizes)),
+    )
+
+
+def _effective(lanes: Sequence[Lane], steps: Tensor) -> Tensor:
+    """Effective steps, run by run: their optimisers may differ."""
+    pieces, start = [], 0
+    for end in range(1, len(lanes) + 1):
+        if end == len(lanes) or lanes[end].optim is not lanes[start].optim:
+            pieces.append(lanes[start].optim.effective_steps(steps[start:end]))
+            start = end
+    return torch.cat(pieces)
+
+
+def batches(keys: Tensor, lanes: Sequence[Lane]) -> Tensor:
+    """Which of their own samples clients train on, ``[K, max steps, batch]``; see
+    :func:`batch_indices`. ``keys`` are those of :func:`client_keys`."""
+    keys, batch = rng.fold(keys, "plan"), lanes[0].work.batch
+    sizes, steps = [lane.size for lane in lanes], [lane.steps for lane in lanes]
+    ways = [lane.work.replacement for lane in lanes]
+    drawn = {way: batch_indices(keys, sizes, steps, batch, way) for way in set(ways)}
+    if len(drawn) == 1:
+        return drawn[ways[0]]
+    again = _on(ways, keys.device)[:, None, None]
+    return torch.where(again, drawn[True], drawn[False])
+
+
+def take_jobs(jobs: Job, index: Any) -> Job:
+    """Some clients' jobs; what is shared stays shared."""
+    stacked = jobs._asdict()
+    if not jobs.fields:  # all of one run
+        del stacked["anchor"], stacked["sent"]
+    return jobs._replace(**tree.take(stacked, index))
+
+
+def batch_indices(
+    keys: Tensor, sizes: Sequence[int], steps: Sequence[int], batch: int, replacement: bool
+) -> Tensor:
+    """For every client, which of its own samples form which batch: ``[K, max steps, batch]``.
+
+    Without replacement each client runs through one random permutation of its samples after the
+    other. All permutations of all clients come out of a single sort: element i of epoch e of
+    client k gets the random number of (key k, e, i), and one stable sort by (client, epoch,
+    number) shuffles every epoch within its own segment. Rows beyond a client's own number of steps
+    are never used.
+    """
+    device, longest = keys.device, max(steps) * batch
+    n = _on(sizes, device)
+    if replacement:
+        at = torch.arange(longest, dtype=torch.int32, device=device)
+        local = rng.scaled(rng.bits_at(keys[:, None, :], at), n[:, None])
+        return local.reshape(len(sizes), -1, batch)
+    epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
+    # lengths are known here: a GPU would have to be waited for to tell them
+    segments, elements = sum(epochs), sum(e * s for e, s in zip(epochs, sizes, strict=True))
+    client = _repeated(_on(epochs, device), segments)
+    first = torch.cumsum(_on([0, *epochs[:-1]], device), 0)
+    epoch = torch.arange(len(client), device=device) - first[client]
+    segment = _repeated(n[client], elements)  # of each element
+    start = torch.cumsum(n[client], 0) - n[client]
+    at = torch.arange(len(segment), device=device) - start[segment]
+    epoch_keys = rng.fold(keys[client], epoch)
+    draws = rng.bits_at(epoch_keys[segment], at.to(torch.int32)).to(torch.int64) & 0xFFFFFFFF
+    order = torch.argsort((segment << 32) | draws, stable=True)
+    shuffled = at[order]
+    begin = start[first]  # where each client's first epoch starts
+    end = begin + _on([e * s for e, s in zip(epochs, sizes, strict=True)], device)
+    wanted = begin[:, None] + torch.arange(longest, device=device)
+    return shuffled[torch.minimum(wanted, end[:, None] - 1)].reshape(len(sizes), -1, batch)
+
+
+def _repeated(counts: Tensor, total: int) -> Tensor:
+    """``repeat_interleave`` of 0, 1, 2, ... by counts that sum up to a total.
+
+    On a CPU torch wakes all its threads for it, however few the numbers, and on a machine with many
+    cores may wait for them a hundred times as long as the work takes.
+    """
+    if rng.is_plain(counts, 1):
+        return torch.from_numpy(np.repeat(np.arange(len(counts)), counts.numpy()))
+    return torch.repeat_interleave(counts, output_size=total)
+
+
+def _on(values: Sequence[Any], device: torch.device) -> Tensor:
+    """A tensor of numbers. Unlike ``torch.tensor(values, device=...)``, this does not wait until a
+    GPU has done all that it was given before."""
+    return torch.tensor(values).to(device, non_blocking=True)

@@ -1,0 +1,96 @@
+"""What choosing an engine needs to know of a run: its simulation and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kedge.core.bound import Bound, Server
+from kedge.core.part import Part
+from kedge.core.task import Batch
+from kedge.core.tree import Weights
+from kedge.core.work import LocalWork
+from kedge.engines.cohort import Cohort
+from kedge.engines.engine import Engine
+from kedge.engines.execution import Execution
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run that decide how it is computed. ``auto``, 0 and ``off`` leave it open."""
+
+    rounds: int
+    seeds: int = 1
+    eval_every: int = 1
+    engine: str = "auto"
+    workers: int = 0
+    chunk: int = 0
+    compile: str = "auto"  # on, off or auto
+    state: str = "auto"  # device, host, file or auto
+    augment: str = "none"
+
+
+class Samples(Protocol):
+    """The federation of a simulation, as far as its size matters."""
+
+    device: torch.device
+    sizes: list[int]
+    held: list[Tensor]
+    angles: tuple[float, ...]
+    x: Tensor
+
+    @property
+    def num_clients(self) -> int: ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_test(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def test_batches(self, angle: float = 0.0, rows: int = 1024) -> Iterator[Batch]: ...
+
+
+class Subject(Protocol):
+    """A simulation of which rounds can be tried."""
+
+    engine: Engine
+    bound: Bound
+
+    @property
+    def federation(self) -> Samples: ...
+
+    @property
+    def server(self) -> Server: ...
+
+    @property
+    def weights(self) -> Weights: ...
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def per_round(self) -> int: ...
+
+    work: LocalWork
+
+    def trial(self, execution: Execution, round: int) -> Subject: ...
+
+    def draw_cohort(self, round: int) -> list[int]: ...
+
+    def cohort(self, clients: Sequence[int]) -> Cohort: ...
+
+    def personal(self, clients: Sequence[int] | None = None) -> Weights: ...
+
+    def survey(self, part: Part, clients: Sequence[int] | None) -> int: ...
+
+    def aggregate(self, totals: dict[str, Any]) -> Server: ...
+
+    def sums(self, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]: ...

@@ -1,0 +1,82 @@
+"""One client after the other by the reference arithmetic: what every engine must agree with.
+
+Nothing here is fast. The core's own functions run on the model as the user gave it, in plain
+PyTorch; the laws compare every other engine with this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kedge.core import client, server, tree
+from kedge.core.bound import Bound
+from kedge.core.model import Model
+from kedge.core.part import Part
+from kedge.core.server import Totals
+from kedge.core.tree import Weights
+from kedge.core.work import take_jobs
+from kedge.engines.cohort import Cohort, Outcome
+from kedge.engines.engine import Engine, engines
+
+EVALUATION_ROWS = 1024  # samples in one pass
+
+
+@engines.register("reference")
+class Reference(Engine):
+    """Plain PyTorch, for proofs and for reading."""
+
+    name = "reference"
+    is_candidate = False
+
+    def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
+        return model
+
+    def train(self, cohort: Cohort) -> list[Outcome]:
+        cohort = cohort.with_states()
+        replies = [self._reply(cohort, i) for i in range(cohort.size)]
+        stacked = tree.stack(replies)
+        totals = server.totals(cohort.bound, stacked, cohort.jobs.anchor)
+        return [Outcome(totals, [(list(range(cohort.size)), stacked.client)])]
+
+    def _reply(self, cohort: Cohort, i: int) -> client.Reply:
+        bound, job = cohort.bound, take_jobs(cohort.jobs, i)
+        carry = client.begin(bound, job)
+        for index in cohort.batches[i, : cohort.steps[i]]:
+            carry = client.step(bound, job, carry, index)
+        return client.end(bound, job, carry)
+
+    def survey(self, cohort: Cohort, part: Part) -> Totals:
+        jobs = cohort.with_states().jobs
+        every = (take_jobs(jobs, i) for i in range(cohort.size))
+        answers = tree.stack([client.survey(cohort.bound, job, part) for job in every])
+        return server.survey_totals(part, answers, jobs.info.weight)
+
+    def personal(self, cohort: Cohort) -> Weights:
+        jobs = cohort.with_states().jobs
+        every = (take_jobs(jobs, i) for i in range(cohort.size))
+        return tree.stack([client.personal(cohort.bound, job) for job in every])
+
+    def evaluate(
+        self, bound: Bound, weights: Weights, rows: Sequence[Tensor], personal: bool
+    ) -> list[dict[str, Tensor]]:
+        found = []
+        for k, own in enumerate(rows):
+            mine = tree.take(weights, k) if personal else weights
+            found.append(sums_over(bound, mine, own))
+        return found
+
+
+@torch.no_grad()
+def sums_over(bound: Bound, weights: Weights, rows: Tensor) -> dict[str, Tensor]:
+    """The task's sums of one model over some rows of the data; ``{}`` for no rows."""
+    total: dict[str, Tensor] = {}
+    for piece in torch.split(rows, EVALUATION_ROWS) if len(rows) else ():
+        batch = bound.data.clean(piece)
+        logits = bound.model.forward(weights, batch.x, "eval").logits
+        ones = torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
+        sums = bound.task.sums(logits, batch, ones)
+        total = tree.add(total, sums) if total else sums
+    return total

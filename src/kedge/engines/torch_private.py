@@ -1,0 +1,291 @@
+"""All private interfaces of torch that kedge uses, each with a fallback on public ones.
+
+``torch.func`` takes every tree apart by general rules and records the backward pass to be
+differentiated again, which is half the time of a small step. kedge's trees are nothing but tensors,
+dicts and named tuples, and a step differentiates once; so :func:`over_clients` and :func:`gradient`
+call the functions that ``torch.func`` is made of.
+
+A release of torch that moves one of these interfaces slows kedge down and does not break it: then
+the public functions serve. ``KEDGE_PUBLIC_TORCH=1`` asks for them, as the tests do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.core import eager, tree
+from kedge.core.ops import no_saved_tensor_hooks
+from kedge.core.tree import Params, Tree
+
+
+def _private(module: str, *names: str) -> Any:
+    """A private module of torch, or None where it lacks one of the names that are needed."""
+    if os.environ.get("KEDGE_PUBLIC_TORCH"):
+        return None
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return None
+    return found if all(hasattr(found, name) for name in names) else None
+
+
+layers = _private(
+    "torch._C._functorch",
+    "_vmap_increment_nesting",
+    "_vmap_decrement_nesting",
+    "_add_batch_dim",
+    "_remove_batch_dim",
+    "_grad_increment_nesting",
+    "_grad_decrement_nesting",
+    "_wrap_for_grad",
+    "_unwrap_for_grad",
+    "get_interpreter_stack",
+    "get_inplace_requires_grad_allowed",
+    "set_inplace_requires_grad_allowed",
+    "TransformType",
+)
+_core = _private("torch._C", "_are_functorch_transforms_active", "_len_torch_dispatch_stack")
+
+
+# -- maps ---------------------------------------------------------------------------------------
+
+
+def over_clients(fn: Callable[..., Tree], *dims: Any) -> Callable[..., Tree]:
+    """``fn`` for all clients at once.
+
+    Each of its arguments has the clients along a first axis (0), or is common to them (None), or,
+    if it is a named tuple, has one of the two for every field.
+    """
+    if layers is None:
+        return _inside(torch.func.vmap(fn, in_dims=dims))
+
+    def every(*trees: Tree) -> Tree:
+        _load_rules()
+        count = next(n for pair in zip(trees, dims, strict=True) for n in _counts(*pair))
+        level = layers._vmap_increment_nesting(count, "error")
+        try:
+            pairs = zip(trees, dims, strict=True)
+            found = fn(*(_batched(value, dim, level) for value, dim in pairs))
+            return tree.map(lambda x: layers._remove_batch_dim(x, level, count, 0), found)
+        finally:
+            layers._vmap_decrement_nesting()
+
+    return every
+
+
+@cache
+def _load_rules() -> None:
+    """Load the vmap rules that torch registers with the first public call."""
+    torch.func.vmap(torch.neg)(torch.zeros(1))
+
+
+def _counts(value: Tree, dim: Any) -> Any:
+    """The number of clients, from every leaf that has them."""
+    if isinstance(dim, tuple):
+        for field, own in zip(value, dim, strict=True):
+            yield from _counts(field, own)
+    elif dim == 0:
+        yield from (len(x) for x in tree.leaves(value))
+
+
+def _batched(value: Tree, dim: Any, level: int) -> Tree:
+    if isinstance(dim, tuple):
+        fields = zip(value, dim, strict=True)
+        return type(value)(*(_batched(field, own, level) for field, own in fields))
+    return value if dim is None else tree.map(lambda x: layers._add_batch_dim(x, 0, level), value)
+
+
+# -- gradients under a map ----------------------------------------------------------------------
+
+
+def gradient(fn: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
+    """Gradient of ``fn``, which works under ``vmap``, and what else it returns.
+
+    It can be differentiated inside another gradient, and on a GPU, where steps are captured once
+    and some operators can only then be mapped.
+    """
+    if layers is None:
+        with no_saved_tensor_hooks():
+            return _inside(torch.func.grad(fn, has_aux=True))(params)
+    again = any(i.key() == layers.TransformType.Grad for i in layers.get_interpreter_stack() or ())
+    level = layers._grad_increment_nesting()
+    try:
+        with torch.enable_grad(), no_saved_tensor_hooks():
+            leaves = {n: _leaf(p, level) for n, p in params.items()}
+            value, rest = fn(leaves)
+            found = torch.autograd.grad(
+                value,
+                list(leaves.values()),
+                create_graph=again or value.is_cuda,
+                allow_unused=True,
+            )
+        out = partial(_unwrapped, level)
+        grads = {
+            n: out(torch.zeros_like(leaves[n]) if g is None else g)
+            for n, g in zip(params, found, strict=True)
+        }
+        return grads, tree.map(out, rest)
+    finally:
+        layers._grad_decrement_nesting()
+
+
+def _leaf(x: Tensor, level: int) -> Tensor:
+    before = layers.get_inplace_requires_grad_allowed()
+    layers.set_inplace_requires_grad_allowed(True)
+    try:
+        return layers._wrap_for_grad(x, level).requires_grad_()
+    finally:
+        layers.set_inplace_requires_grad_allowed(before)
+
+
+def _unwrapped(level: int, x: Tensor) -> Tensor:
+    return layers._unwrap_for_grad(x, level)
+
+
+# -- where we are -------------------------------------------------------------------------------
+
+
+class _Depth(threading.local):
+    """How many of kedge's own transforms this thread is inside, for the fallback."""
+
+    transforms = 0
+
+
+_depth = _Depth()
+
+
+def _inside(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a public transform while it runs."""
+
+    def call(*args: Any) -> Any:
+        _depth.transforms += 1
+        try:
+            return fn(*args)
+        finally:
+            _depth.transforms -= 1
+
+    return call
+
+
+def transforms_active() -> bool:
+    """Whether this is inside ``vmap`` or a mapped gradient, where tensors have no layout. The
+    fallback knows those of kedge's engines only."""
+    if _core is None:
+        return _depth.transforms > 0
+    return _core._are_functorch_transforms_active()
+
+
+def _is_eager(x: Tensor) -> bool:
+    return not _core._are_functorch_transforms_active() and not _core._len_torch_dispatch_stack()
+
+
+if _core is not None:
+    eager.set_predicate(_is_eager)
+
+
+# -- many tensors at once -----------------------------------------------------------------------
+
+_lists = _private("torch", "_foreach_add", "_foreach_add_", "_foreach_mul")
+Tensors = Sequence[Tensor]
+
+
+def foreach_add(a: Tensors, b: Tensors, alpha: float = 1) -> Tensors:
+    """``a + alpha * b`` for lists of tensors."""
+    if _lists is None:
+        return [torch.add(x, y, alpha=alpha) for x, y in zip(a, b, strict=True)]
+    return _lists._foreach_add(a, b, alpha=alpha)
+
+
+def foreach_add_(a: Tensors, b: Tensors, alpha: float = 1) -> None:
+    """The same in the memory of ``a``."""
+    if _lists is None:
+        for x, y in zip(a, b, strict=True):
+            x.add_(y, alpha=alpha)
+    else:
+        _lists._foreach_add_(a, b, alpha=alpha)
+
+
+def foreach_mul(a: Tensors, factor: Tensor) -> Tensors:
+    """Every tensor times a number that lies on the device."""
+    return [x * factor for x in a] if _lists is None else _lists._foreach_mul(a, factor)
+
+
+# -- the compiler -------------------------------------------------------------------------------
+
+
+def can_compile() -> bool:
+    """Whether torch has what :func:`trace` and :func:`inductor` need."""
+    return not os.environ.get("KEDGE_PUBLIC_TORCH") and _compiler() is not None
+
+
+@cache
+def _compiler() -> tuple[Any, Any, Any] | None:
+    """(make_fx, common subexpressions, inductor), imported when a step is compiled: they take
+    a second."""
+    try:
+        from torch import _inductor
+        from torch._functorch.compile_utils import fx_graph_cse
+        from torch.fx.experimental.proxy_tensor import make_fx
+    except ImportError:
+        return None
+    return make_fx, fx_graph_cse, _inductor
+
+
+def trace(function: Callable[..., Any], *leaves: Tensor) -> torch.fx.GraphModule:
+    """What a function of tensors does, as a graph with ``vmap`` and ``grad`` resolved."""
+    compiler = _compiler()
+    assert compiler is not None
+    return compiler[0](function)(*leaves)
+
+
+def without_repeats(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph without common subexpressions."""
+    compiler = _compiler()
+    assert compiler is not None
+    return compiler[1](graph)
+
+
+def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    """A graph compiled to few kernels."""
+    compiler = _compiler()
+    assert compiler is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about torch's own parts
+        return compiler[2].compile(graph, inputs)
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching_tensors(watch: Callable[[Any, Any], None]) -> Iterator[bool]:
+    """Call ``watch(inputs, outputs)`` for every operator inside; yields False if torch cannot."""
+    module = _private("torch.utils._python_dispatch", "TorchDispatchMode")
+    if module is None:
+        yield False
+        return
+
+    class Watcher(module.TorchDispatchMode):  # type: ignore[misc, name-defined]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # or torch would import its compiler, which takes seconds
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            watch((args, kwargs), out)
+            return out
+
+    with Watcher():
+        yield True
