@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kedge.check import Report
 from kedge.check.conformance import Row
-from kedge.core.part import field_help, parts
+from kedge.core.part import parts
 from kedge.data.datasets import Dataset, available
 from kedge.data.partition import Partition, partitions, shifts
 from kedge.grammar import write_value
@@ -190,7 +190,7 @@ def part_page(name: str) -> RenderableType:
     facts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     facts.add_column(style="bold")
     secure = "no: the server must see single clients" if cls.needs_clients else "yes: only sums"
-    for row in (
+    for fact in (
         ("acts on", f"{cls.side} side"),
         ("hooks", ", ".join(cls().hooks())),
         ("extra down", _numbers(cls.sends)),
@@ -202,18 +202,18 @@ def part_page(name: str) -> RenderableType:
         ("secure sums", secure),
         ("source", f"{cls.__module__}.{cls.__qualname__}"),
     ):
-        facts.add_row(row[0], Text(row[1]))
+        facts.add_row(fact[0], Text(fact[1]))
     pieces: list[RenderableType] = [
         Text(cls.__name__, style="bold"),
         Padding(Text(doc), (0, 0, 1, 2)),
     ]
-    rows = field_help(cls)
+    rows = cls.schema().rows()
     if rows:
         fields = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for column in ("field", "type", "default", "meaning"):
             fields.add_column(column)
-        for field, kind, default, text in rows:
-            fields.add_row(field, Text(kind), Text(write_value(default)), Text(text))
+        for row in rows:
+            fields.add_row(row.name, Text(row.type), Text(row.default), Text(row.doc))
         pieces.append(Padding(fields, (0, 0, 1, 2)))
     for preset, values in cls.presets.items():
         pieces.append(Text(f"  {name}:{preset}  =  {name}({_settings(values)})"))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from kedge.core.part import Part, make_part
 from kedge.core.part import parts as registered
 from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
-from kedge.grammar import parse_calls
+from kedge.grammar import Call, parse_calls
+from kedge.schema import Gathered
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,12 +55,19 @@ def parse(text: str | Method | Part) -> Method:
         return text
     if isinstance(text, Part):
         return Method((text,))
-    calls = parse_calls(text)
-    for call in calls:
-        if call.name == "fedavg" and (call.args or call.kwargs or call.preset):
-            raise FieldError("fedavg has no fields and no presets; write just: fedavg")
-        if call.name != "fedavg" and call.name not in registered:
-            raise UnknownName("part", call.name, ["fedavg", *registered], see="kedge list")
-    return Method(
-        tuple(make_part(c.name, c.preset, c.args, c.kwargs) for c in calls if c.name != "fedavg")
-    )
+    gathered, found = Gathered(), []
+    for call in parse_calls(text):
+        with gathered.one():
+            if call.name == "fedavg":
+                _check_fedavg(call)
+            elif call.name not in registered:
+                raise UnknownName("part", call.name, ["fedavg", *registered], see="kedge list")
+            else:
+                found.append(make_part(*call))
+    gathered.done()
+    return Method(tuple(found))
+
+
+def _check_fedavg(call: Call) -> None:
+    if call.args or call.kwargs or call.preset:
+        raise FieldError("fedavg has no fields and no presets; write just: fedavg")
