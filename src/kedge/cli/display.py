@@ -17,7 +17,7 @@ from kedge.core.part import parts
 from kedge.data.datasets import Dataset, available
 from kedge.data.partition import Partition, partitions, shifts
 from kedge.grammar import write_value
-from kedge.models import models, options
+from kedge.models import models, schema
 
 _GREEK = (
     "alpha beta gamma delta epsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta"
@@ -129,7 +129,7 @@ def models_table() -> Table:
     for column in ("model", "options", "what it is"):
         table.add_column(column, no_wrap=column == "model")
     for name in models:
-        table.add_row(name, ", ".join(options(name)), title(models[name]))
+        table.add_row(name, ", ".join(schema(name).options), title(models[name]))
     return table
 
 

@@ -135,7 +135,8 @@ def _fit_union(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
         try:
             return fit(value, Annotated[(member, *notes)] if notes else member)
         except Wrong:
-            continue
+            if isinstance(value, (tuple, list)) and get_origin(_unwrapped(member)[0]) is tuple:
+                raise  # it was meant for this member
     raise WrongType(f"is not {_described(kind, notes)}")
 
 
