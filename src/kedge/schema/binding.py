@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
     name: str
     type: str
-    default: str  # as it is typed; empty where the option must be given
+    default: str  # as it is typed; empty where the option must be given, - where it may be left out
     range: str
     doc: str
 
@@ -200,7 +200,8 @@ class Schema:
         >>> schema_of(step, "step").signature()
         'step(every, gamma=0.1)'
         """
-        inside = [row.name + (f"={row.default}" if row.default else "") for row in self.rows()]
+        values = {"": "", "-": "=..."}
+        inside = [row.name + values.get(row.default, f"={row.default}") for row in self.rows()]
         return f"{self.name}({', '.join(inside)})" if inside else self.name
 
     def is_default(self, values: Mapping[str, Any]) -> bool:
@@ -275,4 +276,4 @@ def _shown(value: Any) -> str:
 
 
 def _typed(value: Any) -> str:
-    return "none" if value is None else write_value(value)
+    return "-" if value is None else write_value(value)

@@ -127,15 +127,15 @@ def _fit_plain(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
 
 
 def _fit_union(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
-    for member in get_args(kind):
-        if member is types.NoneType:
-            if value is None:
-                return None
-            continue
+    if value is None and types.NoneType in get_args(kind):
+        return None
+    members = _members(kind)
+    for member in members:
         try:
             return fit(value, Annotated[(member, *notes)] if notes else member)
         except Wrong:
-            if isinstance(value, (tuple, list)) and get_origin(_unwrapped(member)[0]) is tuple:
+            listed = isinstance(value, (tuple, list))
+            if len(members) == 1 or (listed and get_origin(_unwrapped(member)[0]) is tuple):
                 raise  # it was meant for this member
     raise WrongType(f"is not {_described(kind, notes)}")
 
@@ -188,7 +188,7 @@ def type_name(hint: Any) -> str:
     kind, notes = _unwrapped(hint)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return " | ".join(type_name(m) for m in get_args(kind) if m is not types.NoneType)
+        return " | ".join(type_name(m) for m in _members(kind))
     if origin is Literal or any(isinstance(n, Choice) for n in notes):
         return " | ".join(map(str, _choices(kind, notes)))
     if origin is tuple:
@@ -201,10 +201,9 @@ def _described(kind: Any, notes: tuple[Any, ...]) -> str:
     """What is wanted, in words: ``a whole number at least 1``."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        members = [m for m in get_args(kind) if m is not types.NoneType]
-        return " or ".join(_described(*_unwrapped(m)) for m in members)
-    if origin is Literal:
-        return " or ".join(map(repr, get_args(kind)))
+        return " or ".join(_described(*_unwrapped(m)) for m in _members(kind))
+    if origin is Literal or any(isinstance(n, Choice) for n in notes):
+        return " or ".join(map(repr, _choices(kind, notes)))
     if kind is tuple or origin is tuple:
         inner, count = _items(kind)
         base, more = _unwrapped(inner)
@@ -221,6 +220,10 @@ def _with_ranges(words: str, notes: tuple[Any, ...]) -> str:
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """The type, and its notes."""
     return (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+
+
+def _members(union: Any) -> list[Any]:
+    return [m for m in get_args(union) if m is not types.NoneType]
 
 
 def _choices(kind: Any, notes: tuple[Any, ...]) -> tuple[Any, ...]:
