@@ -60,7 +60,7 @@ def test_all_mistakes_at_once_with_their_lines(tmp_path: Path) -> None:
         ("partition=dirichlet(-1)", "alpha"),
         ("augment=crop+flop", "no augmentation 'flop'. Did you mean 'flip'"),
         ("schedule=exponental(0.9)", "no schedule 'exponental'. Did you mean 'exponential'"),
-        ("schedule=exponential", "missing 1 required positional argument: 'gamma'"),
+        ("schedule=exponential", "schedule: exponential.gamma has no default; write exponential("),
         ("engine=vectorised", "engine = 'vectorised' is not known"),
         ("device=gpu", "device = 'gpu' is not known. It is one of: auto, cpu, cuda"),
         ("batchnorm=avg", "batchnorm = 'avg' is not known"),

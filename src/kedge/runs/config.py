@@ -21,8 +21,9 @@ import torch
 
 from kedge.core.method import parse
 from kedge.core.model import BATCHNORM, PRECISIONS
-from kedge.core.optim import SGD, Adam, Optimizer, schedule
+from kedge.core.optim import SGD, Adam, Optimizer
 from kedge.core.part import Doc
+from kedge.core.schedules import schedule
 from kedge.data.augment import augmentation
 from kedge.data.federation import LocalWork
 from kedge.data.partition.draw import check_partition

@@ -156,26 +156,27 @@ class Schema:
                 given[key] = value
         preset = self.presets[call.preset] if call.preset else {}
         with gathered.one():
-            values = self.check({**preset, **given})
+            values = self.check({**preset, **given}, partial=bool(gathered.errors))
         gathered.done()
         return values
 
-    def check(self, values: Mapping[str, Any], owner: str | None = None) -> dict[str, Any]:
-        """All options, from some values and the defaults; every wrong one is reported."""
+    def check(self, values: Mapping[str, Any], partial: bool = False) -> dict[str, Any]:
+        """All options, from some values and the defaults; every wrong one is reported.
+
+        ``partial`` does not ask for the options that have no default.
+        """
         gathered, checked = Gathered(), {}
         for key, option in self.options.items():
             with gathered.one():
-                checked[key] = self._value(option, values, self.name if owner is None else owner)
+                if key in values:
+                    checked[key] = option.check(values[key], self.name)
+                elif option.default is not REQUIRED:
+                    checked[key] = option.default
+                elif not partial:
+                    where = f"{self.name}.{key}"
+                    raise FieldError(f"{where} has no default; write {self.name}({key}=...)", key)
         gathered.done()
         return checked
-
-    def _value(self, option: Option, values: Mapping[str, Any], owner: str) -> Any:
-        if option.name in values:
-            return option.check(values[option.name], owner)
-        if option.default is REQUIRED:
-            key = option.name
-            raise FieldError(f"{owner}.{key} has no default; write {self.name}({key}=...)")
-        return option.default
 
     def write(self, values: Mapping[str, Any], first: bool = False) -> str:
         """The call in the grammar, with the options that differ from their defaults.
@@ -209,10 +210,7 @@ class Schema:
         return all(values[key] == self.options[key].default for key in values)
 
 
-@functools.cache
-def schema_of(
-    thing: Callable[..., Any], name: str, presets: bool = False, hidden: tuple[str, ...] = ()
-) -> Schema:
+def schema_of(thing: Any, name: str, presets: bool = False, hidden: tuple[str, ...] = ()) -> Schema:
     """Read the signature of a dataclass or a function.
 
     Args:
@@ -221,6 +219,11 @@ def schema_of(
         presets: whether ``thing.presets`` holds named settings.
         hidden: parameters that are no options, since the caller supplies them.
     """
+    return _read_signature(thing, name, presets, hidden)
+
+
+@functools.cache
+def _read_signature(thing: Any, name: str, presets: bool, hidden: tuple[str, ...]) -> Schema:
     if dataclasses.is_dataclass(thing):
         hints = get_type_hints(thing, include_extras=True)
         options = [Option(f.name, hints[f.name], _default(f)) for f in dataclasses.fields(thing)]
