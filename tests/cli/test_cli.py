@@ -229,7 +229,7 @@ def test_partition_and_data_and_lists(tmp_path: Path) -> None:
         (["run", "--data", "digitz"], "digitz"),
         (["run", "--data", "nothing.csv"], "nothing.csv"),
         (["run", "--model", "lenet6"], "no model 'lenet6'. Did you mean 'lenet5'"),
-        (["run", "--device", "tpu"], "device = 'tpu' is not known"),
+        (["run", "--device", "tpu"], "device = 'tpu' is not one of: auto, cpu, cuda"),
         (["run", "--lr", "-1"], "lr = -1.0 is below 0 (--lr)"),
         (["run", "none.toml"], "there is no file 'none.toml'"),
         (["run", "--clients", "3", "--per-round", "9"], "per_round = 9 is more than the 3 clients"),
