@@ -8,12 +8,27 @@ reports.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from kedge.core.part import Part, make_part
 from kedge.core.part import parts as registered
 from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
 from kedge.grammar import Call, parse_calls
 from kedge.schema import Gathered
+
+
+class FedAvg(Part):
+    r"""Average the clients' models, weighted by their samples: the method without parts.
+
+    :math:`w^{t+1} = w^t + \sum_k p_k (w_k - w^t)` with :math:`p_k = n_k / \sum_j n_j`, where
+    :math:`w_k` is what client k has after its local steps from :math:`w^t` (algorithm 1).
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
+    AISTATS 2017, arXiv:1602.05629.
+    """
+
+    # Not registered: it is the empty sum, and this class only describes it.
+    side = "both"
+    neutral: ClassVar[dict[str, Any] | None] = {}
 
 
 @dataclass(frozen=True, repr=False)

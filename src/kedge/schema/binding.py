@@ -60,7 +60,7 @@ class Option:
     def row(self) -> Row:
         notes = notes_of(self.hint)
         default = "" if self.default is REQUIRED else _typed(self.default)
-        ranges = map(str, ranges_of(self.hint))
+        ranges = dict.fromkeys(map(str, ranges_of(self.hint)))
         text = " ".join(n.text for n in notes if isinstance(n, Doc))
         return Row(self.name, type_name(self.hint), default, ", ".join(ranges), text)
 

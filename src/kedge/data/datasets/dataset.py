@@ -15,7 +15,7 @@ Array = np.ndarray
 Pair = tuple[Array, Array]
 TASKS = ("classification", "multilabel", "regression")
 TaskName = Annotated[str, Choice(lambda: TASKS)]
-TaskOption = Annotated[TaskName | None, Doc("what the labels are; none: guessed from them")]
+TaskOption = Annotated[TaskName | None, Doc("what the labels are; guessed if left out")]
 SPLITS = ("train", "test", "val")
 
 

@@ -31,6 +31,13 @@ readers.add("images", read_images)
 readers.add("csv", read_csv)
 
 KINDS = (*readers, "silos")
+FORMATS: dict[str, Callable[..., Any]] = {
+    **{name: readers[name] for name in readers},
+    "silos": find_silos,
+    "hf": read_hub,
+}
+"""What ``kedge show`` describes: every kind of data, by the function that reads it."""
+
 _LIMITED = ("npz", "idx", "cifar")  # labels are numbers there, so a known dataset bounds them
 
 
@@ -64,8 +71,8 @@ def open_hub(name: str, options: dict[str, Any]) -> Dataset:
 
 
 def schema(kind: str) -> Schema:
-    """The options that data of a kind take: those of ``readers``, and ``hf``."""
-    return _schema(kind, read_hub if kind == "hf" else readers[kind])
+    """The options that data of a kind take; those of silos are the options of their files."""
+    return _schema(kind, FORMATS[kind])
 
 
 def bound_options(
