@@ -5,6 +5,7 @@
     KedgeError
     ├── UnknownName         no part, preset, field, model, ... of that name (with the nearest ones)
     ├── FieldError          a field's value has the wrong type or is out of range
+    │   └── SeveralErrors   several things are wrong at once, all of them listed
     ├── GrammarError        a method, model or partition string cannot be read
     ├── IncompatibleError   parts, tasks and models that cannot go together
     │   └── TwoAggregators  two parts both define how updates are combined
@@ -43,10 +44,30 @@ class UnknownName(KedgeError):
             hint = " There are: " + (", ".join(known) if known else "none") + "."
         super().__init__(f"no {kind} {name!r}.{hint}" + (f" See: {see}" if see else ""))
         self.kind, self.name = kind, name
+        self._made_from = (kind, name, known, see)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str]]:
+        return type(self), self._made_from
 
 
 class FieldError(KedgeError):
-    """A value of the wrong type or out of range."""
+    """A value of the wrong type or out of range; ``field`` is its name where that is known."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class SeveralErrors(FieldError):
+    """Several errors, raised together."""
+
+    def __init__(self, errors: Iterable[KedgeError]) -> None:
+        self.errors = list(errors)
+        lines = "\n  ".join(str(error) for error in self.errors)
+        super().__init__(f"{len(self.errors)} things are wrong:\n  {lines}")
+
+    def __reduce__(self) -> tuple[type, tuple[list[KedgeError]]]:
+        return type(self), (self.errors,)
 
 
 class GrammarError(KedgeError):

@@ -10,7 +10,7 @@ import pytest
 from written import arrays, fails, labels, pixels, write_cifar10, write_idx, write_mnist, write_npz
 
 from kedge.data.datasets import Dataset, load
-from kedge.errors import FieldError
+from kedge.errors import FieldError, UnknownName
 
 # --- npz ------------------------------------------------------------------------------------------
 
@@ -58,7 +58,12 @@ def test_npz_tasks(tmp_path):
     assert (d.y_train.shape, d.outputs, d.task) == ((4, 1), 1, "regression")
     assert d.describe() == "c: 4 columns, 1 target, 4 train"
     fails(c, "row 0: label 0.5 is not a whole number", task="classification")
-    fails(c, "write one of: classification, multilabel", task="guess", error=FieldError)
+    fails(
+        c,
+        "npz.task = 'guess' is not one of: classification, multilabel",
+        task="guess",
+        error=FieldError,
+    )
     fails(c, "needs [rows, labels]", task="multilabel")
     fails(a, "rows with several labels", task="classification")
 
@@ -212,8 +217,12 @@ def test_cifar100(tmp_path):
     assert np.array_equal(d.x_train.reshape(4, -1), x)
     assert (d.outputs, d.classes[99], round(float(d.mean[0]), 4)) == (100, "f99", 0.5071)
     assert load("cifar100(labels=coarse)").classes[19] == "c19"
-    fails("cifar100(labels=medium)", "labels=fine or labels=coarse", error=FieldError)
-    fails("cifar100(lables=fine)", "Did you mean 'labels'?", error=FieldError)
+    fails(
+        "cifar100(labels=medium)",
+        "cifar.labels = 'medium' is not one of: fine, coarse",
+        error=FieldError,
+    )
+    fails("cifar100(lables=fine)", "Did you mean 'labels'?", error=UnknownName)
 
 
 class Evil:

@@ -37,7 +37,7 @@ def test_rotation_of_an_oblong_image_keeps_its_shape_in_pixels() -> None:
 
 def test_crop_is_a_window_of_the_padded_image() -> None:
     shift = rng.integers(KEY, (2, 6), 5)
-    done = crop(2)(X, KEY)
+    done = crop(padding=2)(X, KEY)
     for i in range(6):
         padded = F.pad(X[i], (2, 2, 2, 2))
         top, left = int(shift[0, i]), int(shift[1, i])
@@ -68,7 +68,7 @@ def test_a_sum_acts_from_left_to_right_and_equally_under_vmap() -> None:
 def test_bad_augmentations_by_message() -> None:
     with pytest.raises(UnknownName, match="no augmentation 'corp'. Did you mean 'crop'"):
         augmentation("corp(4)")
-    with pytest.raises(FieldError, match=r"crop.padding = -1 is not a number from 0 up"):
+    with pytest.raises(FieldError, match=r"crop.padding = -1 is below 0"):
         augmentation("crop(-1)")
-    with pytest.raises(FieldError, match="too many positional arguments"):
+    with pytest.raises(FieldError, match=r"flip takes 0 options \(none\), but 1 value is given"):
         augmentation("flip(1)")

@@ -94,8 +94,13 @@ def test_augmentation_changes_training_batches_only(digits) -> None:
     ("options", "message"),
     [
         ({"split": "holdut(0.2)"}, "no split 'holdut'. Did you mean 'holdout'"),
-        ({"split": "holdout(2)"}, r"holdout takes 1 fractions, such as holdout\(0.2\)"),
-        ({"split": "pooled(0.8, 0.7)"}, r"such as pooled\(0.4, 0.3\)"),
+        ({"split": "holdout(2)"}, r"holdout.fraction = 2 is not below 1"),
+        ({"split": "holdout(0.2, 0.3)"}, r"holdout takes 1 option \(fraction\), but 2 values"),
+        ({"split": "holdout(share=0.2)"}, "no option of holdout 'share'"),
+        (
+            {"split": "pooled(0.8, 0.7)"},
+            r"test = 1.5 is above 1; write for example pooled\(0.4, 0.3\)",
+        ),
         ({"partition": "silos"}, "silos"),
         ({"clients": 5000}, "more clients than samples"),
         ({"augment": "crop("}, "expected a value"),

@@ -23,7 +23,7 @@ from written import (
 )
 
 from kedge.data.datasets import available, datasets, load
-from kedge.errors import DataError, FieldError, GrammarError, UnknownName
+from kedge.errors import DataError, GrammarError, UnknownName
 
 # --- names and places -----------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def test_digits():
     assert np.allclose(d.std, x.std())
     assert np.array_equal(d.x_train, load("digits").x_train)
     assert repr(d).startswith("<Dataset digits")
-    fails("digits(size=9)", "no option 'size'", error=FieldError)
+    fails("digits(size=9)", "no option of digits 'size'", error=UnknownName)
 
 
 def test_names_are_found_in_kedge_data_then_in_the_cache(tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_hub_images(monkeypatch):
     assert d.classes == ("no", "yes")
     assert load("hf:xrays(size=2)").shape == (1, 2, 2)
     fails("hf:xrays(label=lab)", "no column 'lab'", "img, label")
-    fails("hf:xrays(colour=1)", "no option 'colour'", error=FieldError)
+    fails("hf:xrays(colour=1)", "no option of hf 'colour'", error=UnknownName)
     rows[3]["label"] = -1
     fails("hf:xrays", "hf:xrays (train), row 3: label -1 is negative")
 

@@ -278,7 +278,7 @@ def test_a_grid_is_the_product_and_shows_what_differs() -> None:
         (["fedprox.mu="], "fedprox.mu has no value; write for example fedprox.mu=0.01"),
         (["seeds="], "seeds has no value; write for example seeds=0,1,2"),
         (["lr=0.1,fast"], "lr = 'fast' is not a finite number"),
-        (["fedprox.mu=0.1,big"], "fedprox.mu = 'big' is not of type float"),
+        (["fedprox.mu=0.1,big"], "fedprox.mu = 'big' is not a finite number"),
         (["fedprox.mu=-1,1"], "fedprox.mu = -1 is below 0"),
         (["fedprox.mu=(1"], "cannot be read; write values with commas between"),
         (["lr=0.1,0.2,0.1"], "lr has the value 0.1 twice"),

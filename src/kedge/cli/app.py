@@ -28,7 +28,7 @@ from kedge.cli.demo import CLIENTS, PARTITION, ROUNDS, run_demo
 from kedge.core.part import parts
 from kedge.data.datasets import load
 from kedge.data.partition import draw
-from kedge.errors import KedgeError, UnknownName
+from kedge.errors import KedgeError
 from kedge.report import figures, tables
 from kedge.report.progress import Watcher
 from kedge.runs import runner
@@ -254,23 +254,21 @@ def list_things(
     ] = "*",
     markdown: Annotated[bool, typer.Option("--markdown", help="the table for the README")] = False,
 ) -> None:
-    """List the parts that methods are made of, or models, or partitions."""
+    """List the parts that methods are made of, or the things of another kind, e.g. models."""
     if markdown:
         typer.echo(display.methods_markdown())
         return
-    if pattern in ("models", "partitions"):
-        console.print(display.models_table() if pattern == "models" else display.partitions_table())
-        return
-    if not parts.match(pattern):
-        raise UnknownName("part", pattern, parts, see="kedge list")
-    console.print(display.methods_table(pattern))
-    console.print(display.METHODS_HINT, style="dim", highlight=False)
+    from kedge.cli import pages
+
+    console.print(pages.list_page(pattern), highlight=False)
 
 
 @app.command(rich_help_panel="Look")
 def show(name: Annotated[str, typer.Argument(help="name of a part")]) -> None:
-    """Show a part: equation, reference, fields, presets, what it sends and keeps."""
-    console.print(display.part_page(name), highlight=False)
+    """Show a part, a model, a partition, ...: what it does, its paper, options and ranges."""
+    from kedge.cli import pages
+
+    console.print(pages.show_page(name), highlight=False)
 
 
 @app.command(rich_help_panel="Prove")

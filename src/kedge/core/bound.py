@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kedge.core.method import Method
 from kedge.core.model import Model
-from kedge.core.optim import SGD, Optimizer, schedule
+from kedge.core.optim import Optimizer
 from kedge.core.part import HOOKS, Part
+from kedge.core.schedules import schedule
 from kedge.core.task import Task
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Data, Spec
@@ -193,7 +194,7 @@ class Bound:
                     f"{part.name} divides the update by the sum of its steps, which "
                     f"{self.optim.name} does not have; use sgd"
                 )
-            if part.needs_plain_sgd and isinstance(self.optim, SGD) and self.optim.momentum:
+            if part.needs_plain_sgd and not self.optim.is_plain:
                 warnings.warn(
                     f"{part.name} assumes plain SGD; with momentum the update is divided by the "
                     "effective sum of its steps",

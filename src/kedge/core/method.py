@@ -8,11 +8,27 @@ reports.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from kedge.core.part import Part, make_part
 from kedge.core.part import parts as registered
 from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
-from kedge.grammar import parse_calls
+from kedge.grammar import Call, parse_calls
+from kedge.schema import Gathered
+
+
+class FedAvg(Part):
+    r"""Average the clients' models, weighted by their samples: the method without parts.
+
+    :math:`w^{t+1} = w^t + \sum_k p_k (w_k - w^t)` with :math:`p_k = n_k / \sum_j n_j`, where
+    :math:`w_k` is what client k has after its local steps from :math:`w^t` (algorithm 1).
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
+    AISTATS 2017, arXiv:1602.05629.
+    """
+
+    # Not registered: it is the empty sum, and this class only describes it.
+    side = "both"
+    neutral: ClassVar[dict[str, Any] | None] = {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,12 +70,19 @@ def parse(text: str | Method | Part) -> Method:
         return text
     if isinstance(text, Part):
         return Method((text,))
-    calls = parse_calls(text)
-    for call in calls:
-        if call.name == "fedavg" and (call.args or call.kwargs or call.preset):
-            raise FieldError("fedavg has no fields and no presets; write just: fedavg")
-        if call.name != "fedavg" and call.name not in registered:
-            raise UnknownName("part", call.name, ["fedavg", *registered], see="kedge list")
-    return Method(
-        tuple(make_part(c.name, c.preset, c.args, c.kwargs) for c in calls if c.name != "fedavg")
-    )
+    gathered, found = Gathered(), []
+    for call in parse_calls(text):
+        with gathered.one():
+            if call.name == "fedavg":
+                _check_fedavg(call)
+            elif call.name not in registered:
+                raise UnknownName("part", call.name, ["fedavg", *registered], see="kedge list")
+            else:
+                found.append(make_part(*call))
+    gathered.done()
+    return Method(tuple(found))
+
+
+def _check_fedavg(call: Call) -> None:
+    if call.args or call.kwargs or call.preset:
+        raise FieldError("fedavg has no fields and no presets; write just: fedavg")

@@ -6,41 +6,128 @@ Optimiser state lives for one round: every client starts a round with a fresh op
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Collection, Mapping
+from dataclasses import Field, dataclass
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.ops import REFERENCE, Ops
+from kedge.core.schedules import schedule
 from kedge.core.tree import Params, Tree
-from kedge.errors import FieldError, UnknownName
-from kedge.grammar import parse_calls
+from kedge.errors import FieldError
+from kedge.grammar import parse_call
+from kedge.registry import Registry
+from kedge.schema import Doc, Gathered, Range, Read, Schema, schema_of
+
+Own = TypeVar("Own", bound="Optimizer")
 
 
-@dataclass(frozen=True)
-class SGD:
-    """Stochastic gradient descent, with momentum, Nesterov's variant, weight decay and clipping.
+class Optimizer:
+    """Base class of local optimisers: a frozen dataclass of settings with pure functions.
 
-    ``clip`` bounds the norm of the whole gradient (0: no bound). ``schedule`` scales the learning
-    rate from round to round, see :func:`schedule`.
+    A new optimiser is one such class with ``@register`` above it; its fields, with types, ranges
+    and help, are its options in ``--optimizer "name(field=value)"``. It needs the fields ``lr``
+    and ``schedule``, which :class:`kedge.core.bound.Bound` reads.
     """
 
-    lr: float = 0.1
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    schedule: str = "constant"
+    name: ClassVar[str] = ""
+    #: The sum of its steps is a weighted sum of gradients, so parts may divide by it.
+    is_linear: ClassVar[bool] = False
 
-    name: ClassVar[str] = "sgd"
-    is_linear: ClassVar[bool] = True  # the sum of its steps is a weighted sum of gradients
+    lr: float
+    schedule: str
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # subclasses are dataclasses
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__dict__.get("name") or cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        _check(self)
+        schema = self.schema()
+        values = schema.check({field: getattr(self, field) for field in schema.options})
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+        self.check()
+
+    @classmethod
+    def schema(cls) -> Schema:
+        """The fields: types, ranges, defaults and help."""
+        return schema_of(cls, cls.name)
+
+    def __str__(self) -> str:
+        """The optimiser in the grammar, with the fields that differ from their defaults."""
+        schema = self.schema()
+        return schema.write({field: getattr(self, field) for field in schema.options})
+
+    def check(self) -> None:
+        """Raise a FieldError if fields do not go together."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step depends on its own gradient alone: no momentum."""
+        return False
+
+    def init(self, params: Params) -> Tree:
+        """The state at the start of a round."""
+        raise NotImplementedError
+
+    def update(
+        self, params: Params, grads: Params, state: Tree, lr: Tensor, ops: Ops = REFERENCE
+    ) -> tuple[Params, Tree]:
+        """One step with an engine's arithmetic: new parameters, and new state."""
+        raise NotImplementedError
+
+    def effective_steps(self, steps: Tensor) -> Tensor:
+        """Sum of the coefficients with which gradients enter the update, over ``-lr``."""
+        return steps
+
+
+optimizers = Registry[type[Optimizer]]("optimizer", see="kedge list optimizers")
+
+
+def register(cls: type[Own]) -> type[Own]:
+    """Class decorator: make an optimiser known under its class name in lower case."""
+    optimizers.add(cls.name, cls)
+    return cls
+
+
+LearningRate = Annotated[float, Doc("learning rate; the schedule scales it"), Range(0)]
+WeightDecay = Annotated[float, Doc("what is added to the gradient, times the weights"), Range(0)]
+Clip = Annotated[float, Doc("bound on the norm of the whole gradient; 0: none"), Range(0)]
+ScheduleText = Annotated[str, Doc("learning rate over rounds"), Read(schedule)]
+Decay = Annotated[float, Range(0, 1, open_high=True)]
+
+
+@register
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    r"""Stochastic gradient descent: :math:`w \leftarrow w - \eta (g + \lambda w)`.
+
+    With momentum :math:`\rho` the step is :math:`u \leftarrow \rho u + g`, with Nesterov's variant
+    :math:`g + \rho u`. Equal to ``torch.optim.SGD`` step by step.
+    """
+
+    lr: LearningRate = 0.1
+    momentum: Annotated[Decay, Doc("share of the last step that is kept")] = 0.0
+    nesterov: Annotated[bool, Doc("Nesterov's momentum; needs momentum > 0")] = False
+    weight_decay: WeightDecay = 0.0
+    clip: Clip = 0.0
+    schedule: ScheduleText = "constant"
+
+    is_linear: ClassVar[bool] = True
+
+    def check(self) -> None:
+        if self.nesterov and not self.momentum > 0:
+            raise FieldError(
+                "sgd.nesterov needs momentum > 0; write momentum=0.9, nesterov=true", "nesterov"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.momentum
 
     def init(self, params: Params) -> Tree:
         return {"velocity": tree.zeros_like(params)} if self.momentum else {}
@@ -71,23 +158,24 @@ class SGD:
         return (rho * heavy_ball + steps if self.nesterov else heavy_ball).to(dtype)
 
 
+@register
 @dataclass(frozen=True)
-class Adam:
-    """Adam with bias correction and coupled weight decay, as ``torch.optim.Adam``."""
+class Adam(Optimizer):
+    r"""Adam: :math:`w \leftarrow w - \eta \hat m / (\sqrt{\hat v} + \epsilon)`, moments corrected.
 
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    schedule: str = "constant"
+    Kingma & Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, arXiv:1412.6980. Weight
+    decay is coupled, as in ``torch.optim.Adam``, to which it is equal step by step.
+    """
 
-    name: ClassVar[str] = "adam"
-    is_linear: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check(self)
+    lr: LearningRate = 1e-3
+    beta1: Annotated[Decay, Doc("share of the mean gradient that is kept")] = 0.9
+    beta2: Annotated[Decay, Doc("share of the mean squared gradient that is kept")] = 0.999
+    eps: Annotated[float, Doc("added to the root, against division by 0"), Range(0, open=True)] = (
+        1e-8
+    )
+    weight_decay: WeightDecay = 0.0
+    clip: Clip = 0.0
+    schedule: ScheduleText = "constant"
 
     def init(self, params: Params) -> Tree:
         like = next(tree.leaves(params))
@@ -109,12 +197,6 @@ class Adam:
         )
         return params, {"m": m, "v": v, "count": count}
 
-    def effective_steps(self, steps: Tensor) -> Tensor:
-        return steps
-
-
-Optimizer = SGD | Adam
-
 
 def _prepared(grads: Params, params: Params, clip: float, weight_decay: float, ops: Ops) -> Params:
     if clip:
@@ -123,97 +205,46 @@ def _prepared(grads: Params, params: Params, clip: float, weight_decay: float, o
     return ops.axpy(weight_decay, params, grads) if weight_decay else grads
 
 
-# Each schedule is a function of the round that multiplies the learning rate.
+def make_optimizer(
+    text: str, settings: Mapping[str, Any] | None = None, chosen: Collection[str] = ()
+) -> Optimizer:
+    """The optimiser that a string names.
 
+    Args:
+        text: ``sgd``, ``adam(beta1=0.5)``, ...
+        settings: values for the fields of these names, unless the text gives them.
+        chosen: names of the settings that were asked for; the others are mere defaults. It is an
+            error to ask for one that the optimiser does not have, or that the text gives, too.
 
-def _constant() -> Callable[[int], float]:
-    return lambda t: 1.0
+    Raises:
+        UnknownName: there is no such optimiser or field.
+        FieldError: a value is wrong, given twice, or belongs to another optimiser.
 
-
-def _exponential(gamma: float) -> Callable[[int], float]:
-    _need(_is_number(gamma) and gamma > 0, f"gamma = {gamma!r} is not a number above 0")
-    return lambda t: gamma**t
-
-
-def _step(every: int, gamma: float = 0.1) -> Callable[[int], float]:
-    _need(isinstance(every, int) and every >= 1, f"every = {every!r} is not a number of rounds")
-    _need(_is_number(gamma) and gamma > 0, f"gamma = {gamma!r} is not a number above 0")
-    return lambda t: gamma ** (t // every)
-
-
-def _cosine(rounds: int, floor: float = 0.0) -> Callable[[int], float]:
-    _need(isinstance(rounds, int) and rounds >= 1, f"rounds = {rounds!r} is not a number of rounds")
-    _need(_is_number(floor) and 0 <= floor <= 1, f"floor = {floor!r} is not in [0, 1]")
-
-    def factor(t: int) -> float:
-        done = min(1.0, t / max(1, rounds))
-        return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
-
-    return factor
-
-
-def _warmup(rounds: int) -> Callable[[int], float]:
-    _need(isinstance(rounds, int) and rounds >= 1, f"rounds = {rounds!r} is not a number of rounds")
-    return lambda t: min(1.0, (t + 1) / rounds)
-
-
-SCHEDULES: dict[str, Callable[..., Callable[[int], float]]] = {
-    "constant": _constant,
-    "exponential": _exponential,
-    "step": _step,
-    "cosine": _cosine,
-    "warmup": _warmup,
-}
-
-
-def schedule(text: str) -> Callable[[int], float]:
-    """The learning-rate factor of every round.
-
-    ``constant``, ``exponential(0.998)``, ``step(every=100, gamma=0.1)``, ``cosine(rounds=1000)``,
-    ``warmup(rounds=5)``, or several joined by ``+``, whose factors multiply.
-
-    >>> schedule("warmup(4)+exponential(0.5)")(1)
-    0.25
+    >>> make_optimizer("adam(beta1=0.5)", {"lr": 0.01}).beta1
+    0.5
     """
-    factors: list[Callable[[int], float]] = []
-    for call in parse_calls(text):
-        if call.name not in SCHEDULES:
-            raise UnknownName("schedule", call.name, SCHEDULES)
-        _need(call.preset is None, f"{text!r}: schedules have no presets")
-        try:
-            factors.append(SCHEDULES[call.name](*call.args, **call.kwargs))
-        except TypeError as error:
-            what = str(error).split("() ")[-1]
-            raise FieldError(
-                f"schedule {text!r}: {what}. Write for example: exponential(0.998)"
-            ) from None
-    return lambda t: math.prod(f(t) for f in factors)
+    call = parse_call(text)
+    schema = optimizers[call.name].schema()
+    named = dict(zip(schema.options, call.args, strict=False)) | call.kwargs
+    gathered, filled = Gathered(), {}
+    for key, value in (settings or {}).items():
+        with gathered.one():
+            if key in schema.options and key not in named:
+                filled[key] = value
+            elif key in chosen:
+                _refuse(text, call.name, key, value, named)
+    with gathered.one():
+        values = schema.bind(call._replace(kwargs=filled | call.kwargs))
+    gathered.done()
+    return optimizers[call.name](**values)
 
 
-def _check(optim: SGD | Adam) -> None:
-    for field in ("lr", "weight_decay", "clip"):
-        value = getattr(optim, field)
-        fine = _is_number(value) and 0 <= value < math.inf
-        _need(fine, f"{optim.name}.{field} = {value!r} is not a number from 0 up")
-    for field in ("momentum",) if isinstance(optim, SGD) else ("beta1", "beta2"):
-        value = getattr(optim, field)
-        fine = _is_number(value) and 0 <= value < 1
-        _need(fine, f"{optim.name}.{field} = {value!r} is not in [0, 1)")
-    if isinstance(optim, SGD):
-        nesterov = optim.nesterov
-        _need(isinstance(nesterov, bool), f"sgd.nesterov = {nesterov!r} is not true or false")
-        both = not nesterov or optim.momentum > 0
-        _need(both, "sgd.nesterov needs momentum > 0; write momentum=0.9, nesterov=true")
-    else:
-        eps = optim.eps
-        _need(_is_number(eps) and eps > 0, f"adam.eps = {eps!r} is not a number above 0")
-    schedule(optim.schedule)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _need(fine: bool, message: str) -> None:
-    if not fine:
-        raise FieldError(message)
+def _refuse(text: str, name: str, key: str, value: Any, named: Mapping[str, Any]) -> None:
+    """Raise if a setting is given twice, or belongs to other optimisers."""
+    if key not in named:
+        owners = [n for n in optimizers if key in optimizers[n].schema().options]
+        raise FieldError(f"{key} belongs to {', '.join(owners)}; leave it out with {name}", key)
+    if named[key] != value:
+        raise FieldError(
+            f"{key} is given twice: {key} = {value!r} and optimizer = {text}; leave one out", key
+        )

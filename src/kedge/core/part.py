@@ -20,29 +20,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import math
-import numbers
 import operator
 from collections.abc import Callable
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.errors import FieldError, HookError, KedgeError, UnknownName
-from kedge.grammar import write_value
+from kedge.errors import FieldError, HookError, KedgeError
+from kedge.grammar import Call
 from kedge.registry import Registry
+from kedge.schema import Doc as Doc
+from kedge.schema import Range as Range
+from kedge.schema import Schema, schema_of
 
 if TYPE_CHECKING:
     from kedge.core.method import Method
@@ -76,20 +67,6 @@ class Out(NamedTuple):
     features: Tensor  # [B, F], what goes into the head
     at: dict[str, Tensor]  # activations at the part's cuts
     mine: Any = ()  # an Out of the rows that this part injected
-
-
-class Doc(NamedTuple):
-    """Help of a field, shown by ``kedge show``."""
-
-    text: str
-
-
-class Range(NamedTuple):
-    """Where a field's value may lie; the ends belong to it unless ``open`` is set."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open: bool = False  # the lower end does not belong to the range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,9 +232,9 @@ class Part:
         cls.name = cls.__dict__.get("name") or cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = _checked(self, field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for field, value in self.schema().check(given).items():
+            object.__setattr__(self, field, value)
 
     def advice(self, rounds: int) -> str:
         """A warning about a run of so many rounds; empty where there is nothing to say."""
@@ -277,12 +254,14 @@ class Part:
 
     def __str__(self) -> str:
         """The part in the method grammar, with the fields that differ from their defaults."""
-        changed = [
-            f"{f.name}={write_value(getattr(self, f.name))}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        ]
-        return self.name + (f"({', '.join(changed)})" if changed else "")
+        return self.schema().write(
+            {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        )
+
+    @classmethod
+    def schema(cls) -> Schema:
+        """The part's fields: types, ranges, defaults, help and presets."""
+        return schema_of(cls, cls.name or cls.__name__, presets=True)
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
         """Value of ``sends``, ``uploads`` or ``keeps`` for given sizes of the model."""
@@ -295,7 +274,7 @@ HOOKS = [
     for name, value in vars(Part).items()
     if callable(value)
     and not name.startswith("_")
-    and name not in ("has", "hooks", "count", "cuts", "surveys", "advice")
+    and name not in ("has", "hooks", "count", "cuts", "surveys", "advice", "schema")
 ]
 
 
@@ -323,80 +302,7 @@ def register(cls: type[Part]) -> type[Part]:
 def make_part(name: str, preset: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
     """A part from its name, a preset and fields, with errors that say what to type instead."""
     cls = parts[name]
-    fields = [f.name for f in dataclasses.fields(cls)]
-    if preset is not None and preset not in cls.presets:
-        raise UnknownName(
-            f"preset of {name}", preset, sorted(cls.presets), see=f"kedge show {name}"
-        )
-    if len(args) > len(fields):
-        raise FieldError(f"{name} has {len(fields)} fields, {len(args)} values were given")
-    given = dict(zip(fields, args, strict=False))
-    for key in kwargs:
-        if key not in fields:
-            raise UnknownName(f"field of {name}", key, fields, see=f"kedge show {name}")
-        if key in given:
-            raise FieldError(f"{name}.{key} is given twice, by position and by name")
-    values = (cls.presets[preset] if preset else {}) | given | kwargs
-    return cls(**values)
-
-
-def field_help(cls: type[Part]) -> list[tuple[str, str, Any, str]]:
-    """``(name, type, default, help)`` of every field."""
-    rows = []
-    for field in dataclasses.fields(cls):
-        kind, notes = _hint(cls, field.name)
-        text = " ".join(n.text for n in notes if isinstance(n, Doc))
-        rows.append((field.name, _type_name(kind), field.default, text))
-    return rows
-
-
-def _hint(cls: type[Part], field: str) -> tuple[Any, tuple[Any, ...]]:
-    hint = get_type_hints(cls, include_extras=True)[field]
-    return (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
-
-
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " | ".join(str(a) for a in get_args(kind))
-    return getattr(kind, "__name__", str(kind))
-
-
-def _checked(part: Part, field: str, value: Any) -> Any:
-    """The value in its declared type, or a FieldError."""
-    kind, notes = _hint(type(part), field)
-    where = f"{part.name or type(part).__name__}.{field} = {value!r}"
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            choices = ", ".join(str(a) for a in get_args(kind))
-            raise FieldError(f"{where} is not one of: {choices}")
-        return value
-    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        try:
-            value = float(value)
-        except OverflowError:
-            raise FieldError(f"{where} is too large") from None
-    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        value = int(value)
-    if get_origin(kind) is tuple and isinstance(value, list):
-        value = tuple(value)
-    expected = get_origin(kind) or kind
-    known = expected in (float, int, bool, str, tuple)
-    if known and (not isinstance(value, expected) or (expected is int and isinstance(value, bool))):
-        raise FieldError(f"{where} is not of type {_type_name(kind)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise FieldError(f"{where} is not a finite number")
-    if isinstance(value, tuple) and get_args(kind):
-        inner = get_args(kind)[0]
-        allowed = (int, float) if inner is float else inner
-        if not all(isinstance(v, allowed) and not isinstance(v, bool) for v in value):
-            raise FieldError(f"{where} is not a list of {_type_name(inner)}")
-    for note in notes:
-        if isinstance(note, Range):
-            if value < note.low or (note.open and value == note.low):
-                raise FieldError(f"{where} is {'not above' if note.open else 'below'} {note.low:g}")
-            if value > note.high:
-                raise FieldError(f"{where} is above {note.high:g}")
-    return value
+    return cls(**cls.schema().bind(Call(name, preset, args, kwargs)))
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

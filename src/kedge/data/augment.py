@@ -6,19 +6,24 @@ every image. They work under ``vmap``.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng
-from kedge.errors import FieldError, UnknownName
-from kedge.grammar import parse_calls
+from kedge.registry import Registry
+from kedge.schema import Doc, NotNegative, Size, bind_sum
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]  # (images, key) -> images
+
+augmentations = Registry[Callable[..., Augmentation]](
+    "augmentation", see="kedge list augmentations"
+)
+"""A function of its options that returns an augmentation; a new one is registered by name."""
 
 
 def rotate(x: Tensor, degrees: Tensor) -> Tensor:
@@ -34,9 +39,9 @@ def rotate(x: Tensor, degrees: Tensor) -> Tensor:
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def crop(padding: int = 4) -> Augmentation:
+@augmentations.register("crop")
+def crop(*, padding: Annotated[Size, Doc("pixels on every side")] = 4) -> Augmentation:
     """A random window of the image padded with black on every side."""
-    _check(isinstance(padding, int) and padding >= 0, "crop", "padding", padding)
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
         count, _, height, width = x.shape
@@ -47,6 +52,7 @@ def crop(padding: int = 4) -> Augmentation:
     return apply
 
 
+@augmentations.register("flip")
 def flip() -> Augmentation:
     """Mirror each image left to right with probability 1/2."""
 
@@ -57,9 +63,9 @@ def flip() -> Augmentation:
     return apply
 
 
-def turn(degrees: float = 15.0) -> Augmentation:
+@augmentations.register("turn")
+def turn(*, degrees: Annotated[NotNegative, Doc("largest angle")] = 15.0) -> Augmentation:
     """Turn each image by an angle drawn from -degrees to degrees."""
-    _check(isinstance(degrees, (int, float)) and degrees >= 0, "turn", "degrees", degrees)
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
         return rotate(x, (2 * rng.uniform(key, (len(x),), x.dtype) - 1) * degrees)
@@ -67,23 +73,16 @@ def turn(degrees: float = 15.0) -> Augmentation:
     return apply
 
 
-AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {"crop": crop, "flip": flip, "turn": turn}
-
-
 def augmentation(text: str) -> Augmentation | None:
-    """Read ``none`` or a sum such as ``crop(4)+flip``, applied left to right."""
-    steps: list[Augmentation] = []
-    for call in parse_calls(text):
-        if call.name == "none" and text.strip() == "none":
-            return None
-        if call.name not in AUGMENTATIONS:
-            raise UnknownName("augmentation", call.name, ["none", *AUGMENTATIONS])
-        make = AUGMENTATIONS[call.name]
-        try:
-            inspect.signature(make).bind(*call.args, **call.kwargs)
-        except TypeError as error:
-            raise FieldError(f"augment {text!r}: {call.name}: {error}") from None
-        steps.append(make(*call.args, **call.kwargs))
+    """Read ``none`` or a sum such as ``crop(4)+flip``, applied left to right.
+
+    Raises:
+        UnknownName: there is no such augmentation or option.
+        FieldError: the value of an option is wrong.
+    """
+    if text.strip() == "none":
+        return None
+    steps: list[Augmentation] = [bound() for bound in bind_sum(augmentations, text)]
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
         for i, step in enumerate(steps):
@@ -101,8 +100,3 @@ def _shifted(x: Tensor, by: Tensor, axis: int, size: int) -> Tensor:
     shape[axis] = size
     index = at.clamp(0, size - 1).reshape(shape).expand(x.shape)
     return torch.gather(x, axis, index) * inside.reshape(shape)
-
-
-def _check(right: bool, name: str, field: str, value: object) -> None:
-    if not right:
-        raise FieldError(f"augmentation {name}.{field} = {value!r} is not a number from 0 up")

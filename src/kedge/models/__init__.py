@@ -4,18 +4,16 @@ Every boundary between two children is a cut; what enters the head are flat feat
 model of your own is a function of an input shape and a number of outputs, registered by name::
 
     @models.register("tiny")
-    def tiny(shape, outputs, *, width=8):
+    def tiny(shape, outputs, *, width: Annotated[int, Doc("channels"), Range(1)] = 8):
         return nn.Sequential(OrderedDict(stage1=..., head=nn.Linear(width, outputs)))
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 from torch import nn
 
-from kedge.errors import FieldError, GrammarError, UnknownName
 from kedge.grammar import parse_call
 from kedge.models.basic import linear, mlp
 from kedge.models.cct import cct7
@@ -32,8 +30,9 @@ from kedge.models.layers import norm_layer
 from kedge.models.resnet import resnet18, resnet34, resnet50
 from kedge.models.vgg import vgg9, vgg11
 from kedge.registry import Registry
+from kedge.schema import BoundCall, Schema, schema_of
 
-__all__ = ["build", "models", "norm_layer", "options"]
+__all__ = ["build", "models", "norm_layer", "read", "schema"]
 
 models = Registry[Callable[..., nn.Sequential]]("model", see="kedge list models")
 
@@ -53,31 +52,34 @@ for _builder in _small + _large:
     models.add(_builder.__name__, _builder)
 
 
-def options(name: str) -> list[str]:
-    """The options that a model takes.
+def schema(name: str) -> Schema:
+    """The options of a model: types, defaults, ranges and help.
 
-    >>> options("lenet5")
+    >>> list(schema("lenet5").options)
     ['norm']
     """
-    parameters = inspect.signature(models[name]).parameters.values()
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return schema_of(models[name], name)
+
+
+def read(text: str) -> BoundCall:
+    """The builder that a string names, with its options; nothing is built yet.
+
+    Raises:
+        UnknownName: there is no such model or option.
+        FieldError: the value of an option is wrong.
+        GrammarError: the string cannot be read, or an option has no name.
+    """
+    call = parse_call(text)
+    return BoundCall(call.name, models[call.name], schema(call.name).bind(call, by_name=True))
 
 
 def build(text: str, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
     """The model that a string names, for one input shape (without batch) and number of outputs.
 
+    Raises what :func:`read` raises, and ModelError if the model does not take such inputs.
+
     >>> [name for name, _ in build("mlp(hidden=[64, 32])", (10,), 2).named_children()]
     ['stage1', 'stage2', 'head']
     """
-    name, preset, args, given = parse_call(text)
-    builder, known = models[name], options(name)
-    if preset is not None or args:
-        example = f"{name}({known[0]}=...)" if known else name
-        raise GrammarError(f"{text!r}: options of a model are written by name, as in {example}")
-    for key in given:
-        if key not in known:
-            raise UnknownName(f"option of {name}", key, known)
-    try:
-        return builder(tuple(shape), outputs, **given)
-    except FieldError as error:
-        raise FieldError(f"{name}.{error}") from None
+    model: nn.Sequential = read(text)(tuple(shape), outputs)
+    return model

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Annotated
 
 from torch import nn
 
-from kedge.errors import FieldError
-from kedge.models.layers import Shape, flat_size, head, named, norm_layer, stack, whole
+from kedge.models.layers import Norm, Shape, flat_size, head, named, norm_layer, stack
+from kedge.schema import Count, Doc, Length
 
 
 def linear(shape: Shape, outputs: int) -> nn.Sequential:
@@ -20,7 +20,11 @@ def linear(shape: Shape, outputs: int) -> nn.Sequential:
 
 
 def mlp(
-    shape: Shape, outputs: int, *, hidden: int | Sequence[int] = (64,), norm: str = "none"
+    shape: Shape,
+    outputs: int,
+    *,
+    hidden: Annotated[Count | tuple[Count, ...], Doc("sizes of the layers"), Length(1)] = (64,),
+    norm: Norm = "none",
 ) -> nn.Sequential:
     """Fully connected layers with ReLU; each of the ``hidden`` sizes is a stage.
 
@@ -28,9 +32,7 @@ def mlp(
     parameters for (1, 28, 28) and ten classes; 50 890 with the default ``hidden=[64]``. A norm
     goes between layer and ReLU; GroupNorm has one group.
     """
-    sizes = tuple(hidden) if isinstance(hidden, Sequence) else (hidden,)
-    if not sizes or not all(whole(size) and size > 0 for size in sizes):
-        raise FieldError(f"hidden = {hidden!r} is not a list of sizes such as [64, 32]")
+    sizes = hidden if isinstance(hidden, tuple) else (hidden,)
     inputs = flat_size("mlp", shape)
     stages = []
     for i, size in enumerate(sizes):

@@ -5,21 +5,24 @@ Hassani et al., Escaping the Big Data Paradigm with Compact Transformers, 2021 (
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.models import layers
-from kedge.models.layers import Shape, head, image_shape, named, stack
+from kedge.models.layers import Rate, Shape, head, image_shape, named, stack
+from kedge.schema import Doc
 
 
 def cct7(
     shape: Shape,
     outputs: int,
     *,
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    stochastic_depth: float = 0.0,
+    dropout: Annotated[Rate, Doc("share of dropped values after tokens and layers")] = 0.0,
+    attention_dropout: Annotated[Rate, Doc("share of dropped attention weights")] = 0.0,
+    stochastic_depth: Annotated[Rate, Doc("how often the last layer is skipped")] = 0.0,
 ) -> nn.Sequential:
     """CCT-7/3x1: width 256, 4 heads, 7 layers, each a stage; 256 features.
 
@@ -29,9 +32,6 @@ def cct7(
     ``cct7(attention_dropout=0.1, stochastic_depth=0.1)``.
     """
     channels, height, width = image_shape("cct7", shape)
-    layers.rate("dropout", dropout)
-    layers.rate("attention_dropout", attention_dropout)
-    layers.rate("stochastic_depth", stochastic_depth)
     dim, depth = 256, 7
     stages: list[nn.Module] = []
     for i in range(depth):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import nn
 
 from kedge.models.layers import (
+    Dropout,
+    Norm,
     Shape,
     head,
     image_shape,
@@ -16,11 +18,10 @@ from kedge.models.layers import (
     norm_layer,
     series_shape,
     stack,
-    switch,
 )
 
 
-def lenet5(shape: Shape, outputs: int, *, norm: str = "bn") -> nn.Sequential:
+def lenet5(shape: Shape, outputs: int, *, norm: Norm = "bn") -> nn.Sequential:
     """LeNet-5 with ReLU, max-pooling and a norm after each convolution.
 
     44 555 parameters for (1, 28, 28) and 11 classes: FedTR's net for OrganMNIST (Chen et al.,
@@ -31,7 +32,7 @@ def lenet5(shape: Shape, outputs: int, *, norm: str = "bn") -> nn.Sequential:
     return _lenet("lenet5", shape, outputs, norm, convs=(6, 16), hidden=(120, 84))
 
 
-def fedcog_cnn(shape: Shape, outputs: int, *, norm: str = "none") -> nn.Sequential:
+def fedcog_cnn(shape: Shape, outputs: int, *, norm: Norm = "none") -> nn.Sequential:
     """The simple CNN of MOON and FedCOG: 5x5 convolutions 6 and 16, layers 120 and 84.
 
     62 006 parameters for (3, 32, 32) and 44 426 for (1, 28, 28), ten classes. Li et al.,
@@ -42,7 +43,7 @@ def fedcog_cnn(shape: Shape, outputs: int, *, norm: str = "none") -> nn.Sequenti
     return _lenet("fedcog_cnn", shape, outputs, norm, convs=(6, 16), hidden=(120, 84))
 
 
-def feddc_lenet(shape: Shape, outputs: int, *, norm: str = "none") -> nn.Sequential:
+def feddc_lenet(shape: Shape, outputs: int, *, norm: Norm = "none") -> nn.Sequential:
     """The wide LeNet of FedDC and FedDyn: 5x5 convolutions 64 and 64, layers 384 and 192.
 
     797 962 parameters for (3, 32, 32) and ten classes. Gao et al., FedDC, CVPR 2022 (arXiv
@@ -51,7 +52,7 @@ def feddc_lenet(shape: Shape, outputs: int, *, norm: str = "none") -> nn.Sequent
     return _lenet("feddc_lenet", shape, outputs, norm, convs=(64, 64), hidden=(384, 192))
 
 
-def fedcog_cnn100(shape: Shape, outputs: int, *, norm: str = "none") -> nn.Sequential:
+def fedcog_cnn100(shape: Shape, outputs: int, *, norm: Norm = "none") -> nn.Sequential:
     """FedCOG's CNN for CIFAR-100: 3x3 convolutions 16, 32 and 64, a layer of 128.
 
     69 380 parameters for (3, 32, 32) and 100 classes, the number the paper quotes. Ye et al.,
@@ -66,7 +67,7 @@ def fedcog_cnn100(shape: Shape, outputs: int, *, norm: str = "none") -> nn.Seque
     return stack(*stages, _flat(channels * height * width, 128), head=head(128, outputs))
 
 
-def mnist_cnn(shape: Shape, outputs: int, *, norm: str = "gn") -> nn.Sequential:
+def mnist_cnn(shape: Shape, outputs: int, *, norm: Norm = "gn") -> nn.Sequential:
     """DomainBed's four-convolution MNIST net, with the norm after ReLU and a global mean.
 
     FedBR's net for RotatedMNIST: 371 850 parameters for (1, 28, 28) and ten classes, 128
@@ -85,7 +86,7 @@ def mnist_cnn(shape: Shape, outputs: int, *, norm: str = "gn") -> nn.Sequential:
 
 
 def pfl_cnn(
-    shape: Shape, outputs: int, *, norm: str = "none", dropout: bool = True
+    shape: Shape, outputs: int, *, norm: Norm = "none", dropout: Dropout = True
 ) -> nn.Sequential:
     """The CIFAR-10 benchmark net of pfl: 3x3 convolutions 32 and 64, a layer of 128, dropout.
 
@@ -94,7 +95,6 @@ def pfl_cnn(
     ``dropout=false`` leaves out the dropout of 1/4 after the pool and 1/2 before the head.
     """
     channels, height, width = image_shape("pfl_cnn", shape, 6)
-    switch("dropout", dropout)
     first = _conv(channels, 32, 3, norm, pool=False)
     second = _conv(32, 64, 3, norm)
     third = _flat(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
@@ -108,7 +108,7 @@ def pfl_cnn(
     return model
 
 
-def pamap2_cnn(shape: Shape, outputs: int, *, norm: str = "bn") -> nn.Sequential:
+def pamap2_cnn(shape: Shape, outputs: int, *, norm: Norm = "bn") -> nn.Sequential:
     """PAMAP2-Net for windows of sensor series: two convolutions of width 9, a layer of 64.
 
     99 466 parameters for the (27, 200) windows and ten classes of PersonalizedFL (Lu et al.,

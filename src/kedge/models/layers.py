@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import FieldError, ModelError
+from kedge.errors import ModelError
+from kedge.schema import Doc, Option, Range
 
 Shape = tuple[int, ...]
 
-NORMS = ("bn", "gn", "none")
+Norm = Annotated[Literal["bn", "gn", "none"], Doc("BatchNorm, GroupNorm or none")]
+Dropout = Annotated[bool, Doc("the dropout of the paper")]
+Rate = Annotated[float, Range(0, 1, open_high=True)]
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
@@ -44,7 +46,7 @@ def norm_layer(norm: str, channels: int, *, dims: int = 2, groups: int = 32) -> 
     one channel alone would be InstanceNorm. Flat features (``dims=0``) are one group, for a
     group of few numbers would keep little but their signs.
     """
-    choice("norm", norm, NORMS)
+    Option("norm", Norm).check(norm)
     if norm == "none":
         return nn.Identity()
     if norm == "bn":
@@ -110,24 +112,6 @@ def _shape(model: str, shape: Shape, what: str, least: Shape | None) -> Shape:
         other = "" if least is None else " Choose another model: mlp and linear take any shape."
         raise ModelError(f"{model} takes {what}, not inputs of shape {tuple(shape)}.{other}")
     return tuple(shape)
-
-
-def choice(field: str, value: Any, known: Sequence[str]) -> None:
-    """A word out of a few."""
-    if value not in known:
-        raise FieldError(f"{field} = {value!r} is not one of: {', '.join(known)}")
-
-
-def rate(field: str, value: Any) -> None:
-    """A probability below one."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise FieldError(f"{field} = {value!r} is not a number from 0 to below 1")
-
-
-def switch(field: str, value: Any) -> None:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise FieldError(f"{field} = {value!r} is neither true nor false")
 
 
 def whole(value: Any) -> bool:

@@ -5,27 +5,23 @@ He et al., Deep Residual Learning for Image Recognition, CVPR 2016 (arXiv 1512.0
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.errors import FieldError
-from kedge.models.layers import (
-    Shape,
-    choice,
-    fan_out_init,
-    head,
-    image_shape,
-    named,
-    norm_layer,
-    stack,
-    whole,
-)
+from kedge.models.layers import Shape, fan_out_init, head, image_shape, named, norm_layer, stack
+from kedge.schema import Count, Doc
 
-STEMS = ("cifar", "imagenet")
+Norm = Annotated[Literal["bn", "gn"], Doc("BatchNorm or GroupNorm")]  # sums grow without one
+Stem = Annotated[
+    Literal["cifar", "imagenet"], Doc("a 3x3 convolution, or 7x7 of stride 2 and a max-pool")
+]
+Groups = Annotated[Count, Doc("most groups of a GroupNorm")]
 
 
 def resnet18(
-    shape: Shape, outputs: int, *, norm: str = "bn", stem: str = "cifar", groups: int = 32
+    shape: Shape, outputs: int, *, norm: Norm = "bn", stem: Stem = "cifar", groups: Groups = 32
 ) -> nn.Sequential:
     """ResNet-18, blocks 2-2-2-2; 512 features.
 
@@ -38,7 +34,7 @@ def resnet18(
 
 
 def resnet34(
-    shape: Shape, outputs: int, *, norm: str = "bn", stem: str = "cifar", groups: int = 32
+    shape: Shape, outputs: int, *, norm: Norm = "bn", stem: Stem = "cifar", groups: Groups = 32
 ) -> nn.Sequential:
     """ResNet-34, blocks 3-4-6-3; 512 features; options as for resnet18.
 
@@ -49,7 +45,7 @@ def resnet34(
 
 
 def resnet50(
-    shape: Shape, outputs: int, *, norm: str = "bn", stem: str = "cifar", groups: int = 32
+    shape: Shape, outputs: int, *, norm: Norm = "bn", stem: Stem = "cifar", groups: Groups = 32
 ) -> nn.Sequential:
     """ResNet-50, bottlenecks 3-4-6-3; 2048 features; options as for resnet18.
 
@@ -119,10 +115,6 @@ def _resnet(
     groups: int,
 ) -> nn.Sequential:
     channels = image_shape(model, shape)[0]
-    choice("norm", norm, ("bn", "gn"))  # residual sums grow without one
-    choice("stem", stem, STEMS)
-    if not whole(groups) or groups < 1:
-        raise FieldError(f"groups = {groups!r} is not a whole number above 0")
     size, stride = (3, 1) if stem == "cifar" else (7, 2)
     first = named(
         conv=nn.Conv2d(channels, 64, size, stride, padding=size // 2, bias=False),

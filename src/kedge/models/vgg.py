@@ -8,10 +8,22 @@ from __future__ import annotations
 from torch import nn
 
 from kedge.models import layers
-from kedge.models.layers import Shape, fan_out_init, head, image_shape, named, norm_layer, stack
+from kedge.models.layers import (
+    Dropout,
+    Norm,
+    Shape,
+    fan_out_init,
+    head,
+    image_shape,
+    named,
+    norm_layer,
+    stack,
+)
 
 
-def vgg9(shape: Shape, outputs: int, *, norm: str = "none", dropout: bool = True) -> nn.Sequential:
+def vgg9(
+    shape: Shape, outputs: int, *, norm: Norm = "none", dropout: Dropout = True
+) -> nn.Sequential:
     """VGG-9, the "moderate CNN": convolutions 32-64, 128-128, 256-256 and two layers of 512.
 
     3 491 530 parameters for (3, 32, 32) and ten classes. FedImpro's Table 9 (Tang et al., ICLR
@@ -19,7 +31,6 @@ def vgg9(shape: Shape, outputs: int, *, norm: str = "none", dropout: bool = True
     dropout: 1/20 of the maps after stage 2, 1/10 around the fully connected layers.
     """
     channels, height, width = image_shape("vgg9", shape, 8)
-    layers.switch("dropout", dropout)
     convs = []
     for filters in ((32, 64), (128, 128), (256, 256)):
         convs.append(_stage(channels, filters, norm))
@@ -34,7 +45,7 @@ def vgg9(shape: Shape, outputs: int, *, norm: str = "none", dropout: bool = True
     return stack(*convs, first, second, head=head(512, outputs))
 
 
-def vgg11(shape: Shape, outputs: int, *, norm: str = "none") -> nn.Sequential:
+def vgg11(shape: Shape, outputs: int, *, norm: Norm = "none") -> nn.Sequential:
     """The convolutions of VGG-11, a global mean and a head; 512 features.
 
     9 225 610 parameters for 3 channels and ten classes. FedBR's net for CIFAR-10 and PACS (Guo et

@@ -7,94 +7,139 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import tomllib
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-import torch
+from kedge.errors import FieldError, KedgeError, SeveralErrors, UnknownName
+from kedge.runs.settings import (
+    choices,
+    read_augmentation,
+    read_device,
+    read_method,
+    read_model,
+    read_partition,
+    read_schedule,
+    read_split,
+)
+from kedge.schema import (
+    Choice,
+    Count,
+    Doc,
+    Length,
+    NotNegative,
+    Positive,
+    Range,
+    Read,
+    Schema,
+    Size,
+    schema_of,
+)
 
-from kedge.core.method import parse
-from kedge.core.model import BATCHNORM, PRECISIONS
-from kedge.core.optim import SGD, Adam, Optimizer, schedule
-from kedge.core.part import Doc
-from kedge.core.work import WEIGHTINGS, LocalWork
-from kedge.data.augment import augmentation
-from kedge.data.partition.draw import check_partition
-from kedge.engines import engines
-from kedge.errors import FieldError, KedgeError, UnknownName, nearest
-from kedge.grammar import parse_call
-from kedge.models import models
-from kedge.sim.store import PLACES
+if TYPE_CHECKING:  # settings are known without torch, which takes seconds to import
+    import torch
 
-ENGINES = ("auto", *engines)
-CHOICES = {
-    "optimizer": ("sgd", "adam"),
-    "weighting": WEIGHTINGS,
-    "engine": ENGINES,
-    "batchnorm": BATCHNORM,
-    "precision": PRECISIONS,
-    "compile": ("auto", "on", "off"),
-    "state": ("auto", *PLACES),
-}
+    from kedge.core.optim import Optimizer
+    from kedge.core.work import LocalWork
+
+#: Settings that fill the fields of the optimiser that have the same name.
+OPTIMIZER_SETTINGS = ("lr", "momentum", "nesterov", "weight_decay", "clip", "schedule")
 
 
 @dataclass(frozen=True)
 class Config:
     """All settings of a run."""
 
-    method: Annotated[str, Doc("sum of parts, e.g. scaffold+fedprox(mu=0.01)")] = "fedavg"
+    method: Annotated[
+        str, Doc("sum of parts, e.g. scaffold+fedprox(mu=0.01)"), Read(read_method)
+    ] = "fedavg"
     data: Annotated[str, Doc("name or path of a dataset, see: kedge data")] = "digits"
-    partition: Annotated[str, Doc("who holds what, or a saved .json file")] = "auto"
-    clients: Annotated[int, Doc("number of clients; 0: as many as there are silos, else 20")] = 0
-    split: Annotated[str, Doc("test data: auto, given, holdout(0.2), pooled(0.4, 0.3)")] = "auto"
-    augment: Annotated[str, Doc("none, or a sum such as crop(4)+flip")] = "none"
-    angles: Annotated[tuple[float, ...], Doc("test on images turned by these angles")] = (0.0,)
-    model: Annotated[str, Doc("auto, or a model, see: kedge list models")] = "auto"
-    batchnorm: Annotated[str, Doc("average, local, frozen or batch")] = "average"
-    per_round: Annotated[int, Doc("clients that take part in a round; 0: all")] = 0
-    rounds: Annotated[int, Doc("number of rounds")] = 20
-    steps: Annotated[int, Doc("local steps per round; 0: count epochs instead")] = 0
-    epochs: Annotated[float, Doc("local passes over a client's data per round")] = 1.0
-    batch: Annotated[int, Doc("samples per local step")] = 32
+    partition: Annotated[
+        str, Doc("who holds what, or a saved .json file"), Read(read_partition)
+    ] = "auto"
+    clients: Annotated[Size, Doc("number of clients; 0: as many as there are silos, else 20")] = 0
+    split: Annotated[
+        str, Doc("test data: auto, given, holdout(0.2), pooled(0.4, 0.3)"), Read(read_split)
+    ] = "auto"
+    augment: Annotated[str, Doc("none, or a sum such as crop(4)+flip"), Read(read_augmentation)] = (
+        "none"
+    )
+    angles: Annotated[
+        tuple[float, ...], Doc("test on images turned by these angles"), Length(1)
+    ] = (0.0,)
+    model: Annotated[str, Doc("auto, or a model, see: kedge list models"), Read(read_model)] = (
+        "auto"
+    )
+    batchnorm: Annotated[
+        str, Doc("average, local, frozen or batch"), Choice(partial(choices, "batchnorm"))
+    ] = "average"
+    per_round: Annotated[Size, Doc("clients that take part in a round; 0: all")] = 0
+    rounds: Annotated[Count, Doc("number of rounds")] = 20
+    steps: Annotated[Size, Doc("local steps per round; 0: count epochs instead")] = 0
+    epochs: Annotated[Positive, Doc("local passes over a client's data per round")] = 1.0
+    batch: Annotated[Count, Doc("samples per local step")] = 32
     replacement: Annotated[bool, Doc("draw batches with replacement")] = False
-    optimizer: Annotated[str, Doc("sgd or adam")] = "sgd"
-    lr: Annotated[float, Doc("learning rate of the clients")] = 0.1
-    momentum: Annotated[float, Doc("momentum of the clients")] = 0.0
+    optimizer: Annotated[str, Doc("of the clients: sgd, adam, adam(beta1=0.5), ...")] = "sgd"
+    lr: Annotated[NotNegative, Doc("learning rate of the clients")] = 0.1
+    momentum: Annotated[float, Doc("momentum of the clients"), Range(0, 1, open_high=True)] = 0.0
     nesterov: Annotated[bool, Doc("Nesterov's momentum")] = False
-    weight_decay: Annotated[float, Doc("weight decay of the clients")] = 0.0
-    clip: Annotated[float, Doc("bound on the norm of the gradient; 0: none")] = 0.0
-    schedule: Annotated[str, Doc("learning rate over rounds, e.g. exponential(0.998)")] = "constant"
-    weighting: Annotated[str, Doc("how updates are averaged: size or uniform")] = "size"
-    seeds: Annotated[tuple[int, ...], Doc("one run per seed")] = (0, 1, 2)
+    weight_decay: Annotated[NotNegative, Doc("weight decay of the clients")] = 0.0
+    clip: Annotated[NotNegative, Doc("bound on the norm of the gradient; 0: none")] = 0.0
+    schedule: Annotated[
+        str, Doc("learning rate over rounds, e.g. exponential(0.998)"), Read(read_schedule)
+    ] = "constant"
+    weighting: Annotated[
+        str,
+        Doc("how updates are averaged: size or uniform"),
+        Choice(partial(choices, "weighting")),
+    ] = "size"
+    seeds: Annotated[tuple[int, ...], Doc("one run per seed"), Range(0), Length(1)] = (0, 1, 2)
     personal: Annotated[bool, Doc("also test each client's own model")] = False
-    target: Annotated[float, Doc("report the first round that reaches it; 0: none")] = 0.0
-    eval_every: Annotated[int, Doc("test every so many rounds")] = 1
-    engine: Annotated[str, Doc("auto, loop or vector")] = "auto"
-    device: Annotated[str, Doc("auto, cpu or cuda")] = "auto"
-    precision: Annotated[str, Doc("of the passes: fp32, tf32 or bf16")] = "fp32"
-    workers: Annotated[int, Doc("processes of a loop on a CPU; 0: as engine auto decides")] = 0
-    chunk: Annotated[int, Doc("clients trained at once, at most; 0: as many as fit")] = 0
-    compile: Annotated[str, Doc("fuse the steps: on, off, auto (if that is faster)")] = "auto"
-    state: Annotated[str, Doc("where clients' own state lies: auto, device, host, file")] = "auto"
+    target: Annotated[NotNegative, Doc("report the first round that reaches it; 0: none")] = 0.0
+    eval_every: Annotated[Count, Doc("test every so many rounds")] = 1
+    engine: Annotated[str, Doc("auto, loop or vector"), Choice(partial(choices, "engine"))] = "auto"
+    device: Annotated[str, Doc("auto, cpu or cuda"), Read(read_device)] = "auto"
+    precision: Annotated[
+        str, Doc("of the passes: fp32, tf32 or bf16"), Choice(partial(choices, "precision"))
+    ] = "fp32"
+    workers: Annotated[Size, Doc("processes of a loop on a CPU; 0: as engine auto decides")] = 0
+    chunk: Annotated[Size, Doc("clients trained at once, at most; 0: as many as fit")] = 0
+    compile: Annotated[
+        str,
+        Doc("fuse the steps: on, off, auto (if that is faster)"),
+        Choice(lambda: ("auto", "on", "off")),
+    ] = "auto"
+    state: Annotated[
+        str,
+        Doc("where clients' own state lies: auto, device, host, file"),
+        Choice(partial(choices, "state")),
+    ] = "auto"
 
     def __post_init__(self) -> None:
-        problems = dict(self._problems())
+        problems, values = [], {}
+        for key, option in settings().options.items():
+            values[key] = option.default  # so that the others can be checked, too
+            try:
+                values[key] = option.check(getattr(self, key))
+            except KedgeError as error:
+                problems += [(key, text, "") for text in _texts(key, error)]
+        wrong = {key for key, *_ in problems}
+        problems += [(k, text, "") for k, text in _conflicts(values) if k not in wrong]
         if problems:
-            raise ConfigError([(key, text, "") for key, text in problems.items()])
+            raise ConfigError(problems)
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
 
     def optim(self) -> Optimizer:
-        shared = {"lr": self.lr, "weight_decay": self.weight_decay, "clip": self.clip}
-        if self.optimizer == "adam":
-            return Adam(**shared, schedule=self.schedule)
-        return SGD(**shared, momentum=self.momentum, nesterov=self.nesterov, schedule=self.schedule)
+        return _optimizer(dataclasses.asdict(self))
 
     def work(self) -> LocalWork:
+        from kedge.core.work import LocalWork
+
         return LocalWork(self.batch, self.steps or None, self.epochs, self.replacement)
 
     def changed(self) -> dict[str, Any]:
@@ -105,56 +150,48 @@ class Config:
     def to_toml(self) -> str:
         return "".join(f"{k} = {_toml(v)}\n" for k, v in dataclasses.asdict(self).items())
 
-    def _problems(self) -> Iterator[tuple[str, str]]:
-        """``(key, what is wrong)`` of every field."""
-        values = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            values[field.name] = value
-            if not _fits(value, FIELDS[field.name]):
-                kind = _kind(FIELDS[field.name])
-                yield field.name, f"{field.name} = {value!r} is not {kind}"
-                values[field.name] = field.default  # so that the others can be checked, too
-        yield from _wrong_values(SimpleNamespace(**values))
+
+def settings() -> Schema:
+    """All settings: types, ranges, defaults and help."""
+    return schema_of(Config, "settings")
 
 
-def _wrong_values(c: Any) -> Iterator[tuple[str, str]]:
-    """What is wrong with values that have the right types."""
-    lowest = {"rounds": 1, "batch": 1, "eval_every": 1, "steps": 0, "clients": 0, "per_round": 0}
-    lowest |= {"workers": 0, "chunk": 0}
-    lowest |= {"lr": 0, "clip": 0, "weight_decay": 0, "target": 0}
-    for key, low in lowest.items():
-        if getattr(c, key) < low:
-            yield key, f"{key} = {getattr(c, key)} is below {low}"
-    if c.clients and c.per_round > c.clients:
-        yield "per_round", f"per_round = {c.per_round} is more than the {c.clients} clients"
-    if not c.epochs > 0:
-        yield "epochs", f"epochs = {c.epochs} is not above 0"
-    if not 0 <= c.momentum < 1:
-        yield "momentum", f"momentum = {c.momentum} is not in [0, 1)"
-    if c.nesterov and not c.momentum:
-        yield "nesterov", "nesterov needs momentum > 0, e.g. momentum = 0.9"
-    if c.optimizer == "adam" and (c.momentum or c.nesterov):
-        yield "momentum", "momentum belongs to sgd; leave it out with adam"
-    if not c.seeds:
-        yield "seeds", "seeds is empty; give at least one, e.g. seeds = [0]"
-    if len(set(c.seeds)) != len(c.seeds) or any(s < 0 for s in c.seeds):
-        yield "seeds", f"seeds = {list(c.seeds)} must be different numbers from 0 up"
-    if not c.angles:
-        yield "angles", "angles is empty; for upright images write angles = [0]"
-    for key, known in CHOICES.items():
-        value = getattr(c, key)
-        if value not in known:
-            near = nearest(value, known)
-            hint = f"Did you mean {near[0]!r}?" if near else f"It is one of: {', '.join(known)}"
-            yield key, f"{key} = {value!r} is not known. {hint}"
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", c.device):
-        yield "device", f"device = {c.device!r} is not known. It is one of: auto, cpu, cuda"
-    for key, read in READERS.items():
-        try:
-            read(getattr(c, key))
-        except KedgeError as error:
-            yield key, f"{key}: {error}"
+def _texts(key: str, error: KedgeError) -> list[str]:
+    """What is wrong with a setting, one line each."""
+    errors = error.errors if isinstance(error, SeveralErrors) else [error]
+    own = isinstance(error, FieldError) and error.field == key
+    return [str(e) if own else f"{key}: {e}" for e in errors]
+
+
+def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """``(key, what is wrong)`` of settings that do not go together; each is right by itself."""
+    clients, per_round, seeds = (values[key] for key in ("clients", "per_round", "seeds"))
+    if clients and per_round > clients:
+        yield "per_round", f"per_round = {per_round} is more than the {clients} clients"
+    if len(set(seeds)) != len(seeds):
+        yield "seeds", f"seeds = {list(seeds)} must be different numbers"
+    try:
+        _optimizer(values)
+    except KedgeError as error:
+        for one in error.errors if isinstance(error, SeveralErrors) else [error]:
+            field = one.field if isinstance(one, FieldError) else ""
+            if field in _chosen(values):
+                yield field, str(one)
+            else:
+                yield "optimizer", f"optimizer: {one}"
+
+
+def _chosen(values: Mapping[str, Any]) -> list[str]:
+    """Settings of the optimiser that are not at their defaults."""
+    options = settings().options
+    return [key for key in OPTIMIZER_SETTINGS if values[key] != options[key].default]
+
+
+def _optimizer(values: Mapping[str, Any]) -> Optimizer:
+    from kedge.core.optim import make_optimizer
+
+    fields = {key: values[key] for key in OPTIMIZER_SETTINGS}
+    return make_optimizer(values["optimizer"], fields, _chosen(values))
 
 
 class ConfigError(FieldError):
@@ -167,26 +204,12 @@ class ConfigError(FieldError):
         super().__init__(head + "\n  ".join(lines))
 
 
-def _read_model(text: str) -> None:
-    if text != "auto":
-        models[parse_call(text).name]
-
-
-def _read_partition(text: str) -> None:
-    if text != "auto" and not text.endswith(".json"):
-        check_partition(text)
-
-
-READERS: dict[str, Callable[[str], Any]] = {
-    "method": parse,
-    "model": _read_model,
-    "partition": _read_partition,
-    "augment": augmentation,
-    "schedule": schedule,
-}
 HINTS = get_type_hints(Config, include_extras=True)
-FIELDS: dict[str, Any] = {f.name: get_args(HINTS[f.name])[0] for f in dataclasses.fields(Config)}
-HELP: dict[str, str] = {key: get_args(HINTS[key])[1].text for key in FIELDS}
+FIELDS: dict[str, Any] = {key: get_args(hint)[0] for key, hint in HINTS.items()}
+HELP: dict[str, str] = {
+    key: " ".join(note.text for note in get_args(hint) if isinstance(note, Doc))
+    for key, hint in HINTS.items()
+}
 DEFAULTS: dict[str, str] = {
     f.name: ",".join(map(str, f.default)) if isinstance(f.default, tuple) else str(f.default)
     for f in dataclasses.fields(Config)
@@ -219,8 +242,8 @@ def load_config(
         if key not in FIELDS:
             problems.append((key, str(UnknownName("setting", key, FIELDS)), places[key]))
             del values[key]
-        else:
-            values[key] = _coerced(values[key], FIELDS[key])
+        elif get_origin(FIELDS[key]) is tuple and not isinstance(values[key], (list, tuple)):
+            values[key] = (values[key],)  # a list of one
     try:
         config = Config(**values)
     except ConfigError as error:
@@ -269,35 +292,6 @@ def _line_of(text: str, key: str, path: Path) -> str:
     return str(path)
 
 
-def _coerced(value: Any, hint: Any) -> Any:
-    """Lists become tuples, whole numbers become floats where floats are meant."""
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        items = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_coerced(v, inner) for v in items)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        return isinstance(value, tuple) and all(_fits(v, inner) for v in value)
-    if hint is float:
-        is_float = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_float and math.isfinite(value)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-
-
-def _kind(hint: Any) -> str:
-    if isinstance(hint, types.GenericAlias) or get_origin(hint) is tuple:
-        return f"a list of {'whole numbers' if get_args(hint)[0] is int else 'numbers'}"
-    return {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[
-        hint
-    ]
-
-
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
@@ -306,6 +300,8 @@ def _toml(value: Any) -> str:
 
 def resolve_device(name: str) -> torch.device:
     """The device that a name means here; never a silent fallback."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kedge.data.datasets.dataset import TASKS, Array
-from kedge.errors import DataError, FieldError, KedgeError
+from kedge.data.datasets.dataset import Array, TaskOption
+from kedge.errors import DataError, KedgeError
+from kedge.schema import Option
 
 
 @contextmanager
@@ -33,8 +34,7 @@ def reading(path: object, what: str) -> Iterator[None]:
 
 
 def check_task(task: str | None) -> None:
-    if task is not None and task not in TASKS:
-        raise FieldError(f"task={task!r} is not a task; write one of: {', '.join(TASKS)}")
+    Option("task", TaskOption).check(task)
 
 
 def check_lengths(where_x: str, x: Array, where_y: str, y: Array) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from kedge.errors import DataError
+from kedge.schema import Choice, Doc
 
 Array = np.ndarray
 Pair = tuple[Array, Array]
 TASKS = ("classification", "multilabel", "regression")
+TaskName = Annotated[str, Choice(lambda: TASKS)]
+TaskOption = Annotated[TaskName | None, Doc("what the labels are; guessed if left out")]
 SPLITS = ("train", "test", "val")
 
 

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from kedge.data.datasets.checks import targets
-from kedge.data.datasets.dataset import Found
+from kedge.data.datasets.dataset import Found, TaskOption
 from kedge.data.datasets.find import SPLIT_NAMES
-from kedge.data.datasets.images import Form, check_form, check_options, to_array
-from kedge.data.datasets.tables import LABELS, Table, encode
+from kedge.data.datasets.images import Channels, Form, Pixels, check_form, to_array
+from kedge.data.datasets.tables import LABELS, Columns, Table, encode
 from kedge.errors import DataError
+from kedge.schema import Doc
 
 
 def read_hub(
     name: str,
     *,
-    config: str | None = None,
-    label: str | None = None,
-    image: str | None = None,
-    task: str | None = None,
-    size: int | None = None,
-    channels: int | None = None,
-    drop: str | tuple[str, ...] = (),
+    config: Annotated[str | None, Doc("which configuration of the dataset")] = None,
+    label: Annotated[str | None, Doc("column with the label")] = None,
+    image: Annotated[str | None, Doc("column with the image")] = None,
+    task: TaskOption = None,
+    size: Pixels = None,
+    channels: Channels = None,
+    drop: Annotated[Columns, Doc("columns to leave out")] = (),
 ) -> Found:
-    """Images if there is an image column, else a table of its plain columns."""
-    check_options(size, channels)
+    """A dataset of the Hugging Face hub, hf:NAME, through the optional package ``datasets``.
+
+    Images if there is an image column, else a table of its plain columns.
+    """
     splits = _splits(name, config)
     features = splits["train"].features
     kinds = {column: type(feature).__name__ for column, feature in features.items()}

@@ -19,6 +19,7 @@ FILES = {"train": "train", "test": "t10k"}
 
 
 def read_idx(paths: Sequence[Path], *, limit: int | None = None) -> Found:
+    """The IDX files of MNIST and its relatives, plain or compressed with gzip."""
     parts, ys = [], []
     for path in paths:
         part = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -12,7 +12,8 @@ from PIL import Image
 from kedge.data.datasets.checks import reading
 from kedge.data.datasets.dataset import Array, Found
 from kedge.data.datasets.find import IMAGES, SPLIT_NAMES, entries, folders
-from kedge.errors import DataError, FieldError
+from kedge.errors import DataError
+from kedge.schema import Count, Doc
 
 GREY = ("1", "L", "LA", "La")
 COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
@@ -25,12 +26,15 @@ class Form(NamedTuple):
     seen: object
 
 
-def read_images(
-    paths: Sequence[Path], *, size: int | None = None, channels: int | None = None
-) -> Found:
-    """Classes are the names of the folders. ``size=64`` scales all images to 64x64, ``channels=1``
-    or ``3`` makes all grey or all colour; without them images must be alike already."""
-    check_options(size, channels)
+Pixels = Annotated[Count | None, Doc("scale all images to size x size pixels, e.g. size=64")]
+Channels = Annotated[Literal[1, 3] | None, Doc("make all images grey (1) or colour (3)")]
+
+
+def read_images(paths: Sequence[Path], *, size: Pixels = None, channels: Channels = None) -> Found:
+    """Folders of images; classes are the names of the folders: class/name.png.
+
+    Without ``size`` and ``channels`` all images must be alike already.
+    """
     splits = [split_folders(path) for path in paths]
     scans = [{s: scan(folder) for s, folder in part.items()} for part in splits]
     classes = _classes(paths, splits, scans)
@@ -50,13 +54,6 @@ def read_images(
             pairs[split] = (np.stack(images), y.astype(np.int64))
         parts.append(pairs)
     return Found(parts, "classification", len(classes), tuple(classes))
-
-
-def check_options(size: Any, channels: Any) -> None:
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise FieldError(f"size={size!r}: write a number of pixels, such as size=64")
-    if channels not in (None, 1, 3):
-        raise FieldError(f"channels={channels!r}: write channels=1 (grey) or channels=3 (colour)")
 
 
 def split_folders(path: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from kedge.data.datasets.dataset import Dataset, Found, Pair, assemble
 from kedge.data.datasets.find import locate, places
 from kedge.data.datasets.readers import open_path
-from kedge.errors import DataError, FieldError
+from kedge.errors import DataError
 from kedge.registry import Registry
 
 datasets = Registry[Callable[..., Dataset]]("dataset", see="kedge data")
@@ -84,13 +84,11 @@ for _known in (
 
 
 @datasets.register("digits")
-def digits(**options: Any) -> Dataset:
+def digits() -> Dataset:
     """1797 handwritten digits of 8x8 pixels that come with scikit-learn.
 
     Every fifth image of each digit is for testing. The 17 grey levels are spread over 0 to 255.
     """
-    if options:
-        raise FieldError(f"digits has no option {next(iter(options))!r}")
     from sklearn.datasets import load_digits  # takes a second to import
 
     bunch = load_digits()

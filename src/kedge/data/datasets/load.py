@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kedge.data.datasets.dataset import Dataset
 from kedge.data.datasets.find import locate, places, roots
 from kedge.data.datasets.known import Known, datasets
-from kedge.data.datasets.readers import KINDS, open_hub, open_path
+from kedge.data.datasets.readers import KINDS, bound_options, open_hub, open_path
 from kedge.errors import DataError, GrammarError, UnknownName, nearest
 from kedge.grammar import parse_call
 
@@ -50,9 +52,15 @@ def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
         here = _path(head)  # the last resort for what is not among the user's datasets
         if isinstance(known, Known) and here and locate(head, known.layouts) is None:
             return open_path(here, head, options, known=known)
-        return known(**options)
+        return known(**(options if _takes_any(known) else bound_options(head, known, options)))
     path = _path(head) or locate(head) if _is_name(head) else _path(head)
     return _open(path or _missing(head), None, options)
+
+
+def _takes_any(dataset: Callable[..., Dataset]) -> bool:
+    """Whether a dataset takes options of any name, and checks them itself."""
+    parameters = inspect.signature(dataset).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _open(path: Path, kind: str | None, options: dict[str, Any]) -> Dataset:

@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
-from kedge.data.datasets.dataset import SPLITS, Array, Found
+from kedge.data.datasets.dataset import SPLITS, Array, Found, TaskOption
 from kedge.errors import DataError
 
 # The names a split goes by: kedge and Keras; MedMNIST; a file that is one training set.
 SPELLINGS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 
 
-def read_npz(paths: Sequence[Path], *, task: str | None = None, limit: int | None = None) -> Found:
-    """Whole files, with classes numbered alike in all of them. Python objects are refused."""
+def read_npz(paths: Sequence[Path], *, task: TaskOption = None, limit: int | None = None) -> Found:
+    """NumPy archives with x_train, y_train and perhaps x_test, y_test (or x and y).
+
+    Classes are numbered alike in all files. Python objects are refused.
+    """
     files = [_arrays(path) for path in paths]
     xs: list[tuple[int, str, Array]] = []
     ys: list[tuple[str, Array]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,10 @@ from kedge.data.datasets.images import read_images
 from kedge.data.datasets.npz import read_npz
 from kedge.data.datasets.silos import find_silos
 from kedge.data.datasets.tables import read_csv
-from kedge.errors import DataError, FieldError, nearest
+from kedge.errors import DataError
+from kedge.grammar import Call
 from kedge.registry import Registry
+from kedge.schema import Schema, schema_of
 
 if TYPE_CHECKING:
     from kedge.data.datasets.known import Known
@@ -30,6 +31,13 @@ readers.add("images", read_images)
 readers.add("csv", read_csv)
 
 KINDS = (*readers, "silos")
+FORMATS: dict[str, Callable[..., Any]] = {
+    **{name: readers[name] for name in readers},
+    "silos": find_silos,
+    "hf": read_hub,
+}
+"""What ``kedge show`` describes: every kind of data, by the function that reads it."""
+
 _LIMITED = ("npz", "idx", "cifar")  # labels are numbers there, so a known dataset bounds them
 
 
@@ -46,7 +54,7 @@ def open_path(
     paths, groups, kind = [path], None, kind or detect(path)
     if kind == "silos":
         kind, paths, groups = find_silos(path)
-    check_options(kind, readers[kind], options)
+    options = bound_options(kind, readers[kind], options)
     limited = {"limit": known.count} if known and kind in _LIMITED else {}
     found = readers[kind](paths, **options, **limited)
     moments = None
@@ -58,18 +66,21 @@ def open_path(
 
 
 def open_hub(name: str, options: dict[str, Any]) -> Dataset:
-    check_options("hf", read_hub, options)
+    options = bound_options("hf", read_hub, options)
     return assemble(f"hf:{name}", [f"hf:{name}"], read_hub(name, **options))
 
 
-def check_options(kind: str, reader: Callable[..., Found], options: dict[str, Any]) -> None:
-    """Every option must be one of the reader's keyword arguments."""
-    parameters = inspect.signature(reader).parameters.values()
-    takes = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "limit"]
-    for option in options:
-        if option not in takes:
-            near = nearest(option, takes)
-            hint = (
-                f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(takes) or 'none'}."
-            )
-            raise FieldError(f"data of kind {kind} has no option {option!r}. {hint}")
+def schema(kind: str) -> Schema:
+    """The options that data of a kind take; those of silos are the options of their files."""
+    return _schema(kind, FORMATS[kind])
+
+
+def bound_options(
+    name: str, function: Callable[..., Any], options: dict[str, Any]
+) -> dict[str, Any]:
+    """All options of a reader or a dataset, from those given and the defaults, checked."""
+    return _schema(name, function).bind(Call(name, None, (), options))
+
+
+def _schema(name: str, function: Callable[..., Any]) -> Schema:
+    return schema_of(function, name, hidden=("limit",))  # a known dataset sets it

@@ -11,7 +11,11 @@ KINDS = ("npz", "csv", "images")
 
 
 def find_silos(path: Path) -> tuple[str, list[Path], tuple[str, ...]]:
-    """The kind that all silos are of, their paths and their names."""
+    """A folder with one .npz file, CSV table or folder of images per client: the partition.
+
+    Returns the kind that all silos are of, their paths and their names. Options are those of that
+    kind.
+    """
     if not path.is_dir():
         raise DataError(
             f"{path}: not a folder; silos are a folder with one file or folder per client"

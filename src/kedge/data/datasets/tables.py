@@ -6,17 +6,21 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from kedge.data.datasets.checks import check_task, reading
 from kedge.data.datasets.columns import Column, class_column, feature_column, number_column
-from kedge.data.datasets.dataset import SPLITS, Array, Found
+from kedge.data.datasets.dataset import SPLITS, Array, Found, TaskOption
 from kedge.data.datasets.find import TABLES
 from kedge.errors import DataError, nearest
+from kedge.schema import Doc
 
 LABELS = ("label", "target", "class", "y")
+
+
+Columns = str | tuple[str, ...]
 
 
 class Table(NamedTuple):
@@ -29,15 +33,15 @@ class Table(NamedTuple):
 def read_csv(
     paths: Sequence[Path],
     *,
-    label: str | tuple[str, ...] | None = None,
-    task: str | None = None,
-    drop: str | tuple[str, ...] = (),
-    test: str | None = None,
+    label: Annotated[Columns | None, Doc("column with the label, or several")] = None,
+    task: TaskOption = None,
+    drop: Annotated[Columns, Doc("columns to leave out")] = (),
+    test: Annotated[str | None, Doc("a second file, to test on")] = None,
 ) -> Found:
-    """Number columns stay, columns of a few words become one-hot. ``drop`` leaves columns out.
+    """CSV tables: number columns stay, columns of a few words become one-hot.
 
-    ``label`` may be several columns, for multilabel or regression. ``test`` is a second file; a
-    folder with train.csv and perhaps test.csv and val.csv can be given in place of one file.
+    Several labels are for multilabel or regression. In place of one file a folder may be given
+    that holds train.csv and perhaps test.csv and val.csv.
     """
     files = [(i, s, f) for i, path in enumerate(paths) for s, f in csv_files(path, test).items()]
     tables = [read_table(file) for _, _, file in files]

@@ -13,8 +13,14 @@ import kedge.data.partition.label_skew
 import kedge.data.partition.other_skew
 import kedge.data.partition.shifts  # noqa: F401  (each of the three fills a registry)
 from kedge.data.partition.data import Partition
-from kedge.data.partition.options import bind, whole, write
-from kedge.data.partition.registries import aliases, generator, partitions, shifts
+from kedge.data.partition.registries import (
+    aliases,
+    generator,
+    partitions,
+    schema,
+    shifts,
+    whole,
+)
 from kedge.errors import (
     DataError,
     FieldError,
@@ -23,9 +29,8 @@ from kedge.errors import (
     PartitionError,
     UnknownName,
 )
-from kedge.grammar import Call, parse_calls
-
-Step = tuple[str, Callable[..., Any], dict[str, Any]]  # a name, what it stands for, its options
+from kedge.grammar import parse_calls
+from kedge.schema import BoundCall, Gathered
 
 
 def draw(
@@ -51,7 +56,7 @@ def draw(
     if clients < 1:
         raise FieldError(f"clients = {clients} is below 1")
     steps = _read(text)
-    canonical = "+".join(write(*step) for step in steps)
+    canonical = "+".join(schema(step.name).write(step.options, first=True) for step in steps)
     (name, function, options), *extra = steps
     if "groups" in inspect.signature(function).parameters:
         options = {**options, "groups": groups}
@@ -79,7 +84,7 @@ def check_partition(text: str) -> None:
     _read(text)
 
 
-def _read(text: str) -> list[Step]:
+def _read(text: str) -> list[BoundCall]:
     """The partition and its shifts, with all options checked."""
     base, *extra = parse_calls(text)
     base = base._replace(name=aliases.get(base.name, base.name))
@@ -95,6 +100,10 @@ def _read(text: str) -> list[Step]:
                 f"{text!r} has two partitions, {base.name} and {call.name}; "
                 f"only shifts can be added: {', '.join(shifts)}"
             )
-    calls: list[tuple[Call, Callable[..., Any]]] = [(base, partitions[base.name])]
-    calls += [(call, shifts[call.name]) for call in extra]
-    return [(call.name, function, bind(call.name, function, call)) for call, function in calls]
+    gathered, found = Gathered(), []
+    for call in (base, *extra):
+        with gathered.one():
+            function: Callable[..., Any] = (partitions if call is base else shifts)[call.name]
+            found.append(BoundCall(call.name, function, schema(call.name).bind(call)))
+    gathered.done()
+    return found

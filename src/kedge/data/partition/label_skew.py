@@ -7,7 +7,7 @@ but equal alphas are not equally skewed. Classes are the labels that occur, in a
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,12 @@ from kedge.data.partition.draws import (
     lognormal_sizes,
     owned,
 )
-from kedge.data.partition.options import Count, NotNegative, Positive
 from kedge.data.partition.registries import IntArray, partitions
 from kedge.errors import PartitionError
+from kedge.schema import Count, Doc, NotNegative, Positive
 
 Labels = npt.NDArray[np.generic]
+Alpha = Annotated[Positive, Doc("concentration of the Dirichlet draw; smaller is more skewed")]
 
 
 @partitions.register("class_dirichlet_capped")
@@ -36,8 +37,10 @@ def class_dirichlet_capped(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: Positive = 0.1,
-    minimum: Count | Literal["classes"] = 10,
+    alpha: Alpha = 0.1,
+    minimum: Annotated[
+        Count | Literal["classes"], Doc("fewest samples of a client; classes: one per class")
+    ] = 10,
 ) -> list[IntArray]:
     """Each class is cut among the clients by shares from Dir(alpha); sizes are very unequal.
 
@@ -72,8 +75,8 @@ def client_dirichlet_balanced(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: Positive = 0.3,
-    sigma: NotNegative = 0.0,
+    alpha: Alpha = 0.3,
+    sigma: Annotated[NotNegative, Doc("spread of the log-normal sizes; 0: equal sizes")] = 0.0,
 ) -> list[IntArray]:
     """Each client has its own class prior from Dir(alpha); sizes are equal, or log-normal (sigma).
 
@@ -104,8 +107,10 @@ def client_dirichlet_sequential(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: Positive = 0.1,
-    prior: Literal["proportions", "ones"] = "proportions",
+    alpha: Alpha = 0.1,
+    prior: Annotated[
+        Literal["proportions", "ones"], Doc("what alpha multiplies: shares of the classes, or ones")
+    ] = "proportions",
 ) -> list[IntArray]:
     """Clients are filled one after the other, each from its own class prior q; sizes are equal.
 
@@ -132,7 +137,7 @@ def client_dirichlet_sequential(
 
 @partitions.register("paired_class_dirichlet")
 def paired_class_dirichlet(
-    labels: Labels, clients: int, rng: np.random.Generator, *, alpha: Positive = 0.1
+    labels: Labels, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.1
 ) -> list[IntArray]:
     """The shuffled samples are cut into blocks, and each block among two clients; sizes near equal.
 
@@ -163,7 +168,11 @@ def paired_class_dirichlet(
 
 @partitions.register("label_shards")
 def label_shards(
-    labels: Labels, clients: int, rng: np.random.Generator, *, shards: Count = 2
+    labels: Labels,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    shards: Annotated[Count, Doc("classes that a client holds")] = 2,
 ) -> list[IntArray]:
     """Each client holds ``shards`` classes, the same as every (C/shards)-th client; no randomness.
 

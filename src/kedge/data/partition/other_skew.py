@@ -5,13 +5,15 @@ They work for classes, several labels per sample and real-valued targets alike.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
 
 from kedge.data.partition.draws import equal_sizes, lognormal_sizes, owned, proportional_sizes
-from kedge.data.partition.options import NotNegative
 from kedge.data.partition.registries import IntArray, partitions
 from kedge.errors import DataError, PartitionError
+from kedge.schema import Doc, NotNegative
 
 Labels = npt.NDArray[np.generic]
 
@@ -32,7 +34,11 @@ def iid(labels: Labels, clients: int, rng: np.random.Generator) -> list[IntArray
 
 @partitions.register("quantity_lognormal")
 def quantity_lognormal(
-    labels: Labels, clients: int, rng: np.random.Generator, *, sigma: NotNegative = 1.0
+    labels: Labels,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    sigma: Annotated[NotNegative, Doc("spread of the sizes; 0: equal sizes")] = 1.0,
 ) -> list[IntArray]:
     """Samples are dealt at random; sizes are log-normal, in proportion to exp(N(0, sigma^2))."""
     return _shuffled(rng, lognormal_sizes(rng, len(labels), clients, sigma))
@@ -40,7 +46,11 @@ def quantity_lognormal(
 
 @partitions.register("quantity_powerlaw")
 def quantity_powerlaw(
-    labels: Labels, clients: int, rng: np.random.Generator, *, exponent: NotNegative = 1.5
+    labels: Labels,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    exponent: Annotated[NotNegative, Doc("of the power law; 0: equal sizes")] = 1.5,
 ) -> list[IntArray]:
     """Samples are dealt at random; the r-th largest client has a size of about r^-exponent."""
     weights = np.arange(1.0, clients + 1.0) ** -exponent

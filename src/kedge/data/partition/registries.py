@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedge.registry import Registry
+from kedge.schema import Option, Schema, schema_of
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -31,3 +32,18 @@ def generator(seed: int, *tag: str) -> np.random.Generator:
     """The random stream of a seed and a tag, the same on every platform."""
     digest = hashlib.sha256("/".join(["kedge partition", str(seed), *tag]).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
+def schema(name: str) -> Schema:
+    """The options of a partition or a shift, under its full name."""
+    registry = shifts if name in shifts else partitions
+    return schema_of(registry[name], name, hidden=("groups",))
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number, Python's or numpy's, as an int.
+
+    >>> whole("seed", np.int64(3))
+    3
+    """
+    return int(Option(name, int).check(value))

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from kedge.data.partition.options import NotNegative, Positive
 from kedge.data.partition.registries import IntArray, shifts
+from kedge.schema import Doc, NotNegative, Positive
 
 ANGLES = np.arange(0.0, 136.0, 15.0)  # 0, 15, ..., 135 degrees
 
 
 @shifts.register("rotation")
-def rotation(sizes: IntArray, rng: np.random.Generator, *, step: float = 15.0) -> dict[str, Any]:
+def rotation(
+    sizes: IntArray,
+    rng: np.random.Generator,
+    *,
+    step: Annotated[float, Doc("degrees between one client and the next")] = 15.0,
+) -> dict[str, Any]:
     """Client i's images are rotated by ``step`` * i degrees (FedBR's RotatedMNIST)."""
     return {"rotation": step * np.arange(len(sizes))}
 
 
 @shifts.register("rotation_dirichlet")
 def rotation_dirichlet(
-    sizes: IntArray, rng: np.random.Generator, *, alpha: Positive = 0.1
+    sizes: IntArray,
+    rng: np.random.Generator,
+    *,
+    alpha: Annotated[Positive, Doc("concentration of a client's angles; smaller: fewer")] = 0.1,
 ) -> dict[str, Any]:
     """Each image has an angle of 0, 15, ..., 135 degrees, from a prior of its client's own.
 
@@ -33,7 +41,12 @@ def rotation_dirichlet(
 
 
 @shifts.register("noise")
-def noise(sizes: IntArray, rng: np.random.Generator, *, sigma: NotNegative = 0.1) -> dict[str, Any]:
+def noise(
+    sizes: IntArray,
+    rng: np.random.Generator,
+    *,
+    sigma: Annotated[NotNegative, Doc("standard deviation of the last client's noise")] = 0.1,
+) -> dict[str, Any]:
     """Client i of M gets Gaussian noise of standard deviation ``sigma`` * (i + 1) / M.
 
     Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022, arXiv:2102.02079. *Deviations*:

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedge.data.partition.data import Partition
-from kedge.data.partition.options import whole
-from kedge.data.partition.registries import FloatArray, IntArray, generator
+from kedge.data.partition.registries import FloatArray, IntArray, generator, whole
 from kedge.errors import FieldError
 from kedge.grammar import write_value
 

@@ -1,0 +1,77 @@
+"""Docstrings in plain characters: LaTeX formulas and markup as a terminal can show them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+_GREEK = (
+    "alpha beta gamma delta epsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta"
+)
+_SYMBOLS = dict(zip(_GREEK.split(), "αβγδεηθλμνπρστφψωΔ", strict=True)) | {
+    "leftarrow": "←", "in": "∈", "sum": "Σ", "nabla": "∇", "min": "min", "sim": "~", "log": "log",
+    "langle": "⟨", "rangle": "⟩", "|": "‖", "cdot": "·", "sqrt": "√", "ell": "ℓ", "max": "max",
+    "neq": "≠", "Sigma": "Σ", "big": "", "Big": "", "left": "", "right": "", ",": " ", "quad": "  ",
+    "leq": "≤", "geq": "≥", "times": "×", "log2": "log2", "frac": "",
+}  # fmt: skip
+_ACCENTS = {"hat": "\u0302", "tilde": "\u0303", "bar": "\u0304"}  # combine with the letter before
+_SMALL = str.maketrans("0123456789+-=()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ")
+_RAISED = str.maketrans("0123456789+-=()tkKTin", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵗᵏᴷᵀⁱⁿ")
+_GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
+
+
+def plain_math(tex: str) -> str:
+    r"""LaTeX in characters a terminal can show.
+
+    >>> plain_math(r"\frac{\mu}{2}\|w - w^t\|^2")
+    '(μ/2)‖w - wᵗ‖²'
+    """
+    while (at := tex.rfind(r"\frac")) >= 0:  # the last one holds no other
+        tex = _fraction(tex, at)
+    tex = re.sub(r"\\(hat|tilde|bar) ?\{?(\w)\}?", lambda m: m[2] + _ACCENTS[m[1]], tex)
+    tex = re.sub(r"\\([A-Za-z]+|[|,])", lambda m: _SYMBOLS.get(m[1], m[1]), tex)
+    tex = re.sub(r"_(?:" + _GROUP + r"|(\S))", lambda m: _script(m, _SMALL, "_"), tex)
+    tex = re.sub(r"\^(?:" + _GROUP + r"|(\S))", lambda m: _script(m, _RAISED, "^"), tex)
+    return re.sub(r"[ ]+", " ", tex.replace("{", "").replace("}", "")).strip()
+
+
+def _fraction(tex: str, at: int) -> str:
+    """Write the fraction that starts at ``at`` with a slash."""
+    top, middle = _argument(tex, at + len(r"\frac"))
+    bottom, end = _argument(tex, middle)
+    inner = (f"({s})" if re.search(r"[ +]|(?<!^)-", s.strip()) else s for s in (top, bottom))
+    return tex[:at] + "(" + "/".join(inner) + ")" + tex[end:]
+
+
+def _argument(tex: str, at: int) -> tuple[str, int]:
+    """A braced argument (or a single character) and where it ends."""
+    if tex[at] != "{":
+        return tex[at], at + 1
+    depth = 0
+    for i in range(at, len(tex)):
+        depth += {"{": 1, "}": -1}.get(tex[i], 0)
+        if not depth:
+            return tex[at + 1 : i], i + 1
+    raise ValueError(f"a brace is not closed in {tex!r}")
+
+
+def _script(m: re.Match[str], table: dict[int, int], sign: str) -> str:
+    text = m[1] if m[1] is not None else m[2]
+    if all(ord(c) in table for c in text):
+        return text.translate(table)
+    return f"{sign}{text}" if len(text) == 1 else f"{sign}({text})"
+
+
+def plain_doc(doc: str) -> str:
+    """A docstring without its markup."""
+    doc = re.sub(r":math:`([^`]*)`", lambda m: plain_math(m[1].replace("\n", " ")), doc)
+    doc = re.sub(r"\*(\w[\w /]*)\*", r"\1", doc.replace("``", ""))  # emphasis
+    paragraphs = doc.split("\n\n")
+    return "\n\n".join(" ".join(p.split()) for p in paragraphs)
+
+
+def title(thing: Any) -> str:
+    """First line of a docstring."""
+    first = inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0]
+    return plain_doc(first).rstrip(".")

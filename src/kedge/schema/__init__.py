@@ -1,0 +1,41 @@
+"""Options of all named things: read from signatures, bound to calls, checked, written back.
+
+A part is a dataclass, a model or a partition a function; both declare their options in the same
+way, and every ``name(option=value)`` is bound to such a signature here::
+
+    @dataclass(frozen=True)
+    class FedProx(Part):
+        mu: Annotated[float, Doc("weight of the proximal term"), Range(0)] = 0.01
+
+    def cosine(*, rounds: Annotated[int, Doc("length"), Range(1)], floor: Fraction = 0.0): ...
+
+Options of a dataclass are its fields, options of a function its keyword-only parameters. Types are
+``int``, ``float``, ``bool``, ``str``, ``Literal``, ``tuple`` and unions of them; anything else, and
+an option without a type, takes any value.
+"""
+
+from kedge.schema.binding import (
+    BoundCall,
+    Gathered,
+    Option,
+    Row,
+    Schema,
+    bind_sum,
+    schema_of,
+)
+from kedge.schema.values import (
+    Choice,
+    Count,
+    Doc,
+    Length,
+    NotNegative,
+    Positive,
+    Range,
+    Read,
+    Size,
+)
+
+__all__ = [
+    "BoundCall", "Choice", "Count", "Doc", "Gathered", "Length", "NotNegative", "Option",
+    "Positive", "Range", "Read", "Row", "Schema", "Size", "bind_sum", "schema_of",
+]  # fmt: skip
