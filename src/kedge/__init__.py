@@ -5,9 +5,7 @@ data="digits")`` runs one by names, ``kedge.fit(model, clients)`` on one's own m
 """
 
 from kedge import parts as _parts  # registers the built-in parts
-
-__version__ = "0.1.0"  # before the imports below, which record it with every run
-
+from kedge._version import __version__ as __version__
 from kedge.api import compare, fit, load_model, run, sweep
 from kedge.check import Claim, check_part, oracle
 from kedge.core.method import Method, parse

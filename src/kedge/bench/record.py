@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import kedge
+from kedge._version import __version__
 from kedge.bench.runners import Runner
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines.cohort import How
@@ -33,7 +33,7 @@ def start(device: str, threads: int, command: str) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }  # fmt: skip
-    versions = {"kedge": kedge.__version__, "torch": torch.__version__}
+    versions = {"kedge": __version__, "torch": torch.__version__}
     versions["python"] = platform.python_version()
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

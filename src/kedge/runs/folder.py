@@ -34,7 +34,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-import kedge
+from kedge._version import __version__
 from kedge.engines.registry import How
 from kedge.errors import DataError, KedgeError
 from kedge.runs.config import Config, load_config
@@ -188,7 +188,7 @@ def device_name(device: torch.device) -> str:
 def environment(how: How, device: torch.device, precision: str) -> dict[str, Any]:
     """Where and with what a run was made."""
     return {
-        "kedge": kedge.__version__,
+        "kedge": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-import kedge
+from kedge._version import __version__
 from kedge.engines.choice import cache as remember
 from kedge.engines.choice import timings as measure
 from kedge.engines.choice.fit import Fit, fit, in_bytes
@@ -283,7 +283,7 @@ def _key(config: Config, sim: Simulation) -> dict[str, Any]:
     fed, bound = sim.federation, sim.bound
     weights = {**bound.initial.params, **bound.initial.buffers}
     return {
-        "kedge": kedge.__version__,
+        "kedge": __version__,
         "torch": torch.__version__,
         "device": device_name(fed.device),
         "threads": torch.get_num_threads(),
