@@ -35,7 +35,9 @@ from kedge.registry import Registry
 
 __all__ = ["build", "models", "norm_layer", "options"]
 
-models = Registry[Callable[..., nn.Sequential]]("model", see="kedge list models")
+models = Registry[Callable[..., nn.Sequential]](
+    "model", see="kedge list models", group="kedge.models"
+)
 
 _small = (
     linear,
