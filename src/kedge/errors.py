@@ -13,7 +13,8 @@
     ├── PartitionError      a partition that cannot be drawn
     ├── HookError           a part's hook failed, with hook, round, client and step
     ├── NotFinite           a loss became NaN or infinite, with the value of every term
-    └── CheckFailed         a part broke a law or an identity of its paper
+    ├── CheckFailed         a part broke a law or an identity of its paper
+    └── Interrupted         Ctrl-C: the round was finished and saved
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ class NotFinite(KedgeError):
 
 class CheckFailed(KedgeError):
     """A part that broke a law or an identity."""
+
+
+class Interrupted(KedgeError):
+    """Ctrl-C: the round was finished and saved."""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
