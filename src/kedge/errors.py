@@ -11,6 +11,7 @@
     ├── ModelError          the model lacks what a part needs (a head, a cut)
     ├── DataError           a file or array cannot be used as data
     ├── PartitionError      a partition that cannot be drawn
+    ├── LoadError           a file of one's own that cannot be loaded, with file and line
     ├── HookError           a part's hook failed, with hook, round, client and step
     ├── NotFinite           a loss became NaN or infinite, with the value of every term
     ├── CheckFailed         a part broke a law or an identity of its paper
@@ -72,6 +73,10 @@ class DataError(KedgeError):
 
 class PartitionError(KedgeError):
     """A partition that cannot be drawn."""
+
+
+class LoadError(KedgeError):
+    """A file of one's own that cannot be loaded or registers nothing."""
 
 
 class HookError(KedgeError):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-from kedge.cli import app as cli
-from kedge.cli import main
-from kedge.core.part import parts
+from commands import kedge_command
 
 GOOD = """
 import kedge
@@ -30,36 +24,6 @@ class Ridge(kedge.Part):
     def term(self, v, params, batch, out):
         return self.weight * tree.sq_norm(params)
 """
-
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def kedge_command(*args: str, cwd: Path | None = None) -> Done:
-    """The command in this process: what it prints, and its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        patch.setattr(cli.console, "_width", 120)
-        patch.setattr(sys, "argv", ["kedge", *args])
-        if cwd is not None:
-            patch.chdir(cwd)
-        known = set(parts)
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0
-        finally:
-            for name in set(parts) - known:  # a user's file registered it
-                parts.remove(name)
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 def test_the_module_is_the_command() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kedge.cli.options import LOAD, load_files
 from kedge.cli.screen import console
 from kedge.errors import UnknownName
 from kedge.runs.config import HELP
@@ -28,16 +29,18 @@ def partition(
         list[str] | None,
         typer.Option("--out", "-o", help="write to .png or .svg (a picture) or .json (the split)"),
     ] = None,
+    load: LOAD = None,
 ) -> None:
     """Draw a partition: who holds how much of which class.
 
     kedge partition "dirichlet(0.1)" --data cifar10 --clients 10 -o split.png -o split.json
     """
     from kedge.cli import display
-    from kedge.data.datasets import load
+    from kedge.data.datasets import load as read
     from kedge.data.partition import draw
 
-    dataset = load(data)
+    load_files(load)
+    dataset = read(data)
     groups = len(dataset.group_names or ())
     drawn = draw(text, dataset.y_train, clients or groups or 20, seed, dataset.groups)
     console.print(display.partition_table(drawn, dataset))
@@ -54,11 +57,13 @@ def list_things(
         str, typer.Argument(help="part of a name, a pattern such as fed*, or: models, partitions")
     ] = "*",
     markdown: Annotated[bool, typer.Option("--markdown", help="the table for the README")] = False,
+    load: LOAD = None,
 ) -> None:
     """List the parts that methods are made of, or models, or partitions."""
     from kedge.cli import display
     from kedge.core.part import parts
 
+    load_files(load)
     if markdown:
         typer.echo(display.methods_markdown())
         return
@@ -71,8 +76,12 @@ def list_things(
     console.print(display.METHODS_HINT, style="dim", highlight=False)
 
 
-def show(name: Annotated[str, typer.Argument(help="name of a part")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="name of a part")],
+    load: LOAD = None,
+) -> None:
     """Show a part: equation, reference, fields, presets, what it sends and keeps."""
     from kedge.cli import display
 
+    load_files(load)
     console.print(display.part_page(name), highlight=False)

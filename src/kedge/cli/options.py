@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
+from kedge.loading import load_file
 from kedge.runs.config import DEFAULTS, FIELDS, HELP
 
 PANELS = {
@@ -23,7 +24,22 @@ PANELS = {
 SHORT = {"method": "-m", "data": "-d", "rounds": "-r"}
 OUT = Annotated[str | None, typer.Option("--out", help="folder for the run")]
 RESUME = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
+LOAD = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--load",
+        metavar="FILE.py",
+        help="a file that registers parts, models or partitions of your own; may be repeated",
+        show_default=False,
+    ),
+]
 JSON = Annotated[bool, typer.Option("--json", help="print one JSON object, and nothing else")]
+
+
+def load_files(names: list[str] | None) -> None:
+    """Load the files that ``--load`` names."""
+    for name in names or ():
+        load_file(name)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,9 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from kedge.bench.workloads import GROUPS
-from kedge.cli.options import JSON
+from kedge.cli.options import JSON, LOAD, load_files
 from kedge.cli.screen import console, dim, errors
 from kedge.errors import KedgeError
+from kedge.loading import load_file
 from kedge.runs.config import HELP
 
 
@@ -25,6 +24,7 @@ def check(
         list[str] | None,
         typer.Argument(help="parts, or a FILE.py that registers some; all if none"),
     ] = None,
+    load: LOAD = None,
 ) -> None:
     """Check parts against the laws and against identities from their papers. Exit code 1 if one
     fails."""
@@ -32,6 +32,7 @@ def check(
     from kedge.cli import display
     from kedge.core.part import parts
 
+    load_files(load)
     wanted = [n for name in names or ["fedavg", *parts] for n in _named(name)]
     reports = []
     for name in wanted:
@@ -59,6 +60,7 @@ def conformance(
         list[str] | None,
         typer.Option(help="NAME=PATH: the Python of that library (or $KEDGE_PFL_PYTHON, ...)"),
     ] = None,
+    load: LOAD = None,
 ) -> None:
     """Print what the oracles expect and what was found. Exit code 1 if kedge is off; other
     libraries only inform.
@@ -69,6 +71,7 @@ def conformance(
     from kedge.cli import display
     from kedge.core.part import parts
 
+    load_files(load)
     others = pythons(against, python_of or [])
     own = own_rows(n for name in names or ["fedavg", *parts] for n in _named(name))
     rivals = [rival_rows(name, python) for name, python in others.items()]
@@ -108,6 +111,7 @@ def bench(
     ] = None,
     out: Annotated[str | None, typer.Option("--out", help="write the record to a .json")] = None,
     as_json: JSON = False,
+    load: LOAD = None,
 ) -> None:
     """Time rounds of kedge beside its rivals, in turn, on this machine. Missing rivals are named.
 
@@ -116,6 +120,7 @@ def bench(
     """
     from kedge.bench import record, timing
 
+    load_files(load)
     what = timing.plan(
         names or (), against=against, engines=engines, precisions=precisions,
         rival_precision=rival_precision, methods=methods, rounds=rounds, warm=warm,
@@ -138,17 +143,9 @@ def bench(
 
 def _named(name: str) -> list[str]:
     """A part's name, or the names of the parts that a file registers."""
-    from kedge.core.part import parts
-
     if not name.endswith(".py"):
         return [name]
-    if not Path(name).is_file():
-        raise KedgeError(
-            f"there is no file {name!r}; give a part's name or a file that registers one"
-        )
-    before = set(parts)
-    runpy.run_path(name, run_name="kedge_user_parts")
-    added = [n for n in parts if n not in before]
-    if not added:
+    names = load_file(name).names("part")
+    if not names:
         raise KedgeError(f"{name} registers no part; put @kedge.register above its class")
-    return added
+    return names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kedge.cli.options import JSON, OUT, RESUME, with_settings
+from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.screen import console, dim, errors
 from kedge.errors import KedgeError
 
@@ -29,6 +29,7 @@ def run(
     out: OUT = None,
     resume: RESUME = False,
     as_json: JSON = False,
+    load: LOAD = None,
     **settings: Any,
 ) -> None:
     """Train with one method. Works without any argument: digits, 20 clients, 3 seeds.
@@ -41,6 +42,7 @@ def run(
     from kedge.runs import runner
     from kedge.runs.folder import new_path
 
+    load_files(load)
     config = _config(file, override, settings, resume, out)
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
@@ -58,6 +60,7 @@ def compare(
     resume: RESUME = False,
     plot: Annotated[str | None, typer.Option(help="draw the curves to a .png or .svg file")] = None,
     as_json: JSON = False,
+    load: LOAD = None,
     **settings: Any,
 ) -> None:
     """Compare methods on the same partitions, cohorts and first weights.
@@ -68,6 +71,7 @@ def compare(
     from kedge.report.progress import Watcher
     from kedge.runs import runner
 
+    load_files(load)
     settings.pop("method", None)
     configs = [_config(config_file, None, settings | {"method": m}, False, None) for m in methods]
     by_name = dict(zip(methods, configs, strict=True))
@@ -89,6 +93,7 @@ def sweep(
     out: OUT = None,
     resume: RESUME = False,
     as_json: JSON = False,
+    load: LOAD = None,
     **settings: Any,
 ) -> None:
     """Run all combinations of some settings; those that differ in numbers train side by side.
@@ -101,6 +106,7 @@ def sweep(
     from kedge.report.progress import Watcher
     from kedge.runs import sweep as sweeps
 
+    load_files(load)
     wanted = _grid(words or [], settings, resume, out)
     rounds = sum(s.config.rounds * len(s.config.seeds) for s in wanted)
     with Watcher(rounds, console=errors) as watcher:

@@ -22,6 +22,7 @@ from kedge.data.partition import Partition
 from kedge.engines.choice import plan
 from kedge.engines.precision import precise
 from kedge.engines.registry import How
+from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.config import Config, resolve_device
 from kedge.runs.folder import PARTITION, Folder
@@ -83,7 +84,8 @@ def _run_seeds(
     if say is not None:
         for line in planned.lines():
             say(line)
-    hint = f"Go on with: --out {folder.path} --resume" if folder else "It was not saved"
+    again = f"--out {folder.path} --resume{load_options()}" if folder else ""
+    hint = f"Go on with: {again}" if again else "It was not saved"
     orders = [Order(config, seed, make, folder, watch) for seed in config.seeds]
     ended, _ = train_all(orders, planned.how, hint)
     seconds = time.perf_counter() - start

@@ -22,8 +22,9 @@ from kedge.engines.lane_bound import static
 from kedge.engines.precision import precise
 from kedge.engines.registry import How
 from kedge.errors import KedgeError
-from kedge.runs.config import Config, load_config, resolve_device
-from kedge.runs.folder import Folder
+from kedge.loading import load_options
+from kedge.runs.config import Config, resolve_device
+from kedge.runs.folder import Folder, stored_config
 from kedge.runs.grid import Setting
 from kedge.runs.result import Result
 from kedge.runs.runner import Ended, Order, Say, advise, result_of, simulation, slug, train_all
@@ -63,7 +64,7 @@ def sweep(
 ) -> Swept:
     """Run all settings. One whose loss is not finite ends alone, its metric NaN from there on."""
     folders = _folders(settings, out, resume)
-    hint = f"Go on with: --out {out} --resume" if out else "It was not saved"
+    hint = f"Go on with: --out {out} --resume{load_options()}" if out else "It was not saved"
     advise([setting.config for setting in settings])
     datasets: dict[str, Dataset] = {}
     results: dict[int, Result] = {}
@@ -96,10 +97,7 @@ def listed(out: str | Path) -> list[Setting]:
     if not path.is_file():
         raise KedgeError(f"{out} holds no sweep to resume; leave out --resume to start one there")
     rows = json.loads(path.read_text(encoding="utf-8"))
-    return [
-        Setting(row["values"], load_config(Path(out) / row["folder"] / "config.toml"))
-        for row in rows
-    ]
+    return [Setting(row["values"], stored_config(Path(out) / row["folder"])) for row in rows]
 
 
 def _folders(
