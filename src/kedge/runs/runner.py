@@ -13,7 +13,7 @@ from torch import nn
 
 from kedge.core.method import parse
 from kedge.core.model import Model
-from kedge.core.task import Task
+from kedge.core.task import Task, tasks
 from kedge.core.tree import take
 from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
@@ -188,6 +188,8 @@ def result_of(
         records=[one.records for one in ended],
         metric=task.metric,
         higher_is_better=task.higher_is_better,
+        unit=task.headline.unit,
+        decimals=task.headline.decimals,
         partition_hash=[one.partition_hash for one in ended],
         engine=planned.how.engine,
         device=planned.device,
@@ -198,7 +200,7 @@ def result_of(
     )
     if folder is not None and not any(one.failed for one in ended):
         folder.write("result.json", result.to_json().encode())
-        folder.log(f"complete: {task.metric} {result.last}")
+        folder.log(f"complete: {task.metric} {result.written(result.last)}")
     return result
 
 
@@ -207,9 +209,10 @@ def simulation(
 ) -> Simulation:
     """The simulation of one seed: its partition, cohorts and first weights depend on it alone."""
     silos = dataset.groups is not None
+    classes = tasks[dataset.task].one_class
     partition: str | Partition = config.partition
     if config.partition == "auto":
-        partition = "silos" if silos else "dirichlet(0.1)" if _has_classes(dataset) else "iid"
+        partition = "silos" if silos else "dirichlet(0.1)" if classes else "iid"
     elif config.partition.endswith(".json"):
         partition = Partition.load(config.partition)
     clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
@@ -255,10 +258,6 @@ def auto_model(dataset: Dataset) -> str:
     if not dataset.is_image or min(dataset.shape[1:]) < 28:
         return "mlp(hidden=[64])"
     return "fedcog_cnn" if dataset.shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
-
-
-def _has_classes(dataset: Dataset) -> bool:
-    return dataset.task == "classification"
 
 
 def compare(

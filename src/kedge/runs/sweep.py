@@ -204,7 +204,7 @@ def _filled(records: list[dict[str, Any]], config: Config, task: Task) -> list[d
         record: dict[str, Any] = {"round": number, "train_loss": nan, "divergence": nan}
         record |= {"mb_up": 0.0, "mb_down": 0.0, "seconds": 0.0}
         if number % config.eval_every == 0 or number == config.rounds:
-            record |= {task.metric: nan, "loss": nan, "per_class": []}
+            record |= {metric.name: nan for metric in task.metrics} | {"per_class": []}
         filled.append(record)
     return filled
 
