@@ -2,25 +2,69 @@
 
 A method is a sum of parts, each one paper. ``kedge.run("scaffold+fedprox(mu=0.01)",
 data="digits")`` runs one by names, ``kedge.fit(model, clients)`` on one's own model and data.
+
+Names are imported when they are first used, so that ``import kedge`` costs next to nothing.
 """
 
-from kedge import parts as _parts  # registers the built-in parts
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from kedge._version import __version__ as __version__
 
-from kedge.api import compare, fit, load_model, run, sweep
-from kedge.check import Claim, check_part, oracle
-from kedge.core.method import Method, parse
-from kedge.core.model import Model
-from kedge.core.optim import SGD, Adam
-from kedge.core.part import Mean, Out, Part, Stack, Sum, register
-from kedge.core.task import Batch, Classification, MultiLabel, Regression
-from kedge.core.tree import Weights
-from kedge.core.view import Round, Spec, View
-from kedge.errors import KedgeError
-from kedge.core.work import LocalWork
-from kedge.data.federation import Federation
-from kedge.runs.result import Result
-from kedge.sim.simulation import Simulation
+if TYPE_CHECKING:
+    from kedge.api import compare, fit, load_model, run, sweep
+    from kedge.check import Claim, check_part, oracle
+    from kedge.core.method import Method, parse
+    from kedge.core.model import Model
+    from kedge.core.optim import SGD, Adam
+    from kedge.core.part import Mean, Out, Part, Stack, Sum, register
+    from kedge.core.task import Batch, Classification, MultiLabel, Regression
+    from kedge.core.tree import Weights
+    from kedge.core.view import Round, Spec, View
+    from kedge.core.work import LocalWork
+    from kedge.data.federation import Federation
+    from kedge.errors import KedgeError
+    from kedge.runs.result import Result
+    from kedge.sim.simulation import Simulation
+else:
+    from importlib import import_module as _import_module
+
+    _PUBLIC = {
+        "api": ("compare", "fit", "load_model", "run", "sweep"),
+        "check": ("Claim", "check_part", "oracle"),
+        "core.method": ("Method", "parse"),
+        "core.model": ("Model",),
+        "core.optim": ("SGD", "Adam"),
+        "core.part": ("Mean", "Out", "Part", "Stack", "Sum", "register"),
+        "core.task": ("Batch", "Classification", "MultiLabel", "Regression"),
+        "core.tree": ("Weights",),
+        "core.view": ("Round", "Spec", "View"),
+        "core.work": ("LocalWork",),
+        "data.federation": ("Federation",),
+        "errors": ("KedgeError",),
+        "runs.result": ("Result",),
+        "sim.simulation": ("Simulation",),
+    }
+    _MODULES = {name: f"kedge.{module}" for module, names in _PUBLIC.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        """A public name, or a module of kedge such as ``kedge.models``, at its first use."""
+        if name in _MODULES:
+            value = getattr(_import_module(_MODULES[name]), name)
+            globals()[name] = value
+            return value
+        if not name.startswith("_"):
+            try:
+                return _import_module(f"kedge.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"kedge.{name}":
+                    raise
+        raise AttributeError(f"module 'kedge' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "SGD",
@@ -56,5 +100,3 @@ __all__ = [
     "run",
     "sweep",
 ]
-
-del _parts

@@ -1,3 +1,3 @@
-"""The version of kedge."""
+"""The version of kedge, in a module that imports nothing."""
 
 __version__ = "0.1.0"

@@ -14,7 +14,7 @@ from torch import nn
 from kedge.core.method import Method, parse
 from kedge.core.model import Model
 from kedge.core.part import Part
-from kedge.core.task import Task, make_task
+from kedge.core.task import Task, guess_task, make_task
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition, holdout
@@ -123,7 +123,7 @@ def fit(
     def make(seed: int, how: Execution) -> Simulation:
         kept, held = whole, None
         if test is None:
-            labels = y if made.name == "classification" else np.zeros(len(y), np.int64)
+            labels = y if made.one_class else np.zeros(len(y), np.int64)
             kept, held = holdout(whole, labels, held_out, seed)
         federation = Federation(
             x,
@@ -199,8 +199,4 @@ def _task(name: str, y: Any, module: Model, x: Any) -> Task:
         outputs = int(torch.Size(module.shapes(weights, sample)["logits"]).numel())
     except (RuntimeError, ValueError) as error:
         raise DataError(f"the model cannot take inputs of shape {x.shape[1:]}: {error}") from None
-    if name == "auto":
-        whole = np.issubdtype(y.dtype, np.integer) or y.dtype == bool
-        binary = y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all())
-        name = "multilabel" if binary else "classification" if whole else "regression"
-    return make_task(name, outputs)
+    return make_task(guess_task(y) if name == "auto" else name, outputs)

@@ -12,9 +12,11 @@
     ├── ModelError          the model lacks what a part needs (a head, a cut)
     ├── DataError           a file or array cannot be used as data
     ├── PartitionError      a partition that cannot be drawn
+    ├── LoadError           a file of one's own that cannot be loaded, with file and line
     ├── HookError           a part's hook failed, with hook, round, client and step
     ├── NotFinite           a loss became NaN or infinite, with the value of every term
-    └── CheckFailed         a part broke a law or an identity of its paper
+    ├── CheckFailed         a part broke a law or an identity of its paper
+    └── Interrupted         Ctrl-C: the round was finished and saved
 """
 
 from __future__ import annotations
@@ -94,6 +96,10 @@ class PartitionError(KedgeError):
     """A partition that cannot be drawn."""
 
 
+class LoadError(KedgeError):
+    """A file of one's own that cannot be loaded or registers nothing."""
+
+
 class HookError(KedgeError):
     """A hook of a part that raised."""
 
@@ -104,6 +110,10 @@ class NotFinite(KedgeError):
 
 class CheckFailed(KedgeError):
     """A part that broke a law or an identity."""
+
+
+class Interrupted(KedgeError):
+    """Ctrl-C: the round was finished and saved."""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from kedge.check import Report
 from kedge.check.conformance import Row
 from kedge.cli.mathtext import title
 from kedge.core.part import parts
+from kedge.core.task import tasks
 from kedge.data.datasets import Dataset, available
 from kedge.data.partition import Partition
 
@@ -59,7 +60,7 @@ def partition_table(drawn: Partition, dataset: Dataset) -> Table:
     table.add_column("client", justify="right")
     table.add_column("samples", justify="right")
     counts = None
-    if dataset.task == "classification":
+    if tasks[dataset.task].one_class:
         counts = drawn.label_counts(dataset.y_train, dataset.outputs)
         for c in range(min(dataset.outputs, 12)):
             label = dataset.classes[c] if dataset.classes else str(c)

@@ -180,7 +180,7 @@ class Bound:
 
     def _check(self) -> None:
         for part in self.parts:
-            if self.task.name not in part.tasks:
+            if not {self.task.name, self.task.like} & set(part.tasks):
                 raise IncompatibleError(
                     f"{part.name} has no meaning for {self.task.name}; it is for: "
                     + ", ".join(part.tasks)

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from kedge.core.method import Method
     from kedge.core.view import Round, Spec, View
 
-parts: Registry[type[Part]] = Registry("part", see="kedge list")
+parts: Registry[type[Part]] = Registry(
+    "part", see="kedge list", module="kedge.parts", group="kedge.parts"
+)
 
 
 class Sum(NamedTuple):

@@ -1,66 +1,132 @@
-"""Tasks: what is minimised, what is reported, and how two models' outputs are compared.
+"""The built-in tasks: one class of several, several labels at once, real targets.
 
-A task works on logits and a :class:`Batch`, sample by sample, so that parts can weigh, mask and mix
-samples. Metrics are formed from sums, so that they can be gathered over batches and clients.
+What a task has to say is in :mod:`kedge.core.task_base`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core.eager import is_eager
-from kedge.errors import FieldError
+from kedge.core.labels import Array, check_rows
+from kedge.core.task_base import Batch, Metric, Sums, Task, check_finite, register_task, tasks
+from kedge.errors import DataError, FieldError
+
+__all__ = [
+    "Batch",
+    "Classification",
+    "Metric",
+    "MultiLabel",
+    "Regression",
+    "Task",
+    "guess_task",
+    "make_task",
+    "register_task",
+    "tasks",
+]
 
 
-class Batch(NamedTuple):
-    """B samples. ``y`` stays as it is in the data; ``target`` may be added by a part."""
+def make_task(name: str, outputs: int) -> Task:
+    """The task of a name.
 
-    x: Tensor
-    y: Tensor
-    target: Tensor | None = None  # [B, C] soft labels in place of y
-
-
-class Task(Protocol):
-    """What a task offers; ``outputs`` is the width of the model's last layer."""
-
-    name: ClassVar[str]
-    metric: ClassVar[str]
-    higher_is_better: ClassVar[bool]
-    has_classes: ClassVar[bool]
-
-    @property
-    def outputs(self) -> int: ...
-
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor: ...  # [B]
-
-    def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor: ...  # [B, outputs]
-
-    def probs(self, logits: Tensor, temperature: float = 1.0) -> Tensor: ...  # [B, outputs]
-
-    def divergence(self, p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor: ...  # [B]
-
-    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> dict[str, Tensor]: ...
-
-    def report(self, sums: dict[str, Tensor]) -> dict[str, float]: ...
-
-    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]: ...
+    >>> make_task("classification", 10)
+    Classification(outputs=10)
+    """
+    if name not in tasks:
+        raise FieldError(f"task = {name!r} is not one of: {', '.join(tasks)}")
+    return tasks[name](outputs)
 
 
+def guess_task(y: Array) -> str:
+    """The name of the task that labels are meant for.
+
+    >>> guess_task(np.array([0, 1, 2])), guess_task(np.array([0.5, 2.0]))
+    ('classification', 'regression')
+    """
+    ordered = sorted((tasks[name].auto_order, name) for name in tasks)
+    return next(name for _, name in ordered if tasks[name].suits(y))
+
+
+def _mean_loss(sums: Sums) -> float:
+    return float(sums["loss"] / sums["samples"])
+
+
+def _samples(sums: Sums) -> float:
+    return max(1.0, float(sums["count"].sum()))
+
+
+@register_task
 @dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """One of C classes: cross-entropy, accuracy in percent."""
 
-    outputs: int
+    name = "classification"
+    metrics = (
+        Metric(
+            "accuracy",
+            lambda sums: 100.0 * float(sums["right"].sum()) / _samples(sums),
+            unit="%",
+            higher_is_better=True,
+        ),
+        Metric("loss", lambda sums: float(sums["loss"]) / _samples(sums)),
+    )
+    like = "classification"
+    has_classes = True
+    one_class = True
+    outputs_are = "classes"
+    auto_order = 2.0
 
-    name: ClassVar[str] = "classification"
-    metric: ClassVar[str] = "accuracy"
-    higher_is_better: ClassVar[bool] = True
-    has_classes: ClassVar[bool] = True
+    @classmethod
+    def suits(cls, y: Array) -> bool:
+        return np.issubdtype(y.dtype, np.integer) or y.dtype == bool
+
+    @classmethod
+    def read(cls, ys: Sequence[tuple[str, Array]], limit: int | None) -> tuple[list[Array], int]:
+        where, first = ys[0]
+        if first.ndim == 2:
+            if not all(MultiLabel.one_hot(y, at) for at, y in ys):
+                raise DataError(f"{where}: rows with several labels; write task=multilabel")
+            return [y.argmax(1).astype(np.int64) for _, y in ys], first.shape[1]
+        for at, y in ys:
+            check_rows(y != np.floor(y), y, at, "is not a whole number, as classes must be")
+            check_rows(y < 0, y, at, "is negative; classes count from 0")
+            if limit is not None:
+                text = f"is out of range: there are {limit} classes, 0 to {limit - 1}"
+                check_rows(y >= limit, y, at, text)
+        outputs = limit or 1 + max(int(y.max()) for _, y in ys)
+        used = len(np.unique(np.concatenate([np.unique(y) for _, y in ys])))
+        if limit is None and outputs > 2 * used + 1:
+            at, y = max(ys, key=lambda entry: entry[1].max())
+            raise DataError(
+                f"{at}, row {int(y.argmax())}: label {y.max()} is out of range, as only "
+                f"{used} different labels occur; number classes from 0 "
+                "(numpy.unique(y, return_inverse=True)[1])"
+            )
+        return [y.astype(np.int64) for _, y in ys], outputs
+
+    def labels(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        bad = (y.round() != y).nonzero() if y.is_floating_point() else y.new_zeros((0, 1))
+        if len(bad):
+            raise DataError(
+                f"class labels must be whole numbers, unlike {y[tuple(bad[0])].item():g} in row "
+                f"{int(bad[0, 0])}; for real ones use regression"
+            )
+        return y.to(torch.int64)
+
+    def check_labels(self, y: Tensor, kind: str = "") -> None:
+        if y.ndim != 1:
+            raise DataError(f"{kind}labels have the shape {tuple(y.shape)}, expected [n]")
+        bad = ((y < 0) | (y >= self.outputs)).nonzero()
+        if len(bad):
+            i = int(bad[0])
+            raise DataError(f"{kind}label {int(y[i])} in row {i} is not in 0..{self.outputs - 1}")
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         if batch.target is not None:
@@ -81,7 +147,7 @@ class Classification:
         log_p, log_q = F.log_softmax(p / temperature, -1), F.log_softmax(q / temperature, -1)
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
-    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> dict[str, Tensor]:
+    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
         own = self.soft(batch.y, logits.dtype) * mask[:, None]  # [B, C]
         right = (logits.argmax(-1) == batch.y).to(logits.dtype)
         return {
@@ -90,25 +156,66 @@ class Classification:
             "right": (own * right[:, None]).sum(0),  # [C]
         }
 
-    def report(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        n = max(1.0, float(sums["count"].sum()))
-        return {"accuracy": 100.0 * float(sums["right"].sum()) / n, "loss": float(sums["loss"]) / n}
-
-    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]:
+    def per_class(self, sums: Sums) -> list[float | None]:
         pairs = zip(sums["right"].tolist(), sums["count"].tolist(), strict=True)
         return [100.0 * right / count if count else None for right, count in pairs]
 
 
+def _f1(sums: Sums) -> float:
+    hits, said, count = sums["hits"], sums["said"], sums["count"]
+    return 100.0 * float(2 * hits.sum() / (said.sum() + count.sum()).clamp_min(1))
+
+
+def _f1_macro(sums: Sums) -> float:
+    hits, said, count = sums["hits"], sums["said"], sums["count"]
+    return 100.0 * float((2 * hits / (said + count).clamp_min(1)).mean())
+
+
+@register_task
 @dataclass(frozen=True)
-class MultiLabel:
+class MultiLabel(Task):
     """Any subset of L labels: binary cross-entropy (mean over labels), F1 over all decisions."""
 
-    outputs: int
+    name = "multilabel"
+    metrics = (
+        Metric("f1", _f1, unit="%", higher_is_better=True),
+        Metric("f1_macro", _f1_macro, unit="%", higher_is_better=True),
+        Metric("loss", _mean_loss),
+    )
+    like = "multilabel"
+    has_classes = True
+    outputs_are = "labels"
+    auto_order = 1.0
 
-    name: ClassVar[str] = "multilabel"
-    metric: ClassVar[str] = "f1"
-    higher_is_better: ClassVar[bool] = True
-    has_classes: ClassVar[bool] = True
+    @classmethod
+    def suits(cls, y: Array) -> bool:
+        return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all())
+
+    @classmethod
+    def faults(cls, y: Any) -> Iterator[tuple[Any, str]]:
+        yield (y != 0) & (y != 1), "is neither 0 nor 1; write task=regression for numbers"
+
+    @classmethod
+    def read(cls, ys: Sequence[tuple[str, Array]], limit: int | None) -> tuple[list[Array], int]:
+        where, first = ys[0]
+        if first.ndim != 2:
+            raise DataError(
+                f"{where} has shape {first.shape}; task=multilabel needs [rows, labels]"
+            )
+        return super().read(ys, limit)
+
+    @classmethod
+    def one_hot(cls, y: Array, where: str) -> bool:
+        """Whether every row of 0 and 1 has exactly one 1; other values raise DataError."""
+        for wrong, text in cls.faults(y):
+            check_rows(wrong, y, where, text)
+        return bool((y.sum(1) == 1).all())
+
+    def check_labels(self, y: Tensor, kind: str = "") -> None:
+        shape = tuple(y.shape)
+        if shape[1:] != (self.outputs,):
+            raise DataError(f"{kind}labels have the shape {shape}, expected [n, {self.outputs}]")
+        check_finite(y, kind)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         target = batch.y.to(logits.dtype) if batch.target is None else batch.target
@@ -127,7 +234,7 @@ class MultiLabel:
         off = torch.sigmoid(-p) * (F.logsigmoid(-p) - F.logsigmoid(-q))
         return (on + off).sum(-1)
 
-    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> dict[str, Tensor]:
+    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
         said, true = (logits > 0).to(logits.dtype), batch.y.to(logits.dtype)
         said, true = said * mask[:, None], true * mask[:, None]
         return {
@@ -138,59 +245,30 @@ class MultiLabel:
             "count": true.sum(0),
         }
 
-    def report(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        hits, said, count = sums["hits"], sums["said"], sums["count"]
-        micro = 2 * hits.sum() / (said.sum() + count.sum()).clamp_min(1)
-        macro = (2 * hits / (said + count).clamp_min(1)).mean()
-        loss = float(sums["loss"] / sums["samples"])
-        return {"f1": 100.0 * float(micro), "f1_macro": 100.0 * float(macro), "loss": loss}
-
-    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]:
+    def per_class(self, sums: Sums) -> list[float | None]:
         rows = zip(*(sums[k].tolist() for k in ("hits", "said", "count")), strict=True)
         return [200.0 * hits / (said + n) if said + n else None for hits, said, n in rows]
 
 
+@register_task
 @dataclass(frozen=True)
-class Regression:
+class Regression(Task):
     """Real targets: squared error (mean over outputs), root mean squared error reported."""
 
     outputs: int = 1
 
-    name: ClassVar[str] = "regression"
-    metric: ClassVar[str] = "rmse"
-    higher_is_better: ClassVar[bool] = False
-    has_classes: ClassVar[bool] = False
+    name = "regression"
+    metrics = (
+        Metric("rmse", lambda sums: _mean_loss(sums) ** 0.5),
+        Metric("loss", _mean_loss),
+    )
+    auto_order = 3.0
+
+    @classmethod
+    def suits(cls, y: Array) -> bool:
+        return True
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         target = batch.y if batch.target is None else batch.target
         said, true = (t.reshape(len(batch.y), -1) for t in (logits, target.to(logits.dtype)))
         return ((said - true) ** 2).mean(-1)
-
-    def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        return y.to(dtype).reshape(len(y), self.outputs)
-
-    def probs(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
-        return logits / temperature
-
-    def divergence(self, p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor:
-        """Half the squared distance: KL of two normals of unit variance."""
-        return 0.5 * (((p - q) / temperature) ** 2).sum(-1)
-
-    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> dict[str, Tensor]:
-        return {"loss": (self.loss(logits, batch) * mask).sum(), "samples": mask.sum()}
-
-    def report(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        mse = float(sums["loss"] / sums["samples"])
-        return {"rmse": mse**0.5, "loss": mse}
-
-    def per_class(self, sums: dict[str, Tensor]) -> list[float | None]:
-        return []
-
-
-TASKS = {t.name: t for t in (Classification, MultiLabel, Regression)}
-
-
-def make_task(name: str, outputs: int) -> Task:
-    if name not in TASKS:
-        raise FieldError(f"task = {name!r} is not one of: {', '.join(TASKS)}")
-    return TASKS[name](outputs)

@@ -187,27 +187,10 @@ class Federation:
         return x.to(self.device, x.dtype if x.dtype == torch.uint8 else self.dtype)
 
     def _labels(self, y: Any) -> Tensor:
-        y = _tensor(y).to(self.device)
-        fractions = y.is_floating_point() and not bool((y == y.round()).all())
-        if self.task.name == "classification" and fractions:
-            raise DataError("class labels must be whole numbers; for real ones use regression")
-        return y.to(torch.int64) if self.task.name == "classification" else y.to(self.dtype)
+        return self.task.labels(_tensor(y).to(self.device), self.dtype)
 
     def _check_labels(self, y: Tensor, kind: str) -> None:
-        outputs, shape = self.task.outputs, tuple(y.shape)
-        if self.task.name == "classification":
-            if y.ndim != 1:
-                raise DataError(f"{kind}labels have the shape {shape}, expected [n]")
-            bad = ((y < 0) | (y >= outputs)).nonzero()
-            if len(bad):
-                i = int(bad[0])
-                raise DataError(f"{kind}label {int(y[i])} in row {i} is not in 0..{outputs - 1}")
-        elif self.task.name == "multilabel" and shape[1:] != (outputs,):
-            raise DataError(f"{kind}labels have the shape {shape}, expected [n, {outputs}]")
-        elif y[:1].numel() != outputs:
-            raise DataError(f"{kind}targets have the shape {shape}, expected [n, {outputs}]")
-        if not bool(torch.isfinite(y.to(self.dtype)).all()):
-            raise DataError(f"{kind}labels hold NaN or infinite values")
+        self.task.check_labels(y, kind)
 
     def _rows(self, client: int, rows: Any, kind: str = "") -> Tensor:
         own = _tensor(rows)

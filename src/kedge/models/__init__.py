@@ -34,7 +34,9 @@ from kedge.schema import BoundCall, Schema, schema_of
 
 __all__ = ["build", "models", "norm_layer", "read", "schema"]
 
-models = Registry[Callable[..., nn.Sequential]]("model", see="kedge list models")
+models = Registry[Callable[..., nn.Sequential]](
+    "model", see="kedge list models", group="kedge.models"
+)
 
 _small = (
     linear,

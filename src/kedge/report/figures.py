@@ -28,7 +28,7 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
             values = result.array()
             mean, colour = values.mean(0), COLOURS[i % len(COLOURS)]
             style = "-" if i < len(COLOURS) else "--"
-            label = f"{result.config.method}  {result.last}"
+            label = f"{result.config.method}  {result.written(result.last)}"
             axes.plot(result.rounds, mean, style, color=colour, label=label, linewidth=1.6)
             if len(values) > 1:
                 sd = values.std(0, ddof=1)
@@ -36,7 +36,7 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
                     result.rounds, mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0
                 )
         first = results[0]
-        unit = "" if first.metric == "rmse" else " in %"
+        unit = f" in {first.unit}" if first.unit else ""
         axes.set_xlabel("round")
         axes.set_ylabel(f"{first.metric} on the test set{unit}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

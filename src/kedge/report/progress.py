@@ -15,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from kedge.core.task import tasks
 from kedge.runs.config import Config
 
 
@@ -60,10 +61,10 @@ class Watcher:
         parts = [
             f"{setting or config.method}  seed {seed}  round {record['round']}/{config.rounds}"
         ]
-        for name in ("accuracy", "f1", "rmse"):
+        headlines = {tasks[name].metrics[0].name: tasks[name].metrics[0] for name in tasks}
+        for name, metric in headlines.items():
             if name in record:
-                unit = " %" if name != "rmse" else ""
-                parts.append(f"{name} {record[name]:.2f}{unit}")
+                parts.append(f"{name} {metric.write(record[name])}")
         parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
         speed = f"{self.done / passed:.1f} rounds/s"
         self.bar.update(self.task, completed=self.done, description="  ".join(parts), speed=speed)

@@ -15,10 +15,9 @@ def comparison(results: Sequence[Result]) -> Table:
     """One row per method: last and best value (mean ± sd over seeds), gain over the first method
     seed by seed, rounds to the target, megabytes of all clients up and down, seconds."""
     first = results[0]
-    unit = " %" if first.metric != "rmse" else ""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("method", min_width=10, overflow="fold")
-    columns = [f"{first.metric}{unit}", "best"]
+    columns = [first.label, "best"]
     columns += ["gain", "95 % interval"] if len(results) > 1 else []
     columns += [f"to {first.config.target:g}"] if first.config.target else []
     for column in (*columns, "MB up", "down", "s"):
@@ -26,7 +25,7 @@ def comparison(results: Sequence[Result]) -> Table:
     leader = best(results)
     for result in results:
         style = "bold" if result is leader and len(results) > 1 else ""
-        row = [result.config.method, str(result.last), f"{result.best.mean:.2f}"]
+        row = [result.config.method, result.written(result.last), result.written(result.best.mean)]
         if len(results) > 1:
             row += ["", ""] if result is first else list(_difference(paired(result, first)))
         if first.config.target:
@@ -40,11 +39,10 @@ def comparison(results: Sequence[Result]) -> Table:
 def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Table:
     """One row per setting: its values, last and best value (mean ± sd over seeds), seconds."""
     first, leader = results[0], best(results)
-    unit = " %" if first.metric != "rmse" else ""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for key in settings[0].values:
         table.add_column(key, overflow="fold")
-    for column in (f"{first.metric}{unit}", "best", "s"):
+    for column in (first.label, "best", "s"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for setting, result in zip(settings, results, strict=True):
@@ -54,7 +52,12 @@ def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Table:
             row += ["", "", f"{result.seconds:.1f}", f"diverged in round {min(ended)}"]
         else:
             marked = "best" if result is leader and len(results) > 1 else ""
-            row += [str(result.last), f"{result.best.mean:.2f}", f"{result.seconds:.1f}", marked]
+            row += [
+                result.written(result.last),
+                result.written(result.best.mean),
+                f"{result.seconds:.1f}",
+                marked,
+            ]
         table.add_row(*row, style="bold" if result is leader and len(results) > 1 else "")
     return table
 

@@ -4,7 +4,7 @@
 
     runs/digits-scaffold-1/
         config.toml            every setting
-        environment.json       versions, device, threads, precision, how it is computed
+        environment.json       versions, device, threads, precision, how it is computed, files
         log.txt                what happened, with times
         result.json            the summary, once the run is complete
         seed-0/partition.json
@@ -38,6 +38,7 @@ from kedge._version import __version__
 from kedge.engines.device import device_name
 from kedge.engines.execution import Execution
 from kedge.errors import DataError, KedgeError
+from kedge.loading import files
 from kedge.runs.config import Config, load_config
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
@@ -79,7 +80,7 @@ class Folder:
             raise KedgeError(
                 f"{path} holds no run to resume; leave out --resume to start one there"
             )
-        stored = load_config(folder.path / "config.toml")
+        stored = stored_config(folder.path)
         if config is not None and config != stored:
             old, new = vars(stored), vars(config)
             changed = [f"  {k}: {old[k]!r} -> {new[k]!r}" for k in old if old[k] != new[k]]
@@ -197,6 +198,7 @@ def _pieces(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
 
 def environment(execution: Execution, device: torch.device, precision: str) -> dict[str, Any]:
     """Where and with what a run was made."""
+    loaded = [{"path": str(file.path), "sha256": file.sha256} for file in files.values()]
     return {
         "kedge": __version__,
         "python": platform.python_version(),
@@ -208,7 +210,22 @@ def environment(execution: Execution, device: torch.device, precision: str) -> d
         "threads": torch.get_num_threads(),
         "precision": precision,
         "how": dataclasses.asdict(execution),
+        **({"loaded": loaded} if loaded else {}),
     }
+
+
+def stored_config(path: Path) -> Config:
+    """The settings in a run's folder. A name that only a loaded file knew is said to be one."""
+    try:
+        return load_config(path / "config.toml")
+    except KedgeError as error:
+        made = path / "environment.json"
+        before = json.loads(made.read_text()).get("loaded", []) if made.is_file() else []
+        missing = [file["path"] for file in before if Path(file["path"]) not in files]
+        if not missing:
+            raise
+        options = " ".join(f"--load {file}" for file in missing)
+        raise KedgeError(f"{error}\nThis run was made with a file of its own: {options}") from None
 
 
 def new_path(config: Config, root: str | Path = "runs") -> Path:

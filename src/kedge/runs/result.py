@@ -44,8 +44,13 @@ class Stat:
         half = quantile * self.sd / math.sqrt(self.n)
         return self.mean - half, self.mean + half
 
+    def written(self, decimals: int) -> str:
+        """Mean and spread: ``"97.50±0.41"``."""
+        spread = f"±{self.sd:.{decimals}f}" if self.sd is not None else ""
+        return f"{self.mean:.{decimals}f}{spread}"
+
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + (f"±{self.sd:.2f}" if self.sd is not None else "")
+        return self.written(2)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,19 @@ class Result:
     models: list[nn.Module] = field(repr=False, default_factory=list)
     personal: list[list[nn.Module]] = field(repr=False, default_factory=list)
     folder: Path | None = None
+    unit: str = ""  # of the metric
+    decimals: int = 2  # that it is written with
+
+    @property
+    def label(self) -> str:
+        """The metric and its unit: ``"accuracy %"``."""
+        return f"{self.metric} {self.unit}".rstrip()
+
+    def written(self, value: Stat | float) -> str:
+        """A value of the metric with as many decimals as the task asks for."""
+        if isinstance(value, Stat):
+            return value.written(self.decimals)
+        return f"{value:.{self.decimals}f}"
 
     def array(self, name: str | None = None) -> np.ndarray[Any, Any]:
         """A column of the records, ``[seeds, tested rounds]`` (the metric if none is named)."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from kedge.core.server import Totals
 from kedge.core.tree import sq_norm
-from kedge.errors import KedgeError
+from kedge.errors import Interrupted
 from kedge.runs.config import Config
 from kedge.runs.folder import Folder
 from kedge.sim.fleet import Fleet
@@ -20,10 +20,6 @@ from kedge.sim.simulation import Simulation
 
 Watch = Callable[[int, dict[str, Any]], None]  # (seed, record of a round)
 SAVE_SHARE = 0.1  # at most this share of the time goes into checkpoints
-
-
-class Interrupted(KedgeError):
-    """Ctrl-C: the round was finished and saved."""
 
 
 @dataclass

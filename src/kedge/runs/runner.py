@@ -14,7 +14,7 @@ from torch import nn
 
 from kedge.core.method import parse
 from kedge.core.model import Model
-from kedge.core.task import Task
+from kedge.core.task import Task, tasks
 from kedge.core.tree import take
 from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
@@ -26,6 +26,7 @@ from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
 from kedge.engines.device import device_name, effective, precise
 from kedge.errors import KedgeError
+from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.config import Config, resolve_device
 from kedge.runs.folder import PARTITION, Folder
@@ -87,7 +88,8 @@ def _run_seeds(
     if say is not None:
         for line in planned.lines():
             say(line)
-    hint = f"Go on with: --out {folder.path} --resume" if folder else "It was not saved"
+    again = f"--out {folder.path} --resume{load_options()}" if folder else ""
+    hint = f"Go on with: {again}" if again else "It was not saved"
     orders = [Order(config, seed, make, folder, watch) for seed in config.seeds]
     ended, _ = train_all(orders, planned.execution, hint)
     seconds = time.perf_counter() - start
@@ -238,6 +240,8 @@ def result_of(
         records=[one.records for one in ended],
         metric=task.metric,
         higher_is_better=task.higher_is_better,
+        unit=task.headline.unit,
+        decimals=task.headline.decimals,
         partition_hash=[one.partition_hash for one in ended],
         engine=planned.execution.engine,
         device=planned.device,
@@ -248,7 +252,7 @@ def result_of(
     )
     if folder is not None and not any(one.failed for one in ended):
         folder.write("result.json", result.to_json().encode())
-        folder.log(f"complete: {task.metric} {result.last}")
+        folder.log(f"complete: {task.metric} {result.written(result.last)}")
     return result
 
 
@@ -257,9 +261,10 @@ def simulation(
 ) -> Simulation:
     """The simulation of one seed: its partition, cohorts and first weights depend on it alone."""
     silos = dataset.groups is not None
+    classes = tasks[dataset.task].one_class
     partition: str | Partition = config.partition
     if config.partition == "auto":
-        partition = "silos" if silos else "dirichlet(0.1)" if _has_classes(dataset) else "iid"
+        partition = "silos" if silos else "dirichlet(0.1)" if classes else "iid"
     elif config.partition.endswith(".json"):
         partition = Partition.load(config.partition)
     clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
@@ -309,10 +314,6 @@ def auto_model(dataset: Dataset) -> str:
     if not dataset.is_image or min(dataset.shape[1:]) < 28:
         return "mlp(hidden=[64])"
     return "fedcog_cnn" if dataset.shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
-
-
-def _has_classes(dataset: Dataset) -> bool:
-    return dataset.task == "classification"
 
 
 def compare(

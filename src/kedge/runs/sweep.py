@@ -22,8 +22,9 @@ from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise
 from kedge.engines.lane_bound import static
 from kedge.errors import KedgeError
-from kedge.runs.config import Config, load_config, resolve_device
-from kedge.runs.folder import ENVIRONMENT, Folder
+from kedge.loading import load_options
+from kedge.runs.config import Config, resolve_device
+from kedge.runs.folder import ENVIRONMENT, Folder, stored_config
 from kedge.runs.grid import Setting
 from kedge.runs.result import Result
 from kedge.runs.runner import (
@@ -73,7 +74,7 @@ def sweep(
 ) -> Swept:
     """Run all settings. One whose loss is not finite ends alone, its metric NaN from there on."""
     folders = _folders(settings, out, resume)
-    hint = f"Go on with: --out {out} --resume" if out else "It was not saved"
+    hint = f"Go on with: --out {out} --resume{load_options()}" if out else "It was not saved"
     advise([setting.config for setting in settings])
     datasets: dict[str, Dataset] = {}
     results: dict[int, Result] = {}
@@ -107,10 +108,7 @@ def listed(out: str | Path) -> list[Setting]:
     if not path.is_file():
         raise KedgeError(f"{out} holds no sweep to resume; leave out --resume to start one there")
     rows = json.loads(path.read_text(encoding="utf-8"))
-    return [
-        Setting(row["values"], load_config(Path(out) / row["folder"] / "config.toml"))
-        for row in rows
-    ]
+    return [Setting(row["values"], stored_config(Path(out) / row["folder"])) for row in rows]
 
 
 def _folders(
@@ -215,7 +213,7 @@ def _filled(records: list[dict[str, Any]], config: Config, task: Task) -> list[d
         record: dict[str, Any] = {"round": number, "train_loss": nan, "divergence": nan}
         record |= {"mb_up": 0.0, "mb_down": 0.0, "seconds": 0.0}
         if number % config.eval_every == 0 or number == config.rounds:
-            record |= {task.metric: nan, "loss": nan, "per_class": []}
+            record |= {metric.name: nan for metric in task.metrics} | {"per_class": []}
         filled.append(record)
     return filled
 

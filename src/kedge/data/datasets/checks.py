@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from kedge.core.labels import check_rows, finite_float
+from kedge.core.task import Classification, MultiLabel, Task, tasks
 from kedge.data.datasets.dataset import Array, TaskOption
 from kedge.errors import DataError, KedgeError
 from kedge.schema import Option
@@ -96,21 +98,6 @@ def _bytes(x: Array, where: str) -> Array:
     return x.astype(np.uint8, copy=False)
 
 
-def finite_float(x: Array, where: str) -> Array:
-    """As float32, after checking that every value is a number that float32 can hold."""
-    with np.errstate(over="ignore"):
-        small = x.astype(np.float32, copy=False)
-    good = np.isfinite(small)
-    if not good.all():
-        at = np.argwhere(~good)[0]
-        column = f", column {at[1]}" if x.ndim == 2 else ""
-        raise DataError(
-            f"{where}, row {at[0]}{column}: {x[tuple(at)]} is not a finite float32 number; "
-            "fill it in or delete the row"
-        )
-    return small
-
-
 def targets(
     ys: Sequence[tuple[str, Array]], task: str | None = None, limit: int | None = None
 ) -> tuple[list[Array], str, int]:
@@ -124,47 +111,22 @@ def targets(
     if len({y.shape[1:] for _, y in ys}) > 1:
         shapes = ", ".join(f"{where} {y.shape}" for where, y in ys)
         raise DataError(f"label arrays of different shapes: {shapes}")
+    wanted = tasks[task] if task else _meant(ys)
+    arrays, outputs = wanted.read(ys, limit)
+    return arrays, wanted.name, outputs
+
+
+def _meant(ys: Sequence[tuple[str, Array]]) -> type[Task]:
+    """The task of labels of which nothing is said."""
     where, first = ys[0]
-    if task is None and any(y.dtype.kind == "f" for _, y in ys):
+    if any(y.dtype.kind == "f" for _, y in ys):
         raise DataError(
             f"{where} has type {first.dtype}: classes are whole numbers; save them as int64, or "
             "write task=regression to predict numbers"
         )
-    if first.ndim == 2 and task != "regression":
-        for at, y in ys:
-            _check(~np.isin(y, (0, 1)), y, at, "is neither 0 nor 1, as labels must be")
-        one_hot = all((y.sum(1) == 1).all() for _, y in ys)
-        if task == "multilabel" or (task is None and not one_hot):
-            return [y.astype(np.float32) for _, y in ys], "multilabel", first.shape[1]
-        if not one_hot:
-            raise DataError(f"{where}: rows with several labels; write task=multilabel")
-        return [y.argmax(1).astype(np.int64) for _, y in ys], "classification", first.shape[1]
-    if task == "multilabel":
-        raise DataError(f"{where} has shape {first.shape}; task=multilabel needs [rows, labels]")
-    if task == "regression":
-        numbers = [finite_float(y, at).reshape(len(y), -1) for at, y in ys]
-        return numbers, "regression", numbers[0].shape[1]
-    return _classes(ys, limit)
-
-
-def _classes(ys: Sequence[tuple[str, Array]], limit: int | None) -> tuple[list[Array], str, int]:
-    for at, y in ys:
-        _check(y != np.floor(y), y, at, "is not a whole number, as classes must be")
-        _check(y < 0, y, at, "is negative; classes count from 0")
-        if limit is not None:
-            _check(
-                y >= limit, y, at, f"is out of range: there are {limit} classes, 0 to {limit - 1}"
-            )
-    outputs = limit or 1 + max(int(y.max()) for _, y in ys)
-    used = len(np.unique(np.concatenate([np.unique(y) for _, y in ys])))
-    if limit is None and outputs > 2 * used + 1:
-        at, y = max(ys, key=lambda entry: entry[1].max())
-        raise DataError(
-            f"{at}, row {int(y.argmax())}: label {y.max()} is out of range, as only "
-            f"{used} different labels occur; number classes from 0 "
-            "(numpy.unique(y, return_inverse=True)[1])"
-        )
-    return [y.astype(np.int64) for _, y in ys], "classification", outputs
+    if first.ndim == 2 and not all(MultiLabel.one_hot(y, at) for at, y in ys):
+        return MultiLabel
+    return Classification
 
 
 def _flat(y: Array, where: str) -> Array:
@@ -178,11 +140,5 @@ def _flat(y: Array, where: str) -> Array:
     if y.size == 0:
         raise DataError(f"{where} is empty (shape {y.shape})")
     if y.dtype.kind == "f":
-        _check(~np.isfinite(y), y, where, "is not a finite number")
+        check_rows(~np.isfinite(y), y, where, "is not a finite number")
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-
-
-def _check(wrong: Array, y: Array, where: str, what: str) -> None:
-    if wrong.any():
-        at = np.argwhere(wrong)[0]
-        raise DataError(f"{where}, row {at[0]}: label {y[tuple(at)]} {what}")

@@ -8,13 +8,13 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from kedge.core.task import tasks
 from kedge.errors import DataError
 from kedge.schema import Choice, Doc
 
 Array = np.ndarray
 Pair = tuple[Array, Array]
-TASKS = ("classification", "multilabel", "regression")
-TaskName = Annotated[str, Choice(lambda: TASKS)]
+TaskName = Annotated[str, Choice(lambda: tuple(tasks))]
 TaskOption = Annotated[TaskName | None, Doc("what the labels are; guessed if left out")]
 SPLITS = ("train", "test", "val")
 
@@ -75,8 +75,8 @@ class Dataset:
         """One line: ``digits: 1x8x8 images, 10 classes, 1438 train, 359 test``."""
         shape = "x".join(map(str, self.shape))
         what = f"{shape} images" if self.is_image else f"{shape} columns"
-        unit = {"classification": "classes", "multilabel": "labels", "regression": "targets"}
-        unit_ = unit[self.task][:-1] if self.outputs == 1 else unit[self.task]
+        unit = tasks[self.task].outputs_are
+        unit_ = unit[:-1] if self.outputs == 1 else unit
         line = [
             what,
             f"{self.outputs} {unit_}",
@@ -113,7 +113,7 @@ def assemble(
     x, y, groups = splits["train"] or (None, None, None)
     if x is None or y is None:
         raise DataError(f"{paths[0]}: there is no training data")
-    if found.task == "classification" and len(np.unique(y)) < 2:
+    if tasks[found.task].one_class and len(np.unique(y)) < 2:
         only = found.classes[int(y[0])] if found.classes else int(y[0])
         raise DataError(
             f"{_places(paths)}: all {len(y)} training samples are of one class ({only!r}); "

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from kedge.core.task import tasks
 from kedge.data.datasets.checks import check_task, reading
 from kedge.data.datasets.columns import Column, class_column, feature_column, number_column
 from kedge.data.datasets.dataset import SPLITS, Array, Found, TaskOption
@@ -143,22 +144,19 @@ def _labels(
 ) -> tuple[Array, str, int, tuple[str, ...] | None]:
     if task is None:
         task = "classification" if len(columns) == 1 else "multilabel"
-    if task == "classification":
+    kind = tasks[task]
+    if kind.one_class:
         if len(columns) > 1:
-            raise DataError("task=classification needs one label column, not several")
+            raise DataError(f"task={task} needs one label column, not several")
         y, classes = class_column(columns[0], train)
         return y, task, len(classes), classes
     y = np.stack([number_column(c) for c in columns], axis=1)
-    names = tuple(c.name for c in columns)
-    if task == "multilabel":
-        for i, column in enumerate(columns):
-            wrong = np.flatnonzero(~np.isin(y[:, i], (0, 1)))
-            if len(wrong):
-                raise column.error(
-                    int(wrong[0]), "is neither 0 nor 1; write task=regression for numbers"
-                )
-        return y, task, len(columns), names
-    return y, task, len(columns), None
+    for i, column in enumerate(columns):
+        for wrong, text in kind.faults(y[:, i]):
+            if wrong.any():
+                raise column.error(int(np.flatnonzero(wrong)[0]), text)
+    names = tuple(c.name for c in columns) if kind.has_classes else None
+    return y, task, len(columns), names
 
 
 def _common(tables: Sequence[Table]) -> list[str]:

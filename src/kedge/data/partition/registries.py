@@ -16,13 +16,18 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 partitions: Registry[Callable[..., list[IntArray]]] = Registry(
-    "partition", see="kedge list partitions"
+    "partition",
+    see="kedge list partitions",
+    module="kedge.data.partition",
+    group="kedge.partitions",
 )
 """``(labels, clients, rng, *, option=default, ...) -> one array of sample indices per client``.
 
 A function with a keyword ``groups`` is also given the group of each sample."""
 
-shifts: Registry[Callable[..., dict[str, Any]]] = Registry("shift", see="kedge list partitions")
+shifts: Registry[Callable[..., dict[str, Any]]] = Registry(
+    "shift", see="kedge list partitions", module="kedge.data.partition", group="kedge.partitions"
+)
 """``(sizes, rng, *, option=default, ...) -> the fields of Partition it sets``."""
 
 aliases = {"dirichlet": "class_dirichlet_capped"}

@@ -1,0 +1,83 @@
+"""Commands that look at what there is: ``data``, ``partition``, ``list``, ``show``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kedge.cli.options import LOAD, load_files
+from kedge.cli.screen import console
+from kedge.runs.config import HELP
+
+
+def data() -> None:
+    """List the datasets that are here, and those that could be."""
+    from kedge.cli import display
+
+    console.print(display.data_table())
+    console.print(display.DATA_HINT, style="dim", highlight=False)
+
+
+def partition(
+    text: Annotated[str, typer.Argument(help="a partition, see: kedge list partitions")],
+    data: Annotated[str, typer.Option(help=HELP["data"])] = "digits",
+    clients: Annotated[int, typer.Option(help="number of clients; 0: as many as silos")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
+    out: Annotated[
+        list[str] | None,
+        typer.Option("--out", "-o", help="write to .png or .svg (a picture) or .json (the split)"),
+    ] = None,
+    load: LOAD = None,
+) -> None:
+    """Draw a partition: who holds how much of which class.
+
+    kedge partition "dirichlet(0.1)" --data cifar10 --clients 10 -o split.png -o split.json
+    """
+    from kedge.cli import display
+    from kedge.data.datasets import load as read
+    from kedge.data.partition import draw
+
+    load_files(load)
+    dataset = read(data)
+    groups = len(dataset.group_names or ())
+    drawn = draw(text, dataset.y_train, clients or groups or 20, seed, dataset.groups)
+    console.print(display.partition_table(drawn, dataset))
+    for path in out or []:
+        if path.endswith(".json"):
+            drawn.save(path)
+        else:
+            drawn.plot(dataset.y_train, path, class_names=dataset.classes)
+        console.print(f"wrote {path}", highlight=False)
+
+
+def list_things(
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            help="part of a name, a pattern such as fed*, or a kind: models, partitions, shifts, "
+            "data, splits, augmentations, optimizers, schedules"
+        ),
+    ] = "*",
+    markdown: Annotated[bool, typer.Option("--markdown", help="the table for the README")] = False,
+    load: LOAD = None,
+) -> None:
+    """List the parts that methods are made of, or the things of another kind, e.g. models."""
+    from kedge.cli import display, pages
+
+    load_files(load)
+    if markdown:
+        typer.echo(display.methods_markdown())
+        return
+    console.print(pages.list_page(pattern), highlight=False)
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="a part, a model, a partition, ...; or KIND:NAME")],
+    load: LOAD = None,
+) -> None:
+    """Show a part, a model, a partition, ...: what it does, its paper, options and ranges."""
+    from kedge.cli import pages
+
+    load_files(load)
+    console.print(pages.show_page(name), highlight=False)

@@ -1,0 +1,72 @@
+"""Options that several commands share, and one option for each setting of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, get_origin
+
+import typer
+
+from kedge.loading import load_file
+from kedge.runs.config import DEFAULTS, FIELDS, HELP
+
+PANELS = {
+    "What": ("method", "data", "partition", "clients", "split", "augment", "angles", "model"),
+    "Rounds": ("rounds", "per_round", "steps", "epochs", "batch", "replacement", "weighting"),
+    "Optimiser": ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "clip", "schedule"),
+    "How": (
+        "seeds", "engine", "device", "precision", "workers", "chunk", "compile", "state",
+        "batchnorm", "personal", "target", "eval_every",
+    ),
+}  # fmt: skip
+SHORT = {"method": "-m", "data": "-d", "rounds": "-r"}
+OUT = Annotated[str | None, typer.Option("--out", help="folder for the run")]
+RESUME = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
+LOAD = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--load",
+        metavar="FILE.py",
+        help="a file that registers parts, models or partitions of your own; may be repeated",
+        show_default=False,
+    ),
+]
+JSON = Annotated[bool, typer.Option("--json", help="print one JSON object, and nothing else")]
+
+
+def load_files(names: list[str] | None) -> None:
+    """Load the files that ``--load`` names."""
+    for name in names or ():
+        load_file(name)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per setting of a run, in place of its ``**settings``."""
+    panels = {key: panel for panel, keys in PANELS.items() for key in keys}
+    options = []
+    for key, hint in FIELDS.items():
+        kind: Any = str if get_origin(hint) is tuple else hint
+        flags = [f"--{key.replace('_', '-')}", *([SHORT[key]] if key in SHORT else [])]
+        if kind is bool:
+            flags = [f"{flags[0]}/--no-{key.replace('_', '-')}"]
+        text = HELP[key] if kind is bool else f"{HELP[key]} (default: {DEFAULTS[key]})"
+        note = typer.Option(*flags, help=text, rich_help_panel=panels[key], show_default=False)
+        annotation = Annotated[kind | None, note]
+        options.append(
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+        )
+
+    @wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    plain = inspect.signature(command, eval_str=True)
+    own = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    wrapper.__signature__ = plain.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
+    del wrapper.__wrapped__  # typer would look through it
+    return wrapper

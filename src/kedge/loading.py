@@ -1,0 +1,103 @@
+"""Load a file that registers parts, models, partitions or tasks: ``--load FILE.py``."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from kedge.errors import KedgeError, LoadError
+from kedge.registry import Registry, additions
+
+
+class Loaded(NamedTuple):
+    """A file that was loaded, and what it registered."""
+
+    path: Path
+    sha256: str
+    entries: tuple[tuple[Registry[Any], str], ...]
+
+    def names(self, kind: str) -> list[str]:
+        """What it registered of a kind, such as ``"part"``."""
+        return sorted(name for registry, name in self.entries if registry.kind == kind)
+
+
+files: dict[Path, Loaded] = {}
+"""The files that this process has loaded; a run's folder notes them."""
+
+
+def load_file(name: str | Path) -> Loaded:
+    """Run a Python file and say what it registered. One that is loaded already is not run again.
+
+    The file may import modules that lie beside it.
+
+    Raises :class:`LoadError`, with file and line, where it cannot be read or run, or registers
+    nothing.
+
+    >>> load_file("missing.py")
+    Traceback (most recent call last):
+    kedge.errors.LoadError: there is no file 'missing.py'; give a Python file that registers ...
+    """
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise LoadError(f"there is no file {str(name)!r}; give a Python file that registers a part")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise LoadError(f"{name} cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(source).hexdigest()
+    known = files.get(path)
+    if known and known.sha256 == digest and all(entry in kept for kept, entry in known.entries):
+        return known
+    before = len(additions)
+    try:
+        _execute(source, path, name)
+        entries = tuple(additions[before:])
+        if not entries:
+            raise LoadError(
+                f"{name} registers no part, model or partition; put @kedge.register above the "
+                "class of a part, or "
+                '@kedge.models.models.register("name") above the function of a model'
+            )
+    except BaseException:
+        for registry, entry in additions[before:]:
+            registry.remove(entry)
+        raise
+    files[path] = Loaded(path, digest, entries)
+    return files[path]
+
+
+def load_options() -> str:
+    """The options that load the same files in another process, each after a space."""
+    return "".join(f" --load {path}" for path in files)
+
+
+def _execute(source: bytes, path: Path, name: str | Path) -> None:
+    """Run the source as a module, so that its classes can be pickled and their types be read."""
+    try:
+        code = compile(source, str(path), "exec")
+    except SyntaxError as error:
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise LoadError(f"{name}{where}: {error.msg}") from None
+    except ValueError as error:
+        raise LoadError(f"{name} is not Python: {error}") from None
+    label = f"kedge_file_{path.stem}"
+    while label in sys.modules and sys.modules[label].__file__ != str(path):
+        label += "_"
+    module = ModuleType(label)
+    module.__file__ = str(path)
+    sys.modules[label] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        exec(code, module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[label]
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
+        where = f"{name}, line {line}" if line else str(name)
+        kind = "" if isinstance(error, KedgeError) else f"{type(error).__name__}: "
+        raise LoadError(f"{where}: {kind}{error}") from error
