@@ -68,7 +68,7 @@ def test_the_eager_rival_computes_the_same_rounds_as_the_loop(work: Workload) ->
     assert gap(sim.weights, first) == 0
     for round in range(2):
         clients = sim.draw_cohort(round)
-        eager(clients, sim.cohort(clients).plan)
+        eager(clients, sim.cohort(clients).batches)
         sim.run_round(clients)
     assert gap(sim.weights, eager.server.state_dict()) < 1e-5
     assert gap(sim.weights, first) > 1e-2

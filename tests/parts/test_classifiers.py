@@ -249,7 +249,7 @@ def test_a_client_sends_sums_and_nothing_while_training() -> None:
     part = ccvr()
     run = images(norm="bn").simulate(part)
     assert [part.sends, part.uploads, part.keeps] == ["0", "0", "0"]
-    answer = client.survey(run.bound, take_jobs(run.cohort([1]).jobs, 0), {}, part)
+    answer = client.survey(run.bound, take_jobs(run.cohort([1]).jobs, 0), part)
     assert sum(tree.numel(u.value) for _, u in uploads_of(answer)) == 3 * (1 + 6 + 36)
 
 
@@ -297,7 +297,7 @@ def test_laws_hold_without_calibration_and_for_sums(law: str) -> None:
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_the_head_of_a_client_stays_put_even_under_weight_decay(engine: str) -> None:
     run = images(optim=SGD(lr=0.1, momentum=0.9, weight_decay=0.1)).simulate("spherefed", engine)
-    found, _ = run.engine.train(run.bound, run.cohort([0, 1, 2]), {})
+    found = run.train([0, 1, 2])[1].totals
     moved = {n: float(d.abs().max()) for n, d in found["mean_delta"].params.items()}
     assert {n for n, d in moved.items() if d == 0} == {"head.weight", "head.bias"}
 

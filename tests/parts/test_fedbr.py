@@ -160,7 +160,7 @@ def test_the_pool_is_the_union_of_all_means() -> None:
     part = FedBR(**TINY | {"rows": 6, "means": 2})
     run = images(sizes=(5, 9, 14)).simulate(part)
     cohort = run.cohort([0, 1, 2])
-    answers = [client.survey(run.bound, take_jobs(cohort.jobs, i), {}, part) for i in range(3)]
+    answers = [client.survey(run.bound, take_jobs(cohort.jobs, i), part) for i in range(3)]
     union = torch.cat([a["means"].value for a in answers]).flatten(1)
     run.survey(part, None)
     found = run.server.slots["fedbr"]["pseudo"].flatten(1)

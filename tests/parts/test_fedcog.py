@@ -145,7 +145,7 @@ def test_label_vectors_by_shares_and_all_alike() -> None:
         ({"targets": "custom", "shares": (0.5, -0.5, 1.0)}, "3 shares"),
         ({"targets": "custom", "shares": (0.0, 0.0, 0.0)}, "3 shares"),
         ({"targets": "custom"}, "3 shares"),
-        ({"betas": (0.5, 0.9, 0.9)}, "two numbers"),
+        ({"betas": (0.5, 0.9, 0.9)}, "list of 2 finite numbers"),
         ({"cut": "stage1"}, "without BatchNorm"),
     ],
 )
@@ -164,7 +164,7 @@ def test_disagreement_as_the_authors_compute_it() -> None:
     run = images().simulate(FedCOG(**TINY))
     part = FedCOG(disagreement="official")
     job = take_jobs(run.cohort([0]).jobs, 0)
-    view = View(client.client_context(run.bound, job, {}, {}), part, "prepare")
+    view = View(client.client_context(run.bound, job, {}), part, "prepare")
     a, b = 3 * rng.normal(rng.key(1), (2, 7, 3), DOUBLE)
     p, q = a.softmax(1), b.softmax(1)
     m = (0.5 * (p + q)).clamp(0.01, 0.99)

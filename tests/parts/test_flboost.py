@@ -194,7 +194,7 @@ def test_traffic_is_one_number_per_class() -> None:
     symbols = run.bound.spec.symbols(boost)
     counted = [boost.count(f, symbols) for f in (boost.sends, boost.uploads, boost.keeps)]
     assert counted == [0, 3, 0]
-    found, _ = run.engine.train(run.bound, run.cohort([0, 2]), {})
+    found = run.train([0, 2])[1].totals
     uploads = found["uploads"][(boost.name, "counts")].value
     assert torch.equal(uploads, run.federation.label_counts()[[0, 2]])
 

@@ -197,7 +197,7 @@ def met(run: Simulation, step: int) -> torch.Tensor:
     job = take_jobs(run.cohort([1]).jobs, 0)
     carry = client.begin(run.bound, job)
     at = torch.tensor(step, dtype=torch.int32)
-    context = client.client_context(run.bound, job, {}, carry.local, at)
+    context = client.client_context(run.bound, job, carry.local, at)
     return part._partners(View(context, part, "transform"), 2)["x"]
 
 
@@ -210,7 +210,7 @@ def test_both_hooks_of_fedmix_meet_the_same_rows() -> None:
     cohort = run.cohort([0])
     job = take_jobs(cohort.jobs, 0)
     carry = client.begin(run.bound, job)
-    context = client.client_context(run.bound, job, {}, carry.local, carry.step)
+    context = client.client_context(run.bound, job, carry.local, carry.step)
     batch = run.federation.clean(cohort.batches[0, 0])
     mixed = part.transform(View(context, part, "transform"), batch)
     pool, own = run.server.slots["fedmix"], run.federation.task.soft(batch.y, batch.x.dtype)
@@ -235,7 +235,7 @@ def test_soft_labels_of_parts_to_the_left_are_mixed_further() -> None:
     part, mixup = run.bound.parts[1], run.bound.parts[0]
     job = take_jobs(run.cohort([1]).jobs, 0)
     carry = client.begin(run.bound, job)
-    context = client.client_context(run.bound, job, {}, carry.local, carry.step)
+    context = client.client_context(run.bound, job, carry.local, carry.step)
     batch = run.federation.clean(run.cohort([1]).batches[0, 0])
     once = mixup.transform(View(context, mixup, "transform"), batch)
     both = part.transform(View(context, part, "transform"), once)

@@ -172,7 +172,7 @@ def test_the_contrasts_stop_after_some_epochs(epochs: int, steps: int) -> None:
     job = take_jobs(cohort.jobs, 0)
     terms = []
     for t in range(4):
-        context = client_context(run.bound, job, {}, {}, torch.tensor(t, dtype=torch.int32))
+        context = client_context(run.bound, job, {}, torch.tensor(t, dtype=torch.int32))
         batch = run.federation.clean(cohort.batches[0, t])
         v = View(context, own, "term")
         terms.append(float(own.term(v, run.weights.params, batch, v.forward(run.weights, batch.x))))

@@ -42,7 +42,8 @@ def test_all_mistakes_at_once_with_their_lines(tmp_path: Path) -> None:
         f"no setting 'ruonds'. Did you mean 'rounds'? ({file}, line 4)",
         f"epochs = 'many' is not a finite number above 0 ({file}, line 5)",
         "clip = -1.0 is below 0 (clip=-1)",
-        "engine = 'vecor' is not one of: auto, loop, vector. Did you mean 'vector'? (--engine)",
+        "engine = 'vecor' is not one of: auto, loop, reference, vector. Did you mean 'vector'? "
+        "(--engine)",
     ):
         assert piece in text
 
@@ -65,7 +66,7 @@ def test_all_mistakes_at_once_with_their_lines(tmp_path: Path) -> None:
         ("augment=crop+flop", "no augmentation 'flop'. Did you mean 'flip'"),
         ("schedule=exponental(0.9)", "no schedule 'exponental'. Did you mean 'exponential'"),
         ("schedule=exponential", "schedule: exponential.gamma has no default; write exponential("),
-        ("engine=vectorised", "engine = 'vectorised' is not one of: auto, loop, vector"),
+        ("engine=vectorised", "engine = 'vectorised' is not one of: auto, loop, reference, vector"),
         ("device=gpu", "device = 'gpu' is not one of: auto, cpu, cuda"),
         ("batchnorm=avg", "batchnorm = 'avg' is not one of: average, local, frozen, batch"),
         (

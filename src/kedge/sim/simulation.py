@@ -182,6 +182,15 @@ class Simulation:
         """The round that comes next, from 0."""
         return self.session.round
 
+    @round.setter
+    def round(self, round: int) -> None:
+        self.session.round = round
+
+    @property
+    def key(self) -> Tensor:
+        """The root key of the run."""
+        return self.session.key
+
     @property
     def work(self) -> LocalWork:
         return self.session.work
