@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from kedge.core.model import Model
     from kedge.core.optim import SGD, Adam
     from kedge.core.part import Mean, Out, Part, Stack, Sum, register
+    from kedge.core.round import Round
     from kedge.core.task import Batch, Classification, MultiLabel, Regression
     from kedge.core.tree import Weights
-    from kedge.core.view import Round, Spec, View
+    from kedge.core.view import Spec, View
     from kedge.core.work import LocalWork
     from kedge.data.federation import Federation
     from kedge.errors import KedgeError
@@ -39,7 +40,8 @@ else:
         "core.part": ("Mean", "Out", "Part", "Stack", "Sum", "register"),
         "core.task": ("Batch", "Classification", "MultiLabel", "Regression"),
         "core.tree": ("Weights",),
-        "core.view": ("Round", "Spec", "View"),
+        "core.round": ("Round",),
+        "core.view": ("Spec", "View"),
         "core.work": ("LocalWork",),
         "data.federation": ("Federation",),
         "errors": ("KedgeError",),

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.part import Mean, Out, Part, Stack, Sum
+from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 
 CLASSES = ("classification",)
 

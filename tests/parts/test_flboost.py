@@ -16,9 +16,9 @@ from kedge.core import rng, tree
 from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.part import Part
+from kedge.core.round import Round
 from kedge.core.task import make_task
 from kedge.core.tree import Weights
-from kedge.core.view import Round
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.distil import say, teach

@@ -12,9 +12,10 @@ import kedge
 from kedge.check.problems import Problem, images, quadratics
 from kedge.core import tree
 from kedge.core.part import Mean, Part
+from kedge.core.round import Round
 from kedge.core.task import Classification
 from kedge.core.tree import Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.engines import Execution, make_engine

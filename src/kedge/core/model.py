@@ -37,8 +37,10 @@ BATCHNORM = ("average", "local", "frozen", "batch")
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 _HEADS = ("head", "fc", "classifier")
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-NORMS += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+NORMS: tuple[type[nn.Module], ...] = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
 
 
 class Rows(NamedTuple):
@@ -303,7 +305,7 @@ def _skeleton(
                 child.eval()
             elif mode == "probe" or (mode == "eval" and batchnorm == "batch"):
                 child.train()
-                child.track_running_stats = False  # normalise by the batch, leave buffers alone
+                child.track_running_stats = False  # type: ignore[assignment]  # batch statistics
     # a head inside a child can only be read by a hook
     if type(net) is nn.Sequential and head in net._modules:
         return _as_stages(net)

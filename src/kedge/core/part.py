@@ -37,7 +37,8 @@ from kedge.schema import Schema, schema_of
 
 if TYPE_CHECKING:
     from kedge.core.method import Method
-    from kedge.core.view import Round, Spec, View
+    from kedge.core.round import Round
+    from kedge.core.view import Spec, View
 
 parts: Registry[type[Part]] = Registry(
     "part", see="kedge list", module="kedge.parts", group="kedge.parts"

@@ -17,8 +17,8 @@ from kedge.core.bound import Bound, Server
 from kedge.core.client import Reply
 from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Mean, Part, Stack, Sum, call
+from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round
 from kedge.errors import HookError
 
 Totals = dict[str, Any]

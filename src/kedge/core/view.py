@@ -1,5 +1,7 @@
-"""What parts see: a :class:`Spec` once, a :class:`View` on the client, a :class:`Round` on the
-server."""
+"""What parts see before the first round (:class:`Spec`) and on a client (:class:`View`).
+
+What they see on the server is a :class:`~kedge.core.round.Round`.
+"""
 
 from __future__ import annotations
 
@@ -277,81 +279,6 @@ class View:
         for piece in pieces[1:]:
             total = tree.add(total, piece)
         return total
-
-
-class Round:
-    """What a part sees on the server at the end of a round: reduced values only."""
-
-    def __init__(
-        self,
-        *,
-        part: Part,
-        model: Model,
-        spec: Spec,
-        round: int,
-        lr: float,
-        key: Tensor,
-        phase: str,
-        anchor: Weights,
-        server: Tree,
-        uploads: Tree,
-        totals: dict[str, Any],
-    ) -> None:
-        self._part, self._totals = part, totals
-        self.model, self.spec, self.task = model, spec, spec.task
-        self.round, self.lr, self.phase = round, lr, phase
-        self.key = rng.fold(key, part.name)
-        #: The weights before this round's update.
-        self.anchor = anchor
-        #: The part's own state.
-        self.server = server
-        #: The part's own uploads, each reduced as it was declared.
-        self.uploads = uploads
-        #: All clients of the federation, and those of this round.
-        self.num_clients = spec.num_clients
-        self.cohort = int(totals["count"])
-
-    @property
-    def weight(self) -> Tensor:
-        """Sum of the clients' weights (their numbers of examples) over the cohort."""
-        return self._totals["weight"]
-
-    @property
-    def mean_delta(self) -> Params:
-        """Weighted mean of the clients' updates."""
-        return self._totals["mean_delta"].params
-
-    @property
-    def sum_delta(self) -> Params:
-        """Plain sum of the clients' updates over the cohort."""
-        if not self._part.needs_sum:
-            raise HookError(f"{self._part.name} reads r.sum_delta: declare needs_sum = True")
-        return self._totals["sum_delta"].params
-
-    @property
-    def sums(self) -> Tree:
-        """Sum over the cohort of what ``contribute`` returned."""
-        return self._totals["contribution"]
-
-    @property
-    def clients(self) -> Weights:
-        """Every client's trained weights, stacked along a first axis, in the cohort's order."""
-        if not self._part.needs_clients:
-            raise HookError(f"{self._part.name} reads r.clients: declare needs_clients = True")
-        return self._totals["clients"]
-
-    @property
-    def weights(self) -> Tensor:
-        """Every client's weight in the mean, ``[K]``, in the order of :attr:`clients`."""
-        if not self._part.needs_clients:
-            raise HookError(f"{self._part.name} reads r.weights: declare needs_clients = True")
-        return self._totals["client_weights"]
-
-    def forward(
-        self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
-    ) -> Pass:
-        """A pass on the server; with ``train`` the new buffers are in the result."""
-        return self.model.forward(weights, x, mode, key=key, taps=self._part.cuts())
 
 
 def view_out(done: Pass, part: Part, rows: int) -> Out:

@@ -275,7 +275,7 @@ def watching_tensors(watch: Callable[[Any, Any], None]) -> Iterator[bool]:
         yield False
         return
 
-    class Watcher(module.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    class Watcher(module.TorchDispatchMode):  # type: ignore[name-defined]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False  # or torch would import its compiler, which takes seconds

@@ -10,8 +10,9 @@ from typing import Annotated
 
 from kedge.core import tree
 from kedge.core.part import Doc, Part, Range, register
+from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 
 
 @register

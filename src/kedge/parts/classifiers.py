@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.part import Doc, Out, Part, Range, Sum, register
+from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
 
 _ABSENT = -1e30  # stands for the log of 0; times a soft label of 0 it is 0, where -inf is not

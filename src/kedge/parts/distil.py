@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kedge.core import rng
 from kedge.core.model import Mode
+from kedge.core.round import Round
 from kedge.core.tree import Params, Weights
-from kedge.core.view import Round, Spec
+from kedge.core.view import Spec
 from kedge.parts.generators import Generator, feature_generator, image_generator
 
 

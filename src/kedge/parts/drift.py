@@ -14,9 +14,10 @@ from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.part import Doc, Mean, Out, Part, Range, Sum, register
+from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 from kedge.errors import FieldError, UnknownName
 from kedge.parts.variates import SCAFFOLD
 

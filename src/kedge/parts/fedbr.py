@@ -11,9 +11,10 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.part import Doc, Mean, Out, Part, Range, Stack, register
+from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 
 _WIDTH, _OUT = "(width if width else 2*F)", "(out if out else F)"
 _PROJECTION = f"F*{_WIDTH} + {_WIDTH}*{_WIDTH} + {_WIDTH}*{_OUT} + 2*{_WIDTH} + {_OUT}"

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.part import Doc, Out, Part, Range, Sum, register
+from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 
 FIRST_SCALE = 0.1  # standard deviation before the first round
 

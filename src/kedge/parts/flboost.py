@@ -16,8 +16,9 @@ from kedge.core import rng, tree
 from kedge.core.model import Mode
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Part, Range, Stack, register
+from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, Spec, View
+from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
 from kedge.parts.distil import allotted, drawn, faded, make_generator, say, teach, tuned
 from kedge.parts.generators import Generator, diversity

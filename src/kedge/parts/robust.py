@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.part import Doc, Part, Range, Stack, register
+from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round, View
+from kedge.core.view import View
 from kedge.errors import FieldError
 
 

@@ -78,9 +78,7 @@ class Simulation:
         if self.bound.needs("labels"):
             self.label_counts = federation.label_counts()
         state, folder = self.execution.state, self.execution.folder
-        self.store: Store | FirstState = Store(
-            self.bound.client(), federation.num_clients, state, folder
-        )
+        self.store = Store(self.bound.client(), federation.num_clients, state, folder)
         #: A GPU is given its work and does it by itself; the next round is drawn meanwhile.
         self.draws_ahead = device.type == "cuda"
         self._cohorts = Cohorts([weakref.proxy(self)])  # no cycle: a simulation ends with its name
@@ -119,7 +117,6 @@ class Simulation:
     def advance(self, group: Group, done: Outcome, surveyed: int) -> Totals:
         """Take in what the clients of a round returned."""
         after = self.session.aggregate(done.totals)
-        assert isinstance(self.store, Store)
         for places, states in done.next_states:
             self.store.put([group.clients[i] for i in places], states)
         self.session.accept(after, group.clients)
@@ -287,12 +284,10 @@ class Simulation:
         found = read_state(state, self._held())
         loaded = Server(found["weights"], found["slots"])
         self.server = tree.map(lambda x: x.to(self.federation.device), loaded)
-        assert isinstance(self.store, Store)
         self.store.rows = found["clients"]
         self.session.round = int(found["round"])
 
     def _held(self) -> Tree:
-        assert isinstance(self.store, Store)
         return {
             "weights": self.server.weights,
             "slots": self.server.slots,

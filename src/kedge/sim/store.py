@@ -99,13 +99,11 @@ class Store:
         return self._rows
 
 
-class FirstState:
+class FirstState(Store):
     """Clients' state in a trial: always the first one, and nothing is kept."""
 
-    where = "device"
-
     def __init__(self, first: Tree) -> None:
-        self._first = first
+        self.where, self._first, self._fresh = "device", first, set()
 
     def gather(self, clients: Sequence[int]) -> Tree:
         return tree.map(lambda x: x.expand(len(clients), *x.shape).clone(), self._first)

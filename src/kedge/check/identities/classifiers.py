@@ -17,8 +17,8 @@ from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, images, step_view
 from kedge.core import rng, tree
 from kedge.core.part import Part
+from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Round
 from kedge.parts.classifiers import CCVR, FedETF, SphereFed
 from kedge.sim.simulation import Simulation
 

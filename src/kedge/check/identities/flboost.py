@@ -17,9 +17,9 @@ from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, Problem
 from kedge.core import rng, tree
 from kedge.core.optim import SGD
+from kedge.core.round import Round
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
-from kedge.core.view import Round
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.parts.flboost import FLBoost

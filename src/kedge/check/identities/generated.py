@@ -18,9 +18,9 @@ from kedge.check.problems import DOUBLE, Problem, images, step_view
 from kedge.core import rng, tree
 from kedge.core.optim import SGD
 from kedge.core.part import Part
+from kedge.core.round import Round
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
-from kedge.core.view import Round
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.parts.distil import allotted, drawn

@@ -36,10 +36,10 @@ class Need(NamedTuple):
 def peak(work: Callable[[], Any], device: torch.device) -> int:
     """Bytes that some work held at once, at most, on top of what was there before."""
     if device.type != "cuda":
-        held, before = _Held(), _process_bytes()
+        held, earlier = _Held(), _process_bytes()
         with watching_tensors(held.watch) as watched:
             work()
-        return held.most if watched else max(1, _process_bytes() - before)
+        return held.most if watched else max(1, _process_bytes() - earlier)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

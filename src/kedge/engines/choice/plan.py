@@ -80,8 +80,8 @@ def candidates(settings: Settings, sim: Subject) -> list[Execution]:
     plain = [way for name in engines for way in engines[name].candidates(request)]
     plain.sort(key=lambda way: (way.streams > 0) + 2 * (way.workers > 0))  # simplest first
     last = {way.engine: way for way in plain if not way.workers}  # of each, with most streams
-    fused = [way for way in last.values() if engines[way.engine].fusible(request.device)]
-    compiled = [dataclasses.replace(way, compile=True) for way in fused]
+    fusible = [way for way in last.values() if engines[way.engine].fusible(request.device)]
+    compiled = [dataclasses.replace(way, compile=True) for way in fusible]
     if settings.compile == "on":
         return compiled
     return plain + (compiled if settings.compile == "auto" and request.can_compile else [])
