@@ -15,6 +15,8 @@
     ├── LoadError           a file of one's own that cannot be loaded, with file and line
     ├── HookError           a part's hook failed, with hook, round, client and step
     ├── NotFinite           a loss became NaN or infinite, with the value of every term
+    ├── WireError           a message that is not what its receiver expects
+    ├── TermsError          terms of a federation that cannot be read, or that others do not share
     ├── CheckFailed         a part broke a law or an identity of its paper
     └── Interrupted         Ctrl-C: the round was finished and saved
 """
@@ -106,6 +108,14 @@ class HookError(KedgeError):
 
 class NotFinite(KedgeError):
     """A loss that became NaN or infinite."""
+
+
+class WireError(KedgeError):
+    """A message that is not what its receiver expects."""
+
+
+class TermsError(KedgeError):
+    """Terms of a federation that cannot be read, or data that do not fit them."""
 
 
 class CheckFailed(KedgeError):

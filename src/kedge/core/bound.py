@@ -101,6 +101,12 @@ class Bound:
         self.spec = replace(spec, params=public)
         self.cuts = tuple(dict.fromkeys(c for p in self.parts for c in p.cuts()))
 
+    def with_data(self, data: Data) -> Bound:
+        """The same on other data, in the same phases."""
+        made = copy.copy(self)
+        made.data = data
+        return made
+
     def part(self, name: str) -> Part:
         """The part of the method that has this name."""
         return next(p for p in self.parts if p.name == name)

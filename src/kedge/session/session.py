@@ -48,6 +48,13 @@ class Down(NamedTuple):
     sent: dict[str, Tree]
 
 
+class Answer(NamedTuple):
+    """A client's answer to a survey, and the weight it has in means."""
+
+    value: Tree
+    weight: Tensor
+
+
 class Session:
     """The state of a run between rounds, without data.
 
@@ -141,13 +148,10 @@ class Session:
             total = server.add_totals(total, found) if total else found
         return total
 
-    def reduce_survey(
-        self, ask: Ask, answers: Iterable[Tree], weight: Tensor, ops: Ops = REFERENCE
-    ) -> Totals:
-        """Totals of the answers to a survey, whose clients have weights ``[K]``."""
-        return server.survey_totals(
-            self.bound.part(ask.part), tree.stack(list(answers)), weight, ops
-        )
+    def reduce_survey(self, ask: Ask, answers: Iterable[Answer], ops: Ops = REFERENCE) -> Totals:
+        """Totals of the answers to a survey."""
+        every: Answer = tree.stack(list(answers))
+        return server.survey_totals(self.bound.part(ask.part), every.value, every.weight, ops)
 
     def absorb(self, ask: Ask, totals: Totals) -> int:
         """Give a part the reduced answers to its survey; returns the bytes that clients sent."""

@@ -1,0 +1,141 @@
+"""What all members of a federation agree on before the first round: settings and data schema.
+
+Terms are text and numbers. Two members have the same terms if their hashes are equal; from there on
+a server needs nothing of a client's data, and a client nothing of the other clients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.core import rng, tree
+from kedge.core.bound import Bound
+from kedge.core.method import parse
+from kedge.core.model import Model
+from kedge.core.optim import make_optimizer
+from kedge.core.task import Task, make_task
+from kedge.core.view import Data
+from kedge.core.work import LocalWork
+from kedge.errors import TermsError
+from kedge.session.session import Session
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DataSchema:
+    """What inputs and labels mean, everywhere alike.
+
+    ``columns`` names the inputs of a table in their order; the one-hot column of a word is
+    ``name=word``. ``classes`` names the outputs in their order. ``mean`` and ``std`` scale inputs,
+    one number per channel or column.
+    """
+
+    shape: tuple[int, ...]
+    task: str
+    outputs: int
+    classes: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Settings of a federation, as in :class:`~kedge.sim.Simulation`, and the data schema.
+
+    >>> schema = DataSchema((4,), "classification", 2, classes=("no", "yes"))
+    >>> terms = Terms(schema, num_clients=3, method="scaffold")
+    >>> Terms.from_json(terms.to_json()) == terms
+    True
+    """
+
+    data: DataSchema
+    num_clients: int
+    method: str = "fedavg"
+    model: str = "own"  # a model's text, or "own" for a module that every member brings
+    batchnorm: str = "average"
+    optimizer: str = "sgd"
+    batch: int = 32
+    steps: int = 0  # 0: count epochs
+    epochs: float = 1.0
+    replacement: bool = False
+    weighting: str = "size"
+    per_round: int = 0  # 0: all
+    rounds: int = 1
+    seed: int = 0
+    dtype: str = "float32"
+
+    @property
+    def work(self) -> LocalWork:
+        return LocalWork(self.batch, self.steps or None, self.epochs, self.replacement)
+
+    @property
+    def task(self) -> Task:
+        return make_task(self.data.task, self.data.outputs)
+
+    @property
+    def hash(self) -> str:
+        """Equal for equal terms, on every machine."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Terms:
+        """Terms from their text; a TermsError if it is not what :meth:`to_json` writes."""
+        try:
+            values = json.loads(text)
+            if values.pop("format", None) != FORMAT:
+                raise TermsError("these terms have another format; use the same release of kedge")
+            data = _fields(DataSchema, values.pop("data"))
+            return _fields(cls, values | {"data": data})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TermsError(f"these are no terms of a federation: {error}") from None
+
+    def bind(self, model: Model, data: Data, device: torch.device | str = "cpu") -> Bound:
+        """The method of these terms on a model and on some data. All members start from the
+        model's weights, so they must be the same everywhere."""
+        kind = getattr(torch, self.dtype)
+
+        def place(w: Tensor) -> Tensor:
+            return w.to(device, kind if w.is_floating_point() else None)
+
+        return Bound(
+            parse(self.method),
+            model,
+            self.task,
+            make_optimizer(self.optimizer),
+            data,
+            num_clients=self.num_clients,
+            input_shape=self.data.shape,
+            initial=tree.map(place, model.weights()),
+            key=rng.fold(rng.key(self.seed), "init").to(device),
+        )
+
+    def session(self, bound: Bound) -> Session:
+        """The server's side under these terms."""
+        return Session(
+            bound,
+            work=self.work,
+            per_round=self.per_round or None,
+            weighting=self.weighting,
+            seed=self.seed,
+        )
+
+
+def _fields(cls: type[Any], values: Mapping[str, Any]) -> Any:
+    """An instance from JSON values, in which tuples are lists."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    if values.keys() != names:
+        raise TermsError(f"unknown or missing: {', '.join(sorted(values.keys() ^ names))}")
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

@@ -1,0 +1,258 @@
+"""Trees as bytes and back: what crosses the wire, with a version and checks.
+
+A message is one safetensors file: named arrays and a small header, no pickle and no code. The
+receiver knows what it must hold from a *template*, a tree of the same structure whose leaves are
+dtypes and shapes, and checks version, kind, names, dtypes, shapes and lengths before an array is
+made. :func:`reply_template` makes the template of a client's reply without having seen one, by a
+dry round on blank samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from kedge.core import client, tree
+from kedge.core.bound import Bound, Server
+from kedge.core.client import Reply
+from kedge.core.part import Mean, Part, Stack, Sum
+from kedge.core.task import Batch
+from kedge.core.tree import Tree, Weights
+from kedge.core.view import Chunks, Info, Job
+from kedge.errors import WireError
+from kedge.session.session import Answer, Down
+
+VERSION = "1"
+MAX_HEADER_BYTES = 1 << 26  # of names, dtypes and shapes; arrays are not bounded
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+#: Named tuples that a message may hold.
+TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Reply, Answer, Down)}
+
+
+class Leaf(NamedTuple):
+    """What an array must be."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def template_of(value: Tree) -> Tree:
+    """The template of messages that hold trees like ``value``.
+
+    >>> template_of({"w": torch.zeros(2, 3)})
+    {'w': Leaf(dtype=torch.float32, shape=(2, 3))}
+    """
+    if isinstance(value, dict):
+        return {key: template_of(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return type(value)(*(template_of(item) for item in value))
+    return Leaf(value.dtype, tuple(value.shape))
+
+
+def pack(kind: str, value: Tree, **notes: str) -> bytes:
+    """A tree as a message of some kind, with notes such as the round.
+
+    >>> unpack(pack("state", {"w": torch.ones(2)}), "state", {"w": Leaf(torch.float32, (2,))})
+    {'w': tensor([1., 1.])}
+    """
+    arrays = {name: leaf.detach().cpu().contiguous() for name, leaf in _named(value).items()}
+    head = json.dumps({"version": VERSION, "kind": kind, **notes}, sort_keys=True)
+    return save(arrays, {"kedge": head})  # one entry, so that equal trees are equal bytes
+
+
+def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
+    """The tree of a message: in the structure of its template, or, without one, in the structure
+    that the message describes (a client trusts what its server sends).
+
+    Raises:
+        WireError: it is not such a message, or its arrays are not those of the template.
+    """
+    check(message, kind, template)
+    arrays = load(message)
+    return _structured(arrays) if template is None else _filled(template, arrays)
+
+
+def notes_of(message: bytes) -> dict[str, str]:
+    """The notes of a message, its kind and version among them."""
+    return _header(message)[0]
+
+
+def check(message: bytes, kind: str, template: Tree = None) -> None:
+    """Raise a WireError unless a message is what its receiver expects; no array is made. Without a
+    template, names and shapes are free, and lengths are checked against them."""
+    notes, entries, data_bytes = _header(message)
+    if notes.get("version") != VERSION:
+        raise WireError(
+            f"the message has version {notes.get('version')!r}, this kedge reads {VERSION!r}; "
+            "use the same release on both sides"
+        )
+    if notes.get("kind") != kind:
+        raise WireError(f"expected a message of kind {kind!r}, found {notes.get('kind')!r}")
+    wanted = (
+        {name: _leaf(e) for name, e in entries.items()} if template is None else _named(template)
+    )
+    strange = sorted(entries.keys() ^ wanted.keys())
+    if strange:
+        what = "lacks" if strange[0] in wanted else "holds an unknown array"
+        raise WireError(f"the {kind} {what} {strange[0]!r}")
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: _offsets(item[1])[0]):
+        leaf, found = wanted[name], _leaf(entry)
+        if leaf is None or found != leaf:
+            raise WireError(f"the {kind}'s array {name!r} is {found}, expected {leaf}")
+        if _offsets(entry) != (end, end + leaf.nbytes):
+            raise WireError(f"the {kind}'s array {name!r} does not have the length of its shape")
+        end += leaf.nbytes
+    if end != data_bytes:
+        raise WireError(f"the {kind} holds {data_bytes} bytes of arrays, its header says {end}")
+
+
+def _header(message: bytes) -> tuple[dict[str, str], dict[str, Any], int]:
+    """Notes, entries of the arrays, and how many bytes these have."""
+    size = int.from_bytes(message[:8], "little")
+    if len(message) < 8 or size > min(MAX_HEADER_BYTES, len(message) - 8):
+        raise WireError("this is not a message: its header does not fit into it")
+    try:
+        header = json.loads(message[8 : 8 + size])
+        notes = json.loads(header.pop("__metadata__")["kedge"])
+        entries = {str(name): dict(entry) for name, entry in header.items()}
+        return {str(k): str(v) for k, v in notes.items()}, entries, len(message) - 8 - size
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        raise WireError("this is not a message: its header cannot be read") from None
+
+
+def _leaf(entry: dict[str, Any]) -> Leaf | None:
+    shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    return Leaf(dtype, tuple(shape or ())) if whole and dtype is not None else None
+
+
+def _offsets(entry: dict[str, Any]) -> tuple[int, int]:
+    found = entry.get("data_offsets")
+    whole = isinstance(found, list) and len(found) == 2 and all(type(n) is int for n in found)
+    return (found[0], found[1]) if whole and found else (-1, -1)
+
+
+def _named(value: Tree, prefix: str = "") -> dict[str, Any]:
+    """Every leaf under its path: keys of dicts, and ``Type:field`` for named tuples."""
+    if isinstance(value, Leaf) or not isinstance(value, (dict, tuple)):
+        return {prefix: value}
+    pairs = value
+    if isinstance(value, tuple):
+        kind = type(value).__name__
+        pairs = {f"{kind}:{k}": v for k, v in value._asdict().items()}  # type: ignore[attr-defined]
+    found: dict[str, Any] = {}
+    for key, item in pairs.items():  # type: ignore[union-attr]
+        found |= _named(item, f"{prefix}{tree.SEPARATOR}{key}" if prefix else key)
+    return found
+
+
+def _filled(template: Tree, arrays: dict[str, Tensor], prefix: str = "") -> Tree:
+    """Arrays in the structure of a template."""
+    if isinstance(template, Leaf):
+        return arrays[prefix]
+    start = prefix + tree.SEPARATOR if prefix else ""
+    if isinstance(template, dict):
+        return {key: _filled(item, arrays, start + key) for key, item in template.items()}
+    kind, fields = type(template).__name__, template._asdict().items()
+    values = (_filled(item, arrays, f"{start}{kind}:{key}") for key, item in fields)
+    return type(template)(*values)
+
+
+def _structured(arrays: dict[str, Tensor]) -> Tree:
+    """Arrays in the structure that their names tell; empty branches are not told."""
+    root: dict[str, Any] = {}
+    for name, value in arrays.items():
+        *path, last = name.split(tree.SEPARATOR)
+        node = root
+        for key in path:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return _typed(root)
+
+
+def _typed(node: Tree) -> Tree:
+    if not isinstance(node, dict):
+        return node
+    found = {key: _typed(item) for key, item in node.items()}
+    kinds = {key.partition(":")[0] for key in found if ":" in key}
+    if len(kinds) != 1 or not all(":" in key for key in found):
+        return found
+    kind = TYPES.get(kinds.pop())
+    fields = {key.partition(":")[2]: item for key, item in found.items()}
+    if kind is None or not fields.keys() <= set(kind._fields):
+        raise WireError("the message holds a structure that this kedge does not know")
+    return kind(**{name: fields.get(name, {}) for name in kind._fields})
+
+
+# -- templates of what has not been seen yet ------------------------------------------------------
+
+
+class Blank:
+    """Two samples of zeros, for a dry round."""
+
+    is_random = False
+
+    def __init__(self, bound: Bound) -> None:
+        spec, outputs = bound.spec, bound.task.outputs
+        self._x = torch.zeros((2, *spec.input_shape), dtype=spec.dtype, device=spec.device)
+        one_class = bound.task.one_class
+        self._y = torch.zeros((2,) if one_class else (2, outputs), device=spec.device)
+        self._y = self._y.to(torch.int64 if one_class else spec.dtype)
+
+    def batch(self, index: Tensor, key: Tensor) -> Batch:
+        return Batch(self._x[index % 2], self._y[index % 2])
+
+    def clean(self, index: Tensor) -> Batch:
+        return Batch(self._x[index % 2], self._y[index % 2])
+
+
+def reply_template(bound: Bound, server: Server, batch: int) -> Reply:
+    """The template of a reply in the phases of ``bound``, from a dry round of one step; what stays
+    on the client is left out."""
+    dry, job = _dry(bound, server)
+    index = torch.zeros(batch, dtype=torch.int64, device=bound.spec.device)
+    done = client.end(dry, job, client.step(dry, job, client.begin(dry, job), index))
+    return template_of(without_state(done))
+
+
+def survey_template(bound: Bound, server: Server, part: Part) -> Tree:
+    """The template of an answer to a part's survey."""
+    return template_of(client.survey(*_dry(bound, server), part))
+
+
+def without_state(reply: Reply) -> Reply:
+    """A reply as it travels: the client's next state stays where it is."""
+    return reply._replace(client={})
+
+
+def _dry(bound: Bound, server: Server) -> tuple[Bound, Job]:
+    spec = bound.spec
+    one = torch.ones((), dtype=spec.dtype, device=spec.device)
+    zero = torch.zeros((), dtype=torch.int64, device=spec.device)
+    rows = torch.zeros((1, 2), dtype=torch.int64, device=spec.device)
+    job = Job(
+        anchor=server.weights,
+        sent=bound.sent(server),
+        client=bound.client(),
+        info=Info(zero, zero, one, one, one, one, one),
+        key=spec.key,
+        counts=torch.ones(bound.task.outputs, dtype=spec.dtype, device=spec.device),
+        chunks=Chunks(rows, torch.ones_like(rows, dtype=spec.dtype)),
+    )
+    return bound.with_data(Blank(bound)), job
