@@ -201,3 +201,21 @@ def test_centralised_training_is_one_client_with_everything() -> None:
     assert record["divergence"] == pytest.approx(0, abs=1e-3)
     with pytest.raises(KedgeError, match="central .*write clients = 1"):
         kedge.run("fedavg", partition="central", clients=3, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "ran"),
+    [(None, "fedprox(mu=0.5)"), ("fedavg", "fedavg"), (kedge.parse("fedavg"), "fedavg")],
+)
+def test_an_explicit_method_overrides_the_file_even_fedavg(
+    method: kedge.Method | str | None, ran: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('method = "fedprox(mu=0.5)"\nclients = 3\nrounds = 1\nseeds = [0]\n')
+    assert kedge.run(method, config=file).config.method == ran
+    swept = kedge.sweep(method, {"lr": [0.1, 0.2]}, config=file, engine="loop")
+    assert [r.config.method for r in swept] == [ran, ran]
+
+
+def test_without_a_method_and_a_file_fedavg_is_run() -> None:
+    assert kedge.run(clients=3, rounds=1, seeds=(0,)).config.method == "fedavg"
