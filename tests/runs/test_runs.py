@@ -71,10 +71,14 @@ def test_compare_starts_everybody_equally() -> None:
 
 
 def test_interval_by_hand() -> None:
-    """1, 2, 3: mean 2, sd 1, t(2) = 4.303, so 2 ± 4.303/sqrt(3) = 2 ± 2.4843."""
+    """1, 2, 3: mean 2, sd 1, t(2) = 4.30265, so 2 ± 4.30265/sqrt(3) = 2 ± 2.48414."""
     low, high = Stat.of([1, 2, 3]).interval()
-    assert low == pytest.approx(2 - 2.48434, abs=1e-4)
-    assert high == pytest.approx(2 + 2.48434, abs=1e-4)
+    assert low == pytest.approx(2 - 2.48414, abs=1e-5)
+    assert high == pytest.approx(2 + 2.48414, abs=1e-5)
+    # 15 times 0 and 15 times 2: sd = sqrt(30/29), t(29) = 2.04523; the normal's 1.96 is too small
+    low, high = Stat.of([0, 2] * 15).interval()
+    assert high - 1 == pytest.approx(2.04523 * (30 / 29) ** 0.5 / 30**0.5, rel=1e-5)
+    assert low == pytest.approx(2 - high)
     assert Stat.of([5]).interval() is None
     assert str(Stat.of([1, 2, 3])) == "2.00±1.00"
 
