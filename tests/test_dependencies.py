@@ -51,3 +51,10 @@ def test_importing_kedge_gives_no_warning() -> None:
         [sys.executable, "-W", "error", "-c", "import kedge"], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_importing_kedge_does_not_import_the_compiler() -> None:
+    """Nor what it brings along: sympy takes a quarter of the time that a client needs to start."""
+    code = "import sys, kedge; print({'sympy', 'torch._inductor'} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.compile_utils import fx_graph_cse
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from kedge.core import tree
 
@@ -27,6 +25,10 @@ def compiled(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]
 
     A very long one is returned as it is.
     """
+    # imported here because both import sympy, which takes a quarter of the time of `import kedge`
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     structure: list[Any] = []
 
     def flat(*leaves: Tensor) -> list[Tensor]:
