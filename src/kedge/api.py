@@ -31,7 +31,7 @@ from kedge.sim.simulation import Simulation
 
 
 def run(
-    method: str | Method | Part = "fedavg",
+    method: str | Method | Part | None = None,
     *,
     config: str | Path | None = None,
     out: str | Path | None = None,
@@ -41,12 +41,11 @@ def run(
 ) -> Result:
     """Run a method on a named dataset; every setting of ``kedge run --help`` is a keyword.
 
-    ``config`` is a TOML file that the keywords override. ``out`` keeps the run in a folder, where
+    ``config`` is a TOML file that ``method`` and the keywords override; without a ``method`` the
+    file's is run, or FedAvg where it names none. ``out`` keeps the run in a folder, where
     ``resume=True`` goes on. ``watch(seed, record)`` is called after every round.
     """
-    named = method != "fedavg" or config is None
-    if named:
-        settings["method"] = repr(parse(method)) if not isinstance(method, str) else method
+    settings |= _method_setting(method)
     return runner.run(load_config(config, flags=settings), out, resume, watch)
 
 
@@ -67,7 +66,7 @@ def compare(
 
 
 def sweep(
-    method: str | Method | Part = "fedavg",
+    method: str | Method | Part | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
     *,
     config: str | Path | None = None,
@@ -80,11 +79,11 @@ def sweep(
 
     A key is any setting of :func:`run`, or a field of a part in the method. Results come in the
     order of the product, the last key changing fastest; ``result.config`` says which is which.
+    Without a ``method`` the one of ``config`` is run, or FedAvg where it names none.
     Combinations that differ in numbers train side by side. One whose loss is not finite ends
     alone; its metric is NaN from there on. ``out`` keeps every run in a folder of its own.
     """
-    if method != "fedavg" or config is None:
-        settings["method"] = repr(parse(method)) if not isinstance(method, str) else method
+    settings |= _method_setting(method)
     return sweeps.sweep(combine(grid or {}, config, settings), out, resume, watch).results
 
 
@@ -108,7 +107,7 @@ def fit(
     labels: whole numbers are classes, rows of 0 and 1 are multi-label, the rest is regression.
     """
     settings = {"seeds": (0,)} | settings
-    settings["method"] = repr(parse(method)) if not isinstance(method, str) else method
+    settings |= _method_setting(method)
     config = load_config(flags=settings | {"data": "own", "clients": len(clients)})
     x, y, rows = _joined(clients)
     module = (
@@ -159,6 +158,13 @@ def load_model(folder: str | Path, seed: int | None = None) -> nn.Module:
     module = build(text, dataset.shape, dataset.outputs)
     module.load_state_dict(load_file(path))
     return module.eval()
+
+
+def _method_setting(method: str | Method | Part | None) -> dict[str, str]:
+    """The setting ``method`` in the method grammar; none if no method is given."""
+    if method is None:
+        return {}
+    return {"method": method if isinstance(method, str) else repr(parse(method))}
 
 
 def _joined(clients: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:

@@ -129,9 +129,9 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
 
     sim = make(Config(clients=3))(0, LOOP)
     pieces = [Piece([0, 1, 2], sim.work)]
-    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1)) == {LOOP, VECTOR}
+    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP, VECTOR}
     monkeypatch.setattr(Vector, "replies", small)
-    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1)) == {LOOP}
+    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP}
     assert sizes[:2] == [3, 1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,65 @@ def test_a_model_that_vector_cannot_run_runs_in_the_loop(tmp_path: Path) -> None
     assert result.engine == "loop"
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "engine vector cannot run this model with this method" in log
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, engine: type, compile: bool, error: BaseException):
+    """An engine that raises in training, as one whose compiled step is wrong."""
+    name = "train_stack" if engine is Vector else "train"
+    train = getattr(engine, name)
+
+    def fail(self: Any, *args: Any) -> Any:
+        if self.how.compile == compile:
+            raise error
+        return train(self, *args)
+
+    monkeypatch.setattr(engine, name, fail)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_candidate_that_fails_in_any_way_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    """The compiler's steps check their inputs by ``assert``."""
+    error = AssertionError("expected size 3==3, stride 1==512 at dim=1\nThis error most often ...")
+    failing(monkeypatch, Vector, True, error)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(measure, "LONG", 0.0)
+    monkeypatch.setattr(measure, "HOPE", math.inf)
+    note = (
+        "engine vector compiled failed in a trial and is left out: "
+        "AssertionError: expected size 3==3, stride 1==512 at dim=1"
+    )
+    for _ in range(2):  # the second time from what is remembered
+        found = planned(clients=3)
+        assert not found.how.compile
+        assert found.notes == (note,)
+        assert note in found.lines()
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_engine_that_fails_in_any_way_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, engine in (("vector", Vector), ("loop", Loop)):
+        with monkeypatch.context() as patch:
+            failing(patch, engine, False, ZeroDivisionError())
+            found = planned(clients=3, method=f"fedprox(mu=0.{len(name)})")
+        text = f"engine {name} cannot run this model with this method: ZeroDivisionError"
+        assert found.how.engine != name
+        assert found.notes[0] == text
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_engine_that_was_asked_for_fails_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, Vector, False, AssertionError("wrong stride"))
+    with pytest.raises(AssertionError, match="wrong stride"):
+        kedge.run(engine="vector", clients=3, rounds=1, seeds=(0,))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_trial_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, Vector, False, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        planned(clients=3)
 
 
 # -- time -------------------------------------------------------------------------------------

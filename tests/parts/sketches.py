@@ -296,7 +296,7 @@ class Recipes(Part):
     name = "recipes"
     tasks = CLASSES
     needs_labels = True
-    uploads = "1"
+    uploads = "P + 1"
 
     def logits(self, v: View, batch: Batch, logits: Tensor) -> Tensor:
         return logits + torch.log(v.label_counts + 1)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from faults import is_found
 from torch import nn
 
-from kedge.check.identities.generated import _table
+from kedge.check.identities.two_linear import server_round_of
 from kedge.check.laws import LAWS
 from kedge.check.problems import DOUBLE, images
 from kedge.core import rng, tree
@@ -224,7 +224,7 @@ def test_by_comparison_or_not_the_samples_are_the_same() -> None:
 
 def test_server_steps_leave_their_inputs_alone() -> None:
     for part in (gen(), gen(level="input"), df()):
-        r, weights = _table(part)
+        r, weights = server_round_of(part)
         held = [*tree.leaves(r.clients), *tree.leaves(weights), *tree.leaves(r.server), r.key]
         before, versions = [x.clone() for x in held], [x._version for x in held]
         new, slot = part.server_step(r, weights)

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import kedge
 from kedge.core import tree
 from kedge.errors import DataError, KedgeError
-from kedge.runs.folder import Folder
+from kedge.runs.folder import FORMAT, Folder
 
 SETTINGS = {"clients": 6, "rounds": 12, "seeds": (0, 1), "steps": 4, "per_round": 4}
 ARGS = ["--clients", "6", "--rounds", "12", "--seeds", "0,1", "--steps", "4", "--per-round", "4"]
@@ -142,6 +143,40 @@ def test_a_damaged_checkpoint_is_named(straight: tuple, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"checkpoint.safetensors is damaged .*delete it"):
         kedge.run("fedavg", out=out, resume=True, clients=4, rounds=2, seeds=(0,))
+
+
+def _stopped_after_one_round(out: Path) -> Path:
+    """A run of two rounds that was killed after its first; returns the checkpoint."""
+    kedge.run("fedavg", out=out, clients=4, rounds=1, seeds=(0,), engine="loop")
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 1\n", "rounds = 2\n"))
+    return out / "seed-0" / "checkpoint.safetensors"
+
+
+def test_a_checkpoint_without_a_format_number_goes_on(tmp_path: Path) -> None:
+    """Those that were written before there was one."""
+    path = _stopped_after_one_round(tmp_path / "old")
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"kedge.format": str(FORMAT)}
+    save_file(load_file(path), path)
+    settings = {"clients": 4, "rounds": 2, "seeds": (0,), "engine": "loop"}
+    resumed = kedge.run("fedavg", out=tmp_path / "old", resume=True, **settings)
+    assert (resumed.array("loss") == kedge.run("fedavg", **settings).array("loss")).all()
+
+
+@pytest.mark.parametrize("number", [str(FORMAT + 1), "0", "x"])
+def test_a_checkpoint_of_another_format_is_refused(number: str, tmp_path: Path) -> None:
+    path = _stopped_after_one_round(tmp_path / "new")
+    save_file(load_file(path), path, {"kedge.format": number})
+    with pytest.raises(
+        DataError,
+        match=rf"checkpoint.safetensors has checkpoint format {number}; kedge {kedge.__version__} "
+        rf"reads formats up to {FORMAT}. Go on with the kedge that wrote it, or delete it",
+    ):
+        kedge.run(
+            "fedavg", out=tmp_path / "new", resume=True, clients=4, rounds=2, seeds=(0,),
+            engine="loop",
+        )  # fmt: skip
 
 
 def test_a_full_disk_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,14 @@ def test_compare_starts_everybody_equally() -> None:
 
 
 def test_interval_by_hand() -> None:
-    """1, 2, 3: mean 2, sd 1, t(2) = 4.303, so 2 ± 4.303/sqrt(3) = 2 ± 2.4843."""
+    """1, 2, 3: mean 2, sd 1, t(2) = 4.30265, so 2 ± 4.30265/sqrt(3) = 2 ± 2.48414."""
     low, high = Stat.of([1, 2, 3]).interval()
-    assert low == pytest.approx(2 - 2.48434, abs=1e-4)
-    assert high == pytest.approx(2 + 2.48434, abs=1e-4)
+    assert low == pytest.approx(2 - 2.48414, abs=1e-5)
+    assert high == pytest.approx(2 + 2.48414, abs=1e-5)
+    # 15 times 0 and 15 times 2: sd = sqrt(30/29), t(29) = 2.04523; the normal's 1.96 is too small
+    low, high = Stat.of([0, 2] * 15).interval()
+    assert high - 1 == pytest.approx(2.04523 * (30 / 29) ** 0.5 / 30**0.5, rel=1e-5)
+    assert low == pytest.approx(2 - high)
     assert Stat.of([5]).interval() is None
     assert str(Stat.of([1, 2, 3])) == "2.00±1.00"
 
@@ -201,3 +205,21 @@ def test_centralised_training_is_one_client_with_everything() -> None:
     assert record["divergence"] == pytest.approx(0, abs=1e-3)
     with pytest.raises(KedgeError, match="central .*write clients = 1"):
         kedge.run("fedavg", partition="central", clients=3, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "ran"),
+    [(None, "fedprox(mu=0.5)"), ("fedavg", "fedavg"), (kedge.parse("fedavg"), "fedavg")],
+)
+def test_an_explicit_method_overrides_the_file_even_fedavg(
+    method: kedge.Method | str | None, ran: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('method = "fedprox(mu=0.5)"\nclients = 3\nrounds = 1\nseeds = [0]\n')
+    assert kedge.run(method, config=file).config.method == ran
+    swept = kedge.sweep(method, {"lr": [0.1, 0.2]}, config=file, engine="loop")
+    assert [r.config.method for r in swept] == [ran, ran]
+
+
+def test_without_a_method_and_a_file_fedavg_is_run() -> None:
+    assert kedge.run(clients=3, rounds=1, seeds=(0,)).config.method == "fedavg"

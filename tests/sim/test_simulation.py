@@ -44,6 +44,19 @@ def noise_federation(shape, outputs, sizes, dtype=torch.float64) -> Federation:
     return Federation(x, y, clients, kedge.Classification(outputs), test=(x, y), dtype=dtype)
 
 
+@pytest.mark.parametrize("method", ["fednova", "fedexp+fedper", "groupdro+scaffold"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_update_beside_a_contribution_is_counted(method: str, engine: str) -> None:
+    """The mean of the updates is taken in any case, so they travel, too: three clients, eight bytes
+    a number, and what the parts declare beside FedAvg's update."""
+    run = images(norm="bn").simulate(method, engine)
+    symbols = [run.bound.spec.symbols(part) for part in run.bound.method.parts]
+    sums = zip(run.bound.method.parts, symbols, strict=True)
+    declared = sum(part.count(part.uploads, own) for part, own in sums)
+    plain = images(norm="bn").simulate("fedavg", engine)
+    assert run.run_round()["up_bytes"] - plain.run_round()["up_bytes"] == 3 * 8 * declared
+
+
 @pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_task_learns(task: str, engine: str) -> None:

@@ -157,12 +157,14 @@ def frugal(part: Part) -> None:
     reply, base = _reply(run, 0), _reply(plain, 0)
     weights = run.bound.only_public(run.weights)
     up = sum(tree.numel(u.value) for _, u in uploads_of(reply.uploads))
-    update = reply.contribution if part.has("contribute") else reply.delta.params
     measured = {
         "sends": tree.numel(weights)
         - tree.numel(plain.weights)
         + tree.numel(run.bound.sent(run.server)),
-        "uploads": up + tree.numel(update) - tree.numel(base.delta.params),
+        "uploads": up
+        + tree.numel(reply.contribution)
+        + tree.numel(reply.delta.params)
+        - tree.numel(base.delta.params),
         "keeps": tree.numel(run.bound.client()),
     }
     for what, found in measured.items():

@@ -36,7 +36,7 @@ def totals(bound: Bound, replies: Reply, anchor: Weights, ops: Ops = REFERENCE) 
         "contribution": tree.map(lambda x: x.sum(0), replies.contribution),
         "uploads": _reduced(replies.uploads, w, ops),
         "terms": replies.terms,  # [K] each: small, and a NaN must be traced to its client
-        "up_bytes": _up_bytes(bound, replies),
+        "up_bytes": _up_bytes(replies),
     }
     if bound.needs("sum"):
         found["sum_delta"] = tree.map(lambda x: x.sum(0), replies.delta)
@@ -117,12 +117,10 @@ def uploads_of(node: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     return [found for key, value in node.items() for found in uploads_of(value, (*path, key))]
 
 
-def _up_bytes(bound: Bound, replies: Reply) -> int:
-    """What all clients send: their update (or contribution), statistics and uploads."""
-    own = bool(bound.parts_with("contribute"))
-    update = replies.contribution if own else replies.delta.params
+def _up_bytes(replies: Reply) -> int:
+    """What all clients send: their update with its buffers, their contribution and uploads."""
     extra = sum(tree.nbytes(u.value) for _, u in uploads_of(replies.uploads))
-    return tree.nbytes(update) + tree.nbytes(replies.delta.buffers) + extra
+    return tree.nbytes(replies.delta) + tree.nbytes(replies.contribution) + extra
 
 
 def _reduced(uploads: Tree, w: Tensor, ops: Ops) -> dict[Path, Any]:

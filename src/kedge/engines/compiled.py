@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from kedge.core import tree
 from kedge.engines import torch_private
+from kedge.engines.conv_backward import fix_layouts
 
 HERE = object()  # a place for a tensor
 LARGEST = 5000  # operations of a function that is compiled; more would take too long
@@ -41,6 +42,7 @@ def compiled(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]
     strides = [x.stride() for x in leaves]
     graph = torch_private.trace(flat, *leaves)
     _write_out_numbers(graph, leaves[0].device)
+    fix_layouts(graph)
     graph.graph = torch_private.without_repeats(graph.graph)
     if len(graph.graph.nodes) > LARGEST:
         return function
@@ -66,9 +68,13 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """As it is, or a copy where it lies in memory otherwise than the function was compiled for."""
-    if x.stride() == strides:
+    """With the strides that the function was compiled for: as it is, a view if only strides along
+    sizes of 1 differ, which place no element, else a copy."""
+    own = x.stride()
+    if own == strides:
         return x
+    if all(a == b or n == 1 for a, b, n in zip(own, strides, x.shape, strict=True)):
+        return x.as_strided(x.shape, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 

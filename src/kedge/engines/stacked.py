@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 Pair: TypeAlias = tuple[int, int]
@@ -211,12 +210,22 @@ def _channels_last(x: Tensor) -> Tensor:
     """Laid out as :func:`empty` would; a compiler fuses the copy into what made ``x``."""
     if x.shape[2] % 16:
         return x
+    if _one_pixel(x.shape[3], x.shape[4]):
+        return x.contiguous()
     return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
+def _one_pixel(height: int, width: int) -> bool:
+    return height == width == 1
+
+
 def empty(clients: int, batch: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
-    """A result, its channels last where they fill a block: so they are read in whole pieces."""
-    if channels % 16:
+    """A result, its channels last where they fill a block: so they are read in whole pieces.
+
+    A map of one pixel has its channels last in the usual layout, too. Strides that say otherwise
+    would not change that, but BatchNorm would take it for a map in the other layout, and its
+    backward pass cannot be mapped over those on a GPU."""
+    if channels % 16 or _one_pixel(height, width):
         return like.new_empty(clients, batch, channels, height, width)
     return like.new_empty(clients, batch, height, width, channels).permute(0, 1, 4, 2, 3)
 
@@ -233,8 +242,9 @@ def _conv(x: Tensor, w: Tensor, stride: int, padding: list[int]) -> Tensor:
         from kedge.engines import kernels
 
         return kernels.conv(x, w, stride, (padding[0], padding[1]))
-    one = vmap(lambda x, w: F.conv2d(x, w, stride=stride, padding=padding))
-    return empty_target(x, w, stride, padding).copy_(one(x, w.permute(0, 3, 4, 1, 2)))
+    every = zip(x, w.permute(0, 3, 4, 1, 2), strict=True)
+    done = [F.conv2d(x, w, stride=stride, padding=padding) for x, w in every]
+    return empty_target(x, w, stride, padding).copy_(torch.stack(done))
 
 
 def _conv_inputs(g: Tensor, w: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
@@ -243,8 +253,9 @@ def _conv_inputs(g: Tensor, w: Tensor, size: list[int], stride: int, padding: li
 
         return kernels.conv_inputs(g, w, (size[0], size[1]), stride, (padding[0], padding[1]))
     shape = [g.shape[1], w.shape[3], *size]
-    one = vmap(lambda g, w: conv2d_input(shape, w, g, stride, padding))
-    return _empty_source(g, w, size).copy_(one(g, w.permute(0, 4, 3, 1, 2)))
+    every = zip(g, w.permute(0, 4, 3, 1, 2), strict=True)
+    done = [conv2d_input(shape, w, g, stride, padding) for g, w in every]
+    return _empty_source(g, w, size).copy_(torch.stack(done))
 
 
 def _conv_weights(g: Tensor, x: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
@@ -253,8 +264,8 @@ def _conv_weights(g: Tensor, x: Tensor, size: list[int], stride: int, padding: l
 
         return kernels.conv_weights(g, x, (size[0], size[1]), stride, (padding[0], padding[1]))
     shape = [g.shape[2], x.shape[2], *size]
-    one = vmap(lambda g, x: conv2d_weight(x, shape, g, stride, padding))
-    return _empty_weights(g, x, size).copy_(one(g, x))
+    done = [conv2d_weight(x, shape, g, stride, padding) for g, x in zip(g, x, strict=True)]
+    return _empty_weights(g, x, size).copy_(torch.stack(done))
 
 
 def _full(x: Tensor) -> torch.dtype:

@@ -131,7 +131,8 @@ class FedExP(Part):
     Deviations: the weights p are the run's (the paper's are all alike: ``weighting = "uniform"``);
     the global model is the last iterate, where the paper evaluates the mean of the last two;
     epsilon stays the same in all rounds (the released code lets it decay). BatchNorm statistics
-    are plainly averaged. Neutral at: a huge eps. Uploads: the squared norm of the update.
+    are plainly averaged. Neutral at: a huge eps. Uploads: the update a second time, weighted,
+    and its squared norm.
     """
 
     eps: Annotated[float, Doc("bounds the step where updates cancel (0.1 on EMNIST)"), Range(0)] = (
@@ -141,7 +142,7 @@ class FedExP(Part):
     side = "server"
     presets = {"fedcog": {"eps": 1e-3}, "emnist": {"eps": 0.1}}
     neutral = {"eps": 1e30}
-    uploads = "1"
+    uploads = "P + 1"
 
     def contribute(self, v: View, delta: Params) -> Tree:
         n = v.info.weight
@@ -169,7 +170,8 @@ class GroupDRO(Part):
     Deviations: q is brought to a sum of 1 over the cohort at each mean, not for good, so that
     clients who stay away keep their place. The loss is the task's, without other parts' terms.
     ``official`` takes the loss of the round's first step alone, as FedBR's code does. Client sizes
-    do not matter. Sends: one number that keeps q in range. Uploads: q_k. Keeps: its logarithm.
+    do not matter. Sends: one number that keeps q in range. Uploads: the update a second
+    time, weighted, and q_k. Keeps: the logarithm of q_k.
     """
 
     eta: Annotated[float, Doc("step size of the weights"), Range(0)] = 0.01
@@ -180,7 +182,7 @@ class GroupDRO(Part):
     side = "server"
     presets = {"fedbr": {"eta": 0.01}, "official": {"eta": 0.01, "loss": "first"}}
     sends = "1"
-    uploads = "1"
+    uploads = "P + 1"
     keeps = "1"
 
     def server_init(self, spec: Spec) -> Tree:

@@ -27,12 +27,13 @@ class FedNova(Part):
     Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization, NeurIPS 2020, arXiv:2007.07481.
 
-    Equal to FedAvg when all clients take the same number of steps. Uploads: a_k.
+    Equal to FedAvg when all clients take the same number of steps. Uploads: the update
+    a second time, weighted, and a_k.
     """
 
     side = "server"
     needs_plain_sgd = False
-    uploads = "1"
+    uploads = "P + 1"
 
     def contribute(self, v: View, delta: Params) -> Tree:
         a, n = v.info.effective_steps, v.info.weight

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import tree
@@ -15,6 +14,7 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.parts.class_means import class_sums, next_means, no_means
 
 
 @register
@@ -73,11 +73,8 @@ class FedTR(Part):
 
     def server_init(self, spec: Spec) -> Tree:
         zero = torch.zeros((), dtype=spec.dtype, device=spec.device)
-        classes = spec.task.outputs
-        server = {
-            "centroids": zero.new_zeros(classes, spec.features),
-            "valid": zero.new_zeros(classes),
-        }
+        centroids, valid = no_means(spec)
+        server: Tree = {"centroids": centroids, "valid": valid}
         if self.drift_rule != "accumulate":
             return server
         drift = tree.zeros_like(spec.params)  # sum of n_i d_i
@@ -131,12 +128,9 @@ class FedTR(Part):
         return {"drift": drift, "seen": torch.ones_like(v.client["seen"])}, uploads
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
-        count = r.uploads["count"][:, None]  # [C, 1]
-        fresh = r.uploads["sum"] / count.clamp_min(1)
-        server = {
-            "centroids": torch.where(count > 0, fresh, r.server["centroids"]),
-            "valid": torch.where(count[:, 0] > 0, 1.0, r.server["valid"]),
-        }
+        sums, counts = r.uploads["sum"], r.uploads["count"]
+        centroids, valid = next_means(sums, counts, r.server["centroids"], r.server["valid"])
+        server: Tree = {"centroids": centroids, "valid": valid}
         if self.drift_rule == "none":
             return weights, server
         if self.drift_rule == "descent":
@@ -162,11 +156,5 @@ class FedTR(Part):
 
     def _centroids(self, v: View, weights: Weights) -> Tree:
         """Sums of features and counts of every class, over the client's whole data."""
-
-        def piece(batch: Batch, mask: Tensor) -> Tree:
-            own = F.one_hot(batch.y, v.task.outputs).to(mask.dtype) * mask[:, None]  # [B, C]
-            features = v.forward(weights, batch.x, train=False).features.flatten(1)
-            return {"sum": own.T @ features, "count": own.sum(0)}
-
-        found = v.sweep(piece)
-        return {"sum": Sum(found["sum"]), "count": Sum(found["count"])}
+        sums, counts = class_sums(v, weights)
+        return {"sum": Sum(sums), "count": Sum(counts)}

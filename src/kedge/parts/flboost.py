@@ -13,15 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.model import Mode
 from kedge.core.optim import Adam
-from kedge.core.part import Doc, Part, Range, Stack, register
+from kedge.core.part import Doc, Range, register
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Spec, View
-from kedge.errors import IncompatibleError
-from kedge.parts.distil import allotted, drawn, faded, make_generator, say, teach, tuned
-from kedge.parts.generators import Generator, diversity
+from kedge.parts.distil import Distiller, allotted, drawn, faded, generator_step, say, teach
+from kedge.parts.generators import diversity
 
 
 class _Game(NamedTuple):
@@ -35,7 +32,7 @@ class _Game(NamedTuple):
 
 @register
 @dataclass(frozen=True)
-class FLBoost(Part):
+class FLBoost(Distiller):
     r"""Fine-tune the aggregated model on samples that a generator makes to expose its faults.
 
     :math:`\min_\omega\max_\theta E_{z, y \sim p_t}[L_{md} - \lambda_{cls}L_{cls} -
@@ -109,7 +106,6 @@ class FLBoost(Part):
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
 
-    side = "server"
     presets = {
         "paper": {"direction": "student_teacher", "labels": "drawn", "final_norm": False},
         "official": {
@@ -124,24 +120,7 @@ class FLBoost(Part):
     }
     neutral = {"steps": 0}
     tiny = {"steps": 2, "student_steps": 2, "batch": 6, "noise": 3, "width": 4}
-    needs_clients = True
-    needs_labels = True
-    tasks = ("classification",)
-    uploads = "C"
-    compute = "generator and student on the server"
-
-    def server_init(self, spec: Spec) -> Tree:
-        if self.level == "feature":
-            spec.model.require_head(self.name)
-        if not self._tuned(spec):
-            raise IncompatibleError(
-                f"{self.name} has nothing to fine-tune: what it would train stays on the clients. "
-                "Write level=input"
-            )
-        return self._generator(spec).init(spec.key, spec.dtype, spec.device)._asdict()
-
-    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        return {}, {"counts": Stack(v.label_counts)}  # n_k^y
+    aim = "fine-tune"
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         counts = r.uploads["counts"]  # [K, C]
@@ -182,13 +161,12 @@ class FLBoost(Part):
         groups: list[Any] = [slice(None)]
         if self.per_client:
             groups = list(_ordered(r.uploads["counts"]).split(1))
-        slope = torch.func.grad(self._generator_loss, has_aux=True)
         lr = faded(r, self.generator_lr, self.decay)
         for group in groups * self.generator_steps:
             teachers, own = tree.take(r.clients, group), game._replace(share=game.share[group])
-            grads, buffers = slope(generator.params, generator.buffers, r, student, teachers, own)
-            params, moments = Adam().update(generator.params, grads, moments, lr)
-            generator = Weights(params, buffers)
+            generator, moments = generator_step(
+                self._generator_loss, generator, moments, lr, r, student, teachers, own
+            )
         return generator, moments
 
     def _generator_loss(
@@ -222,14 +200,10 @@ class FLBoost(Part):
     ) -> Weights:
         x, _ = self._generator(r.spec)(generator, game.z, game.y, train=False)
         taught = teach(r, self.level, r.clients, x)  # the same in all steps, as x is
-        slope = torch.func.grad(self._student_loss, has_aux=True)
         lr = faded(r, self.lr, self.decay)
         for i in range(self.student_steps):
             key = rng.fold(game.key, i) if r.model.is_random else None
-            own = {n: weights.params[n] for n in self._tuned(r.spec)}
-            grads, buffers = slope(own, weights, r, x, taught, game.share, key)
-            moved = tree.map(lambda w, g: w - lr * (g + self.weight_decay * w), own, grads)
-            weights = Weights(weights.params | moved, buffers)
+            weights = self._student_step(r, weights, lr, x, taught, game.share, key)
         return weights
 
     def _student_loss(
@@ -243,9 +217,7 @@ class FLBoost(Part):
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
         """L_md, and the global model's next statistics."""
-        now = weights._replace(params=weights.params | own)
-        mode: Mode = "train" if self.student_bn == "train" else "eval"
-        said, buffers = say(r, self.level, now, x, mode, key)
+        said, buffers = self._student(own, weights, r, x, key)
         gap = self._discrepancy(r, self.student_md, taught, said, share)
         return gap / (r.task.outputs if self.class_mean else 1), buffers
 
@@ -260,12 +232,6 @@ class FLBoost(Part):
             away = student - teachers  # [K, B, C]
             gaps = (away.abs() if measure == "l1_logits" else away.square()).mean(-1)
         return (share * gaps).sum(0).mean()
-
-    def _tuned(self, spec: Spec) -> list[str]:
-        return tuned(spec, self.level)
-
-    def _generator(self, spec: Spec) -> Generator:
-        return make_generator(spec, self.level, self.noise, self.width, self.final_norm)
 
 
 def _ordered(counts: Tensor) -> Tensor:

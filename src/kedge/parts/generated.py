@@ -14,15 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.model import Mode
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Out, Part, Range, Stack, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
-from kedge.errors import FieldError, IncompatibleError
-from kedge.parts.distil import allotted, drawn, faded, make_generator, say, teach, tuned
+from kedge.errors import FieldError
+from kedge.parts.distil import Distiller, allotted, drawn, faded, generator_step, teach
 from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
 
 _FLBOOST = {
@@ -143,16 +142,14 @@ class FedGen(Part):
         share = counts / (total + (total <= 0))  # a_{k,y}
         generator = Weights(**r.server["generator"])
         moments = r.server["moments"] if self.keep_moments else Adam().init(generator.params)
-        slope = torch.func.grad(self._generator_loss, has_aux=True)
-        lr = faded(r, self.generator_lr, self.decay)
+        lr, decay = faded(r, self.generator_lr, self.decay), self.weight_decay
         for key in rng.split(r.key, self.steps):
             key_y, key_z = rng.split(key, 2)
             y = drawn(key_y, (total > 0).to(torch.int64), self.batch)
-            z = self._noise(key_z, self.batch, r.spec)
-            grads, buffers = slope(generator.params, generator.buffers, r, z, y, share[:, y])
-            grads = tree.axpy(self.weight_decay, generator.params, grads)
-            params, moments = Adam().update(generator.params, grads, moments, lr)
-            generator = Weights(params, buffers)
+            z, loss = self._noise(key_z, self.batch, r.spec), self._generator_loss
+            generator, moments = generator_step(
+                loss, generator, moments, lr, r, z, y, share[:, y], weight_decay=decay
+            )
         kept = {"moments": moments} if self.keep_moments else {}
         return weights, {"generator": generator._asdict()} | kept
 
@@ -206,7 +203,7 @@ class FedGen(Part):
 
 @register
 @dataclass(frozen=True)
-class FedDF(Part):
+class FedDF(Distiller):
     r"""Distil the clients' models into their average, on images that a generator makes.
 
     :math:`\min_\omega KL(\frac{1}{|S|}\sum_{k \in S} softmax(\omega_k(x)) \| softmax(\omega(x)))`
@@ -245,31 +242,13 @@ class FedDF(Part):
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
 
-    side = "server"
     presets = {
         "flboost": {"generator_steps": 50, "student_steps": 20},
         "cifar100": {"noise": 256},
     }
     neutral = {"student_steps": 0}
     tiny = {"generator_steps": 2, "student_steps": 2, "batch": 6, "noise": 3, "width": 4}
-    needs_clients = True
-    needs_labels = True
-    tasks = ("classification",)
-    uploads = "C"
-    compute = "generator and student on the server"
-
-    def server_init(self, spec: Spec) -> Tree:
-        if self.level == "feature":
-            spec.model.require_head(self.name)
-        if not self._tuned(spec):
-            raise IncompatibleError(
-                f"{self.name} has nothing to distil into: what it would train stays on the "
-                "clients. Write level=input"
-            )
-        return self._generator(spec).init(spec.key, spec.dtype, spec.device)._asdict()
-
-    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        return {}, {"counts": Stack(v.label_counts)}
+    aim = "distil into"
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         counts = r.uploads["counts"].sum(0).round().to(torch.int64)  # [C]
@@ -277,14 +256,12 @@ class FedDF(Part):
         return self._train_student(r, weights, generator, counts), generator._asdict()
 
     def _train_generator(self, r: Round, generator: Weights, counts: Tensor) -> Weights:
-        slope = torch.func.grad(self._generator_loss, has_aux=True)
         lr = faded(r, self.generator_lr, self.decay)
-        moments = Adam().init(generator.params)
+        moments, decay = Adam().init(generator.params), self.weight_decay
         for z, y in self._draws(r, "generator", self.generator_steps, counts):
-            grads, buffers = slope(generator.params, generator.buffers, r, z, y)
-            grads = tree.axpy(self.weight_decay, generator.params, grads)
-            params, moments = Adam().update(generator.params, grads, moments, lr)
-            generator = Weights(params, buffers)
+            generator, moments = generator_step(
+                self._generator_loss, generator, moments, lr, r, z, y, weight_decay=decay
+            )
         return generator
 
     def _generator_loss(
@@ -299,17 +276,13 @@ class FedDF(Part):
     def _train_student(
         self, r: Round, weights: Weights, generator: Weights, counts: Tensor
     ) -> Weights:
-        slope = torch.func.grad(self._student_loss, has_aux=True)
         lr = faded(r, self.lr, self.decay)
         for i, (z, y) in enumerate(self._draws(r, "student", self.student_steps, counts)):
             x, _ = self._generator(r.spec)(generator, z, y, train=False)
             taught = teach(r, self.level, r.clients, x)
             mean = torch.logsumexp(F.log_softmax(taught, -1), 0) - math.log(len(taught))
             key = rng.fold(rng.fold(r.key, "pass"), i) if r.model.is_random else None
-            own = {n: weights.params[n] for n in self._tuned(r.spec)}
-            grads, buffers = slope(own, weights, r, x, mean, key)
-            moved = tree.map(lambda w, g: w - lr * (g + self.weight_decay * w), own, grads)
-            weights = Weights(weights.params | moved, buffers)
+            weights = self._student_step(r, weights, lr, x, mean, key)
         return weights
 
     def _student_loss(
@@ -322,9 +295,7 @@ class FedDF(Part):
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
         """KL(mean softmax || student), and the global model's next statistics."""
-        now = weights._replace(params=weights.params | own)
-        mode: Mode = "train" if self.student_bn == "train" else "eval"
-        said, buffers = say(r, self.level, now, x, mode, key)
+        said, buffers = self._student(own, weights, r, x, key)
         return r.task.divergence(mean, said).mean(), buffers
 
     def _draws(self, r: Round, who: str, steps: int, counts: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -335,12 +306,6 @@ class FedDF(Part):
         z = rng.normal(key_z, (steps, self.batch, self.noise), r.spec.dtype)
         y = allotted(key_y, counts, steps * self.batch).reshape(steps, self.batch)
         return [(z[i], y[i]) for i in range(steps)]
-
-    def _tuned(self, spec: Spec) -> list[str]:
-        return tuned(spec, self.level)
-
-    def _generator(self, spec: Spec) -> Generator:
-        return make_generator(spec, self.level, self.noise, self.width, self.final_norm)
 
 
 def _make(net: Generator, weights: Weights, z: Tensor, y: Tensor) -> Tensor:

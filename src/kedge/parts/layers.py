@@ -19,9 +19,22 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 
 
+class OwnHead(Part):
+    """Leave the head on the client: what FedPer and FedRep have in common."""
+
+    side = "personal"
+    needs_features = True
+    sends = "-H"
+    uploads = "-H"
+    keeps = "H"
+
+    def private(self, spec: Spec) -> set[str]:
+        return set(spec.model.head_names())
+
+
 @register
 @dataclass(frozen=True)
-class FedPer(Part):
+class FedPer(OwnHead):
     r"""Leave the head on the client; body and head are trained together.
 
     :math:`\min_{\phi, h_1, \dots, h_N}\sum_k p_k L_k(\phi, h_k)`, of which only the body
@@ -33,15 +46,6 @@ class FedPer(Part):
     server's own head stays what it was at first. Keeps: the head, which is neither sent nor
     uploaded.
     """
-
-    side = "personal"
-    needs_features = True
-    sends = "-H"
-    uploads = "-H"
-    keeps = "H"
-
-    def private(self, spec: Spec) -> set[str]:
-        return set(spec.model.head_names())
 
 
 @register

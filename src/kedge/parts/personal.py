@@ -8,14 +8,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from kedge.core.part import Doc, Part, Range, register
+from kedge.core.part import Doc, Range, register
 from kedge.core.tree import Params
-from kedge.core.view import Spec, View
+from kedge.core.view import View
+from kedge.parts.layers import OwnHead
 
 
 @register
 @dataclass(frozen=True)
-class FedRep(Part):
+class FedRep(OwnHead):
     r"""Learn the representation together and the head alone.
 
     Each round a client first trains its own head :math:`h_k` with the body :math:`\phi` fixed,
@@ -32,15 +33,6 @@ class FedRep(Part):
     head_share: Annotated[
         float, Doc("share of the local steps that train the head"), Range(0, 1)
     ] = 0.5
-
-    side = "personal"
-    needs_features = True
-    sends = "-H"
-    uploads = "-H"
-    keeps = "H"
-
-    def private(self, spec: Spec) -> set[str]:
-        return set(spec.model.head_names())
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
         head = v.step < torch.floor(self.head_share * v.info.num_steps)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core.part import Doc, Out, Part, Range, Sum, register
@@ -17,6 +16,7 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.parts.class_means import class_sums, next_means, no_means
 
 
 @register
@@ -126,9 +126,8 @@ class FedProto(Part):
     compute = "one pass a round"
 
     def server_init(self, spec: Spec) -> Tree:
-        size = (spec.task.outputs, spec.features)
-        prototypes = torch.zeros(size, dtype=spec.dtype, device=spec.device)
-        return {"prototypes": prototypes, "valid": prototypes.new_zeros(spec.task.outputs)}
+        prototypes, valid = no_means(spec)
+        return {"prototypes": prototypes, "valid": valid}
 
     def send(self, server: Tree) -> Tree:
         return server
@@ -138,24 +137,16 @@ class FedProto(Part):
         return self.lam * (away.square().mean(1) * v.sent["valid"][batch.y]).mean()
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        def piece(batch: Batch, mask: Tensor) -> Tree:
-            own = F.one_hot(batch.y, v.task.outputs).to(mask.dtype) * mask[:, None]  # [B, C]
-            features = v.forward(weights, batch.x, train=False).features.flatten(1)
-            return {"sum": own.T @ features, "weight": own.sum(0)}
-
-        found = v.sweep(piece)
+        sums, weight = class_sums(v, weights)
         if self.pool == "clients":
-            count = found["weight"].clamp_min(1)
-            found = {"sum": found["sum"] / count[:, None], "weight": found["weight"] / count}
-        return {}, {name: Sum(value) for name, value in found.items()}
+            count = weight.clamp_min(1)
+            sums, weight = sums / count[:, None], weight / count
+        return {}, {"sum": Sum(sums), "weight": Sum(weight)}
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
-        weight = r.uploads["weight"][:, None]  # [C, 1]
-        fresh = r.uploads["sum"] / weight.clamp_min(1)
-        return weights, {
-            "prototypes": torch.where(weight > 0, fresh, r.server["prototypes"]),
-            "valid": torch.where(weight[:, 0] > 0, 1.0, r.server["valid"]),
-        }
+        sums, weight = r.uploads["sum"], r.uploads["weight"]
+        prototypes, valid = next_means(sums, weight, r.server["prototypes"], r.server["valid"])
+        return weights, {"prototypes": prototypes, "valid": valid}
 
 
 def _not_true(logits: Tensor, y: Tensor) -> Tensor:

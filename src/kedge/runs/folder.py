@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
@@ -43,6 +43,9 @@ from kedge.runs.config import Config, load_config
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 ENVIRONMENT = "environment.json"
+#: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
+#: Increase it with every change that an older kedge would misread.
+FORMAT, FORMAT_KEY = 1, "kedge.format"
 METRICS, PARTITION = "metrics.jsonl", "partition.json"
 _KINDS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -151,10 +154,23 @@ class Folder:
         self.write(f"seed-{seed}/{MODEL}", save(state))
 
     def load(self, seed: int) -> dict[str, torch.Tensor] | None:
+        """The last state that was saved, or None if there is none.
+
+        Raises :class:`DataError` for a file that is damaged or of a format that a newer kedge
+        writes.
+        """
         path = self.path / f"seed-{seed}" / CHECKPOINT
         if not path.exists():
             return None
         try:
+            with safe_open(path, "pt") as file:
+                found = (file.metadata() or {}).get(FORMAT_KEY, "1")
+            if found not in map(str, range(1, FORMAT + 1)):
+                raise DataError(
+                    f"{path} has checkpoint format {found}; kedge {__version__} reads "
+                    f"formats up to {FORMAT}. Go on with the kedge that wrote it, or delete it to "
+                    f"run seed {seed} from its beginning"
+                )
             return load_file(path)
         except (OSError, SafetensorError) as error:
             raise DataError(
@@ -182,7 +198,7 @@ class Folder:
 
 def _pieces(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
     """A safetensors file, array by array: clients' state may be larger than the free memory."""
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": {FORMAT_KEY: str(FORMAT)}}
     end = 0
     for name, value in arrays.items():
         start, end = end, end + value.numel() * value.element_size()

@@ -14,12 +14,6 @@ from torch import nn
 
 from kedge.runs.config import Config
 
-# 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond the table, nearly normal
-_T = [
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060,
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Stat:
@@ -40,8 +34,9 @@ class Stat:
         """95 % confidence interval of the mean, by Student's t; None for a single value."""
         if self.sd is None:
             return None
-        quantile = _T[self.n - 2] if self.n - 2 < len(_T) else 1.96
-        half = quantile * self.sd / math.sqrt(self.n)
+        from scipy.special import stdtrit  # here: importing kedge should not import scipy
+
+        half = float(stdtrit(self.n - 1, 0.975)) * self.sd / math.sqrt(self.n)
         return self.mean - half, self.mean + half
 
     def written(self, decimals: int) -> str:

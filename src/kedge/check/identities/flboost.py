@@ -11,22 +11,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from kedge.check.identities.two_linear import COUNTS, linear_clients, server_round_of
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem
+from kedge.check.problems import DOUBLE
 from kedge.core import rng, tree
-from kedge.core.optim import SGD
 from kedge.core.round import Round
-from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
-from kedge.core.work import LocalWork
-from kedge.data.federation import Federation
 from kedge.parts.flboost import FLBoost
 from kedge.parts.generators import diversity
-from kedge.sim.simulation import Simulation
 
-COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)  # class 2: nobody has it
 SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 ONE: dict[str, Any] = SMALL | {"steps": 1, "generator_steps": 1, "student_steps": 1}
 
@@ -69,7 +64,7 @@ def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
     batch, divided by C, unweighted, turned round or of the wrong sign gives another W."""
     for direction in ("teacher_student", "student_teacher"):
         part = cls(**ONE, direction=direction)
-        r, weights = _table(part, round=3)
+        r, weights = server_round_of(part, round=3)
         new, slot = part.server_step(r, weights)
         z, y = part._draw(r.key, COUNTS.sum(0), DOUBLE)
         x = part._generator(r.spec)(Weights(**slot), z[0], y[0], train=False)[0].flatten(1)
@@ -101,7 +96,7 @@ def one_player_raises_what_the_other_lowers(cls: type[FLBoost]) -> Iterator[Clai
     e = 1e-6
     alone: dict[str, Any] = {"lambda_cls": 0.0, "lambda_r": 0.0, "weight_decay": 0.0, "decay": 1.0}
     part = cls(**ONE | {"student_steps": 0}, generator_lr=e, **alone)
-    r, weights = _table(part)
+    r, weights = server_round_of(part)
     z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
 
     def md(params: Params, student: Params, train: bool) -> Tensor:
@@ -135,7 +130,7 @@ def generator_steps_by_plain_torch(cls: type[FLBoost]) -> Iterator[Claim]:
         options: dict[str, Any] = {"lambda_cls": 0.7, "lambda_r": 0.3, "generator_steps": 2}
         options = ONE | {"student_steps": 0} | options | cls.presets.get(preset, {})
         part = cls(**options)
-        r, weights = _table(part)
+        r, weights = server_round_of(part)
         slot = part.server_step(r, weights)[1]
         expected = _generator_by_torch(part, r, weights, official=preset == "official")
         gap = max(_gap(slot["params"][n], p) for n, p in expected.params.items())
@@ -158,7 +153,7 @@ def not_adversarial(cls: type[FLBoost]) -> Iterator[Claim]:
     """Without AdvLearning the generator never looks at the global model, and it is done before
     that starts to learn: two iterations are two of the generator, then two of the student."""
     part = cls(**ONE | {"steps": 2}, adversarial=False)
-    r, weights = _table(part)
+    r, weights = server_round_of(part)
     other = weights._replace(params=tree.scale(weights.params, -2.0))
     new, slot = part.server_step(r, weights)
     gap = tree.gap(slot, part.server_step(r, other)[1])
@@ -175,7 +170,7 @@ def equal_clients_teach_nothing(cls: type[FLBoost]) -> Iterator[Claim]:
     are zero with zero gradient, and without weight decay the whole round is FedAvg's. A student
     that starts from last round's model would be pulled."""
     part = cls(**SMALL, steps=3, student_steps=2, weight_decay=0.0)
-    plain, run = (_linear().simulate(m) for m in ("fedavg", part))
+    plain, run = (linear_clients().simulate(m) for m in ("fedavg", part))
     plain.run_round()
     run.run_round()
     gap = tree.gap(plain.weights.params, run.weights.params)
@@ -187,7 +182,7 @@ def features_reach_the_head_alone(cls: type[FLBoost]) -> Iterator[Claim]:
     """FLBoost-f on a net whose only layer is the head equals the linear classifier of features: a
     step with the generator at rest is student_step_by_hand's, on what the generator gives."""
     part = cls(**ONE | {"generator_steps": 0}, level="feature", weight_decay=0.0)
-    r, weights = _table(part)
+    r, weights = server_round_of(part)
     z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
     x = part._generator(r.spec)(Weights(**r.server), z, y, train=False)[0]
     leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
@@ -195,48 +190,6 @@ def features_reach_the_head_alone(cls: type[FLBoost]) -> Iterator[Claim]:
     slope = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
     expected = tree.map(lambda w, g: w - 0.1 * g, weights.params, slope)
     yield Claim("head", 0.0, tree.gap(expected, part.server_step(r, weights)[0].params), 1e-13)
-
-
-def _linear() -> Problem:
-    """Two clients with the same six images each, a linear classifier, one full-batch step."""
-    keys = rng.split(rng.key(5), 4)
-    x = rng.normal(keys[0], (6, 1, 8, 8), DOUBLE)
-    y = torch.tensor([0, 0, 0, 1, 1, 0])
-    rows = torch.arange(6)
-    federation = Federation(x, y, [rows, rows], make_task("classification", 3), dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("stage1", nn.Flatten())
-    module.add_module("head", nn.Linear(64, 3, dtype=DOUBLE))
-    with torch.no_grad():
-        for key, weight in zip(keys[2:], module.parameters(), strict=True):
-            weight.copy_(0.5 * rng.normal(key, tuple(weight.shape), DOUBLE))
-    return Problem(federation, module, LocalWork(batch=6, steps=1), SGD(lr=0.05))
-
-
-def _table(part: FLBoost, round: int = 0) -> tuple[Round, Weights]:
-    """The server with two clients' linear classifiers, and a global model beside their mean."""
-    run: Simulation = _linear().simulate(part)
-    first = run.weights.params
-    clients = {
-        n: torch.stack(
-            [rng.normal(rng.fold(rng.key(k), n), tuple(p.shape), DOUBLE) for k in (1, 2)]
-        )
-        for n, p in first.items()
-    }
-    r = Round(
-        part=part,
-        model=run.bound.model,
-        spec=run.bound.spec,
-        round=round,
-        lr=0.05,
-        key=rng.key(9),
-        phase="",
-        anchor=run.weights,
-        server=run.server.slots[part.name],
-        uploads={"counts": COUNTS},
-        totals={"count": 2, "clients": Weights(clients, {})},
-    )
-    return r, Weights(tree.map(lambda c, w: c.mean(0) + 0.3 * w, clients, first), {})
 
 
 def _discrepancy(r: Round, x: Tensor, y: Tensor, student: Params) -> Tensor:

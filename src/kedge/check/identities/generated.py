@@ -11,23 +11,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from kedge.check.identities.two_linear import linear_clients, server_round_of
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images, step_view
+from kedge.check.problems import DOUBLE, images, step_view
 from kedge.core import rng, tree
-from kedge.core.optim import SGD
-from kedge.core.part import Part
-from kedge.core.round import Round
-from kedge.core.task import make_task
 from kedge.core.tree import Params, Weights
-from kedge.core.work import LocalWork
-from kedge.data.federation import Federation
 from kedge.parts.distil import allotted, drawn
 from kedge.parts.generated import FedDF, FedGen
 from kedge.sim.simulation import Simulation
 
-COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)
 SHARE = torch.tensor([[0.75, 0.25, 0.0], [0.25, 0.75, 0.0]], dtype=DOUBLE)  # a_{k,y}
 SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 
@@ -40,7 +34,7 @@ def generator_steps_by_plain_torch(cls: type[FedGen]) -> Iterator[Claim]:
     sum over the batch, a lost decay or optimiser state give another generator."""
     for level, keep in (("feature", True), ("feature", False), ("input", True)):
         part = cls(**SMALL, steps=2, eta=0.3, level=level, keep_moments=keep, generator_lr=0.01)  # type: ignore[arg-type]
-        r, weights = _table(part)
+        r, weights = server_round_of(part)
         first = Weights(**r.server["generator"])
         leaves, buffers = _leaves(first.params), first.buffers
         net, adam = part._generator(r.spec), None
@@ -133,7 +127,7 @@ def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
     of softmaxes, the divergence turned round, weights by size or class, or a sum over the batch
     give another W."""
     part = cls(**SMALL, generator_steps=0, student_steps=1)
-    r, weights = _table(part, round=3)
+    r, weights = server_round_of(part, round=3)
     new, slot = part.server_step(r, weights)
     yield Claim("generator at rest", 0.0, tree.gap(slot, r.server), 0.0)
     [(z, y)] = part._draws(r, "student", 1, torch.tensor([8, 4, 0]))
@@ -155,7 +149,7 @@ def ensemble_generator_by_plain_torch(cls: type[FedDF]) -> Iterator[Claim]:
     """Two steps of the generator against torch.optim.Adam with weight decay on the clients' mean
     cross-entropy + 0.3 L_div, client by client."""
     part = cls(**SMALL, generator_steps=2, student_steps=0, eta=0.3)
-    r, weights = _table(part, round=2)
+    r, weights = server_round_of(part, round=2)
     leaves, buffers = _leaves(r.server["params"]), r.server["buffers"]
     adam = torch.optim.Adam(leaves.values(), lr=0.01 * 0.998**2, weight_decay=1e-3)
     for z, y in part._draws(r, "generator", 2, torch.tensor([8, 4, 0])):
@@ -178,7 +172,7 @@ def ensemble_generator_by_plain_torch(cls: type[FedDF]) -> Iterator[Claim]:
 def labels_in_proportion(cls: type[FedDF]) -> Iterator[Claim]:
     """n = (8, 4, 0) and 2 x 7 labels: quotas 9 1/3 and 4 2/3, so the second gets what is left."""
     part = cls(**SMALL | {"batch": 7})
-    r, _ = _table(part)
+    r, _ = server_round_of(part)
     y = torch.cat([y for _, y in part._draws(r, "student", 2, torch.tensor([8, 4, 0]))])
     found = torch.bincount(y, minlength=3).tolist()
     for c, expected in enumerate((9, 5, 0)):
@@ -192,7 +186,7 @@ def equal_clients_teach_nothing(cls: type[FedDF]) -> Iterator[Claim]:
     """Two clients with the same data have the same model, which is their mean: without weight decay
     the round is FedAvg's. A student that starts from last round's model would be pulled."""
     part = cls(**SMALL, generator_steps=1, student_steps=3, weight_decay=0.0)
-    plain, run = (_problem().simulate(m) for m in ("fedavg", part))
+    plain, run = (linear_clients().simulate(m) for m in ("fedavg", part))
     plain.run_round()
     run.run_round()
     gap = tree.gap(plain.weights.params, run.weights.params)
@@ -213,47 +207,6 @@ def features_reach_the_head_alone(cls: type[FedDF]) -> Iterator[Claim]:
     yield Claim("statistics", 0.0, tree.gap(plain.buffers, tuned.buffers), 0.0)
     moved = min(_gap(plain.params[n], tuned.params[n]) for n in head)
     yield Claim("head", 1.0, float(moved > 1e-6))
-
-
-def _problem() -> Problem:
-    """Two clients with the same six images each, a linear classifier, one full-batch step."""
-    keys = rng.split(rng.key(5), 3)
-    x = rng.normal(keys[0], (6, 1, 8, 8), DOUBLE)
-    rows, task = torch.arange(6), make_task("classification", 3)
-    federation = Federation(x, torch.tensor([0, 0, 0, 1, 1, 0]), [rows, rows], task, dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("stage1", nn.Flatten())
-    module.add_module("head", nn.Linear(64, 3, dtype=DOUBLE))
-    with torch.no_grad():
-        for key, weight in zip(keys[1:], module.parameters(), strict=True):
-            weight.copy_(0.5 * rng.normal(key, tuple(weight.shape), DOUBLE))
-    return Problem(federation, module, LocalWork(batch=6, steps=1), SGD(lr=0.05))
-
-
-def _table(part: Part, round: int = 0) -> tuple[Round, Weights]:
-    """The server with two clients' linear classifiers, and a global model beside their mean."""
-    run = _problem().simulate(part)
-    first = run.weights.params
-    clients = {
-        n: torch.stack(
-            [rng.normal(rng.fold(rng.key(k), n), tuple(p.shape), DOUBLE) for k in (1, 2)]
-        )
-        for n, p in first.items()
-    }
-    r = Round(
-        part=part,
-        model=run.bound.model,
-        spec=run.bound.spec,
-        round=round,
-        lr=0.05,
-        key=rng.key(9),
-        phase="",
-        anchor=run.weights,
-        server=run.server.slots[part.name],
-        uploads={"counts": COUNTS},
-        totals={"count": 2, "clients": Weights(clients, {})},
-    )
-    return r, Weights(tree.map(lambda c, w: c.mean(0) + 0.3 * w, clients, first), {})
 
 
 def _linear(params: Params, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -112,15 +112,17 @@ def _planned(settings: Settings, sim: Subject) -> Plan:
     known = _Known.read(cache.recall(key))
     for how in ways:
         if how.engine not in known.needs:
-            known.needs[how.engine] = _need(sim, how, settings.rounds)
+            found = _need(sim, how, settings.rounds)
+            known.needs[how.engine] = None if isinstance(found, str) else found
+            if isinstance(found, str):
+                known.failures[how.engine] = found
     # where all fail the run will say why
     able = [how for how in ways if known.needs[how.engine] is not None] or ways[:1]
     fits = _fitting(able, known, settings, sim)
     chosen, reason = _picked(fits, known, settings, sim)
     if not settings.workers or None not in known.needs.values():  # a process may fail by chance
         cache.keep(key, known.written())
-    unable = {how.engine for how in ways if how not in able}
-    notes = [f"engine {name} cannot run this model with this method" for name in sorted(unable)]
+    notes = _failures(ways, able, known)
     plan = Plan(
         execution=chosen.execution,
         device=device_name(sim.federation.device),
@@ -141,7 +143,21 @@ def _planned(settings: Settings, sim: Subject) -> Plan:
     return dataclasses.replace(plan, round_seconds=each, total_seconds=total)
 
 
-def _need(sim: Subject, how: Execution, rounds: int) -> Need | None:
+def _failures(ways: Sequence[Execution], able: Sequence[Execution], known: _Known) -> list[str]:
+    """Which candidates were left out, and why."""
+    notes = []
+    for name in sorted({how.engine for how in ways if how not in able}):
+        why = known.failures.get(name, "")
+        text = f"engine {name} cannot run this model with this method"
+        notes.append(f"{text}: {why}" if why else text)
+    labels = {label(how) for how in able}
+    for name, why in known.timings.failures.items() if known.timings else ():
+        if name in labels:
+            notes.append(f"engine {name} failed in a trial and is left out: {why}")
+    return notes
+
+
+def _need(sim: Subject, how: Execution, rounds: int) -> Need | str | None:
     """As :func:`need`; before workers are started in a process of its own, since gradients that are
     taken in this one may keep it from starting them (:func:`_may_fork_after_trials`)."""
     if not how.workers or sim.federation.device.type != "cpu" or not possible():
@@ -160,7 +176,7 @@ def _need(sim: Subject, how: Execution, rounds: int) -> Need | None:
         process.start()
     there.close()
     try:  # one that is stuck is not waited for, nor remembered
-        found: Need | None = line.recv() if line.poll(TRIAL_TIMEOUT_S) else None
+        found: Need | str | None = line.recv() if line.poll(TRIAL_TIMEOUT_S) else None
     except EOFError:  # it has ended, of which the run's own processes will say more
         found = None
     finally:
@@ -193,7 +209,7 @@ def _picked(
     fits: Sequence[Fit], known: _Known, settings: Settings, sim: Subject
 ) -> tuple[Fit, str]:
     """The fastest of some ways, and why it is that."""
-    if len(fits) == 1:
+    if len(fits) == 1 or known.needs.get("loop") is None:  # timings start from the loop's
         return fits[0], ""
     hows = [found.execution for found in fits]
     remembered = known.timings is not None and not _lacking(known.timings, hows, settings)
@@ -240,6 +256,7 @@ class _Known:
 
     needs: dict[str, Need | None]
     timings: Timings | None = None
+    failures: dict[str, str] = field(default_factory=dict)  # why, by engine
 
     @classmethod
     def read(cls, record: dict[str, Any] | None) -> _Known:
@@ -251,8 +268,10 @@ class _Known:
                 for name, some in record["needs"].items()
             }
             given = record["timings"]
-            timings = given and Timings(dict(given["steps"]), dict(given["rounds"]), given["test"])
-            return cls(needs, timings)
+            timings = given and Timings(
+                dict(given["steps"]), dict(given["rounds"]), given["test"], dict(given["failures"])
+            )
+            return cls(needs, timings, dict(record["failures"]))
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError):
             return cls({})
 
@@ -260,6 +279,7 @@ class _Known:
         return {
             "needs": self.needs,
             "timings": dataclasses.asdict(self.timings) if self.timings else None,
+            "failures": self.failures,
         }
 
 

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -24,10 +24,10 @@ from kedge.core.work import take_jobs
 from kedge.engines.choice.fit import together
 from kedge.engines.choice.subject import Subject
 from kedge.engines.choice.trial import (
-    FAILURES,
     Piece,
     cohort_of,
     one_step,
+    reason,
     start_trial,
     timed,
     training,
@@ -55,6 +55,7 @@ class Timings:
     steps: dict[str, float]  # seconds a client-step by :func:`label`, its share of begin and end in
     rounds: dict[str, float]  # seconds of a round of one seed, without a test
     test: float  # seconds of a test
+    failures: dict[str, str] = field(default_factory=dict)  # why a candidate failed, by label
 
 
 def label(how: Execution) -> str:
@@ -83,9 +84,9 @@ def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> E
 
 
 def times(sim: Subject, ways: Sequence[Execution], rounds: int, seeds: int) -> Timings | None:
-    """How fast some ways are; those that fail take for ever. None if the run is too short for
-    measuring to pay. What has to be compiled is tried for long runs only, and only where it is not
-    far behind as it is; else it counts as failed, too."""
+    """How fast some ways are; failed ones are recorded as infinite, with the reason. None if the
+    run is too short for measuring to pay. What has to be compiled is tried for long runs only, and
+    only where it is not far behind as it is; else it is recorded as infinite, too."""
     with undisturbed(sim.federation.device):
         plain = start_trial(sim, Execution("loop"), rounds)
         own = plain.draw_cohort(plain.round)
@@ -103,7 +104,8 @@ def times(sim: Subject, ways: Sequence[Execution], rounds: int, seeds: int) -> T
             return None
         if not repeats and 2 * once <= max(MAX_TRIAL_S, MAX_TRIAL_SHARE * total):
             repeats = 1  # after a first time
-        found = _tried(sim, tried, rounds, seeds, pieces, repeats)
+        failures: dict[str, str] = {}
+        found = _tried(sim, tried, rounds, seeds, pieces, repeats, failures)
         train = {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in tried}
         rest = _rest_seconds(plain, own, totals)
         fused = [how for how in ways if how not in tried]
@@ -113,12 +115,13 @@ def times(sim: Subject, ways: Sequence[Execution], rounds: int, seeds: int) -> T
                 for how in fused
                 if train.get(_plain(how), 0) <= MAX_COMPILE_SPEEDUP * min(train.values())
             ]
-            found = _tried(sim, near, rounds, seeds, pieces, max(1, repeats))
+            found = _tried(sim, near, rounds, seeds, pieces, max(1, repeats), failures)
             train |= {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in fused}
         return Timings(
             {name: took / whole.steps(sim) for name, took in train.items()},
             {name: took + rest for name, took in train.items()},
             _test_seconds(plain),
+            failures,
         )
 
 
@@ -176,17 +179,19 @@ def _tried(
     seeds: int,
     pieces: list[Piece],
     repeats: int,
+    failures: dict[str, str],
 ) -> dict[Execution, list[float]]:
     """Seconds of every piece by candidate, in turns, so that a slow moment hits all of them; on a
     GPU one after the other, since each may fill its memory. The fastest time counts: others work on
     the machine at times, and what is found is remembered.
 
-    Clients of several seeds train side by side where those of the run will.
+    Clients of several seeds train side by side where those of the run will. A candidate that raises
+    is left out, and its label and the reason go into ``failures``.
     """
     if sim.federation.device.type == "cuda" and len(candidates) > 1:
         alone: dict[Execution, list[float]] = {}
         for how in candidates:
-            alone |= _tried(sim, [how], rounds, seeds, pieces, repeats)
+            alone |= _tried(sim, [how], rounds, seeds, pieces, repeats, failures)
             gc.collect()
             torch.cuda.empty_cache()
         return alone
@@ -204,13 +209,15 @@ def _tried(
                 work()
             if how.workers and not repeats:
                 one.personal(pieces[0].clients)  # the least that starts the processes
-        except FAILURES:
+        except Exception as error:  # noqa: BLE001  (a compiler may raise anything)
+            failures[label(how)] = reason(error)
             ready.pop(how, None)
     found: dict[Execution, list[list[float]]] = {how: [] for how in ready}
     for _, how in itertools.product(range(repeats or 1), list(ready)):
         try:
             found[how].append([timed(sim.federation.device, work)[1] for work in ready[how]])
-        except FAILURES:
+        except Exception as error:  # noqa: BLE001
+            failures[label(how)] = reason(error)
             ready[how] = []
         if engines[how].shrunk:
             ready[how] = []
@@ -240,7 +247,7 @@ def _rest_seconds(sim: Subject, own: list[int], totals: Totals) -> float:
     """Seconds of a round beside training: forming the cohort, surveys, the server."""
     device, bound, some = sim.federation.device, sim.bound, own[:2]
     total = timed(device, sim.cohort, own)[1]
-    with suppress(*FAILURES):  # a part may want more clients than one
+    with suppress(Exception):  # a part may want more clients than one
         total += timed(device, sim.aggregate, totals)[1]
         for part in bound.parts_with("survey"):
             if part.surveys() == "every":

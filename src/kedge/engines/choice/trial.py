@@ -21,8 +21,6 @@ from kedge.engines.engine import engines
 from kedge.engines.execution import Execution
 from kedge.errors import KedgeError
 
-#: What an engine may raise that cannot run a model or a part.
-FAILURES = (KedgeError, RuntimeError, TypeError, ValueError)
 T = TypeVar("T")
 
 
@@ -57,8 +55,20 @@ def training(sim: Subject, piece: Piece) -> Callable[[], list[Outcome]]:
     return lambda: sim.engine.train(cohort)
 
 
-def need(sim: Subject, engine: str, rounds: int) -> Need | None:
-    """The memory that training takes; None if this engine fails on these clients.
+def reason(error: Exception) -> str:
+    """Why a trial failed, in one line.
+
+    >>> reason(AssertionError("expected size 3==3\\nat dim=1"))
+    'AssertionError: expected size 3==3'
+    """
+    lines = str(error).strip().splitlines()
+    if isinstance(error, KedgeError) and lines:
+        return lines[0]
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def need(sim: Subject, engine: str, rounds: int) -> Need | str:
+    """The memory that training takes, or why this engine fails on these clients.
 
     Two steps, since the first one starts from weights that are there already. All clients at once
     are seen on two of them. One after the other, what remains of each is its next state, and its
@@ -72,8 +82,8 @@ def need(sim: Subject, engine: str, rounds: int) -> Need | None:
         try:
             work = training(start_trial(sim, Execution(engine), rounds), piece)
             size = memory.peak(work, fed.device)
-        except FAILURES:
-            return None
+        except Exception as error:  # noqa: BLE001  (whatever it is, other engines may do without)
+            return reason(error)
     if stacked:
         return Need(size // 2, size // 2)
     weights, state = tree.nbytes(sim.weights), tree.nbytes(bound.client())
