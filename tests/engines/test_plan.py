@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planning import make, planned, slow
+from planning import TRAIN, make, planned, slow
 from torch import Tensor, nn
 
 import kedge
@@ -232,15 +232,14 @@ def test_a_model_that_vector_cannot_run_runs_in_the_loop(tmp_path: Path) -> None
 
 def failing(monkeypatch: pytest.MonkeyPatch, engine: type, compile: bool, error: BaseException):
     """An engine that raises in training, as one whose compiled step is wrong."""
-    name = "train_stack" if engine is Vector else "train"
-    train = getattr(engine, name)
+    train = TRAIN[engine]
 
     def fail(self: Any, *args: Any) -> Any:
-        if self.how.compile == compile:
+        if self.execution.compile == compile:
             raise error
         return train(self, *args)
 
-    monkeypatch.setattr(engine, name, fail)
+    monkeypatch.setattr(engine, "train", fail)
 
 
 @pytest.mark.usefixtures("quick")
@@ -251,15 +250,15 @@ def test_a_candidate_that_fails_in_any_way_is_left_out(
     error = AssertionError("expected size 3==3, stride 1==512 at dim=1\nThis error most often ...")
     failing(monkeypatch, Vector, True, error)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(measure, "LONG", 0.0)
-    monkeypatch.setattr(measure, "HOPE", math.inf)
+    monkeypatch.setattr(measure, "MIN_COMPILED_RUN_S", 0.0)
+    monkeypatch.setattr(measure, "MAX_COMPILE_SPEEDUP", math.inf)
     note = (
         "engine vector compiled failed in a trial and is left out: "
         "AssertionError: expected size 3==3, stride 1==512 at dim=1"
     )
     for _ in range(2):  # the second time from what is remembered
         found = planned(clients=3)
-        assert not found.how.compile
+        assert not found.execution.compile
         assert found.notes == (note,)
         assert note in found.lines()
 
@@ -271,7 +270,7 @@ def test_an_engine_that_fails_in_any_way_is_left_out(monkeypatch: pytest.MonkeyP
             failing(patch, engine, False, ZeroDivisionError())
             found = planned(clients=3, method=f"fedprox(mu=0.{len(name)})")
         text = f"engine {name} cannot run this model with this method: ZeroDivisionError"
-        assert found.how.engine != name
+        assert found.execution.engine != name
         assert found.notes[0] == text
 
 

@@ -108,6 +108,7 @@ class Model:
         made = copy.copy(self)
         made.layout = layout
         made.__dict__.pop("_nets", None)
+        assert made._nets  # made now: the first pass may be inside a trace
         return made
 
     @cached_property

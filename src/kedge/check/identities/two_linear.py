@@ -12,10 +12,11 @@ from kedge.check.problems import DOUBLE, Problem
 from kedge.core import rng, tree
 from kedge.core.optim import SGD
 from kedge.core.part import Part
+from kedge.core.round import Round
 from kedge.core.task import make_task
 from kedge.core.tree import Weights
-from kedge.core.view import Round
-from kedge.data.federation import Federation, LocalWork
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
 from kedge.sim.simulation import Simulation
 
 COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)  # class 2: nobody has it
