@@ -238,14 +238,14 @@ def test_chunks_hold_every_row_once_under_the_mask(
 ) -> None:
     monkeypatch.setattr(federation, "SWEEP_ROWS", size)
     fed, clients = make(), [2, 1, 0]
-    index, mask = fed.chunks(clients)
+    index, mask = fed.sweep_pieces(clients)
     assert index.shape == mask.shape == (3, math.ceil(6 / size), size)
     assert set(mask.unique().tolist()) <= {0.0, 1.0}
     for i, k in enumerate(clients):
         kept = index[i][mask[i] == 1].tolist()
         assert Counter(kept) == Counter(CLIENTS[k])
         assert set(index[i].flatten().tolist()) == set(CLIENTS[k])  # fillers are its own rows
-    one = fed.chunks([1])
+    one = fed.sweep_pieces([1])
     assert one.mask.sum() == 1
 
 

@@ -298,7 +298,7 @@ def test_laws_hold_without_calibration_and_for_sums(law: str) -> None:
 def test_the_head_of_a_client_stays_put_even_under_weight_decay(engine: str) -> None:
     run = images(optim=SGD(lr=0.1, momentum=0.9, weight_decay=0.1)).simulate("spherefed", engine)
     found = run.train([0, 1, 2])[1].totals
-    moved = {n: float(d.abs().max()) for n, d in found["mean_delta"].params.items()}
+    moved = {n: float(d.abs().max()) for n, d in found["weighted_delta"].params.items()}
     assert {n for n, d in moved.items() if d == 0} == {"head.weight", "head.bias"}
 
 

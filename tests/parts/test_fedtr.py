@@ -210,7 +210,7 @@ def test_the_mean_drift_runs_over_all_clients() -> None:
         anchor = run.weights.params
         own = run.train([k])[1].totals
         size = own["weight"]
-        delta = tree.scale(own["mean_delta"].params, 1 / size)
+        delta = tree.scale(own["weighted_delta"].params, 1 / size)
         run.run_round([k])
         slot, drifts = run.server.slots["fedtr"], run.store.rows["fedtr"]["drift"]
         sums = tree.map(lambda d: 5 * d[0] + 9 * d[1] + 14 * d[2], drifts)

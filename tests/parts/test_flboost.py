@@ -43,7 +43,7 @@ def ran(method: Any, rounds: int = 2, norm: str = "bn", **options: Any) -> Simul
 def at_server(run: Simulation, boost: FLBoost, clients: list[int]) -> tuple[Round, Weights]:
     """What the part's server step gets in the next round, and the aggregated weights."""
     found = run.train(clients)[1].totals
-    mean = tree.map(lambda x: x / found["weight"].to(x.dtype), found["mean_delta"])
+    mean = tree.map(lambda x: x / found["weight"].to(x.dtype), found["weighted_delta"])
     r = Round(
         part=boost,
         model=run.bound.model,

@@ -85,7 +85,7 @@ class LastLeaf(Krum):
 @dataclass(frozen=True)
 class WeightedSelection(Krum):
     def _rule(self, r):  # the selected updates by size
-        rule, n = super()._rule(r), r.weights / r.weights.sum()
+        rule, n = super()._rule(r), r.client_weights / r.client_weights.sum()
         picked = rule(torch.eye(r.cohort, dtype=r.spec.dtype)) > 0
         p = n * picked / (n * picked).sum()
         return lambda x: torch.einsum("k,k...->...", p, x)
@@ -136,7 +136,7 @@ class LowerMedian(Median):
 @dataclass(frozen=True)
 class WeightedMedian(Median):
     def _rule(self, r):  # every client as often as it has samples
-        times = r.weights.to(torch.int64)
+        times = r.client_weights.to(torch.int64)
         return lambda x: x.repeat_interleave(times, 0).median(0).values
 
 

@@ -13,9 +13,13 @@ from kedge.check.problems import images, small_net
 from kedge.core import tree
 from kedge.core.part import Part, parts
 from kedge.core.work import LocalWork
+from kedge.data.datasets import load
 from kedge.data.federation import Federation
+from kedge.engines import Execution
 from kedge.engines.lane_bound import Number, floats
 from kedge.errors import IncompatibleError, NotFinite
+from kedge.runs import runner
+from kedge.runs.config import load_config
 from kedge.sim.cohorts import share
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
@@ -214,11 +218,11 @@ def test_federations_of_other_samples_and_sizes() -> None:
 
 
 def test_equal_samples_are_shared() -> None:
-    data = kedge.runs.runner.load("digits")
-    config = kedge.runs.config.load_config(flags={"clients": 4})
-    how = kedge.engines.Execution("vector")
+    data = load("digits")
+    config = load_config(flags={"clients": 4})
+    how = Execution("vector")
     cpu = torch.device("cpu")
-    one, two = (kedge.runs.runner.simulation(config, data, s, cpu, how) for s in (0, 1))
+    one, two = (runner.simulation(config, data, s, cpu, how) for s in (0, 1))
     two.federation.x = two.federation.x.clone()
     share(one.federation, two.federation)
     assert two.federation.x is one.federation.x
@@ -359,16 +363,16 @@ def test_no_warnings_where_all_goes_well() -> None:
 @pytest.mark.parametrize("chunk", [0, 4])
 def test_recorded_rounds_on_a_gpu(chunk: int) -> None:
     """Seeds and settings on a GPU, where rounds are recorded; ragged, with state of clients."""
-    data = kedge.runs.runner.load("digits")
+    data = load("digits")
     device = torch.device("cuda")
 
     def make(chunk: int) -> list[Simulation]:
-        how = kedge.engines.Execution("vector", chunk=chunk)
+        how = Execution("vector", chunk=chunk)
         found = []
         for mu in (0.01, 0.5):
             flags = {"clients": 6, "per_round": 5, "method": f"scaffold+fedprox(mu={mu})"}
-            config = kedge.runs.config.load_config(flags=flags)
-            found += [kedge.runs.runner.simulation(config, data, s, device, how) for s in (0, 1)]
+            config = load_config(flags=flags)
+            found += [runner.simulation(config, data, s, device, how) for s in (0, 1)]
         return found
 
     together, alone = make(chunk), run_alone(make(0), 3)

@@ -76,10 +76,12 @@ class Round:
         return self._totals["clients"]
 
     @property
-    def weights(self) -> Tensor:
+    def client_weights(self) -> Tensor:
         """Every client's weight in the mean, ``[K]``, in the order of :attr:`clients`."""
         if not self._part.needs_clients:
-            raise HookError(f"{self._part.name} reads r.weights: declare needs_clients = True")
+            raise HookError(
+                f"{self._part.name} reads r.client_weights: declare needs_clients = True"
+            )
         return self._totals["client_weights"]
 
     def forward(

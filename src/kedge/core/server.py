@@ -31,7 +31,7 @@ def totals(bound: Bound, replies: Reply, anchor: Weights, ops: Ops = REFERENCE) 
     found: Totals = {
         "count": len(w),
         "weight": w.sum(),
-        "mean_delta": tree.map(lambda x: ops.weighted_sum(x, w), replies.delta),
+        "weighted_delta": tree.map(lambda x: ops.weighted_sum(x, w), replies.delta),
         "sq_norm": ops.weighted_sum(ops.sq_norms(replies.delta.params, w), w),
         "contribution": tree.map(lambda x: x.sum(0), replies.contribution),
         "uploads": _reduced(replies.uploads, w, ops),
@@ -134,8 +134,8 @@ def _reduced(uploads: Tree, w: Tensor, ops: Ops) -> dict[Path, Any]:
 def _means(found: Totals) -> Totals:
     """Weighted sums divided by the sum of the weights."""
     total, out = found["weight"], dict(found)
-    for name in found.keys() & {"mean_delta", "sq_norm"}:
-        out[name] = tree.map(lambda x: x / total.to(x.dtype), found[name])
+    if "weighted_delta" in found:
+        out["mean_delta"] = tree.map(lambda x: x / total.to(x.dtype), out.pop("weighted_delta"))
     out["uploads"] = {
         path: Mean(tree.map(lambda x: x / total.to(x.dtype), up.value)) if type(up) is Mean else up
         for path, up in found["uploads"].items()

@@ -92,7 +92,7 @@ class Info(NamedTuple):
     weight: Tensor  # p_k before normalisation over the cohort
 
 
-class Chunks(NamedTuple):
+class SweepPieces(NamedTuple):
     """A client's whole data as fixed-size pieces, for sweeps."""
 
     rows: Tensor  # [pieces, rows]
@@ -115,7 +115,7 @@ class Job(NamedTuple):
     info: Info
     key: Tensor  # of (seed, round, client)
     counts: Tensor  # samples per class, [C]; empty where no part asks
-    chunks: Chunks
+    sweep: SweepPieces
     fields: Fields = {}  # what differs between simulations, by owner and name
 
 
@@ -273,8 +273,8 @@ class View:
         """
         if not self._part.needs_sweep:
             raise HookError(f"{self._part.name} calls v.sweep: declare needs_sweep = True")
-        chunks, data = self._context.job.chunks, self._context.data
-        pieces = [fn(data.clean(chunks.rows[i]), chunks.mask[i]) for i in range(len(chunks.rows))]
+        sweep, data = self._context.job.sweep, self._context.data
+        pieces = [fn(data.clean(sweep.rows[i]), sweep.mask[i]) for i in range(len(sweep.rows))]
         total = pieces[0]
         for piece in pieces[1:]:
             total = tree.add(total, piece)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.task import Batch, Task
-from kedge.core.view import Chunks
+from kedge.core.view import SweepPieces
 from kedge.data.augment import augmentation, rotate
 from kedge.data.partition import Partition
 from kedge.errors import DataError
@@ -167,7 +167,7 @@ class Federation:
         counts = torch.zeros(self.num_clients, soft.shape[1], dtype=self.dtype, device=self.device)
         return counts.index_add(0, owner, soft)
 
-    def chunks(self, clients: Sequence[int]) -> Chunks:
+    def sweep_pieces(self, clients: Sequence[int]) -> SweepPieces:
         """The whole data of some clients as pieces of one size, ``[K, pieces, rows]``."""
         size = SWEEP_ROWS  # whoever else takes part: it decides the order of sums
         pieces = math.ceil(max(self.sizes[k] for k in clients) / size)
@@ -176,7 +176,7 @@ class Federation:
         start = self._numbers([self.offsets[k] for k in clients])[:, None]
         index = self.rows[start + torch.minimum(at, n - 1)]
         mask = (at < n).to(self.dtype)
-        return Chunks(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
+        return SweepPieces(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
 
     def _numbers(self, values: Sequence[int]) -> Tensor:
         """Numbers on the device, without waiting for it."""

@@ -43,7 +43,7 @@ from kedge.engines.reference import EVALUATION_ROWS, sums_over
 from kedge.engines.torch_private import over_clients
 from kedge.errors import HookError, KedgeError
 
-SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, chunks=0, fields=None)  # type: ignore[arg-type]
+SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, sweep=0, fields=None)  # type: ignore[arg-type]
 MAX_IDLE = 4  # a compiled step of all lanes is taken as long as one in so many still runs
 Begin = Callable[[Job], Carry]
 Step = Callable[[Job, Carry, Tensor], Carry]

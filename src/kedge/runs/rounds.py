@@ -106,7 +106,7 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
 def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
     """What is reported of a round."""
     weight = totals["weight"]
-    mean = {n: d / weight for n, d in totals["mean_delta"].params.items()}
+    mean = {n: d / weight for n, d in totals["weighted_delta"].params.items()}
     spread = float(totals["sq_norm"] / weight - sq_norm(mean)) if mean else 0.0
     record: dict[str, Any] = {
         "round": sim.round,

@@ -23,7 +23,7 @@ from kedge.core.client import Reply
 from kedge.core.part import Mean, Part, Stack, Sum
 from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
-from kedge.core.view import Chunks, Info, Job
+from kedge.core.view import SweepPieces, Info, Job
 from kedge.errors import WireError
 from kedge.session.session import Answer, Down
 
@@ -253,6 +253,6 @@ def _dry(bound: Bound, server: Server) -> tuple[Bound, Job]:
         info=Info(zero, zero, one, one, one, one, one),
         key=spec.key,
         counts=torch.ones(bound.task.outputs, dtype=spec.dtype, device=spec.device),
-        chunks=Chunks(rows, torch.ones_like(rows, dtype=spec.dtype)),
+        sweep=SweepPieces(rows, torch.ones_like(rows, dtype=spec.dtype)),
     )
     return bound.with_data(Blank(bound)), job

@@ -17,7 +17,7 @@ from kedge.core.bound import Bound
 from kedge.core.model import Model
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
-from kedge.core.view import Chunks, Job
+from kedge.core.view import SweepPieces, Job
 from kedge.core.work import Lane, batches, client_keys, infos
 from kedge.data.federation import Federation
 from kedge.engines.layout import layout_of
@@ -126,7 +126,7 @@ class Silo:
         )  # fmt: skip
         keys = client_keys(self._root.expand(1, 2), ask.round, [self.client])
         none = torch.zeros((1, 0), device=self.data.device)
-        chunks = self.data.chunks([0]) if bound.needs("sweep") else Chunks(none, none)
+        sweep = self.data.sweep_pieces([0]) if bound.needs("sweep") else SweepPieces(none, none)
         info = infos([lane], ask.round, self.data.dtype)
         job = Job(
             anchor=place(_whole(bound, down.weights)),
@@ -135,7 +135,7 @@ class Silo:
             info=tree.take(info, 0),
             key=keys[0],
             counts=self._counts[0],
-            chunks=tree.take(chunks, 0),
+            sweep=tree.take(sweep, 0),
         )
         return Work(job, self.data.rows[batches(keys, [lane])[0]])
 

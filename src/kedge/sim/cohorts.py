@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.tree import Tree, Weights
-from kedge.core.view import Chunks, Info, Job
+from kedge.core.view import SweepPieces, Info, Job
 from kedge.core.work import Lane, batches, client_keys, infos
 from kedge.data.federation import Federation
 from kedge.engines.cohort import Cohort, Group, on_device, to_device
@@ -117,23 +117,24 @@ class Cohorts:
         device = self._rows.device
         info: Info = tree.map(lambda x: to_device(x, device), drawn.info)
         none = torch.zeros((len(drawn.keys), 0), device=device)
-        counts, chunks = none, Chunks(none, none)
+        counts, sweep = none, SweepPieces(none, none)
         if self.bound.needs("labels"):
             own = torch.split(info.client, [len(group.clients) for group in groups])
             pairs = zip(self.sims, own, strict=True)
             counts = torch.cat([sim.label_counts[some] for sim, some in pairs])
         if self.bound.needs("sweep"):
             every = [
-                sim.federation.chunks(g.clients) for sim, g in zip(self.sims, groups, strict=True)
+                sim.federation.sweep_pieces(g.clients)
+                for sim, g in zip(self.sims, groups, strict=True)
             ]
-            chunks = _chunks(every, self._starts)
+            sweep = _sweep(every, self._starts)
         anchor: Weights = groups[0].anchor
         sent = groups[0].sent
         if len(groups) > 1:
             anchor = tree.stack([group.anchor for group in groups])
             sent = tree.stack([group.sent for group in groups])
         keys = to_device(drawn.keys, device)
-        return Job(anchor, sent, {}, info, keys, counts, chunks, self._fields)
+        return Job(anchor, sent, {}, info, keys, counts, sweep, self._fields)
 
     def _stores(
         self, groups: Sequence[Group]
@@ -209,15 +210,15 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.dtype == b.dtype and torch.equal(a, b))
 
 
-def _chunks(every: list[Chunks], starts: Sequence[int]) -> Chunks:
+def _sweep(every: list[SweepPieces], starts: Sequence[int]) -> SweepPieces:
     """Whole data in as many pieces for every lane; those added hold nothing."""
     if len(every) == 1:
         return every[0]
-    count = max(chunks.rows.shape[1] for chunks in every)
+    count = max(sweep.rows.shape[1] for sweep in every)
     found = []
-    for chunks, start in zip(every, starts, strict=True):
-        missing = count - chunks.rows.shape[1]
-        wide = Chunks(chunks.rows + start, chunks.mask)
+    for sweep, start in zip(every, starts, strict=True):
+        missing = count - sweep.rows.shape[1]
+        wide = SweepPieces(sweep.rows + start, sweep.mask)
         found.append(tree.map(lambda x, n=missing: _with_empty(x, n), wide))
     return tree.concat(found)
 
