@@ -23,7 +23,7 @@ from kedge.core.client import Reply
 from kedge.core.part import Mean, Part, Stack, Sum
 from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
-from kedge.core.view import SweepPieces, Info, Job
+from kedge.core.view import Info, Job, SweepPieces
 from kedge.errors import WireError
 from kedge.session.session import Answer, Down
 

@@ -17,7 +17,7 @@ from kedge.core.bound import Bound
 from kedge.core.model import Model
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
-from kedge.core.view import SweepPieces, Job
+from kedge.core.view import Job, SweepPieces
 from kedge.core.work import Lane, batches, client_keys, infos
 from kedge.data.federation import Federation
 from kedge.engines.layout import layout_of

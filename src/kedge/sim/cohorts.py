@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.tree import Tree, Weights
-from kedge.core.view import SweepPieces, Info, Job
+from kedge.core.view import Info, Job, SweepPieces
 from kedge.core.work import Lane, batches, client_keys, infos
 from kedge.data.federation import Federation
 from kedge.engines.cohort import Cohort, Group, on_device, to_device
