@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The speed records of a GPU: kedge beside the plain eager loop and pfl, in one process per line.
+# Write the speed records of a GPU: kedge beside the eager PyTorch loop and pfl, one record per NAME.
 #   PYTHONPATH=src bash bench/gpu_speed.sh FOLDER [NAME ...]
-# pfl 0.6.0 must be importable (pip install pfl==0.6.0) for its column. About a quarter of an hour in
-# all, most of it for compiling: a minute for each of a ResNet's methods. A line takes LIMIT seconds at
-# most (300); one that is interrupted keeps what it has, which is nothing before all are warm.
+# The pfl column needs pfl 0.6.0 (pip install pfl==0.6.0). All records take about 15 minutes, most of
+# it compilation: about a minute for each method of a ResNet. Each record has a timeout of LIMIT seconds
+# (default 300). A record that reaches it keeps the rounds timed so far: none before the warm-up ends.
 set -u
 out=$1; shift
 [ $# -gt 0 ] || set -- pfl small10 small100 resnet_{bn,gn}_{bf16,tf32} streams
