@@ -60,8 +60,8 @@ def _check_arguments(cls: type, name: str, method: Any, wanted: Any) -> None:
     try:
         signature.bind(*given)
     except TypeError:
-        found = ", ".join(map(str, signature.parameters.values()))
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        found = signature.replace(parameters=bare, return_annotation=signature.empty)
         raise HookError(
-            f"{cls.__name__}.{name} takes ({found}), but it is called with other arguments: "
-            f"{name} takes ({', '.join(names)})"
+            f"{cls.__name__}.{name} takes {found}, but the hook {name} takes ({', '.join(names)})"
         ) from None

@@ -90,14 +90,14 @@ class Checks:
     """
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
-        self._foreign = any(map(is_foreign, parts))
+        self.foreign = any(map(is_foreign, parts))
         self._done: dict[str, list[dict[str, str]]] = {}
 
     @contextmanager
     def once(self, what: str, phases: dict[str, str]) -> Iterator[bool]:
         """Whether a check is due, which is then done in the block; if it fails, it is due again."""
         done = self._done.setdefault(what, [])
-        due = self._foreign and _enabled.get() and phases not in done and len(done) < MAX_PHASES
+        due = self.foreign and _enabled.get() and phases not in done and len(done) < MAX_PHASES
         yield due
         if due:
             done.append(phases)

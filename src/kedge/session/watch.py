@@ -105,7 +105,8 @@ def _inputs(hook: str, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
 
 def _reachable(hook: str, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     names = list(inspect.signature(getattr(Part, hook)).parameters)[1:]
-    for name, value in zip(names, args, strict=True):
+    pairs = list(zip(names, args, strict=True))
+    for name, value in reversed(pairs):  # the view last: it may show an argument once more
         if isinstance(value, View):
             reach = ("client", "sent", "local", "anchor", "info")
         elif isinstance(value, Round):
@@ -212,9 +213,8 @@ def _generators() -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The names whose values differ, deepest first."""
-    names = [name for name in {**before, **after} if _differ(before.get(name), after.get(name))]
-    return sorted(names, key=len, reverse=True)
+    """The names whose values differ."""
+    return [name for name in {**before, **after} if _differ(before.get(name), after.get(name))]
 
 
 def _differ(a: Any, b: Any) -> bool:

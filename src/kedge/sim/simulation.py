@@ -155,7 +155,9 @@ class Simulation:
     def check_parts(self, client_id: int) -> None:
         """Before the first round of each phase, run other people's parts on one client and watch
         their hooks, see :mod:`kedge.session.check_client`."""
-        with self._checks.once("client", self.bound.at(self.round).phases) as due:
+        with watching(self._checks.foreign):
+            phases = self.bound.at(self.round).phases
+        with self._checks.once("client", phases) as due:
             if due:
                 cohort = self.cohort([client_id])
                 job, index = take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
