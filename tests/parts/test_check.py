@@ -97,9 +97,14 @@ class OnClass(Part):
         return 1e-3 * type(self).calls * tree.sq_norm(params)
 
 
-@pytest.mark.parametrize("cls", [InSelf, OnClass])
-def test_state_outside_the_slots_is_found(cls: type[Part]) -> None:
-    assert "two equal runs" in failures(cls())["pure"]
+@pytest.mark.parametrize(
+    ("cls", "what"),
+    [(InSelf, "inself.term changed self.memory"), (OnClass, "changed OnClass.calls")],
+)
+def test_state_outside_the_slots_is_found(cls: type[Part], what: str) -> None:
+    found = failures(cls())
+    assert what in found["pure"]
+    assert "bit-identical" in found["resumable"]  # a law finds it by its effect, too
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,9 @@ class SilentState(Part):
 
 
 def test_an_unused_attribute_is_found_too() -> None:
-    assert "changed its own attributes" in failures(SilentState())["pure"]
+    assert (
+        "silent.term changed self.log; a part is never changed" in failures(SilentState())["pure"]
+    )
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,38 @@ class TorchRandom(Part):
 
 
 def test_randomness_outside_the_key_is_found() -> None:
-    assert "two equal runs" in failures(TorchRandom())["pure"]
+    assert "torchrandom.term draws from the global" in failures(TorchRandom())["pure"]
+
+
+@dataclass(frozen=True)
+class RandomServer(Part):
+    """Draws from torch's global generator on the server, where no client is."""
+
+    name = "randomserver"
+
+    def server_step(self, r, weights):
+        noise = torch.rand(())
+        return weights._replace(params=tree.map(lambda p: p + noise, weights.params)), {}
+
+
+def test_randomness_on_the_server_is_found() -> None:
+    assert "two equal runs" in failures(RandomServer())["pure"]
+
+
+@dataclass(frozen=True)
+class ServerState(Part):
+    """Keeps something in an attribute, on the server."""
+
+    log: list = field(default_factory=list)
+    name = "serverstate"
+
+    def server_step(self, r, weights):
+        self.log.append(1)
+        return weights, {}
+
+
+def test_state_on_the_server_is_found() -> None:
+    assert "changed its own attributes" in failures(ServerState())["pure"]
 
 
 def test_failures_are_raised_with_their_reasons() -> None:
@@ -262,5 +300,7 @@ def test_a_failing_hook_names_part_hook_client_and_step() -> None:
 
     with pytest.raises(HookError, match=r"fails.term failed: RuntimeError: .*client 0, step 0"):
         images().simulate(Fails()).run_round()
-    with pytest.raises(HookError, match="engine=loop names the client"):
+    with pytest.raises(HookError, match=r"fails.term failed: RuntimeError: .*client 0, step 0"):
         images().simulate(Fails(), "vector").run_round()
+    with pytest.raises(HookError, match=r"python.term failed: .*engine=loop names the client"):
+        images().simulate(Python(), "vector").run_round()

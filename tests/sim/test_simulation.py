@@ -392,7 +392,8 @@ def test_state_of_another_shape_is_refused_and_nothing_is_changed(engine: str) -
     sim = images().simulate(Forgetful(), engine)
     before = {name: x.clone() for name, x in sim.state().items()}
     with pytest.raises(
-        KedgeError, match=r"a tensor of shape \(\) on a client, which began as \(2,\)"
+        KedgeError,
+        match=r"forgetful.reply returned a client state .* of shape \[\] in place of shape \[2\]",
     ):
         sim.run_round()
     assert tree.equal(sim.state(), before)

@@ -37,6 +37,7 @@ from kedge.core.work import take_jobs
 from kedge.engines import engines
 from kedge.engines.cohort import take_rows
 from kedge.errors import KedgeError
+from kedge.session.check_client import check_client
 from kedge.sim.simulation import Simulation
 
 TOLERANCE = 1e-11  # of float64 results that differ in the order of summation only
@@ -63,6 +64,11 @@ class _Probe(Part):
 
 
 def pure(part: Part) -> None:
+    run = images(norm="bn", task=part.tasks[0]).simulate(part)
+    _surveyed(run)
+    cohort = run.cohort([0])
+    job, index = take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
+    check_client(run.bound.at(run.round), job, index, every=True)
     before = repr(vars(part)), _class_state(part)
     for engine in tested_engines():
         first = _run(images(norm="bn", task=part.tasks[0]), part, engine)

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kedge.core.hooks import call
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.optim import Optimizer
@@ -89,11 +90,11 @@ class Bound:
             )
         params = dict(initial.params)
         for part in self.parts_with("extend"):
-            leaves = part.extend(spec.for_part(part))
+            leaves = call(part, "extend", spec.for_part(part))
             params |= {f"{part.name}/{n}": v for n, v in leaves.items()}
         self.initial = Weights(params, initial.buffers)
         extended = replace(spec, params=params)
-        hidden = {n for p in self.parts_with("private") for n in p.private(extended)}
+        hidden = {n for p in self.parts_with("private") for n in call(p, "private", extended)}
         self.private_params = [n for n in params if n in hidden]
         self._check_head(hidden)
         self.private_buffers = [n for n in initial.buffers if n in hidden]
@@ -121,7 +122,7 @@ class Bound:
     def at(self, round: int) -> Bound:
         """This binding with the phases that its parts have in a round; rounds of equal phases
         share one object."""
-        return self.in_phases({p.name: p.phase(round) for p in self.parts_with("phase")})
+        return self.in_phases({p.name: call(p, "phase", round) for p in self.parts_with("phase")})
 
     def in_phases(self, phases: dict[str, str]) -> Bound:
         """This binding with the given phases, by part."""
@@ -146,14 +147,16 @@ class Bound:
     def server(self) -> Server:
         """The server before the first round."""
         slots = {
-            p.name: p.server_init(self.spec.for_part(p)) for p in self.parts_with("server_init")
+            p.name: call(p, "server_init", self.spec.for_part(p))
+            for p in self.parts_with("server_init")
         }
         return Server(self.initial, slots)
 
     def client(self) -> dict[str, Tree]:
         """A client's own state before its first round."""
         slots = {
-            p.name: p.client_init(self.spec.for_part(p)) for p in self.parts_with("client_init")
+            p.name: call(p, "client_init", self.spec.for_part(p))
+            for p in self.parts_with("client_init")
         }
         if self.private_params or self.private_buffers:
             slots[PRIVATE] = self.only_private(self.initial)
@@ -161,7 +164,8 @@ class Bound:
 
     def sent(self, server: Server) -> dict[str, Tree]:
         """What goes down with the weights."""
-        return {p.name: p.send(server.slots.get(p.name, {})) for p in self.parts_with("send")}
+        slots = server.slots
+        return {p.name: call(p, "send", slots.get(p.name, {})) for p in self.parts_with("send")}
 
     def only_private(self, weights: Weights) -> Tree:
         return {

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.bound import PRIVATE, Bound
+from kedge.core.hooks import call
 from kedge.core.model import Rows
 from kedge.core.ops import REFERENCE, Ops
-from kedge.core.part import Part, call
+from kedge.core.part import Part
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Context, Job, Passes, View, view_out

@@ -14,6 +14,13 @@ Hooks are called in the order in which they stand in :class:`Part`, and only tho
 overrides. They must be pure: no attribute is set, no argument is changed in place, every random
 number comes from ``v.key``, and no Python branch looks at a tensor's value, since the same code
 runs for one client in a loop and for all clients at once under ``vmap``.
+
+The rules are checked. A method whose name is close to a hook's (``terms``), or a hook with another
+number of arguments, is refused when the class is made. What a hook returns is checked at every call
+(:mod:`kedge.core.hooks`). Before the first round, parts that are not kedge's own run on one client
+step by step, and a changed argument, state on ``self``, a random number from elsewhere than
+``v.key`` and a result that differs the second time are errors
+(:mod:`kedge.session.check_client`).
 """
 
 from __future__ import annotations
@@ -26,9 +33,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from kedge.core.overrides import check_overrides
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.errors import FieldError, HookError, KedgeError
+from kedge.errors import FieldError
 from kedge.grammar import Call
 from kedge.registry import Registry
 from kedge.schema import Doc as Doc
@@ -233,6 +241,7 @@ class Part:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = cls.__dict__.get("name") or cls.__name__.lower()
+        check_overrides(cls, Part)
 
     def __post_init__(self) -> None:
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -279,16 +288,6 @@ HOOKS = [
     and not name.startswith("_")
     and name not in ("has", "hooks", "count", "cuts", "surveys", "advice", "schema")
 ]
-
-
-def call(part: Part, hook: str, *args: Any) -> Any:
-    """Call one hook; a failure names the part and the hook."""
-    try:
-        return getattr(part, hook)(*args)
-    except KedgeError:
-        raise
-    except Exception as error:
-        raise HookError(f"{part.name}.{hook} failed: {type(error).__name__}: {error}") from error
 
 
 def register(cls: type[Part]) -> type[Part]:

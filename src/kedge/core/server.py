@@ -15,8 +15,9 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.bound import Bound, Server
 from kedge.core.client import Reply
+from kedge.core.hooks import call
 from kedge.core.ops import REFERENCE, Ops
-from kedge.core.part import Mean, Part, Stack, Sum, call
+from kedge.core.part import Mean, Part, Stack, Sum
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
 from kedge.errors import HookError

@@ -100,6 +100,8 @@ class Fleet:
             group, outcome = sims[0].train(clients[0])
             groups, outcomes = [group], [outcome]
         else:
+            for i in {repr(sims[i].bound.method): i for i in going}.values():  # seeds share one
+                sims[i].check_parts(clients[i][0])
             cohort = self._cohorts.form(clients, round)
             if not self._can_train_together(cohort, round):
                 return None

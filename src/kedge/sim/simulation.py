@@ -24,6 +24,7 @@ from kedge.engines.cohort import Cohort, Group, Outcome
 from kedge.engines.engine import settings_of
 from kedge.engines.layout import initial_weight
 from kedge.errors import FieldError
+from kedge.session.check_client import Checks, check_client, check_survey, watching
 from kedge.session.session import Session, read_state
 from kedge.sim.cohorts import Cohorts
 from kedge.sim.store import FirstState, Store
@@ -59,26 +60,29 @@ class Simulation:
             w = w.to(device, dtype if w.is_floating_point() else None)
             return initial_weight(model, w)
 
-        self.bound = Bound(
-            parse(method),
-            model,
-            federation.task,
-            optim or SGD(),
-            federation,
-            num_clients=federation.num_clients,
-            input_shape=federation.input_shape,
-            initial=tree.map(place, model.weights()),
-            key=rng.fold(rng.key(seed), "init").to(device),
-        )
-        self.session = Session(
-            self.bound, work=work, per_round=per_round, weighting=weighting, seed=seed
-        )
+        with watching():  # the hooks that run once
+            self.bound = Bound(
+                parse(method),
+                model,
+                federation.task,
+                optim or SGD(),
+                federation,
+                num_clients=federation.num_clients,
+                input_shape=federation.input_shape,
+                initial=tree.map(place, model.weights()),
+                key=rng.fold(rng.key(seed), "init").to(device),
+            )
+            self.session = Session(
+                self.bound, work=work, per_round=per_round, weighting=weighting, seed=seed
+            )
+            first_state = self.bound.client()
+        self._checks = Checks(self.bound.parts)
         #: Samples per class on each client, [clients, C]; no columns where no part asks.
         self.label_counts = torch.zeros((federation.num_clients, 0), device=device)
         if self.bound.needs("labels"):
             self.label_counts = federation.label_counts()
         state, folder = self.execution.state, self.execution.folder
-        self.store = Store(self.bound.client(), federation.num_clients, state, folder)
+        self.store = Store(first_state, federation.num_clients, state, folder)
         #: A GPU is given its work and does it by itself; the next round is drawn meanwhile.
         self.draws_ahead = device.type == "cuda"
         self._cohorts = Cohorts([weakref.proxy(self)])  # no cycle: a simulation ends with its name
@@ -104,6 +108,7 @@ class Simulation:
 
     def train(self, clients: list[int]) -> tuple[Group, Outcome]:
         """What clients return in the present round, as a pure function of the state."""
+        self.check_parts(clients[0])
         cohort = self._cohorts.form([clients], self.round)
         [done] = self.engine.train(cohort)
         self._cohorts.draw_ahead(self.round + 1)
@@ -116,7 +121,9 @@ class Simulation:
 
     def advance(self, group: Group, done: Outcome, surveyed: int) -> Totals:
         """Take in what the clients of a round returned."""
-        after = self.session.aggregate(done.totals)
+        phases = self.bound.at(self.round).phases
+        with self._checks.once("server", phases) as due, watching(due):
+            after = self.session.aggregate(done.totals)
         for places, states in done.next_states:
             self.store.put([group.clients[i] for i in places], states)
         self.session.accept(after, group.clients)
@@ -136,8 +143,24 @@ class Simulation:
     def survey(self, part: Part, clients: Sequence[int] | None) -> int:
         """Ask clients (all of them for None), let the part take the answers in; bytes they sent."""
         every = list(clients if clients is not None else range(self.federation.num_clients))
-        ask = self.session.ask_survey(part, every)
-        return self.session.absorb(ask, self.engine.survey(self.cohort(every), part))
+        ask, cohort = self.session.ask_survey(part, every), self.cohort(every)
+        with self._checks.once(f"survey of {part.name}", cohort.bound.phases) as due:
+            if due:
+                check_survey(cohort.bound, take_jobs(cohort.jobs, 0), part, every[0])
+            totals = self.engine.survey(cohort, part)
+            with watching(due):
+                return self.session.absorb(ask, totals)
+
+    def check_parts(self, client_id: int) -> None:
+        """Before the first round of each phase, run other people's parts on one client and watch
+        their hooks, see :mod:`kedge.session.check_client`."""
+        with watching(self._checks.foreign):
+            phases = self.bound.at(self.round).phases
+        with self._checks.once("client", phases) as due:
+            if due:
+                cohort = self.cohort([client_id])
+                job, index = take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
+                check_client(cohort.bound, job, index, client_id)
 
     def draw_cohort(self, round: int) -> list[int]:
         """Clients of a round, see :meth:`~kedge.session.Session.draw_clients`."""
@@ -160,7 +183,7 @@ class Simulation:
             weighting=self.session.weighting,
             engine=execution,
         )
-        made.store = FirstState(self.bound.client())
+        made.store, made._checks = FirstState(self.bound.client()), Checks(())
         made.session.round = round
         return made
 

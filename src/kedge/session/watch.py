@@ -1,0 +1,232 @@
+"""Watching hooks for what they must not do: change what they are given, keep state, draw random
+numbers of their own, or answer otherwise the second time."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.hooks import KEEP_STATE
+from kedge.core.part import Part
+from kedge.core.view import Round, Spec, View
+from kedge.errors import HookError
+
+DEPTH = 5  # of containers and objects in an attribute that are looked into
+ROUNDING = 1e-4  # relative difference that the order of a parallel sum may make
+GENERATORS = {"torch": "torch", "cuda": "torch on the GPU", "numpy": "numpy", "python": "Python"}
+
+
+class Call(NamedTuple):
+    """A hook's call, as it was the first time."""
+
+    part: str
+    hook: str
+    inputs: list[Any]
+    result: list[Any]
+
+
+class Watch:
+    """Runs hooks and raises a HookError where one of other people's breaks a rule.
+
+    ``every`` watches kedge's own parts, too. After :meth:`again`, the same calls are expected once
+    more, with the same results.
+    """
+
+    def __init__(self, every: bool = False) -> None:
+        self._every = every
+        self._calls: list[Call] = []
+        self._first: Iterator[Call] | None = None
+
+    def again(self) -> None:
+        """From now on the same calls follow as until now."""
+        self._first, self._calls = iter(self._calls), []
+
+    def __call__(self, part: Part, hook: str, args: tuple[Any, ...]) -> Any:
+        if not (self._every or is_foreign(part)):
+            return getattr(part, hook)(*args)
+        inputs, attributes = _inputs(hook, args), _attributes(part)
+        versions, generators = _versions(inputs), _generators()
+        values = _values(inputs)
+        made = getattr(part, hook)(*args)
+        where = f"{part.name}.{hook}"
+        drawn = _changed(generators, _generators())
+        if drawn:
+            raise HookError(
+                f"{where} draws from the global random numbers of {GENERATORS[drawn[0]]}, so no "
+                f"run could be repeated or resumed; {_draw_instead(args)}"
+            )
+        kept = _changed(attributes, _attributes(part))
+        if kept:
+            raise HookError(f"{where} changed {kept[0]}; {KEEP_STATE}")
+        written = _changed(versions, _versions(_inputs(hook, args)))
+        if written:
+            raise HookError(
+                f"{where} changed its argument {written[0]} in place; return a new tensor or dict "
+                "instead (x + y for x.add_(y), d | {name: x} for d[name] = x)"
+            )
+        self._compare(Call(part.name, hook, values, _values(list(_nodes(made, "")))))
+        return made
+
+    def _compare(self, call: Call) -> None:
+        """Whether a call that is made again has the same result."""
+        self._calls.append(call)
+        first = next(self._first, None) if self._first is not None else None
+        if first is None:
+            return
+        same_inputs = first[:2] == call[:2] and _same(first.inputs, call.inputs)
+        if not same_inputs:  # not this hook's fault: the kernels' or the model's
+            self._first = None
+        elif not _same(first.result, call.result, ROUNDING if _may_round() else 0.0):
+            raise HookError(
+                f"{call.part}.{call.hook} returned something else when it was called again with "
+                "the same arguments; it may depend on nothing but these and the part's fields"
+            )
+
+
+def is_foreign(part: Part) -> bool:
+    """Whether a part is not one of kedge's own, which the laws prove."""
+    return type(part).__module__.partition(".")[0] != "kedge"
+
+
+# -- what a hook is given -------------------------------------------------------------------------
+
+
+def _inputs(hook: str, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """Every container and leaf that a hook can reach through its arguments, with its place."""
+    return [node for name, value in _reachable(hook, args) for node in _nodes(value, name)]
+
+
+def _reachable(hook: str, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    names = list(inspect.signature(getattr(Part, hook)).parameters)[1:]
+    pairs = list(zip(names, args, strict=True))
+    for name, value in reversed(pairs):  # the view last: it may show an argument once more
+        if isinstance(value, View):
+            reach = ("client", "sent", "local", "anchor", "info")
+        elif isinstance(value, Round):
+            reach = ("server", "uploads", "anchor", "mean_delta", "sums")
+        elif isinstance(value, Spec):
+            reach = ("params", "buffers")
+        else:
+            yield name, value
+            continue
+        for slot in reach:
+            try:
+                yield f"{name}.{slot}", getattr(value, slot)
+            except KeyError:  # a survey has no updates
+                continue
+
+
+def _nodes(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every container and leaf in a value, with its place."""
+    yield path, value
+    if isinstance(value, dict):
+        for key, item in dict.items(value):
+            yield from _nodes(item, f"{path}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        names = getattr(value, "_fields", None)
+        for i, item in enumerate(value):
+            yield from _nodes(item, f"{path}.{names[i]}" if names else f"{path}[{i}]")
+
+
+def _versions(inputs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What tells of each container and tensor whether it was changed in place."""
+    found: dict[str, Any] = {}
+    for path, node in inputs:
+        if isinstance(node, Tensor):
+            found[path] = id(node), node._version
+        elif isinstance(node, dict):
+            found[path] = list(node)
+    return found
+
+
+def _values(nodes: list[tuple[str, Any]]) -> list[Any]:
+    """All leaves, tensors without their history."""
+    return [
+        node.detach() if isinstance(node, Tensor) else node
+        for _, node in nodes
+        if isinstance(node, (Tensor, str, int, float))
+    ]
+
+
+def _same(first: list[Any], second: list[Any], tolerance: float = 0.0) -> bool:
+    """Whether two lists of leaves are equal, bit for bit or up to rounding."""
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+            if type(a) is not type(b) or repr(a) != repr(b):
+                return False
+        elif a is not b and not tree.equal(a, b) and not tree.gap(a, b) <= tolerance:
+            return False
+    return True
+
+
+def _may_round() -> bool:
+    """Whether the order of a sum may differ between two equal calls."""
+    return torch.get_num_threads() > 1 or torch.cuda.is_initialized()
+
+
+# -- what lies outside ----------------------------------------------------------------------------
+
+
+def _attributes(part: Part) -> dict[str, Any]:
+    """A part's attributes and those of its class, in a form that shows every change."""
+    found = {f"self.{name}": _shown(value) for name, value in vars(part).items()}
+    for owner in type(part).__mro__:
+        if owner not in Part.__mro__:
+            own = {n: v for n, v in vars(owner).items() if not n.startswith("__")}
+            found |= {f"{owner.__name__}.{n}": _shown(v) for n, v in own.items()}
+    return found
+
+
+def _shown(value: Any, depth: int = DEPTH) -> Any:
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, np.ndarray):
+        return id(value), hash(value.tobytes())
+    if isinstance(value, (str, bytes, int, float, complex)) or value is None:
+        return repr(value)
+    if depth == 0 or isinstance(value, type) or inspect.isroutine(value):
+        return id(value)
+    if isinstance(value, dict):
+        return [(_shown(k, depth - 1), _shown(v, depth - 1)) for k, v in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_shown(v, depth - 1) for v in value]
+    return id(value), _shown(getattr(value, "__dict__", None), depth - 1)
+
+
+def _generators() -> dict[str, Any]:
+    """The states of all global generators of random numbers."""
+    found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    _, keys, *rest = np.random.get_state()
+    found["numpy"] = hash((np.asarray(keys).tobytes(), *rest))
+    if torch.cuda.is_initialized():
+        found["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
+    return found
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The names whose values differ."""
+    return [name for name in {**before, **after} if _differ(before.get(name), after.get(name))]
+
+
+def _differ(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return not torch.equal(a, b)
+    return bool(a != b)
+
+
+def _draw_instead(args: tuple[Any, ...]) -> str:
+    """Where a hook finds its own randomness."""
+    keys = {View: "v.key", Round: "r.key", Spec: "spec.key"}
+    for kind, key in keys.items():
+        if any(isinstance(arg, kind) for arg in args):
+            return f"draw from {key}: kedge.core.rng.normal({key}, shape)"
+    return "draw where there is a key (v.key, r.key or spec.key) and keep the draw in a slot"
