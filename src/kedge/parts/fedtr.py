@@ -14,7 +14,7 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
-from kedge.parts.class_means import class_sums, next_means, no_means
+from kedge.parts.class_means import class_sums, empty_means, update_means
 
 
 @register
@@ -73,7 +73,7 @@ class FedTR(Part):
 
     def server_init(self, spec: Spec) -> Tree:
         zero = torch.zeros((), dtype=spec.dtype, device=spec.device)
-        centroids, valid = no_means(spec)
+        centroids, valid = empty_means(spec)
         server: Tree = {"centroids": centroids, "valid": valid}
         if self.drift_rule != "accumulate":
             return server
@@ -129,7 +129,7 @@ class FedTR(Part):
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         sums, counts = r.uploads["sum"], r.uploads["count"]
-        centroids, valid = next_means(sums, counts, r.server["centroids"], r.server["valid"])
+        centroids, valid = update_means(sums, counts, r.server["centroids"], r.server["valid"])
         server: Tree = {"centroids": centroids, "valid": valid}
         if self.drift_rule == "none":
             return weights, server

@@ -16,7 +16,7 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
-from kedge.parts.class_means import class_sums, next_means, no_means
+from kedge.parts.class_means import class_sums, empty_means, update_means
 
 
 @register
@@ -126,7 +126,7 @@ class FedProto(Part):
     compute = "one pass a round"
 
     def server_init(self, spec: Spec) -> Tree:
-        prototypes, valid = no_means(spec)
+        prototypes, valid = empty_means(spec)
         return {"prototypes": prototypes, "valid": valid}
 
     def send(self, server: Tree) -> Tree:
@@ -145,7 +145,7 @@ class FedProto(Part):
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         sums, weight = r.uploads["sum"], r.uploads["weight"]
-        prototypes, valid = next_means(sums, weight, r.server["prototypes"], r.server["valid"])
+        prototypes, valid = update_means(sums, weight, r.server["prototypes"], r.server["valid"])
         return weights, {"prototypes": prototypes, "valid": valid}
 
 
