@@ -62,7 +62,7 @@ class FedDC(Part):
         return server["slope"]
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        proximal = 0.5 * self.alpha * tree.sq_norm(_lag(v.client["drift"], v, params))
+        proximal = 0.5 * self.alpha * tree.sq_norm(_drifted_delta(v.client["drift"], v, params))
         return proximal + tree.dot(tree.sub(v.sent, v.client["slope"]), params)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
@@ -75,7 +75,9 @@ class FedDC(Part):
             weights.params,
         )
         change = tree.sub(slope, v.client["slope"])
-        return {"slope": slope, "drift": _lag(v.client["drift"], v, weights.params)}, Sum(change)
+        return {"slope": slope, "drift": _drifted_delta(v.client["drift"], v, weights.params)}, Sum(
+            change
+        )
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         slope = tree.map(lambda s, c: s + c / r.num_clients, r.server["slope"], r.uploads)
@@ -120,11 +122,11 @@ class FedSpeed(Part):
         scale = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
         ascent_grads = v.grad(tree.map(lambda w, g: w + scale * g, params, grads))
         sharpness = tree.map(lambda a, g: self.merge * (a - g), ascent_grads, grads)
-        lag = _lag(v.client, v, params)
-        return sharpness | tree.map(lambda u, s: s + self.lam * u, lag, sharpness)
+        drifted = _drifted_delta(v.client, v, params)
+        return sharpness | tree.map(lambda u, s: s + self.lam * u, drifted, sharpness)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        return _lag(v.client, v, weights.params), {}
+        return _drifted_delta(v.client, v, weights.params), {}
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         return _release_drift(r, weights, r.server)
@@ -233,7 +235,7 @@ class FedCM(Part):
         return weights._replace(params=weights.params | params), m
 
 
-def _lag(drift: Params, v: View, params: Params) -> Params:
+def _drifted_delta(drift: Params, v: View, params: Params) -> Params:
     """h_k + (local - anchor) over the shared parameters."""
     return tree.map(lambda h, p, w: h + (p - w), drift, params, v.anchor.params)
 

@@ -101,7 +101,7 @@ class FedTR(Part):
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         total = out.logits.new_zeros(())
         if self.drift_rule != "none":
-            total = total + 0.5 * self.alpha * tree.sq_norm(self._lag(v, params))
+            total = total + 0.5 * self.alpha * tree.sq_norm(self._drifted_delta(v, params))
         if v.phase == "first":  # there are no centroids yet
             return total
         square = (out.features.flatten(1) - v.sent["centroids"][batch.y]) ** 2  # [B, F]
@@ -112,8 +112,8 @@ class FedTR(Part):
         if self.drift_rule != "descent":
             return v.local
         step = self.eta_g * self.alpha
-        lag = self._lag(v, params)
-        return {"drift": tree.map(lambda d, u: d - step * u, v.local["drift"], lag)}
+        drifted = self._drifted_delta(v, params)
+        return {"drift": tree.map(lambda d, u: d - step * u, v.local["drift"], drifted)}
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         uploads = self._centroids(v, weights)
@@ -124,7 +124,7 @@ class FedTR(Part):
             return next_state, uploads | {"drift": Mean(v.local["drift"])}
         new = 1 - v.client["seen"]
         uploads |= {"clients": Sum(new), "weight": Sum(new * v.info.weight)}
-        drift = self._lag(v, weights.params)  # d_i + w_i - w
+        drift = self._drifted_delta(v, weights.params)  # d_i + w_i - w
         return {"drift": drift, "seen": torch.ones_like(v.client["seen"])}, uploads
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
@@ -149,7 +149,7 @@ class FedTR(Part):
         rules = {rule: int(self.drift_rule == rule) for rule in ("accumulate", "descent")}
         return super().count(formula, symbols | rules)
 
-    def _lag(self, v: View, params: Params) -> Params:
+    def _drifted_delta(self, v: View, params: Params) -> Params:
         """u = d + w_i - w, the drift-corrected update."""
         drift = v.local["drift"] if self.drift_rule == "descent" else v.client["drift"]
         return tree.map(lambda d, p, w: d + (p - w), drift, params, v.anchor.params)

@@ -52,7 +52,7 @@ class FedGen(Part):
     with the diversity of section 3.4), :math:`a_{k,y} = n_k^y/\sum_i n_i^y`, y uniform over those
     in the cohort. Client: :math:`CE(x, y) + \alpha_t \frac{B'}{B} CE(h(G(z', y')), y') + \beta_t
     KL(h(G(z, y)) \| f(x))` (eq. 5), y' uniform, :math:`h(G(z, y))` a constant, from the second
-    round on; :math:`\alpha_t = \max(\alpha \cdot 0.98^t, 10^{-4})`, and :math:`\beta_t` alike.
+    round on; :math:`\alpha_t = \max(\alpha \cdot 0.98^t, 10^{-4})`, and :math:`\beta_t` likewise.
 
     Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
     2021, arXiv:2105.10056.
