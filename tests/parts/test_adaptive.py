@@ -20,7 +20,7 @@ from kedge.parts.adaptive import FedAdagrad, FedAdam, FedExP, FedYogi, GroupDRO
 
 @dataclass(frozen=True)
 class AdagradForgets(FedAdagrad):
-    def _second(self, v, square):  # the last square only
+    def _second_moment(self, v, square):  # the last square only
         return self.tau**2 + square
 
 
@@ -67,8 +67,8 @@ class AdamAddsUp(FedAdam):
 
 @dataclass(frozen=True)
 class AdamOneScale(FedAdam):
-    def _second(self, v, square):  # one second moment per leaf
-        return super()._second(v, square.mean().expand_as(square))
+    def _second_moment(self, v, square):  # one second moment per leaf
+        return super()._second_moment(v, square.mean().expand_as(square))
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class AdamBuffers(FedAdam):
 
 @dataclass(frozen=True)
 class YogiSign(FedYogi):
-    def _second(self, v, square):
+    def _second_moment(self, v, square):
         return v + (1 - self.beta2) * square * torch.sign(v - square)
 
 
 @dataclass(frozen=True)
 class YogiIsAdam(FedYogi):
-    def _second(self, v, square):
+    def _second_moment(self, v, square):
         return v - (1 - self.beta2) * (v - square)
 
 

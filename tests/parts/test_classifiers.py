@@ -23,7 +23,7 @@ from kedge.core.task import make_task
 from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
-from kedge.parts.classifiers import _ABSENT, CCVR, FedETF, SphereFed
+from kedge.parts.classifiers import _LOG_ZERO, CCVR, FedETF, SphereFed
 from kedge.sim.simulation import Simulation
 
 # Each of these has one fault; the comment names it, and an identity must find it.
@@ -132,7 +132,8 @@ class OffTheSphere(FedETF):
     def term(self, v, params, batch, out):  # projections of any length
         logits = v.own(params)["scale"] * self._frame(out.logits)
         n = v.label_counts
-        return v.task.loss(logits + torch.where(n > 0, n.clamp_min(1).log(), _ABSENT), batch).mean()
+        logits = logits + torch.where(n > 0, n.clamp_min(1).log(), _LOG_ZERO)
+        return v.task.loss(logits, batch).mean()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD, Adam
 from kedge.core.part import Mean, Part, Sum
 from kedge.errors import FieldError, IncompatibleError, ModelError, UnknownName
-from kedge.parts.drift import FedCM, FedDC, FedPVR, FedSpeed, _lag
+from kedge.parts.drift import FedCM, FedDC, FedPVR, FedSpeed, _drifted_delta
 from kedge.sim.simulation import Simulation
 
 # Each of these has one fault; the comment names it, and an identity must find it.
@@ -25,7 +25,7 @@ from kedge.sim.simulation import Simulation
 @dataclass(frozen=True)
 class DCWholeSquare(FedDC):
     def term(self, v, params, batch, out):  # alpha in place of alpha/2
-        near = 0.5 * self.alpha * tree.sq_norm(_lag(v.client["drift"], v, params))
+        near = 0.5 * self.alpha * tree.sq_norm(_drifted_delta(v.client["drift"], v, params))
         return super().term(v, params, batch, out) + near
 
 
@@ -33,28 +33,30 @@ class DCWholeSquare(FedDC):
 class DCDriftSign(FedDC):
     def term(self, v, params, batch, out):  # v - h - w
         turned = tree.map(lambda h: -h, v.client["drift"])
-        near = 0.5 * self.alpha * tree.sq_norm(_lag(turned, v, params))
+        near = 0.5 * self.alpha * tree.sq_norm(_drifted_delta(turned, v, params))
         return near + tree.dot(tree.sub(v.sent, v.client["slope"]), params)
 
 
 @dataclass(frozen=True)
 class DCSlopeSign(FedDC):
     def term(self, v, params, batch, out):  # <v, s_k - s>
-        near = 0.5 * self.alpha * tree.sq_norm(_lag(v.client["drift"], v, params))
+        near = 0.5 * self.alpha * tree.sq_norm(_drifted_delta(v.client["drift"], v, params))
         return near + tree.dot(tree.sub(v.client["slope"], v.sent), params)
 
 
 @dataclass(frozen=True)
 class DCNoSlope(FedDC):
     def term(self, v, params, batch, out):  # the linear term is forgotten: FedTR's drift
-        return 0.5 * self.alpha * tree.sq_norm(_lag(v.client["drift"], v, params))
+        return 0.5 * self.alpha * tree.sq_norm(_drifted_delta(v.client["drift"], v, params))
 
 
 @dataclass(frozen=True)
 class DCLostDrift(FedDC):
     def reply(self, v, weights):  # h_k is not accumulated
         kept, change = super().reply(v, weights)
-        return kept | {"drift": _lag(tree.zeros_like(v.client["drift"]), v, weights.params)}, change
+        return kept | {
+            "drift": _drifted_delta(tree.zeros_like(v.client["drift"]), v, weights.params)
+        }, change
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,16 @@ class SpeedDescends(FedSpeed):
     def correct(self, v, params, grads):  # a step down before the second gradient
         size = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
         below = v.grad(tree.map(lambda w, g: w - size * g, params, grads))
-        lag = _lag(v.client, v, params)
-        return tree.map(lambda u, b, g: self.lam * u + self.merge * (b - g), lag, below, grads)
+        drifted = _drifted_delta(v.client, v, params)
+        return tree.map(lambda u, b, g: self.lam * u + self.merge * (b - g), drifted, below, grads)
 
 
 @dataclass(frozen=True)
 class SpeedUnscaled(FedSpeed):
     def correct(self, v, params, grads):  # the ascent step is rho g, not rho g/|g|
         above = v.grad(tree.map(lambda w, g: w + self.rho * g, params, grads))
-        lag = _lag(v.client, v, params)
-        return tree.map(lambda u, b, g: self.lam * u + self.merge * (b - g), lag, above, grads)
+        drifted = _drifted_delta(v.client, v, params)
+        return tree.map(lambda u, b, g: self.lam * u + self.merge * (b - g), drifted, above, grads)
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,11 @@ class SpeedNoMemory(FedSpeed):
 @dataclass(frozen=True)
 class SpeedProxInTheAscent(FedSpeed):
     def term(self, v, params, batch, out):  # the proximal term bends the ascent step, too
-        return 0.5 * self.lam * tree.sq_norm(_lag(v.client, v, params))
+        return 0.5 * self.lam * tree.sq_norm(_drifted_delta(v.client, v, params))
 
     def correct(self, v, params, grads):
         own = super().correct(v, params, grads)
-        return tree.map(lambda c, u: c - self.lam * u, own, _lag(v.client, v, params))
+        return tree.map(lambda c, u: c - self.lam * u, own, _drifted_delta(v.client, v, params))
 
 
 @dataclass(frozen=True)

@@ -320,7 +320,7 @@ def test_lists_in_the_method_grammar() -> None:
 class Reversed(FedCOG):
     def term(self, v, params, batch, out):  # KL(student || teacher)
         rows = self._rows(v)
-        student = self._student(v, params, v.local["x"][rows])
+        student = self._student_logits(v, params, v.local["x"][rows])
         gap = v.task.divergence(student, v.local["logits"][rows], self.temperature).mean()
         return self._weights(v)[1] * self.temperature**2 * gap
 
@@ -336,26 +336,26 @@ class LearningTeacher(FedCOG):
     def term(self, v, params, batch, out):  # the teacher is the model in training
         x = v.local["x"][self._rows(v)]
         teacher = v.forward(params, x, train=False).logits
-        gap = v.task.divergence(teacher, self._student(v, params, x)).mean()
+        gap = v.task.divergence(teacher, self._student_logits(v, params, x)).mean()
         return self._weights(v)[1] * gap
 
 
 @dataclass(frozen=True)
 class Agrees(FedCOG):
-    def _divergence(self, v, now, then):  # 1 + JS
-        return -super()._divergence(v, now, then)
+    def _divergence(self, v, anchor_logits, previous_logits):  # 1 + JS
+        return -super()._divergence(v, anchor_logits, previous_logits)
 
 
 @dataclass(frozen=True)
 class Doubled(FedCOG):
-    def _divergence(self, v, now, then):  # the half of JS is forgotten
-        return 2 * super()._divergence(v, now, then)
+    def _divergence(self, v, anchor_logits, previous_logits):  # the half of JS is forgotten
+        return 2 * super()._divergence(v, anchor_logits, previous_logits)
 
 
 @dataclass(frozen=True)
 class OneSided(FedCOG):
-    def _divergence(self, v, now, then):  # the previous model's half has no gradient
-        return super()._divergence(v, now, then.detach())
+    def _divergence(self, v, anchor_logits, previous_logits):  # half of it has no gradient
+        return super()._divergence(v, anchor_logits, previous_logits.detach())
 
 
 @dataclass(frozen=True)
@@ -427,13 +427,13 @@ class BatchStatistics(FedCOG):
 
 @dataclass(frozen=True)
 class EvalStudent(FedCOG):
-    def _student(self, v, params, x):  # distillation in evaluation mode
+    def _student_logits(self, v, params, x):  # distillation in evaluation mode
         return v.forward(params, x, train=False).logits
 
 
 @dataclass(frozen=True)
 class QuietStudent(FedCOG):
-    def _student(self, v, params, x):  # generated rows leave the running statistics alone
+    def _student_logits(self, v, params, x):  # generated rows leave the running statistics alone
         return v.forward(params, x).logits
 
 
@@ -445,9 +445,9 @@ class SameBatch(FedCOG):
 
 @dataclass(frozen=True)
 class MeanOverLabels(FedCOG):
-    def _divergence(self, v, now, then):  # several labels are averaged, not added
-        share = now.shape[-1] if v.task.name == "multilabel" else 1
-        return super()._divergence(v, now, then) / share
+    def _divergence(self, v, anchor_logits, previous_logits):  # labels averaged, not added
+        share = anchor_logits.shape[-1] if v.task.name == "multilabel" else 1
+        return super()._divergence(v, anchor_logits, previous_logits) / share
 
 
 FAULTY = [

@@ -52,7 +52,7 @@ class NotApplied(FedTR):
 
 @dataclass(frozen=True)
 class DriftSign(FedTR):
-    def _lag(self, v, params):  # w - w_i
+    def _drifted_delta(self, v, params):  # w - w_i
         drift = v.local["drift"] if self.drift_rule == "descent" else v.client["drift"]
         return tree.map(lambda d, p, w: d - (p - w), drift, params, v.anchor.params)
 
@@ -76,8 +76,8 @@ class DescentUnscaled(FedTR):
     def observe(self, v, params, batch, out):  # alpha is missing in the step of d
         if self.drift_rule != "descent":
             return v.local
-        lag = self._lag(v, params)
-        return {"drift": tree.map(lambda d, u: d - self.eta_g * u, v.local["drift"], lag)}
+        drifted = self._drifted_delta(v, params)
+        return {"drift": tree.map(lambda d, u: d - self.eta_g * u, v.local["drift"], drifted)}
 
 
 @dataclass(frozen=True)

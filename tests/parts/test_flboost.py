@@ -21,8 +21,8 @@ from kedge.core.task import make_task
 from kedge.core.tree import Weights
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
-from kedge.parts.distil import say, teach
-from kedge.parts.flboost import FLBoost, _Game, _ordered
+from kedge.parts.distil import student_logits, teacher_logits
+from kedge.parts.flboost import FLBoost, _client_order, _Game
 from kedge.parts.generators import Generator, feature_generator, image_generator
 from kedge.sim.simulation import Simulation
 
@@ -183,7 +183,10 @@ def test_equal_clients_at_the_start_have_no_divergence() -> None:
     r._totals["clients"] = tree.stack([one, one])
     x = rng.normal(rng.key(0), (6, 1, 8, 8), DOUBLE)
     share = torch.full((2, 6), 0.5, dtype=DOUBLE)
-    taught, said = teach(r, "input", r.clients, x), say(r, "input", one, x, "eval")[0]
+    taught, said = (
+        teacher_logits(r, "input", r.clients, x),
+        student_logits(r, "input", one, x, "eval")[0],
+    )
     for measure in ("kl", "l1_logits", "mse_logits"):
         assert float(boost._discrepancy(r, measure, taught, said, share).abs()) < 1e-15
 
@@ -344,8 +347,8 @@ def test_dropout_in_the_model_is_drawn_from_the_key() -> None:
 
 def test_single_steps_follow_the_counts_not_the_order_of_arrival() -> None:
     counts = torch.tensor([[2.0, 5.0], [3.0, 1.0], [3.0, 4.0]])
-    assert _ordered(counts).tolist() == [2, 1, 0]
-    assert _ordered(counts[[2, 0, 1]]).tolist() == [0, 2, 1]
+    assert _client_order(counts).tolist() == [2, 1, 0]
+    assert _client_order(counts[[2, 0, 1]]).tolist() == [0, 2, 1]
 
 
 # -- generators -------------------------------------------------------------------------------
@@ -573,8 +576,8 @@ class Still(FLBoost):
 
 @dataclass(frozen=True)
 class Headless(FLBoost):
-    def _tuned(self, spec):  # the bias does not learn
-        return [n for n in super()._tuned(spec) if not n.endswith("bias")]
+    def _tuned_names(self, spec):  # the bias does not learn
+        return [n for n in super()._tuned_names(spec) if not n.endswith("bias")]
 
 
 FAULTY = [

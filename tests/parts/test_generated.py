@@ -20,8 +20,8 @@ from kedge.core.part import Part
 from kedge.core.task import make_task
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
-from kedge.parts.distil import allotted, drawn, say, teach
-from kedge.parts.generated import FedDF, FedGen, _make
+from kedge.parts.distil import allot_labels, draw_labels, student_logits, teacher_logits
+from kedge.parts.generated import FedDF, FedGen, _generate
 from kedge.parts.generators import feature_generator, image_generator
 from kedge.sim.simulation import Simulation
 
@@ -219,7 +219,7 @@ def test_by_comparison_or_not_the_samples_are_the_same() -> None:
     net = feature_generator((6,), 3, 4, 2)
     weights = net.init(rng.key(0), DOUBLE, torch.device("cpu"))
     z, y = rng.normal(rng.key(1), (7, 4), DOUBLE), torch.arange(7) % 3
-    assert torch.equal(_make(net, weights, z, y), net(weights, z, y, train=False)[0])
+    assert torch.equal(_generate(net, weights, z, y), net(weights, z, y, train=False)[0])
 
 
 def test_server_steps_leave_their_inputs_alone() -> None:
@@ -237,8 +237,8 @@ def test_server_steps_leave_their_inputs_alone() -> None:
 def test_absent_classes_are_neither_drawn_nor_allotted() -> None:
     for seed in range(10):
         counts = rng.integers(rng.key(seed), (12,), 50) * (torch.arange(12) % 3 > 0)
-        some = drawn(rng.key(seed), (counts > 0).to(torch.int64), 600)
-        every = allotted(rng.key(seed), counts, 600)
+        some = draw_labels(rng.key(seed), (counts > 0).to(torch.int64), 600)
+        every = allot_labels(rng.key(seed), counts, 600)
         for y in (some, every):
             seen = torch.bincount(y, minlength=12)
             assert not seen[counts == 0].any()
@@ -343,8 +343,8 @@ def pieces(part, v, params, batch):
     """The loss of generated samples and the logits of the teacher, as the part has them."""
     key_y, key_other, key_same = rng.split(v.key, 3)
     labels = rng.integers(key_y, (part.rows or len(batch.x),), v.task.outputs)
-    wrong = F.cross_entropy(part._imagine(v, params, key_other, labels), labels)
-    return wrong, part._imagine(v, params, key_same, batch.y)
+    wrong = F.cross_entropy(part._generated_logits(v, params, key_other, labels), labels)
+    return wrong, part._generated_logits(v, params, key_same, batch.y)
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ class Forgetful(FedGen):
 @dataclass(frozen=True)
 class MeanLogits(FedDF):
     def _student_loss(self, own, weights, r, x, mean, key):  # softmax of the mean logits
-        mean = teach(r, self.level, r.clients, x).mean(0)
+        mean = teacher_logits(r, self.level, r.clients, x).mean(0)
         return super()._student_loss(own, weights, r, x, mean, key)
 
 
@@ -450,7 +450,7 @@ class MeanLogits(FedDF):
 class BySize(FedDF):
     def _student_loss(self, own, weights, r, x, mean, key):  # clients weighted by their data
         share = r.uploads["counts"].sum(1) / r.uploads["counts"].sum()
-        taught = torch.softmax(teach(r, self.level, r.clients, x), -1)
+        taught = torch.softmax(teacher_logits(r, self.level, r.clients, x), -1)
         mean = torch.einsum("k,kbc->bc", share, taught).log()
         return super()._student_loss(own, weights, r, x, mean, key)
 
@@ -459,7 +459,7 @@ class BySize(FedDF):
 class StudentTeacher(FedDF):
     def _student_loss(self, own, weights, r, x, mean, key):  # the other KL
         tuned = weights._replace(params=weights.params | own)
-        said, buffers = say(r, self.level, tuned, x, "train", key)
+        said, buffers = student_logits(r, self.level, tuned, x, "train", key)
         return r.task.divergence(said, mean).mean(), buffers
 
 
@@ -511,13 +511,13 @@ class Still(FedDF):
 
 @dataclass(frozen=True)
 class Uniform(FedDF):
-    def _draws(self, r, who, steps, counts):  # labels whatever the clients have
-        return super()._draws(r, who, steps, torch.ones_like(counts))
+    def _draws(self, r, player, steps, counts):  # labels whatever the clients have
+        return super()._draws(r, player, steps, torch.ones_like(counts))
 
 
 @dataclass(frozen=True)
 class Whole(FedDF):
-    def _tuned(self, spec):  # features reach the head, but all leaves decay
+    def _tuned_names(self, spec):  # features reach the head, but all leaves decay
         return spec.model.names
 
 
@@ -538,9 +538,9 @@ def test_labels_of_generated_samples_are_uniform_whatever_the_client_has() -> No
 
     @dataclass(frozen=True)
     class Recorded(FedGen):
-        def _imagine(self, v, params, key, labels):
+        def _generated_logits(self, v, params, key, labels):
             seen.append(labels.clone())
-            return super()._imagine(v, params, key, labels)
+            return super()._generated_logits(v, params, key, labels)
 
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(Recorded(**gen(rows=300).__dict__))
     run.run_round([0])

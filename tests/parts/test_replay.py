@@ -20,13 +20,13 @@ from kedge.parts.replay import FedReg
 
 @dataclass(frozen=True)
 class Descends(FedReg):
-    def _climbed(self, v, x, target, size):  # downhill
-        return super()._climbed(v, x, target, -size)
+    def _ascended(self, v, x, target, size):  # downhill
+        return super()._ascended(v, x, target, -size)
 
 
 @dataclass(frozen=True)
 class NoSign(FedReg):
-    def _climbed(self, v, x, target, size):  # steps along the gradient, not its sign
+    def _ascended(self, v, x, target, size):  # steps along the gradient, not its sign
         def loss(x):
             logits = v.spec.model.forward(v.anchor, x, "eval").logits
             return v.task.loss(logits, Batch(x, target, target)).sum()

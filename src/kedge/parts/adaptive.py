@@ -1,4 +1,4 @@
-"""Methods in which the server adapts its step or the clients' weights to what it receives.
+"""Methods with an adaptive server: its step size or the client weights depend on the updates.
 
 FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021), FedExP (Jhunjhunwala et al. 2023), GroupDRO
 (Sagawa et al. 2020).
@@ -22,13 +22,13 @@ from kedge.core.view import Spec, View
 
 @dataclass(frozen=True)
 class _FedOpt(Part):
-    """What the three adaptive server optimisers share: all but the second moment."""
+    """Adaptive server optimizer. Subclasses define the second moment."""
 
-    lr: Annotated[float, Doc("step size of the server"), Range(0, open=True)] = 0.1
+    lr: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 0.1
     beta1: Annotated[float, Doc("momentum of the update"), Range(0, 1)] = 0.9
     tau: Annotated[
         float,
-        Doc("degree of adaptivity; the second moment starts at its square"),
+        Doc("degree of adaptivity; the second moment starts at tau^2"),
         Range(0, open=True),
     ] = 1e-3
 
@@ -41,49 +41,49 @@ class _FedOpt(Part):
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         d = tree.map(lambda _, new, x: new - x, r.server["m"], weights.params, r.anchor.params)
         m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, r.server["m"], d)
-        v = tree.map(lambda v, d: self._second(v, d * d), r.server["v"], d)
-        moved = tree.map(
+        v = tree.map(lambda v, d: self._second_moment(v, d * d), r.server["v"], d)
+        params = tree.map(
             lambda m, v, x: x + self.lr * m / (torch.sqrt(v) + self.tau), m, v, r.anchor.params
         )
-        return weights._replace(params=weights.params | moved), {"m": m, "v": v}
+        return weights._replace(params=weights.params | params), {"m": m, "v": v}
 
-    def _second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Next second moment from the last one and the squared update."""
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """Next second moment from the current one and the squared update."""
         raise NotImplementedError
 
 
 @register
 @dataclass(frozen=True)
 class FedAdagrad(_FedOpt):
-    r"""Adagrad on the server: steps shrink by the sum of all squared updates.
+    r"""Adagrad on the server: steps scaled by the sum of squared updates.
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1)\Delta`, :math:`v \leftarrow v + \Delta^2`,
     :math:`w \leftarrow w + \eta\frac{m}{\sqrt v + \tau}`, coordinate by coordinate, :math:`\Delta`
-    the aggregated update, v from :math:`\tau^2` on (algorithm 2).
+    the aggregated update, v starting at :math:`\tau^2` (algorithm 2).
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, arXiv:2003.00295.
 
-    BatchNorm statistics are plainly averaged. Sends / keeps: nothing.
+    BatchNorm statistics are averaged. Sends / keeps: nothing.
     """
 
     beta1: Annotated[float, Doc("momentum of the update"), Range(0, 1)] = 0.0
 
-    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
 
 
 @register
 @dataclass(frozen=True)
 class FedAdam(_FedOpt):
-    r"""Adam on the server: steps shrink by the running mean of squared updates.
+    r"""Adam on the server: steps scaled by the running mean of squared updates.
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1)\Delta`, :math:`v \leftarrow \beta_2 v + (1 -
     \beta_2)\Delta^2`, :math:`w \leftarrow w + \eta\frac{m}{\sqrt v + \tau}`, coordinate by
-    coordinate, :math:`\Delta` the aggregated update, v from :math:`\tau^2` on (algorithm 2).
+    coordinate, :math:`\Delta` the aggregated update, v starting at :math:`\tau^2` (algorithm 2).
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, arXiv:2003.00295.
 
-    Without bias correction, as in the paper. BatchNorm statistics are plainly averaged. Sends /
+    Without bias correction, as in the paper. BatchNorm statistics are averaged. Sends /
     keeps: nothing.
     """
 
@@ -91,36 +91,36 @@ class FedAdam(_FedOpt):
 
     presets = {"fedcog": {"lr": 1.0}}
 
-    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
 
 
 @register
 @dataclass(frozen=True)
 class FedYogi(_FedOpt):
-    r"""Yogi on the server: Adam whose second moment moves by the squared update at most.
+    r"""Yogi on the server: Adam whose second moment changes by at most the squared update.
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1)\Delta`, :math:`v \leftarrow v - (1 -
     \beta_2)\Delta^2\,sign(v - \Delta^2)`, :math:`w \leftarrow w + \eta\frac{m}{\sqrt v + \tau}`,
-    coordinate by coordinate, :math:`\Delta` the aggregated update, v from :math:`\tau^2` on
+    coordinate by coordinate, :math:`\Delta` the aggregated update, v starting at :math:`\tau^2`
     (algorithm 2).
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, arXiv:2003.00295.
 
-    Without bias correction, as in the paper. BatchNorm statistics are plainly averaged. Sends /
+    Without bias correction, as in the paper. BatchNorm statistics are averaged. Sends /
     keeps: nothing.
     """
 
     beta2: Annotated[float, Doc("momentum of the second moment"), Range(0, 1)] = 0.99
 
-    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)
 
 
 @register
 @dataclass(frozen=True)
 class FedExP(Part):
-    r"""Extrapolate along the mean update, the further the more the clients disagree.
+    r"""Extrapolate along the mean update, further when the clients' updates disagree more.
 
     :math:`w \leftarrow w + \eta_g\Delta`, :math:`\Delta = \sum_k p_k\Delta_k`, :math:`\eta_g =
     \max\big(1, \frac{\sum_k p_k\|\Delta_k\|^2}{2(\|\Delta\|^2 + \epsilon)}\big)` (algorithm 1).
@@ -128,16 +128,16 @@ class FedExP(Part):
     Jhunjhunwala, Wang and Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR
     2023, arXiv:2301.09604.
 
-    Deviations: the weights p are the run's (the paper's are all alike: ``weighting = "uniform"``);
-    the global model is the last iterate, where the paper evaluates the mean of the last two;
-    epsilon stays the same in all rounds (the released code lets it decay). BatchNorm statistics
-    are plainly averaged. Neutral at: a huge eps. Uploads: the update a second time, weighted,
-    and its squared norm.
+    Deviations: the client weights p are the run's (the paper's are equal: ``weighting =
+    "uniform"``); the global model is the last iterate, where the paper evaluates the mean of the
+    last two; epsilon is constant (it decays in the released code). BatchNorm statistics are
+    averaged. Neutral at: a huge eps. Uploads: the update a second time, weighted, and its squared
+    norm.
     """
 
-    eps: Annotated[float, Doc("bounds the step where updates cancel (0.1 on EMNIST)"), Range(0)] = (
-        1e-3
-    )
+    eps: Annotated[
+        float, Doc("bounds the step when updates cancel out (0.1 on EMNIST)"), Range(0)
+    ] = 1e-3
 
     side = "server"
     presets = {"fedcog": {"eps": 1e-3}, "emnist": {"eps": 0.1}}
@@ -158,23 +158,23 @@ class FedExP(Part):
 @register
 @dataclass(frozen=True)
 class GroupDRO(Part):
-    r"""Give clients with a high loss more weight in the mean.
+    r"""Increase the weight of clients with a high loss in the average.
 
     :math:`q_k \leftarrow q_k e^{\eta l_k}`, :math:`w \leftarrow w + \sum_{k \in S}
     \frac{q_k}{\sum_{j \in S} q_j}\Delta_k`, with :math:`l_k` the mean loss of the client's steps
-    and q from 1 on (algorithm 1, with clients as groups).
+    and q starting at 1 (algorithm 1, with clients as groups).
 
     Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020,
     arXiv:1911.08731; for clients as in Guo et al., FedBR, ICML 2023, arXiv:2205.13462.
 
-    Deviations: q is brought to a sum of 1 over the cohort at each mean, not for good, so that
-    clients who stay away keep their place. The loss is the task's, without other parts' terms.
-    ``official`` takes the loss of the round's first step alone, as FedBR's code does. Client sizes
-    do not matter. Sends: one number that keeps q in range. Uploads: the update a second
-    time, weighted, and q_k. Keeps: the logarithm of q_k.
+    Deviations: q is normalised over the cohort in each average but stored unnormalised, so that
+    absent clients keep their relative weight. The loss is the task's, without other parts' terms.
+    ``official`` uses the loss of the round's first step alone, as FedBR's code does. Client sizes
+    do not matter. Sends: one number that keeps q in range. Uploads: the update a second time,
+    weighted, and q_k. Keeps: log q_k.
     """
 
-    eta: Annotated[float, Doc("step size of the weights"), Range(0)] = 0.01
+    eta: Annotated[float, Doc("step size of the client weights q"), Range(0)] = 0.01
     loss: Annotated[
         Literal["mean", "first"], Doc("l_k: mean over the round's steps, or the first step's loss")
     ] = "mean"
@@ -186,7 +186,7 @@ class GroupDRO(Part):
     keeps = "1"
 
     def server_init(self, spec: Spec) -> Tree:
-        # log of the last cohort's mean q, which cancels in the mean and keeps exp from overflow
+        # log of the last cohort's mean q: cancels in the average, keeps exp from overflowing
         return {"level": torch.zeros((), dtype=spec.dtype, device=spec.device)}
 
     def client_init(self, spec: Spec) -> Tree:
@@ -199,10 +199,10 @@ class GroupDRO(Part):
         return {"loss": torch.zeros((), dtype=v.spec.dtype, device=v.spec.device)}
 
     def observe(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
-        now, held = v.task.loss(out.logits, batch).mean(), v.local["loss"]
+        loss, total = v.task.loss(out.logits, batch).mean(), v.local["loss"]
         if self.loss == "first":
-            return {"loss": torch.where(v.step == 0, now, held)}
-        return {"loss": held + now / v.info.num_steps}
+            return {"loss": torch.where(v.step == 0, loss, total)}
+        return {"loss": total + loss / v.info.num_steps}
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {"log_q": self._log_q(v)}, {}

@@ -1,4 +1,4 @@
-"""Methods that hide from an adversary which client a sample is from. DANN (Ganin et al. 2016)."""
+"""Methods that learn client-invariant features adversarially. DANN (Ganin et al. 2016)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kedge.core.view import Spec, View
 @register
 @dataclass(frozen=True)
 class DANN(Part):
-    r"""Learn features from which a discriminator cannot tell the client.
+    r"""Learn features from which a discriminator cannot predict the client.
 
     On client k the discriminator D takes descent steps on :math:`\ell_D = CE(D(f(x)), k)`, the
     model on :math:`\ell - \lambda\,\ell_D` (section 4.2: the gradient of the features is reversed
@@ -26,10 +26,10 @@ class DANN(Part):
 
     Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016, arXiv:1505.07818.
 
-    Deviations: clients take the part of domains, all of them labelled, and lambda is constant, as
-    in FedBR's experiments. Both sides step at the same time, on the same batch, as in the paper;
-    ``alternate`` gives every first, third, ... step to D alone and the others to the model, as
-    FedBR's code does, so that the model takes half the steps. The logged term is (1 - lambda) l_D.
+    Deviations: clients serve as domains, all of them labelled, and lambda is constant, as in
+    FedBR's experiments. Both sides step at the same time, on the same batch, as in the paper;
+    ``alternate`` trains D in even steps and the model in odd steps (counted from 0), as FedBR's
+    code does, so that the model takes half the steps. The logged term is (1 - lambda) l_D.
     Neutral at: lam = 0, without alternation. Sends / uploads: D.
     """
 
@@ -37,7 +37,7 @@ class DANN(Part):
         float, Doc("weight of the discriminator's loss (FedBR: 0.01 to 1)"), Range(0)
     ] = 0.01
     width: Annotated[int, Doc("hidden size of the discriminator, three layers"), Range(1)] = 256
-    alternate: Annotated[bool, Doc("steps of the discriminator and the model take turns")] = False
+    alternate: Annotated[bool, Doc("alternate steps of discriminator and model")] = False
 
     presets = {"fedbr": {"lam": 0.01, "width": 256, "alternate": True}}
     neutral = {"lam": 0.0, "alternate": False}
@@ -51,7 +51,7 @@ class DANN(Part):
         sizes = (spec.features, self.width, self.width, spec.num_clients)
         leaves: Params = {}
         for i, key in enumerate(rng.split(spec.key, 3)):
-            bound = sizes[i] ** -0.5  # torch's default for a linear layer
+            bound = sizes[i] ** -0.5  # torch's default initialisation of a linear layer
             noise = bound * (rng.uniform(key, (sizes[i + 1], sizes[i] + 1), spec.dtype) * 2 - 1)
             leaves |= {f"weight{i}": noise[:, :-1], f"bias{i}": noise[:, -1]}
         return leaves
@@ -59,19 +59,20 @@ class DANN(Part):
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         own, features = v.own(params), out.features.flatten(1)
         client = v.info.client.expand(len(features))
-        learns = F.cross_entropy(_discriminate(own, features.detach()), client)
-        fooled = F.cross_entropy(_discriminate(tree.detach(own), features), client)
-        return learns - self.lam * fooled
+        discriminator_loss = F.cross_entropy(_discriminate(own, features.detach()), client)
+        confusion = F.cross_entropy(_discriminate(tree.detach(own), features), client)
+        return discriminator_loss - self.lam * confusion
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
         if not self.alternate:
             return {}
-        turn, own = v.step % 2 == 0, {f"{self.name}/{n}" for n in v.own(params)}
-        return {n: turn if n in own else ~turn for n in params}
+        discriminator_step = v.step % 2 == 0
+        own = {f"{self.name}/{n}" for n in v.own(params)}
+        return {n: discriminator_step if n in own else ~discriminator_step for n in params}
 
 
 def _discriminate(own: Params, features: Tensor) -> Tensor:
-    """Three linear layers with ReLU in between, from features to clients."""
+    """Client logits ``[B, N]`` of features ``[B, F]``: three linear layers with ReLU between."""
     x = F.relu(F.linear(features, own["weight0"], own["bias0"]))
     x = F.relu(F.linear(x, own["weight1"], own["bias1"]))
     return F.linear(x, own["weight2"], own["bias2"])

@@ -1,4 +1,4 @@
-"""Methods that change how the server turns updates into the next model.
+"""Methods that change how the server aggregates updates.
 
 FedNova (Wang et al. 2020), FedAvgM (Hsu et al. 2019).
 """
@@ -18,7 +18,7 @@ from kedge.core.view import Spec, View
 @register
 @dataclass(frozen=True)
 class FedNova(Part):
-    r"""Average updates per effective step, so that clients with more steps do not pull harder.
+    r"""Average updates normalised by the clients' effective numbers of steps.
 
     :math:`w \leftarrow w + \big(\sum_k p_k a_k\big)\sum_k p_k \frac{\Delta_k}{a_k}` (eqs. 3 and
     8), with :math:`a_k = \tau_k` for plain SGD and :math:`a_k = [\tau_k - \rho(1 -
@@ -27,8 +27,8 @@ class FedNova(Part):
     Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization, NeurIPS 2020, arXiv:2007.07481.
 
-    Equal to FedAvg when all clients take the same number of steps. Uploads: the update
-    a second time, weighted, and a_k.
+    Equal to FedAvg when all clients take the same number of steps. Uploads: the update a second
+    time, weighted, and a_k.
     """
 
     side = "server"
@@ -47,20 +47,20 @@ class FedNova(Part):
 @register
 @dataclass(frozen=True)
 class FedAvgM(Part):
-    r"""Momentum on the server.
+    r"""Apply momentum to the aggregated update on the server.
 
     :math:`u \leftarrow \beta u + \Delta`, :math:`w \leftarrow w + \eta u` with :math:`\Delta` the
-    aggregated update; Nesterov's variant moves by :math:`\Delta + \beta u` (section 4.3).
+    aggregated update; Nesterov's variant steps by :math:`\Delta + \beta u` (section 4.3).
 
     Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification, 2019, arXiv:1909.06335.
 
-    Neutral at: beta = 0, lr = 1. BatchNorm statistics are plainly averaged, without momentum.
+    Neutral at: beta = 0, lr = 1. BatchNorm statistics are averaged, without momentum.
     """
 
     beta: Annotated[float, Doc("momentum of the server"), Range(0, 1)] = 0.9
-    lr: Annotated[float, Doc("step size of the server"), Range(0, open=True)] = 1.0
-    nesterov: Annotated[bool, Doc("look ahead along the momentum")] = False
+    lr: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
+    nesterov: Annotated[bool, Doc("Nesterov momentum")] = False
 
     side = "server"
     presets = {"fedcog": {"beta": 0.1}, "fedntd": {"beta": 0.7}}
@@ -72,7 +72,7 @@ class FedAvgM(Part):
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         delta = tree.map(lambda u, new, old: new - old, r.server, weights.params, r.anchor.params)
         u = tree.axpy(self.beta, r.server, delta)
-        # what momentum adds to the plain update, so that beta = 0, lr = 1 changes no bit
-        move = tree.axpy(self.beta, u, delta) if self.nesterov else u
-        extra = tree.map(lambda m, d, w: w + (self.lr * m - d), move, delta, weights.params)
-        return weights._replace(params=weights.params | extra), u
+        # written as an addition to the plain update, so that beta = 0, lr = 1 is bit-identical
+        step = tree.axpy(self.beta, u, delta) if self.nesterov else u
+        params = tree.map(lambda s, d, w: w + (self.lr * s - d), step, delta, weights.params)
+        return weights._replace(params=weights.params | params), u

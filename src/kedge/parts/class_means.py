@@ -1,4 +1,4 @@
-"""Mean features of every class over all clients: FedTR's centroids, FedProto's prototypes."""
+"""Class means of features over all clients: FedTR's centroids, FedProto's prototypes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ from kedge.core.tree import Tree, Weights
 from kedge.core.view import Spec, View
 
 
-def no_means(spec: Spec) -> tuple[Tensor, Tensor]:
-    """``(means [C, F], which exist [C])`` before there are any."""
+def empty_means(spec: Spec) -> tuple[Tensor, Tensor]:
+    """Initial ``(means [C, F], valid [C])``: zeros, none of them valid."""
     means = torch.zeros((spec.task.outputs, spec.features), dtype=spec.dtype, device=spec.device)
     return means, means.new_zeros(spec.task.outputs)
 
 
 def class_sums(v: View, weights: Weights) -> tuple[Tensor, Tensor]:
-    """``(sums of features [C, F], numbers of samples [C])`` of every class, over the client's whole
-    data, by the model in evaluation mode."""
+    """``(feature sums [C, F], sample counts [C])`` per class over all data of the client.
 
-    def piece(batch: Batch, mask: Tensor) -> Tree:
-        own = F.one_hot(batch.y, v.task.outputs).to(mask.dtype) * mask[:, None]  # [B, C]
+    The model runs in evaluation mode.
+    """
+
+    def batch_sums(batch: Batch, mask: Tensor) -> Tree:
+        one_hot = F.one_hot(batch.y, v.task.outputs).to(mask.dtype) * mask[:, None]  # [B, C]
         features = v.forward(weights, batch.x, train=False).features.flatten(1)
-        return {"sum": own.T @ features, "count": own.sum(0)}
+        return {"sum": one_hot.T @ features, "count": one_hot.sum(0)}
 
-    found = v.sweep(piece)
-    return found["sum"], found["count"]
+    totals = v.sweep(batch_sums)
+    return totals["sum"], totals["count"]
 
 
-def next_means(sums: Tensor, counts: Tensor, means: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """``(means, which exist)`` from the sums over a cohort; a class without samples in it keeps
-    its mean."""
+def update_means(
+    sums: Tensor, counts: Tensor, means: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Next ``(means [C, F], valid [C])`` from a cohort's sums and counts.
+
+    A class without samples in the cohort keeps its mean.
+    """
     count = counts[:, None]  # [C, 1]
-    fresh = sums / count.clamp_min(1)
-    return torch.where(count > 0, fresh, means), torch.where(count[:, 0] > 0, 1.0, valid)
+    cohort_means = sums / count.clamp_min(1)
+    return torch.where(count > 0, cohort_means, means), torch.where(count[:, 0] > 0, 1.0, valid)

@@ -22,7 +22,7 @@ from kedge.core.view import Spec, View
 @register
 @dataclass(frozen=True)
 class MOON(Part):
-    r"""Pull features to the global model's and away from the client's own previous model's.
+    r"""Pull features towards the global model's and away from the client's previous model's.
 
     :math:`\ell = \ell_{sup} + \mu\,\ell_{con}`, :math:`\ell_{con} = -\log \frac{e^{sim(z,
     z_{glob})/\tau}}{e^{sim(z, z_{glob})/\tau} + e^{sim(z, z_{prev})/\tau}}` (eqs. 3-4), sim the
@@ -30,10 +30,10 @@ class MOON(Part):
 
     Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, arXiv:2103.16257.
 
-    Deviations: the projection (two layers, as in the paper) is a branch on the features, where the
-    paper's classifier sits on top of it; ``projection=0`` compares the features themselves. A
-    client without a previous model compares with the global one: the term is log 2, its gradient
-    zero. Neutral at: mu = 0. Keeps: the previous local model.
+    Deviations: the projection (two layers, as in the paper) is a branch on the features; in the
+    paper the classifier sits on top of it. ``projection=0`` compares the features themselves. A
+    client without a previous model uses the global one: the term is log 2 with zero gradient.
+    Neutral at: mu = 0. Keeps: the previous local model.
     """
 
     mu: Annotated[
@@ -65,7 +65,7 @@ class MOON(Part):
         keys = rng.split(spec.key, 2)
         leaves: Params = {}
         for i, key in enumerate(keys):
-            bound = sizes[i] ** -0.5  # torch's default for a linear layer
+            bound = sizes[i] ** -0.5  # torch's default initialisation of a linear layer
             noise = rng.uniform(key, (sizes[i + 1], sizes[i] + 1), spec.dtype) * 2 - 1
             leaves[f"weight{i}"], leaves[f"bias{i}"] = bound * noise[:, :-1], bound * noise[:, -1]
         return leaves
@@ -79,13 +79,15 @@ class MOON(Part):
         previous = tree.map(
             lambda old, w: torch.where(seen, old, w), v.client["previous"], v.anchor.params
         )
-        before = Weights(v.anchor.params | previous, v.anchor.buffers)
+        previous_model = Weights(v.anchor.params | previous, v.anchor.buffers)
         z = self._project(v, params, out.features)
         z_global = self._project(v, v.anchor.params, v.forward(v.anchor, batch.x).features)
-        z_previous = self._project(v, before.params, v.forward(before, batch.x).features)
-        near = F.cosine_similarity(z, z_global.detach(), dim=-1) / self.tau
-        far = F.cosine_similarity(z, z_previous.detach(), dim=-1) / self.tau
-        return self.mu * F.softplus(far - near).mean()  # -log(e^near / (e^near + e^far))
+        z_previous = self._project(
+            v, previous_model.params, v.forward(previous_model, batch.x).features
+        )
+        positive = F.cosine_similarity(z, z_global.detach(), dim=-1) / self.tau
+        negative = F.cosine_similarity(z, z_previous.detach(), dim=-1) / self.tau
+        return self.mu * F.softplus(negative - positive).mean()  # -log(e^p / (e^p + e^n))
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {"previous": v.public(weights.params), "seen": torch.ones_like(v.client["seen"])}, {}

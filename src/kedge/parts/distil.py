@@ -1,7 +1,7 @@
-"""What methods have in common that distil on the server, through samples of a generator.
+"""Shared code of methods that distil on the server with a data-free generator.
 
-``level`` says what the generator makes: ``input``, for the whole model, or ``feature``, for its
-head.
+``level`` selects what the generator produces: ``input``, samples for the whole model, or
+``feature``, features for its head.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from kedge.parts.generators import Generator, feature_generator, image_generator
 
 
 class Distiller(Part):
-    """A server that tunes the aggregated model on a generator's samples: what FLBoost and FedDF
-    have in common. ``aim`` says in an error what there is nothing for; the fields are the part's.
+    """Fine-tune the aggregated model on generated samples. Base class of FLBoost and FedDF.
+
+    Subclasses declare the annotated names below as fields. ``aim`` is a verb for error messages.
     """
 
     aim: str
@@ -46,10 +47,10 @@ class Distiller(Part):
     def server_init(self, spec: Spec) -> Tree:
         if self.level == "feature":
             spec.model.require_head(self.name)
-        if not self._tuned(spec):
+        if not self._tuned_names(spec):
             raise IncompatibleError(
-                f"{self.name} has nothing to {self.aim}: what it would train stays on the clients. "
-                "Write level=input"
+                f"{self.name} has nothing to {self.aim}: the parameters that it would train stay "
+                "on the clients. Write level=input"
             )
         return self._generator(spec).init(spec.key, spec.dtype, spec.device)._asdict()
 
@@ -59,26 +60,27 @@ class Distiller(Part):
     def _student_loss(
         self, own: Params, weights: Weights, r: Round, *rest: Any
     ) -> tuple[Tensor, Params]:
-        """A loss of the leaves that learn, and the global model's next statistics."""
+        """``(loss, next buffers)`` of the global model with the tuned parameters ``own``."""
         raise NotImplementedError
 
     def _student_step(self, r: Round, weights: Weights, lr: Tensor, *rest: Any) -> Weights:
-        """One step of SGD; ``rest`` goes to :meth:`_student_loss`."""
-        own = {n: weights.params[n] for n in self._tuned(r.spec)}
-        slope = torch.func.grad(self._student_loss, has_aux=True)
-        grads, buffers = slope(own, weights, r, *rest)
-        moved = tree.map(lambda w, g: w - lr * (g + self.weight_decay * w), own, grads)
-        return Weights(weights.params | moved, buffers)
+        """The global model after one SGD step on ``_student_loss(own, weights, r, *rest)``."""
+        own = {n: weights.params[n] for n in self._tuned_names(r.spec)}
+        grad_fn = torch.func.grad(self._student_loss, has_aux=True)
+        grads, buffers = grad_fn(own, weights, r, *rest)
+        params = tree.map(lambda w, g: w - lr * (g + self.weight_decay * w), own, grads)
+        return Weights(weights.params | params, buffers)
 
-    def _student(
+    def _student_forward(
         self, own: Params, weights: Weights, r: Round, x: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
-        """``(logits, next buffers)`` of the global model with some leaves in place of its own."""
-        now = weights._replace(params=weights.params | own)
-        return say(r, self.level, now, x, "train" if self.student_bn == "train" else "eval", key)
+        """``(logits, next buffers)`` of the global model with the tuned parameters ``own``."""
+        student = weights._replace(params=weights.params | own)
+        mode: Mode = "train" if self.student_bn == "train" else "eval"
+        return student_logits(r, self.level, student, x, mode, key)
 
-    def _tuned(self, spec: Spec) -> list[str]:
-        return tuned(spec, self.level)
+    def _tuned_names(self, spec: Spec) -> list[str]:
+        return tuned_names(spec, self.level)
 
     def _generator(self, spec: Spec) -> Generator:
         return make_generator(spec, self.level, self.noise, self.width, self.final_norm)
@@ -92,10 +94,13 @@ def generator_step(
     *rest: Any,
     weight_decay: float | None = None,
 ) -> tuple[Weights, Tree]:
-    """One step of Adam on ``loss(params, buffers, *rest)``, which gives the next buffers, too;
-    ``(generator, moments)`` after it."""
-    slope = torch.func.grad(loss, has_aux=True)
-    grads, buffers = slope(generator.params, generator.buffers, *rest)
+    """Take one Adam step on the generator.
+
+    ``loss(params, buffers, *rest)`` returns ``(loss, next buffers)``. Returns the new generator
+    and Adam's new moments.
+    """
+    grad_fn = torch.func.grad(loss, has_aux=True)
+    grads, buffers = grad_fn(generator.params, generator.buffers, *rest)
     if weight_decay is not None:
         grads = tree.axpy(weight_decay, generator.params, grads)
     params, moments = Adam().update(generator.params, grads, moments, lr)
@@ -103,49 +108,54 @@ def generator_step(
 
 
 def make_generator(spec: Spec, level: str, noise: int, width: int, final_norm: bool) -> Generator:
-    """A generator of what the model, or its head, is given."""
+    """A generator of inputs for the model (``input``) or of features for its head (``feature``)."""
     classes = spec.task.outputs
     if level == "feature":
         return feature_generator(spec.shapes["features"], classes, noise, width)
     return image_generator(tuple(spec.input_shape), classes, noise, width, final_norm)
 
 
-def tuned(spec: Spec, level: str) -> list[str]:
-    """The leaves that learn: the network's own (the head's, for features) that are shared."""
+def tuned_names(spec: Spec, level: str) -> list[str]:
+    """Names of the shared parameters to fine-tune: all of the model's, or only the head's."""
     own = spec.model.head_names() if level == "feature" else spec.model.names
     return [n for n in own if n in spec.params]
 
 
-def say(
+def student_logits(
     r: Round, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
 ) -> tuple[Tensor, Params]:
-    """``(logits, next buffers)`` of a model on what a generator made."""
+    """``(logits [B, C], next buffers)`` of one model on generated samples ``x``."""
     if level == "feature":
         return r.model.head(weights.params, x), weights.buffers
-    done = r.forward(weights, x, mode, key)
-    return done.logits, done.buffers
+    out = r.forward(weights, x, mode, key)
+    return out.logits, out.buffers
 
 
-def teach(r: Round, level: str, teachers: Weights, x: Tensor) -> Tensor:
-    """Logits of every client's model, ``[K, B, C]``."""
-    return torch.func.vmap(lambda w: say(r, level, w, x, "eval")[0])(teachers)
+def teacher_logits(r: Round, level: str, teachers: Weights, x: Tensor) -> Tensor:
+    """Logits ``[K, B, C]`` of K stacked client models on the same samples, in evaluation mode."""
+    return torch.func.vmap(lambda w: student_logits(r, level, w, x, "eval")[0])(teachers)
 
 
-def drawn(key: Tensor, parts: Tensor, number: int) -> Tensor:
-    """Labels, drawn in proportion to whole numbers; a class with 0 is never drawn."""
-    at = rng.integers(key, (number,), parts.sum())
-    return torch.searchsorted(parts.cumsum(0), at, right=True)
+def draw_labels(key: Tensor, counts: Tensor, number: int) -> Tensor:
+    """Draw ``number`` labels independently, with probability proportional to integer ``counts``.
+
+    A class with count 0 is never drawn.
+    """
+    index = rng.integers(key, (number,), counts.sum())
+    return torch.searchsorted(counts.cumsum(0), index, right=True)
 
 
-def allotted(key: Tensor, parts: Tensor, number: int) -> Tensor:
-    """Labels in proportion to whole numbers, shuffled; the largest remainders get what rounding
-    down leaves over."""
-    each, rest = number * parts // parts.sum(), number * parts % parts.sum()
-    rank = torch.argsort(torch.argsort(rest, descending=True, stable=True))
-    each = each + (rank < number - each.sum())
-    return torch.searchsorted(each.cumsum(0), rng.permutation(key, number), right=True)
+def allot_labels(key: Tensor, counts: Tensor, number: int) -> Tensor:
+    """Shuffle ``number`` labels in exact proportion to integer ``counts``.
+
+    Quotas are rounded by the largest-remainder method.
+    """
+    quota, remainder = number * counts // counts.sum(), number * counts % counts.sum()
+    rank = torch.argsort(torch.argsort(remainder, descending=True, stable=True))
+    quota = quota + (rank < number - quota.sum())
+    return torch.searchsorted(quota.cumsum(0), rng.permutation(key, number), right=True)
 
 
-def faded(r: Round, first: float, decay: float) -> Tensor:
-    """A step size in this round."""
-    return torch.as_tensor(first * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)
+def decayed_lr(r: Round, lr: float, decay: float) -> Tensor:
+    """The learning rate of this round, ``lr * decay**round``."""
+    return torch.as_tensor(lr * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)

@@ -1,4 +1,4 @@
-"""Methods that take the drift of the clients out of their updates.
+"""Methods that correct client drift.
 
 FedDC (Gao et al. 2022), FedSpeed (Sun et al. 2023), FedPVR (Li et al. 2023), FedCM (Xu et al.
 2021).
@@ -25,7 +25,7 @@ from kedge.parts.variates import SCAFFOLD
 @register
 @dataclass(frozen=True)
 class FedDC(Part):
-    r"""Let a drift variable take up what is local, and correct the gradient by control variates.
+    r"""Decouple local drift by a drift variable, and correct the gradient by control variates.
 
     Client: :math:`\min_\theta L_k(\theta) + \frac{\alpha}{2}\|\theta + h_k - w\|^2 + \langle\theta,
     s - s_k\rangle`, then :math:`h_k \leftarrow h_k + \theta_k - w`, :math:`s_k^+ = s_k - s +
@@ -36,10 +36,10 @@ class FedDC(Part):
     Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
     Correction, CVPR 2022, arXiv:2203.11751.
 
-    Deviations: the linear term is written as in the released code, by a control variate over all
-    rounds, where the paper has the last update alone; h is averaged over all clients, also when
-    few take part; local models are averaged as the run says (the paper's plain mean is
-    ``weighting = "uniform"``). Sends: s. Uploads: the change of s_k. Keeps: h_k, s_k.
+    Deviations: the linear term follows the released code, with a control variate over all rounds;
+    the paper uses the last update alone. h is averaged over all clients, also under partial
+    participation. Local models are averaged with the run's client weights (the paper's plain mean
+    is ``weighting = "uniform"``). Sends: s. Uploads: the change of s_k. Keeps: h_k, s_k.
     """
 
     alpha: Annotated[float, Doc("weight of the drift term"), Range(0)] = 0.01
@@ -62,8 +62,8 @@ class FedDC(Part):
         return server["slope"]
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        near = 0.5 * self.alpha * tree.sq_norm(_lag(v.client["drift"], v, params))
-        return near + tree.dot(tree.sub(v.sent, v.client["slope"]), params)
+        proximal = 0.5 * self.alpha * tree.sq_norm(_drifted_delta(v.client["drift"], v, params))
+        return proximal + tree.dot(tree.sub(v.sent, v.client["slope"]), params)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         k_eta = v.info.effective_steps * v.info.lr
@@ -75,35 +75,37 @@ class FedDC(Part):
             weights.params,
         )
         change = tree.sub(slope, v.client["slope"])
-        return {"slope": slope, "drift": _lag(v.client["drift"], v, weights.params)}, Sum(change)
+        return {"slope": slope, "drift": _drifted_delta(v.client["drift"], v, weights.params)}, Sum(
+            change
+        )
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         slope = tree.map(lambda s, c: s + c / r.num_clients, r.server["slope"], r.uploads)
-        weights, drift = _released(r, weights, r.server["drift"])
+        weights, drift = _release_drift(r, weights, r.server["drift"])
         return weights, {"slope": slope, "drift": drift}
 
 
 @register
 @dataclass(frozen=True)
 class FedSpeed(Part):
-    r"""Seek flat minima near the global model, and correct the bias of staying near it.
+    r"""Seek flat minima near the global model, and correct the bias of the proximal term.
 
     Client: :math:`v \leftarrow v - \eta\big[(1 - a) g + a g' + \lambda(v - w + h_k)\big]`,
     :math:`g' = \nabla F_k(v + \rho\,g/\|g\|)` on the same batch, then :math:`h_k \leftarrow h_k +
     v - w`. Server: :math:`w \leftarrow \frac{1}{|S|}\sum_{k \in S} w_k + \frac{1}{N}\sum_{k=1}^N
-    h_k` (algorithm 1, which holds :math:`-\lambda h_k`).
+    h_k` (algorithm 1, which stores :math:`-\lambda h_k`).
 
     Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, and Higher
     Generalization Accuracy, ICLR 2023, arXiv:2302.10429.
 
     Deviations: lambda multiplies the proximal term, the paper's divides it; h is averaged over all
-    clients, as in the released code; local models are averaged as the run says (the paper's plain
-    mean is ``weighting = "uniform"``). BatchNorm's running statistics move in the first pass only.
-    Keeps: h_k.
+    clients, as in the released code; local models are averaged with the run's client weights (the
+    paper's plain mean is ``weighting = "uniform"``). BatchNorm's running statistics are updated in
+    the first pass only. Keeps: h_k.
     """
 
     lam: Annotated[float, Doc("weight of the proximal term and of its correction"), Range(0)] = 0.1
-    rho: Annotated[float, Doc("length of the ascent step"), Range(0)] = 0.1
+    rho: Annotated[float, Doc("norm of the ascent step"), Range(0)] = 0.1
     merge: Annotated[float, Doc("share of the gradient after the ascent step"), Range(0, 1)] = 1.0
 
     needs_sum = True
@@ -117,16 +119,17 @@ class FedSpeed(Part):
         return tree.zeros_like(spec.params)  # h_k
 
     def correct(self, v: View, params: Params, grads: Params) -> Params:
-        size = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
-        above = v.grad(tree.map(lambda w, g: w + size * g, params, grads))
-        flat = tree.map(lambda a, g: self.merge * (a - g), above, grads)
-        return flat | tree.map(lambda u, f: f + self.lam * u, _lag(v.client, v, params), flat)
+        scale = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
+        ascent_grads = v.grad(tree.map(lambda w, g: w + scale * g, params, grads))
+        sharpness = tree.map(lambda a, g: self.merge * (a - g), ascent_grads, grads)
+        drifted = _drifted_delta(v.client, v, params)
+        return sharpness | tree.map(lambda u, s: s + self.lam * u, drifted, sharpness)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        return _lag(v.client, v, weights.params), {}
+        return _drifted_delta(v.client, v, weights.params), {}
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
-        return _released(r, weights, r.server)
+        return _release_drift(r, weights, r.server)
 
 
 @register
@@ -136,14 +139,14 @@ class FedPVR(SCAFFOLD):
 
     SCAFFOLD's rules, :math:`y \leftarrow y - \eta_l(g_k(y) - c_k + c)`, :math:`c_k^+ = c_k - c +
     \frac{1}{K\eta_l}(x - y)`, :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S}(c_k^+ - c_k)`, for
-    the parameters from a layer on; FedAvg for those before it (algorithm 1).
+    the parameters from a given layer on; FedAvg for the layers before it (algorithm 1).
 
     Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with
     Heterogeneous Data, CVPR 2023, arXiv:2212.02191.
 
-    Deviations: those of SCAFFOLD. Layers count in the order in which the module defines them.
-    Sends: c. Uploads: the change of c_k. Keeps: c_k, each of the size of the corrected layers: H
-    for the head, below P for more.
+    Deviations: those of SCAFFOLD. Layers are ordered as the module defines them. Sends: c.
+    Uploads: the change of c_k. Keeps: c_k. Each has the size of the corrected layers: H for the
+    head, at most P otherwise.
     """
 
     from_stage: Annotated[
@@ -161,7 +164,7 @@ class FedPVR(SCAFFOLD):
         return self._corrected(spec)  # c_k
 
     def _corrected(self, spec: Spec) -> Params:
-        """Zeros for every parameter that travels and is corrected."""
+        """Zeros for every shared parameter that is corrected."""
         model, stage = spec.model, self.from_stage
         if not stage:
             model.require_head(self.name)
@@ -182,7 +185,7 @@ class FedPVR(SCAFFOLD):
 @register
 @dataclass(frozen=True)
 class FedCM(Part):
-    r"""Mix the last round's global direction into every local step.
+    r"""Add the last round's global direction to every local step as momentum.
 
     Client: :math:`v \leftarrow v - \eta[\alpha g + (1 - \alpha) m]`, in the first round :math:`v
     \leftarrow v - \eta g`. Server: :math:`m \leftarrow -\frac{1}{\eta K}\sum_k p_k\Delta_k`,
@@ -190,14 +193,14 @@ class FedCM(Part):
 
     Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021, arXiv:2106.10874.
 
-    Deviations: eta_g = 1 is the plain mean of the models, where the paper's server step also holds
-    the factor :math:`\eta K`. Clients that take different numbers of steps have their mean as K;
-    with momentum, the effective sum of the steps. Weight decay acts beside the mixture. Neutral
-    at: alpha = 1, eta_g = 1. Sends: m. Uploads: its number of steps.
+    Deviations: eta_g = 1 is the plain mean of the models; the paper's server step also has the
+    factor :math:`\eta K`. K is the mean over clients that take different numbers of steps, and with
+    momentum the effective number of steps. Weight decay is not part of the mixture. Neutral at:
+    alpha = 1, eta_g = 1. Sends: m. Uploads: the number of steps.
     """
 
     alpha: Annotated[float, Doc("share of the local gradient"), Range(0, 1)] = 0.1
-    eta_g: Annotated[float, Doc("step size of the server"), Range(0, open=True)] = 1.0
+    eta_g: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
 
     presets = {"fedbr": {"alpha": 0.1}}
     neutral = {"alpha": 1.0, "eta_g": 1.0}
@@ -215,7 +218,7 @@ class FedCM(Part):
         return server
 
     def correct(self, v: View, params: Params, grads: Params) -> Params:
-        if v.phase == "first":  # there is no direction yet
+        if v.phase == "first":  # m is not defined yet
             return {}
         return tree.map(lambda m, g: (1 - self.alpha) * (m - g), v.sent, grads)
 
@@ -225,21 +228,23 @@ class FedCM(Part):
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         k_eta = r.lr * r.uploads["steps"]
         m = tree.map(lambda d: -d / k_eta, r.mean_delta)
-        # beyond the plain step, so that eta_g = 1 changes no bit
-        moved = tree.map(
+        # written as an addition to the plain step, so that eta_g = 1 is bit-identical
+        params = tree.map(
             lambda _, new, x: new + (self.eta_g - 1) * (new - x), m, weights.params, r.anchor.params
         )
-        return weights._replace(params=weights.params | moved), m
+        return weights._replace(params=weights.params | params), m
 
 
-def _lag(drift: Params, v: View, params: Params) -> Params:
-    """h_k + (local - anchor) over what travels."""
+def _drifted_delta(drift: Params, v: View, params: Params) -> Params:
+    """h_k + (local - anchor) over the shared parameters."""
     return tree.map(lambda h, p, w: h + (p - w), drift, params, v.anchor.params)
 
 
-def _released(r: Round, weights: Weights, drift: Params) -> tuple[Weights, Params]:
-    """The model with the mean of all clients' h_k added, and that mean, which moves by the sum of
-    the cohort's updates over N."""
+def _release_drift(r: Round, weights: Weights, drift: Params) -> tuple[Weights, Params]:
+    """Update the mean of all clients' h_k and add it to the model.
+
+    The mean changes by the sum of the cohort's updates over N. Returns ``(weights, mean)``.
+    """
     drift = tree.map(lambda h, total: h + total / r.num_clients, drift, r.sum_delta)
-    moved = tree.map(torch.add, drift, weights.params)
-    return weights._replace(params=weights.params | moved), drift
+    params = tree.map(torch.add, drift, weights.params)
+    return weights._replace(params=weights.params | params), drift

@@ -23,7 +23,7 @@ _PROJECTION = f"F*{_WIDTH} + {_WIDTH}*{_WIDTH} + {_WIDTH}*{_OUT} + 2*{_WIDTH} + 
 @register
 @dataclass(frozen=True)
 class FedBR(Part):
-    r"""Hold classifier and features against pseudo-data that all clients share.
+    r"""Regularise classifier and features on pseudo-data that all clients share.
 
     :math:`\min_{\phi,\omega} L_{cls}(x, y) + \lambda L_{cls}(x_p, \tilde y_p) + \mu L_{con}` (eq.
     3), :math:`L_{con} = -\log\frac{f_1}{f_1 + f_2}`, :math:`f_1 = e^{\tau_1 \cos(P(\phi(x_p)),
@@ -36,34 +36,34 @@ class FedBR(Part):
     A pseudo-sample is the mean of M samples of one client, its label 1/C; ``mixture`` adds K local
     samples at every step (eq. 4). Deviations: cosines are multiplied by tau, as in the code (the
     tables' tau_2 = 0 has no other meaning); Mixture starts from these means, not from a proxy set,
-    and its global features are taken anew each step (the code keeps the first); P is averaged as
-    the run says. Pseudo-data leave BatchNorm's running statistics alone. Neutral at: lam = mu = 0.
-    Sends: P and the pseudo-data. Uploads: P; when asked, sample means, which the server sees client
-    by client.
+    and recomputes its global features each step (the code keeps the first); P is averaged with the
+    run's client weights. Pseudo-data do not update BatchNorm's running statistics. Neutral at: lam
+    = mu = 0. Sends: P and the pseudo-data. Uploads: P; in a survey, sample means, which the server
+    sees per client.
     """
 
     lam: Annotated[
-        float, Doc("weight of component 1, pseudo-data's labels (0.1 on CIFAR-10, PACS)"), Range(0)
+        float, Doc("weight of component 1, pseudo-labels (0.1 on CIFAR-10, PACS)"), Range(0)
     ] = 1.0
-    mu: Annotated[float, Doc("weight of component 2, the contrast of features"), Range(0)] = 0.5
-    inv_temperature1: Annotated[float, Doc("tau_1, times the cosine to global features")] = 2.0
-    inv_temperature2: Annotated[float, Doc("tau_2, times the cosine to real features")] = 2.0
+    mu: Annotated[float, Doc("weight of component 2, the contrastive term"), Range(0)] = 0.5
+    inv_temperature1: Annotated[float, Doc("tau_1, factor of the cosine to global features")] = 2.0
+    inv_temperature2: Annotated[float, Doc("tau_2, factor of the cosine to real features")] = 2.0
     rows: Annotated[
         int,
         Doc("pseudo-samples, B; number b is paired with real sample b mod batch size"),
         Range(1),
     ] = 32
-    samples: Annotated[int, Doc("samples behind each mean, M"), Range(1)] = 10
+    samples: Annotated[int, Doc("samples averaged into each mean, M"), Range(1)] = 10
     means: Annotated[
         int,
         Doc(
-            "means that a client gives when asked, the pseudo-data being drawn from all of them "
-            "(algorithm 2); 0: one for every row, each row from a client drawn at random"
+            "means per client; pseudo-data are drawn from the means of all clients "
+            "(algorithm 2); 0: one per row, each row from a random client"
         ),
         Range(0),
     ] = 0
     refresh: Annotated[
-        Literal["round", "once"], Doc("make pseudo-data anew each round, or once from all clients")
+        Literal["round", "once"], Doc("renew pseudo-data each round, or make them once")
     ] = "round"
     mixture: Annotated[
         int, Doc("local samples mixed into each pseudo-sample, K (eq. 4); 0: none"), Range(0)
@@ -74,7 +74,7 @@ class FedBR(Part):
     out: Annotated[int, Doc("output size of the projection; 0: that of the features"), Range(0)] = (
         128
     )
-    max_step: Annotated[bool, Doc("train the projection (table 4 leaves it out)")] = True
+    max_step: Annotated[bool, Doc("train the projection (ablated in table 4)")] = True
 
     presets = {
         "paper": {"lam": 1.0, "mu": 0.5},
@@ -100,7 +100,7 @@ class FedBR(Part):
         sizes = (spec.features, width, width, out)
         projection: Params = {}
         for i, key in enumerate(rng.split(spec.key, 3)):
-            bound = sizes[i] ** -0.5  # torch's default for a linear layer
+            bound = sizes[i] ** -0.5  # torch's default initialisation of a linear layer
             noise = bound * (rng.uniform(key, (sizes[i + 1], sizes[i] + 1), spec.dtype) * 2 - 1)
             projection |= {f"weight{i}": noise[:, :-1], f"bias{i}": noise[:, -1]}
         shape = (self.rows, *spec.input_shape)
@@ -108,17 +108,18 @@ class FedBR(Part):
         return {"projection": projection, "pseudo": pseudo}
 
     def survey(self, v: View) -> Tree:
-        shape, done = (self.means or self.rows, self.samples), 0
-        drawn = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
+        shape, offset = (self.means or self.rows, self.samples), 0
+        draws = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
 
-        def piece(batch: Batch, mask: Tensor) -> Tree:
-            nonlocal done
-            at = done + torch.arange(len(mask), device=mask.device)
-            done += len(mask)
-            hits = (drawn[:, :, None] == at).sum(1) * mask  # [G, rows of the piece]
+        def batch_sums(batch: Batch, mask: Tensor) -> Tree:
+            nonlocal offset
+            index = offset + torch.arange(len(mask), device=mask.device)
+            offset += len(mask)
+            hits = (draws[:, :, None] == index).sum(1) * mask  # [G, B]
             return torch.einsum("gr,r...->g...", hits, batch.x)
 
-        return {"means": Stack(v.sweep(piece) / self.samples), "client": Stack(v.info.client)}
+        means = v.sweep(batch_sums) / self.samples
+        return {"means": Stack(means), "client": Stack(v.info.client)}
 
     def surveys(self) -> Literal["first", "every", "last"]:
         return "every" if self.refresh == "round" else "first"
@@ -151,8 +152,8 @@ class FedBR(Part):
         def contrast(projection: Params) -> Tensor:
             return self._contrast(projection, z_pseudo, local["z_global"], out.features)
 
-        slope = torch.func.grad(contrast)(local["projection"])
-        return local | {"projection": tree.axpy(v.info.lr, slope, local["projection"])}
+        grads = torch.func.grad(contrast)(local["projection"])
+        return local | {"projection": tree.axpy(v.info.lr, grads, local["projection"])}
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         x, target, z_global = v.local["x"], v.local["target"], v.local["z_global"]
@@ -169,33 +170,34 @@ class FedBR(Part):
         return weights, r.server | r.uploads
 
     def _global(self, v: View, x: Tensor) -> Tensor:
-        """Features of the model that the round started from."""
+        """Features of the global model."""
         return v.forward(v.anchor, x).features.detach()
 
     def _mixed(self, v: View, batch: Batch) -> Tree:
         """Pseudo-samples with K samples of the batch mixed into each (eq. 4)."""
         classes = torch.arange(v.task.outputs, device=batch.y.device)
-        own = batch.target  # [B, C]
-        if own is None:  # one-hot by comparison: torch's looks at values, which vmap does not allow
-            own = (batch.y[:, None] == classes).to(batch.x.dtype)
+        labels = batch.target  # [B, C]
+        if labels is None:  # one-hot by comparison: F.one_hot reads values, which vmap forbids
+            labels = (batch.y[:, None] == classes).to(batch.x.dtype)
         pick = rng.integers(v.key, (self.rows, self.mixture), len(batch.x))
         x = (v.sent["pseudo"] + batch.x[pick].sum(1)) / (self.mixture + 1)
-        target = (1 / v.task.outputs + own[pick].sum(1)) / (self.mixture + 1)
+        target = (1 / v.task.outputs + labels[pick].sum(1)) / (self.mixture + 1)
         return {"x": x, "target": target, "z_global": self._global(v, x)}
 
     def _contrast(
         self, projection: Params, z_pseudo: Tensor, z_global: Tensor, z_real: Tensor
     ) -> Tensor:
-        """Mean over pseudo-samples, each with a real one: -log(e^near / (e^near + e^far))."""
+        """L_con, averaged over pairs of a pseudo-sample and a real sample."""
         pair = torch.arange(self.rows, device=z_real.device) % len(z_real)
-        mine = _project(projection, z_pseudo)
-        near = F.cosine_similarity(mine, _project(projection, z_global), dim=-1)
-        far = F.cosine_similarity(mine, _project(projection, z_real)[pair], dim=-1)
-        return F.softplus(self.inv_temperature2 * far - self.inv_temperature1 * near).mean()
+        local = _project(projection, z_pseudo)
+        positive = F.cosine_similarity(local, _project(projection, z_global), dim=-1)
+        negative = F.cosine_similarity(local, _project(projection, z_real)[pair], dim=-1)
+        log_f1, log_f2 = self.inv_temperature1 * positive, self.inv_temperature2 * negative
+        return F.softplus(log_f2 - log_f1).mean()  # -log(f1 / (f1 + f2))
 
 
 def _project(projection: Params, features: Tensor) -> Tensor:
-    """Three linear layers with ReLU in between."""
+    """P: three linear layers with ReLU between."""
     x = F.relu(F.linear(features.flatten(1), projection["weight0"], projection["bias0"]))
     x = F.relu(F.linear(x, projection["weight1"], projection["bias1"]))
     return F.linear(x, projection["weight2"], projection["bias2"])

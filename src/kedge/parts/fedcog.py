@@ -19,13 +19,13 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError
 
-_BLANK = 2  # rows of zeros that carry a pass to its cut; two, so that no mask broadcasts from them
+_BLANK_ROWS = 2  # rows of zeros fed below the cut; two, so that no mask broadcasts from one row
 
 
 @register
 @dataclass(frozen=True)
 class FedCOG(Part):
-    r"""Generate what the client lacks, and distil the global model into the local one on it.
+    r"""Generate samples of classes that a client lacks, and distil the global model on them.
 
     Each round: :math:`\hat x = \arg\min L_c(\theta^t; \hat x, y) + \lambda_{dis}\big(1 -
     JS(p(\theta^t; \hat x), p(\theta_k^{t-1}; \hat x))\big)` from noise (eqs. 1-2), by Adam; then
@@ -36,18 +36,18 @@ class FedCOG(Part):
     Ye et al., Fake It Till Make It: Federated Learning with Consensus-Oriented Generation, ICLR
     2024, arXiv:2312.05966.
 
-    Deviations: targets are rounded to exactly N, a balanced client gets all classes alike; the last
-    images are kept, with the global model's logits on just these (the code pairs them with earlier
-    ones); no previous model, no disagreement (the code takes a random one); the previous model runs
-    with the global BatchNorm statistics; several labels at once (not in the paper): vectors drawn
-    from the client's label shares, divergences summed over labels. Neutral at: start never reached.
-    Keeps: the previous local model.
+    Deviations: targets are rounded to exactly N, uniform over classes for a balanced client;
+    distillation uses the final images with the global model's logits on them (the code pairs them
+    with earlier images); without a previous model there is no disagreement (the code uses a random
+    model); the previous model uses the global BatchNorm statistics; multilabel tasks (not in the
+    paper) draw label vectors from the client's label frequencies and sum divergences over labels.
+    Neutral at: start never reached. Keeps: the previous local model.
     """
 
-    start: Annotated[int, Doc("first round that generates, FedAvg before it"), Range(0)] = 0
-    samples: Annotated[int, Doc("samples that a client generates in a round, N"), Range(1)] = 256
+    start: Annotated[int, Doc("first round with generation; FedAvg before it"), Range(0)] = 0
+    samples: Annotated[int, Doc("generated samples per client and round, N"), Range(1)] = 256
     steps: Annotated[int, Doc("steps of the generation (table 7)"), Range(0)] = 100
-    lr: Annotated[float, Doc("step size of the generation"), Range(0)] = 0.01
+    lr: Annotated[float, Doc("learning rate of the generation"), Range(0)] = 0.01
     betas: Annotated[tuple[float, float], Doc("Adam's two decay rates in the generation")] = (
         0.5,
         0.9,
@@ -55,12 +55,12 @@ class FedCOG(Part):
     targets: Annotated[
         Literal["complementary", "uniform", "custom"],
         Doc(
-            "classes to generate: what the client lacks (A.1.1), all alike, or by shares; for "
-            "several labels at once: each as often as the client has it, in every other, by shares"
+            "classes to generate: those the client lacks (A.1.1), uniform, or by shares; for "
+            "multilabel tasks: label frequencies of the client, 1/2, or shares"
         ),
     ] = "complementary"
     shares: Annotated[
-        tuple[float, ...], Doc("for targets=custom: share of each class, or chance of each label")
+        tuple[float, ...], Doc("for targets=custom: share of each class, or label probability")
     ] = ()
     lambda_dis: Annotated[float, Doc("weight of the disagreement"), Range(0)] = 0.1
     disagreement: Annotated[
@@ -69,12 +69,12 @@ class FedCOG(Part):
     ] = "js"
     source: Annotated[
         Literal["inputs", "generator"],
-        Doc("what is learnt: the inputs, or a small generator and its noise (A.5.1)"),
+        Doc("what is optimised: the inputs, or a small generator and its noise (A.5.1)"),
     ] = "inputs"
-    latent: Annotated[int, Doc("size of the generator's noise"), Range(1)] = 256
+    latent: Annotated[int, Doc("dimension of the generator's noise"), Range(1)] = 256
     width: Annotated[int, Doc("channels (or units) inside the generator"), Range(2)] = 128
     cut: Annotated[
-        str, Doc("generate what comes out of this cut, e.g. token embeddings (A.1.2); '': inputs")
+        str, Doc("generate activations at this cut, e.g. token embeddings (A.1.2); '': inputs")
     ] = ""
     weighting: Annotated[
         Literal["balanced", "lambda"],
@@ -84,7 +84,9 @@ class FedCOG(Part):
         0.01
     )
     batch: Annotated[int, Doc("generated samples in a local step"), Range(1)] = 64
-    temperature: Annotated[float, Doc("of the distillation, T"), Range(0, open=True)] = 1.0
+    temperature: Annotated[
+        float, Doc("temperature of the distillation, T"), Range(0, open=True)
+    ] = 1.0
 
     presets = {
         "paper": {"start": 50, "targets": "uniform", "weighting": "lambda"},
@@ -96,13 +98,15 @@ class FedCOG(Part):
     needs_labels = True
     tasks = ("classification", "multilabel")
     keeps = "P + 1"
-    compute = "a pass of generated data, and making them"
+    compute = "generation, and a pass of generated data"
 
     def advice(self, rounds: int) -> str:
         if self.start < rounds:
             return ""
-        late = f"fedcog starts in round {self.start}, but the run has only {rounds}"
-        return f"{late}, so it is FedAvg; lower start"
+        return (
+            f"fedcog starts in round {self.start}, but the run has only {rounds}, so it is FedAvg; "
+            "lower start"
+        )
 
     def client_init(self, spec: Spec) -> Tree:
         self._check(spec)
@@ -122,9 +126,10 @@ class FedCOG(Part):
 
         def loss(seeds: Params) -> Tensor:
             x = self._render(v.spec, seeds)
-            now, then = self._logits(v, v.anchor, x), self._logits(v, previous, x)
-            fit = v.task.loss(now, Batch(x, y)).mean()
-            return fit + lambda_dis * (1 - self._divergence(v, now, then))
+            anchor_logits, previous_logits = (self._logits(v, w, x) for w in (v.anchor, previous))
+            task_loss = v.task.loss(anchor_logits, Batch(x, y)).mean()
+            divergence = self._divergence(v, anchor_logits, previous_logits)
+            return task_loss + lambda_dis * (1 - divergence)
 
         adam, seeds = Adam(beta1=self.betas[0], beta2=self.betas[1]), self._seeds(v.spec, key_seeds)
         state, lr = adam.init(seeds), torch.as_tensor(self.lr, dtype=v.spec.dtype)
@@ -144,56 +149,59 @@ class FedCOG(Part):
         if v.phase == "wait":
             return torch.zeros((), dtype=v.spec.dtype, device=v.spec.device)
         rows = self._rows(v)
-        student = self._student(v, params, v.local["x"][rows])
-        gap = v.task.divergence(v.local["logits"][rows], student, self.temperature).mean()
-        return self._weights(v)[1] * self.temperature**2 * gap
+        student = self._student_logits(v, params, v.local["x"][rows])
+        kl = v.task.divergence(v.local["logits"][rows], student, self.temperature).mean()
+        return self._weights(v)[1] * self.temperature**2 * kl
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {"previous": v.public(weights.params), "seen": torch.ones_like(v.client["seen"])}, {}
 
     def _check(self, spec: Spec) -> None:
         if len(self.betas) != 2:
-            raise FieldError(f"fedcog.betas = {self.betas} are not two numbers, e.g. [0.5, 0.9]")
+            raise FieldError(
+                f"fedcog.betas = {self.betas} must be two numbers; write e.g. betas=[0.5, 0.9]"
+            )
         if self.targets == "custom":
-            good = len(self.shares) == spec.task.outputs and min(self.shares) >= 0
-            if not good or sum(self.shares) <= 0:
+            valid = len(self.shares) == spec.task.outputs and min(self.shares) >= 0
+            if not valid or sum(self.shares) <= 0:
                 raise FieldError(
-                    f"fedcog.shares = {self.shares} are not the {spec.task.outputs} shares, from 0 "
-                    "up, that targets=custom needs"
+                    f"fedcog.shares = {self.shares} is not valid: targets=custom needs "
+                    f"{spec.task.outputs} shares, none negative and not all 0"
                 )
         if self.cut and any(name.endswith("running_mean") for name in spec.buffers):
             raise FieldError(
-                f"fedcog.cut = {self.cut!r} is for models without BatchNorm, whose statistics "
-                "would mix generated rows with blank ones; leave cut out"
+                f"fedcog.cut = {self.cut!r} needs a model without BatchNorm, whose statistics "
+                "would mix generated rows with blank ones; remove cut"
             )
 
     def _targets(self, v: View, key: Tensor) -> Tensor:
-        """Labels ``[N]``, by largest remainders; for several labels at once vectors ``[N, L]``."""
+        """Labels ``[N]``, rounded by largest remainders; multilabel: label vectors ``[N, L]``."""
         device, dtype = v.spec.device, v.spec.dtype
         counts = v.label_counts  # [C]
         if v.task.name == "multilabel":
-            chance = counts / v.info.num_examples
+            probability = counts / v.info.num_examples
             if self.targets != "complementary":
-                chance = torch.full_like(chance, 0.5)
+                probability = torch.full_like(probability, 0.5)
             if self.targets == "custom":
-                chance = torch.tensor(self.shares, dtype=dtype, device=device)
-            return (rng.uniform(key, (self.samples, len(counts)), dtype) < chance).to(dtype)
-        counts = counts.round().to(torch.int64)  # from here on exact
-        lacking, alike = counts.max() - counts, torch.ones_like(counts)
-        wanted = torch.where(lacking.sum() > 0, lacking, alike)
+                probability = torch.tensor(self.shares, dtype=dtype, device=device)
+            return (rng.uniform(key, (self.samples, len(counts)), dtype) < probability).to(dtype)
+        counts = counts.round().to(torch.int64)  # exact arithmetic from here on
+        missing, uniform = counts.max() - counts, torch.ones_like(counts)
+        target = torch.where(missing.sum() > 0, missing, uniform)  # unnormalised
         if self.targets != "complementary":
-            wanted = alike
+            target = uniform
         if self.targets == "custom":
             total = sum(self.shares)
-            wanted = torch.tensor([round(1e6 * s / total) for s in self.shares], device=device)
-        quota, rest = self.samples * wanted // wanted.sum(), self.samples * wanted % wanted.sum()
-        rank = torch.argsort(torch.argsort(-rest, stable=True))  # 0: the largest remainder
+            target = torch.tensor([round(1e6 * s / total) for s in self.shares], device=device)
+        scaled = self.samples * target
+        quota, remainder = scaled // target.sum(), scaled % target.sum()
+        rank = torch.argsort(torch.argsort(-remainder, stable=True))  # 0: the largest remainder
         quota = quota + (rank < self.samples - quota.sum())
-        at = torch.arange(self.samples, device=device)
-        return (at[:, None] >= quota.cumsum(0)).sum(1)
+        index = torch.arange(self.samples, device=device)
+        return (index[:, None] >= quota.cumsum(0)).sum(1)
 
     def _weights(self, v: View) -> tuple[Tensor | float, Tensor | float]:
-        """Of the task's loss and of the distillation."""
+        """Weights of the task's loss and of the distillation."""
         if self.weighting == "lambda":
             return 1.0, self.lambda_kd
         full = len(v.label_counts) * v.label_counts.max()  # |d| + |max d - d|
@@ -201,26 +209,27 @@ class FedCOG(Part):
         return real, 1 - real
 
     def _rows(self, v: View) -> Tensor:
-        """Which generated samples this step uses: pass after shuffled pass, in equal batches."""
+        """Indices of this step's generated samples: shuffled epochs, cut into equal batches."""
         n, size = self.samples, self.batch
-        passes = math.ceil((n - math.gcd(n, size) + size) / n)  # that one batch may touch
+        passes = math.ceil((n - math.gcd(n, size) + size) / n)  # most epochs in one batch
         start = v.step.to(torch.int64) * size
         first = start // n
         keys = [rng.fold(v.local["key"], first + i) for i in range(passes)]
         order = torch.cat([rng.permutation(key, n) for key in keys])
         return order[start - first * n + torch.arange(size, device=v.spec.device)]
 
-    def _student(self, v: View, params: Params, x: Tensor) -> Tensor:
-        """The local model in training mode; its BatchNorm sees these rows as a batch of their
-        own."""
+    def _student_logits(self, v: View, params: Params, x: Tensor) -> Tensor:
+        """Logits of the local model in training mode; BatchNorm sees these rows as one batch."""
         if not self.cut:
             return v.forward(params, x, update=True).logits
         key = rng.fold(v.key, "dropout") if v.spec.model.is_random else None
         return self._from_cut(v, Weights(params, v.anchor.buffers), x, "probe", key)
 
     def _logits(self, v: View, weights: Weights, x: Tensor) -> Tensor:
-        """A fixed model in evaluation mode. Past ``v.forward``, which would hold every pass of the
-        generation until its end."""
+        """Logits of a fixed model in evaluation mode.
+
+        Bypasses ``v.forward``, which would keep every pass of the generation alive until its end.
+        """
         if self.cut:
             return self._from_cut(v, weights, x, "eval", None)
         return v.spec.model.forward(weights, x, "eval").logits
@@ -228,13 +237,14 @@ class FedCOG(Part):
     def _from_cut(
         self, v: View, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None
     ) -> Tensor:
-        blank = x.new_zeros((_BLANK, *v.spec.input_shape))
+        """Logits of activations ``x`` that enter the model at the cut."""
+        blank = x.new_zeros((_BLANK_ROWS, *v.spec.input_shape))
         rows = (Rows(self.name, self.cut, x),)
-        return v.spec.model.forward(weights, blank, mode, key=key, rows=rows).logits[_BLANK:]
+        return v.spec.model.forward(weights, blank, mode, key=key, rows=rows).logits[_BLANK_ROWS:]
 
-    def _divergence(self, v: View, now: Tensor, then: Tensor) -> Tensor:
-        """Mean over the batch of the divergence of two models' outputs."""
-        p, q = _log_probs(v, now), _log_probs(v, then)
+    def _divergence(self, v: View, anchor_logits: Tensor, previous_logits: Tensor) -> Tensor:
+        """Divergence of two models' outputs, averaged over the batch."""
+        p, q = _log_probs(v, anchor_logits), _log_probs(v, previous_logits)
         if self.disagreement == "js":
             m = torch.logaddexp(p, q) - math.log(2)
             return 0.5 * (p.exp() * (p - m) + q.exp() * (q - m)).sum(-1).mean()
@@ -246,7 +256,7 @@ class FedCOG(Part):
         return spec.shapes[self.cut] if self.cut else spec.input_shape
 
     def _seeds(self, spec: Spec, key: Tensor) -> Params:
-        """What the generation learns, at its start: inputs, or noise and a generator."""
+        """Initial variables of the generation: inputs, or noise and the generator's weights."""
         shape = self._shape(spec)
         key_noise, key_layers = rng.split(key, 2)
         if self.source == "inputs":
@@ -271,8 +281,11 @@ class FedCOG(Part):
         return [(self.width * small, self.latent), *convs]
 
     def _render(self, spec: Spec, seeds: Params) -> Tensor:
-        """Samples from what is learnt. The generator for images: a linear layer to a quarter of the
-        size, upsampling, three 3x3 convolutions; for other inputs two linear layers."""
+        """Samples ``[N, *shape]`` from the optimised variables.
+
+        The generator of images is a linear layer to a quarter of the size, upsampling, and three
+        3x3 convolutions; for other inputs it has two linear layers.
+        """
         if self.source == "inputs":
             return seeds["x"]
         shape = self._shape(spec)
@@ -287,7 +300,7 @@ class FedCOG(Part):
 
 
 def _log_probs(v: View, logits: Tensor) -> Tensor:
-    """Log-probabilities of all outcomes; for several labels at once of each being on and off."""
+    """Log-probabilities of the classes; for multilabel tasks of each label being on and off."""
     if v.task.name == "multilabel":
         return torch.cat([F.logsigmoid(logits), F.logsigmoid(-logits)], -1)
     return F.log_softmax(logits, -1)

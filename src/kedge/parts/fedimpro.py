@@ -1,4 +1,4 @@
-"""Training the upper layers on features that clients do not have. FedImpro (Tang et al. 2024)."""
+"""Train the upper layers on shared feature distributions. FedImpro (Tang et al. 2024)."""
 
 from __future__ import annotations
 
@@ -16,61 +16,62 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 
-FIRST_SCALE = 0.1  # standard deviation before the first round
+FIRST_SCALE = 0.1  # initial standard deviation
 
 
 @register
 @dataclass(frozen=True)
 class FedImpro(Part):
-    r"""Train the upper layers also on features drawn from shared normals, one per class.
+    r"""Train the upper layers also on features drawn from shared Gaussians, one per class.
 
     :math:`\min_\theta f(\theta; x, y) + \lambda_t f(\theta_{high}; h', y')` (eq. 5) with drawn
-    features :math:`h' \sim N(\mu_{y'}, \sigma_{y'})`, constants that join those of the batch, h, at
-    the cut. Client m, per step and class: :math:`\mu_m \leftarrow \beta_m\mu_m + (1 - \beta_m)\,
-    mean(h)`, :math:`\sigma_m` alike (eq. 6). Server: :math:`\mu \leftarrow \beta_g\mu + (1 -
-    \beta_g)\frac{1}{|S|}\sum_{m \in S}(\mu_m + \epsilon_m)`, :math:`\sigma` alike (eq. 7).
+    features :math:`h' \sim N(\mu_{y'}, \sigma_{y'})`, constants that are appended to the batch's
+    own features h at the cut. Client m, per step and class: :math:`\mu_m \leftarrow \beta_m\mu_m +
+    (1 - \beta_m)\,mean(h)`, :math:`\sigma_m` likewise (eq. 6). Server: :math:`\mu \leftarrow
+    \beta_g\mu + (1 - \beta_g)\frac{1}{|S|}\sum_{m \in S}(\mu_m + \epsilon_m)`, :math:`\sigma`
+    likewise (eq. 7).
 
     Tang et al., FedImpro: Measuring and Improving Client Update in Federated Learning, ICLR 2024,
     arXiv:2402.07011.
 
-    Deviations: the default is the authors' released code with its ramp of the weight ended at 1:
-    balanced labels show a client the classes it lacks, the ramp spares the first rounds the random
-    first statistics. ``official`` lets the ramp run on (it counts epochs: ramp = 500/E). ``paper``
-    is as printed: labels of the batch, draws from what was received, weight 1 at once, variances,
-    no cap. Clients add the noise, and the scale stays >= 0. The code's beta_m is 1 - D/5000 by
-    mistake, so 0 from D = 5000 on. Neutral at: weight = 0. Sends, uploads: 2CD statistics, D the
-    activations at the cut (its channels for ``stat_axes = channel``); ``count_weighted`` adds C
-    label counts. Keeps: nothing.
+    Deviations: the default is the authors' released code with the ramp of the weight capped at 1.
+    Balanced labels include classes that a client lacks; the ramp protects the first rounds from
+    the random initial statistics. ``official`` does not cap the ramp (it counts epochs: ramp =
+    500/E). ``paper`` is as printed: the batch's labels, draws from the received statistics, no
+    ramp, variances, no cap. Clients add the noise, and the scale stays >= 0. The code's beta_m is 1
+    - D/5000 by mistake, so 0 from D = 5000 on. Neutral at: weight = 0. Sends, uploads: 2CD
+    statistics, D the activations at the cut (its channels for ``stat_axes = channel``);
+    ``count_weighted`` adds C label counts. Keeps: nothing.
     """
 
-    cut: Annotated[str, Doc("the upper layers begin after this one")] = "stage2"
+    cut: Annotated[str, Doc("last of the lower layers")] = "stage2"
     weight: Annotated[float, Doc("final weight of the drawn features' loss"), Range(0)] = 1.0
-    ramp: Annotated[int, Doc("rounds in which the weight grows from 0; 0: none"), Range(0)] = 500
+    ramp: Annotated[int, Doc("rounds over which the weight grows from 0; 0: none"), Range(0)] = 500
     cap: Annotated[bool, Doc("end the ramp at the final weight")] = True
     mix: Annotated[
         Literal["sum", "share"],
-        Doc("sum: the real loss keeps weight 1; share: it has 1 - the drawn features' weight"),
+        Doc("sum: real samples have weight 1; share: 1 - the weight of the drawn features"),
     ] = "sum"
     labels: Annotated[
-        Literal["balanced", "batch"], Doc("labels to draw for: all classes alike, or the batch's")
+        Literal["balanced", "batch"], Doc("labels of drawn features: balanced, or the batch's")
     ] = "balanced"
     draws_from: Annotated[
         Literal["local", "shared"],
-        Doc("statistics to draw from: the client's running ones, or those it received"),
+        Doc("statistics to draw from: the client's running ones, or the received ones"),
     ] = "local"
     stat_axes: Annotated[
         Literal["element", "channel"],
-        Doc("one mean and scale per activation, or per channel, the first axis"),
+        Doc("one mean and scale per activation, or per channel (the first axis)"),
     ] = "element"
     spread: Annotated[
-        Literal["std", "variance"], Doc("what is averaged over steps and clients")
+        Literal["std", "variance"], Doc("the scale to average over steps and clients")
     ] = "std"
     s_max: Annotated[float, Doc("largest standard deviation; 0: no bound"), Range(0)] = 0.1
     beta_m: Annotated[float, Doc("momentum of a client's statistics"), Range(0, 1)] = 0.0
     beta_g: Annotated[float, Doc("momentum of the server's statistics"), Range(0, 1)] = 0.0
     noise: Annotated[float, Doc("standard deviation of the noise on uploads"), Range(0)] = 0.0
     count_weighted: Annotated[
-        bool, Doc("pool statistics by label counts, spread between clients included")
+        bool, Doc("weight statistics by label counts, and include the variance between clients")
     ] = False
 
     presets = {
@@ -105,10 +106,10 @@ class FedImpro(Part):
         return v.sent  # H_m
 
     def inject(self, v: View, batch: Batch) -> tuple[str, Tensor]:
-        held, labels = v.local if self.draws_from == "local" else v.sent, self._labels(v, batch)
+        stats, labels = v.local if self.draws_from == "local" else v.sent, self._labels(v, batch)
         eps = rng.normal(v.key, (len(labels), *self._sizes(v.spec)), v.spec.dtype)
-        std = torch.sqrt(held["scale"]) if self.spread == "variance" else held["scale"]
-        return self.cut, held["mean"][labels][..., None] + std[labels][..., None] * eps
+        std = torch.sqrt(stats["scale"]) if self.spread == "variance" else stats["scale"]
+        return self.cut, stats["mean"][labels][..., None] + std[labels][..., None] * eps
 
     def cuts(self) -> tuple[str, ...]:
         return (self.cut,)
@@ -123,10 +124,10 @@ class FedImpro(Part):
     def observe(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
         size, positions = self._sizes(v.spec)
         h = out.at[self.cut].reshape(len(batch.y), size, positions)
-        own = F.one_hot(batch.y, v.task.outputs).to(h.dtype)  # [B, C]
-        count = own.sum(0)[:, None] * positions  # [C, 1]
-        mean = own.T @ h.sum(-1) / count.clamp_min(1)  # [C, size]
-        square = own.T @ ((h - mean[batch.y][..., None]) ** 2).sum(-1)
+        one_hot = F.one_hot(batch.y, v.task.outputs).to(h.dtype)  # [B, C]
+        count = one_hot.sum(0)[:, None] * positions  # [C, 1]
+        mean = one_hot.T @ h.sum(-1) / count.clamp_min(1)  # [C, size]
+        square = one_hot.T @ ((h - mean[batch.y][..., None]) ** 2).sum(-1)
         spread = self._as_spread(square / (count - 1).clamp_min(1))
         b, old = self.beta_m, v.local
         scale = self._capped(b * old["scale"] + (1 - b) * spread)
@@ -141,7 +142,7 @@ class FedImpro(Part):
         mean, scale = v.local["mean"] + eps[0], (v.local["scale"] + eps[1]).clamp_min(0)
         if not self.count_weighted:
             return {}, {"mean": Sum(mean), "scale": Sum(scale)}
-        # first and second moments about the received mean, so that nothing cancels
+        # first and second moments about the received mean, to avoid cancellation
         n, shift = v.label_counts[:, None], mean - v.sent["mean"]
         variance = scale if self.spread == "variance" else scale * scale
         moments = {"first": Sum(n * shift), "second": Sum(n * (variance + shift * shift))}
@@ -153,18 +154,18 @@ class FedImpro(Part):
         return weights, tree.map(lambda old, x: b * old + (1 - b) * x, r.server, new)
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
-        """With D, the statistics of a class at the part's own cut."""
+        """Add the symbol D, the number of statistics per class at the part's cut."""
         kind = "K" if self.stat_axes == "channel" else "D"
         return super().count(formula, symbols | {"D": symbols[f"{kind}_{self.cut}"]})
 
     def _sizes(self, spec: Spec) -> tuple[int, int]:
-        """How many statistics a class has, and how many activations share one."""
+        """``(statistics per class, activations per statistic)``."""
         shape = torch.Size(spec.shapes[self.cut])
         size = shape[0] if self.stat_axes == "channel" else shape.numel()
         return size, shape.numel() // size
 
     def _labels(self, v: View, batch: Batch) -> Tensor:
-        """Balanced: every class floor(B/C) + 1 times."""
+        """Labels of the drawn features; balanced: every class floor(B/C) + 1 times."""
         if self.labels == "batch":
             return batch.y
         classes = torch.arange(v.task.outputs, device=v.spec.device)
@@ -172,8 +173,8 @@ class FedImpro(Part):
 
     def _weight(self, v: View) -> Tensor:
         """Weight of the drawn features' loss in this round."""
-        grown = v.round.to(v.spec.dtype) / self.ramp if self.ramp else torch.ones_like(v.info.lr)
-        return self.weight * (grown.clamp(max=1.0) if self.cap else grown)
+        ramp = v.round.to(v.spec.dtype) / self.ramp if self.ramp else torch.ones_like(v.info.lr)
+        return self.weight * (ramp.clamp(max=1.0) if self.cap else ramp)
 
     def _as_spread(self, variance: Tensor) -> Tensor:
         return variance if self.spread == "variance" else torch.sqrt(variance)
@@ -184,7 +185,7 @@ class FedImpro(Part):
         return torch.where(limit > 0, torch.minimum(spread, limit), spread)
 
     def _pooled(self, r: Round) -> Tree:
-        """Mean and spread of all samples of a class; one that nobody has stays as it is."""
+        """Mean and scale of all samples of each class; an absent class keeps its statistics."""
         count = r.uploads["count"][:, None]
         shift = r.uploads["first"] / count.clamp_min(1)
         variance = r.uploads["second"] / count.clamp_min(1) - shift * shift

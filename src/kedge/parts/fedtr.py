@@ -1,4 +1,4 @@
-"""Tracking of global features and release of the client drift. FedTR (Chen et al.)."""
+"""Global feature tracking and client drift release. FedTR (Chen et al.)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
-from kedge.parts.class_means import class_sums, next_means, no_means
+from kedge.parts.class_means import class_sums, empty_means, update_means
 
 
 @register
 @dataclass(frozen=True)
 class FedTR(Part):
-    r"""Pull features to global class centroids, and let a drift variable take up what is local.
+    r"""Pull features towards global class centroids, and decouple local drift by a drift variable.
 
     :math:`F_i(w_i) + \frac{\lambda_R}{BF}\sum_j\|f(x_j) - c_{y_j}\|^2 + \frac{\alpha}{2}\|w_i + d_i
     - w\|^2` (eqs. 3-5), B rows, F features. Then :math:`c_{ij}` are the class means of the trained
@@ -34,26 +34,26 @@ class FedTR(Part):
     Drift Releasing for Federated Learning; the drift is FedDC's (Gao et al., arXiv:2203.11751).
 
     Deviations: the paper gives three drift rules; only ``accumulate`` has the optimum as its fixed
-    point, and d = w - w_i (section 3.2) would never move w. ``accumulate`` adds the mean of d over
-    all clients, as the cohort's diverges; those not seen yet count with d = 0 and a mean size. R
-    is a mean, as the printed sum outweighs the loss; ``paper`` is as printed, with a guess at
-    eta_g. Neutral at: drift_rule = none, lambda_R = 0. Sends: centroids, and which of them exist.
-    Uploads: class sums of features, counts; its weight at the first time (``accumulate``), or d
-    beside w (``descent``). Keeps: d.
+    point, and d = w - w_i (section 3.2) would never change w. ``accumulate`` adds the mean of d
+    over all clients, as the cohort's mean diverges; clients not seen yet count with d = 0 and the
+    mean size. R is a mean, as the printed sum outweighs the loss; ``paper`` is as printed, with a
+    guessed eta_g. Neutral at: drift_rule = none, lambda_R = 0. Sends: centroids and their validity.
+    Uploads: class sums of features and counts; the client weight at first participation
+    (``accumulate``), or d in addition to w (``descent``). Keeps: d.
     """
 
     drift_rule: Annotated[
-        Literal["accumulate", "descent", "none"], Doc("how the drift variable moves")
+        Literal["accumulate", "descent", "none"], Doc("update rule of the drift variable")
     ] = "accumulate"
     alpha: Annotated[float, Doc("weight of the drift term (2 is the printed form)"), Range(0)] = 0.1
     lambda_R: Annotated[  # noqa: N815, the weight of the term R
-        float, Doc("weight of the pull to the centroids"), Range(0)
+        float, Doc("weight of the centroid term"), Range(0)
     ] = 1.0
     reduction: Annotated[
-        Literal["mean", "sum"], Doc("over the batch and the features, in the pull to the centroids")
+        Literal["mean", "sum"], Doc("reduction of the centroid term over batch and features")
     ] = "mean"
     eta_g: Annotated[float, Doc("step size of the drift in descent"), Range(0)] = 0.01
-    persistent: Annotated[bool, Doc("descent goes on from the last round's drift")] = False
+    persistent: Annotated[bool, Doc("descent keeps the drift between rounds")] = False
     personal_head: Annotated[bool, Doc("the head stays on the client")] = False
 
     presets = {"paper": {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum"}}
@@ -73,12 +73,12 @@ class FedTR(Part):
 
     def server_init(self, spec: Spec) -> Tree:
         zero = torch.zeros((), dtype=spec.dtype, device=spec.device)
-        centroids, valid = no_means(spec)
+        centroids, valid = empty_means(spec)
         server: Tree = {"centroids": centroids, "valid": valid}
         if self.drift_rule != "accumulate":
             return server
         drift = tree.zeros_like(spec.params)  # sum of n_i d_i
-        return server | {"drift": drift, "clients": zero, "weight": zero}  # seen so far
+        return server | {"drift": drift, "clients": zero, "weight": zero}  # of clients seen so far
 
     def client_init(self, spec: Spec) -> Tree:
         drift = {"drift": tree.zeros_like(spec.params)}
@@ -101,35 +101,35 @@ class FedTR(Part):
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         total = out.logits.new_zeros(())
         if self.drift_rule != "none":
-            total = total + 0.5 * self.alpha * tree.sq_norm(self._lag(v, params))
-        if v.phase == "first":  # nobody has centroids yet
+            total = total + 0.5 * self.alpha * tree.sq_norm(self._drifted_delta(v, params))
+        if v.phase == "first":  # there are no centroids yet
             return total
-        away = (out.features.flatten(1) - v.sent["centroids"][batch.y]) ** 2  # [B, F]
-        away = away * v.sent["valid"][batch.y][:, None]
-        return total + self.lambda_R * (away.mean() if self.reduction == "mean" else away.sum())
+        square = (out.features.flatten(1) - v.sent["centroids"][batch.y]) ** 2  # [B, F]
+        square = square * v.sent["valid"][batch.y][:, None]
+        return total + self.lambda_R * (square.mean() if self.reduction == "mean" else square.sum())
 
     def observe(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
         if self.drift_rule != "descent":
             return v.local
         step = self.eta_g * self.alpha
-        lag = self._lag(v, params)
-        return {"drift": tree.map(lambda d, u: d - step * u, v.local["drift"], lag)}
+        drifted = self._drifted_delta(v, params)
+        return {"drift": tree.map(lambda d, u: d - step * u, v.local["drift"], drifted)}
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         uploads = self._centroids(v, weights)
         if self.drift_rule == "none":
             return {}, uploads
         if self.drift_rule == "descent":
-            kept = v.local if self.persistent else {}
-            return kept, uploads | {"drift": Mean(v.local["drift"])}
+            next_state = v.local if self.persistent else {}
+            return next_state, uploads | {"drift": Mean(v.local["drift"])}
         new = 1 - v.client["seen"]
         uploads |= {"clients": Sum(new), "weight": Sum(new * v.info.weight)}
-        drift = self._lag(v, weights.params)  # d_i + w_i - w
+        drift = self._drifted_delta(v, weights.params)  # d_i + w_i - w
         return {"drift": drift, "seen": torch.ones_like(v.client["seen"])}, uploads
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         sums, counts = r.uploads["sum"], r.uploads["count"]
-        centroids, valid = next_means(sums, counts, r.server["centroids"], r.server["valid"])
+        centroids, valid = update_means(sums, counts, r.server["centroids"], r.server["valid"])
         server: Tree = {"centroids": centroids, "valid": valid}
         if self.drift_rule == "none":
             return weights, server
@@ -138,23 +138,23 @@ class FedTR(Part):
         else:
             total = tree.map(lambda d, m: d + r.weight * m, r.server["drift"], r.mean_delta)
             seen = {n: r.server[n] + r.uploads[n] for n in ("clients", "weight")}
-            everyone = r.num_clients * seen["weight"] / seen["clients"]
-            mean_drift = tree.map(lambda d: d / everyone, total)
+            total_weight = r.num_clients * seen["weight"] / seen["clients"]
+            mean_drift = tree.map(lambda d: d / total_weight, total)
             server |= {"drift": total, **seen}
-        moved = tree.map(torch.add, mean_drift, weights.params)
-        return weights._replace(params=weights.params | moved), server
+        params = tree.map(torch.add, mean_drift, weights.params)
+        return weights._replace(params=weights.params | params), server
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
-        """With the drift rule as two more symbols, 1 or 0."""
+        """Add the symbols ``accumulate`` and ``descent``, 1 for the active drift rule, else 0."""
         rules = {rule: int(self.drift_rule == rule) for rule in ("accumulate", "descent")}
         return super().count(formula, symbols | rules)
 
-    def _lag(self, v: View, params: Params) -> Params:
-        """u = d + w_i - w, which the server receives as the update."""
+    def _drifted_delta(self, v: View, params: Params) -> Params:
+        """u = d + w_i - w, the drift-corrected update."""
         drift = v.local["drift"] if self.drift_rule == "descent" else v.client["drift"]
         return tree.map(lambda d, p, w: d + (p - w), drift, params, v.anchor.params)
 
     def _centroids(self, v: View, weights: Weights) -> Tree:
-        """Sums of features and counts of every class, over the client's whole data."""
+        """Uploads: feature sums and counts per class over all data of the client."""
         sums, counts = class_sums(v, weights)
         return {"sum": Sum(sums), "count": Sum(counts)}

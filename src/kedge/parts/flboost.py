@@ -1,4 +1,4 @@
-"""Fine-tuning of the aggregated model by data-free distillation.
+"""Fine-tune the aggregated model on the server by data-free distillation.
 
 FLBoost (anonymous; published in another form as FedFTG, Zhang et al. 2022).
 """
@@ -17,12 +17,20 @@ from kedge.core.optim import Adam
 from kedge.core.part import Doc, Range, register
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.parts.distil import Distiller, allotted, drawn, faded, generator_step, say, teach
+from kedge.parts.distil import (
+    Distiller,
+    allot_labels,
+    decayed_lr,
+    draw_labels,
+    generator_step,
+    student_logits,
+    teacher_logits,
+)
 from kedge.parts.generators import diversity
 
 
 class _Game(NamedTuple):
-    """What the two players share in one iteration."""
+    """Noise, labels and client weights of one iteration of the min-max game."""
 
     z: Tensor  # [B, d]
     y: Tensor  # [B]
@@ -33,7 +41,7 @@ class _Game(NamedTuple):
 @register
 @dataclass(frozen=True)
 class FLBoost(Distiller):
-    r"""Fine-tune the aggregated model on samples that a generator makes to expose its faults.
+    r"""Fine-tune the aggregated model on adversarially generated samples.
 
     :math:`\min_\omega\max_\theta E_{z, y \sim p_t}[L_{md} - \lambda_{cls}L_{cls} -
     \lambda_r L_r]` (eq. 2), :math:`L_{md} = \sum_k a_{k,y} KL(\omega_k(G) \| \omega(G))` (3),
@@ -44,37 +52,37 @@ class FLBoost(Distiller):
     et al., Fine-Tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
     Learning, CVPR 2022, arXiv:2203.09249.
 
-    Deviations: the divergence is turned round, as distillation has it (and the authors' code);
-    labels are allotted in proportion to p_t, not drawn; G ends in a BatchNorm, so that samples lie
-    where normalised inputs do. The preset ``paper`` undoes all three; ``official`` follows the
-    authors' code: G seeks a large L1 distance of logits, the clients' held constant, and takes one
-    step per client, those with most data of the first class first; the student's loss is divided
-    by C. Write the part last: it acts on the model that those before it leave. Neutral at: steps =
-    0. Uploads: the label counts. The server keeps G.
+    Deviations: KL(teacher || student), as usual in distillation and in the authors' code; labels
+    are allotted in exact proportion to p_t, not drawn; G ends in a BatchNorm, so that samples have
+    the scale of normalised inputs. The preset ``paper`` reverts all three. ``official`` follows the
+    authors' code: G maximises the L1 distance of logits, with the clients' logits detached, and
+    takes one step per client, in descending order of label counts; the student's loss is divided
+    by C. Write the part last: it fine-tunes the model that earlier parts return. Neutral at: steps
+    = 0. Uploads: label counts. The server keeps G.
     """
 
     steps: Annotated[int, Doc("iterations I per round"), Range(0)] = 10
-    generator_steps: Annotated[int, Doc("generator's passes I_g in each"), Range(0)] = 1
-    student_steps: Annotated[int, Doc("global model's steps I_d in each"), Range(0)] = 5
-    batch: Annotated[int, Doc("samples B of an iteration"), Range(2)] = 50
-    lr: Annotated[float, Doc("step size of the global model"), Range(0)] = 0.1
-    generator_lr: Annotated[float, Doc("step size of the generator (Adam)"), Range(0)] = 0.01
-    decay: Annotated[float, Doc("factor of both step sizes per round"), Range(0, 1, open=True)] = (
-        0.998
-    )
-    weight_decay: Annotated[float, Doc("of the global model"), Range(0)] = 1e-3
+    generator_steps: Annotated[int, Doc("generator steps I_g per iteration"), Range(0)] = 1
+    student_steps: Annotated[int, Doc("global model's steps I_d per iteration"), Range(0)] = 5
+    batch: Annotated[int, Doc("samples B per iteration"), Range(2)] = 50
+    lr: Annotated[float, Doc("learning rate of the global model"), Range(0)] = 0.1
+    generator_lr: Annotated[float, Doc("learning rate of the generator (Adam)"), Range(0)] = 0.01
+    decay: Annotated[
+        float, Doc("factor of both learning rates per round"), Range(0, 1, open=True)
+    ] = 0.998
+    weight_decay: Annotated[float, Doc("weight decay of the global model"), Range(0)] = 1e-3
     lambda_cls: Annotated[
-        float, Doc("weight of L_cls: samples look like their label"), Range(0)
+        float, Doc("weight of L_cls, the clients' cross-entropy on samples"), Range(0)
     ] = 1.0
-    lambda_r: Annotated[float, Doc("weight of L_r: samples are diverse"), Range(0)] = 1.0
+    lambda_r: Annotated[float, Doc("weight of L_r, the diversity of samples"), Range(0)] = 1.0
     focused: Annotated[
-        bool, Doc("FocusedKD: labels follow p_t; else uniform over those present")
+        bool, Doc("FocusedKD: labels follow p_t; else uniform over the present classes")
     ] = True
     attention: Annotated[
-        bool, Doc("AttEnsemble: a client counts by its data of the class; else all alike")
+        bool, Doc("AttEnsemble: clients weighted by their samples of the class; else equally")
     ] = True
     adversarial: Annotated[
-        bool, Doc("AdvLearning; else G is trained without L_md, and before the global model")
+        bool, Doc("AdvLearning; else G is trained without L_md, before the global model")
     ] = True
     direction: Annotated[
         Literal["teacher_student", "student_teacher"], Doc("KL(first || second)")
@@ -86,21 +94,19 @@ class FLBoost(Distiller):
         Literal["kl", "mse_logits", "l1_logits"], Doc("L_md of the generator")
     ] = "kl"
     class_mean: Annotated[bool, Doc("divide the global model's loss by C")] = False
-    detach_teachers: Annotated[
-        bool, Doc("L_md reaches G through the global model only, not through the clients' models")
-    ] = False
+    detach_teachers: Annotated[bool, Doc("no gradient of L_md through the clients' models")] = False
     cls_weights: Annotated[
-        Literal["sample", "batch"], Doc("a_{k,y} weighs samples in L_cls; or its mean a batch")
+        Literal["sample", "batch"], Doc("L_cls weighted by a_{k,y} per sample, or its batch mean")
     ] = "sample"
-    per_client: Annotated[bool, Doc("one step of G for each client, not for their sum")] = False
+    per_client: Annotated[bool, Doc("one step of G per client, not on the sum")] = False
     labels: Annotated[
         Literal["allotted", "drawn"], Doc("exact proportions, shuffled; or independent draws")
     ] = "allotted"
     student_bn: Annotated[
-        Literal["train", "frozen"], Doc("frozen: the global model is tuned in evaluation mode")
+        Literal["train", "frozen"], Doc("frozen: fine-tune the global model in evaluation mode")
     ] = "train"
     level: Annotated[
-        Literal["input", "feature"], Doc("feature: FLBoost-f, G feeds the head, which alone learns")
+        Literal["input", "feature"], Doc("feature: FLBoost-f, G generates features for the head")
     ] = "input"
     noise: Annotated[int, Doc("dimension of z (256 for CIFAR-100)"), Range(1)] = 100
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
@@ -140,28 +146,28 @@ class FLBoost(Distiller):
         return weights, generator._asdict()
 
     def _ensemble(self, counts: Tensor) -> Tensor:
-        """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every class that is present."""
-        known = counts if self.attention else torch.ones_like(counts)
-        total = known.sum(0)
-        return known / (total + (total <= 0))
+        """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every present class."""
+        weights = counts if self.attention else torch.ones_like(counts)
+        total = weights.sum(0)
+        return weights / (total + (total <= 0))
 
     def _draw(self, key: Tensor, counts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Noise ``[I, B, d]`` and labels ``[I, B]``; a class without samples is never drawn."""
         key_z, key_y = rng.split(key, 2)
         number, shape = self.steps * self.batch, (self.steps, self.batch)
         z = rng.normal(key_z, (*shape, self.noise), dtype)
-        parts = counts.round().to(torch.int64)  # proportional to p_t
-        parts = parts if self.focused else (parts > 0).to(torch.int64)
-        choose = drawn if self.labels == "drawn" else allotted
-        return z, choose(key_y, parts, number).reshape(shape)
+        counts = counts.round().to(torch.int64)  # proportional to p_t
+        counts = counts if self.focused else (counts > 0).to(torch.int64)
+        sample = draw_labels if self.labels == "drawn" else allot_labels
+        return z, sample(key_y, counts, number).reshape(shape)
 
     def _train_generator(
         self, r: Round, student: Weights, generator: Weights, moments: Tree, game: _Game
     ) -> tuple[Weights, Tree]:
         groups: list[Any] = [slice(None)]
         if self.per_client:
-            groups = list(_ordered(r.uploads["counts"]).split(1))
-        lr = faded(r, self.generator_lr, self.decay)
+            groups = list(_client_order(r.uploads["counts"]).split(1))
+        lr = decayed_lr(r, self.generator_lr, self.decay)
         for group in groups * self.generator_steps:
             teachers, own = tree.take(r.clients, group), game._replace(share=game.share[group])
             generator, moments = generator_step(
@@ -178,32 +184,32 @@ class FLBoost(Distiller):
         teachers: Weights,
         game: _Game,
     ) -> tuple[Tensor, Params]:
-        """-L_md + lambda_cls L_cls + lambda_r L_r of some clients, and G's next statistics."""
+        """-L_md + lambda_cls L_cls + lambda_r L_r over the teachers, and G's next buffers."""
         x, buffers = self._generator(r.spec)(Weights(params, buffers), game.z, game.y, train=True)
-        taught = teach(r, self.level, teachers, x)
-        every = game.y.expand(len(taught), -1)
-        wrong = F.cross_entropy(taught.movedim(-1, 1), every, reduction="none")  # [K, B]
+        targets = teacher_logits(r, self.level, teachers, x)  # [K, B, C]
+        labels = game.y.expand(len(targets), -1)
+        ce = F.cross_entropy(targets.movedim(-1, 1), labels, reduction="none")  # [K, B]
         if self.cls_weights == "sample":
-            cls = (game.share * wrong).sum(0).mean()
+            cls = (game.share * ce).sum(0).mean()
         else:
-            cls = (game.share.mean(1) * wrong.mean(1)).sum()
-        portion = len(taught) / r.cohort  # every client has its portion of L_r
+            cls = (game.share.mean(1) * ce.mean(1)).sum()
+        portion = len(targets) / r.cohort  # L_r is divided among the clients' steps
         loss = self.lambda_cls * cls + self.lambda_r * portion * diversity(game.z, x)
         if self.adversarial:
-            known = taught.detach() if self.detach_teachers else taught
-            said, _ = say(r, self.level, student, x, "eval")
-            loss = loss - self._discrepancy(r, self.generator_md, known, said, game.share)
+            targets = targets.detach() if self.detach_teachers else targets
+            logits, _ = student_logits(r, self.level, student, x, "eval")
+            loss = loss - self._discrepancy(r, self.generator_md, targets, logits, game.share)
         return loss, buffers
 
     def _train_student(
         self, r: Round, weights: Weights, generator: Weights, game: _Game
     ) -> Weights:
         x, _ = self._generator(r.spec)(generator, game.z, game.y, train=False)
-        taught = teach(r, self.level, r.clients, x)  # the same in all steps, as x is
-        lr = faded(r, self.lr, self.decay)
+        targets = teacher_logits(r, self.level, r.clients, x)  # constant over the steps
+        lr = decayed_lr(r, self.lr, self.decay)
         for i in range(self.student_steps):
             key = rng.fold(game.key, i) if r.model.is_random else None
-            weights = self._student_step(r, weights, lr, x, taught, game.share, key)
+            weights = self._student_step(r, weights, lr, x, targets, game.share, key)
         return weights
 
     def _student_loss(
@@ -212,14 +218,14 @@ class FLBoost(Distiller):
         weights: Weights,
         r: Round,
         x: Tensor,
-        taught: Tensor,
+        targets: Tensor,
         share: Tensor,
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
-        """L_md, and the global model's next statistics."""
-        said, buffers = self._student(own, weights, r, x, key)
-        gap = self._discrepancy(r, self.student_md, taught, said, share)
-        return gap / (r.task.outputs if self.class_mean else 1), buffers
+        """L_md and the global model's next buffers."""
+        logits, buffers = self._student_forward(own, weights, r, x, key)
+        loss = self._discrepancy(r, self.student_md, targets, logits, share)
+        return loss / (r.task.outputs if self.class_mean else 1), buffers
 
     def _discrepancy(
         self, r: Round, measure: str, teachers: Tensor, student: Tensor, share: Tensor
@@ -227,15 +233,18 @@ class FLBoost(Distiller):
         """L_md: the mean over samples of the clients' weighted divergences."""
         if measure == "kl":
             pair = (teachers, student)
-            gaps = r.task.divergence(*(pair if self.direction == "teacher_student" else pair[::-1]))
+            loss = r.task.divergence(*(pair if self.direction == "teacher_student" else pair[::-1]))
         else:
-            away = student - teachers  # [K, B, C]
-            gaps = (away.abs() if measure == "l1_logits" else away.square()).mean(-1)
-        return (share * gaps).sum(0).mean()
+            diff = student - teachers  # [K, B, C]
+            loss = (diff.abs() if measure == "l1_logits" else diff.square()).mean(-1)
+        return (share * loss).sum(0).mean()  # loss [K, B]
 
 
-def _ordered(counts: Tensor) -> Tensor:
-    """Clients by their label counts, so that nothing depends on who answered first."""
+def _client_order(counts: Tensor) -> Tensor:
+    """Clients in descending order of their label counts, independent of their order in the cohort.
+
+    Class 0 is compared first, class 1 breaks ties, and so on.
+    """
     order = torch.arange(len(counts), device=counts.device)
     for c in reversed(range(counts.shape[1])):
         order = order[torch.argsort(counts[order, c], descending=True, stable=True)]

@@ -1,4 +1,4 @@
-"""Distillation through samples that a generator on the server makes.
+"""Methods that distil with samples from a generator on the server.
 
 FedGen (Zhu et al. 2021), FedDF (Lin et al. 2020).
 """
@@ -21,7 +21,14 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError
-from kedge.parts.distil import Distiller, allotted, drawn, faded, generator_step, teach
+from kedge.parts.distil import (
+    Distiller,
+    allot_labels,
+    decayed_lr,
+    draw_labels,
+    generator_step,
+    teacher_logits,
+)
 from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
 
 _FLBOOST = {
@@ -39,46 +46,45 @@ _FLBOOST = {
 @register
 @dataclass(frozen=True)
 class FedGen(Part):
-    r"""Show clients samples of a generator that has learnt from all of their models.
+    r"""Train clients also on samples of a generator that the server fits to all client models.
 
     Server: :math:`\min_\theta E_{y, z} \sum_k a_{k,y} CE(h_k(G(z, y)), y) + \eta L_{div}` (eq. 4,
     with the diversity of section 3.4), :math:`a_{k,y} = n_k^y/\sum_i n_i^y`, y uniform over those
     in the cohort. Client: :math:`CE(x, y) + \alpha_t \frac{B'}{B} CE(h(G(z', y')), y') + \beta_t
     KL(h(G(z, y)) \| f(x))` (eq. 5), y' uniform, :math:`h(G(z, y))` a constant, from the second
-    round on; :math:`\alpha_t = \max(\alpha \cdot 0.98^t, 10^{-4})`, and :math:`\beta_t` alike.
+    round on; :math:`\alpha_t = \max(\alpha \cdot 0.98^t, 10^{-4})`, and :math:`\beta_t` likewise.
 
     Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
     2021, arXiv:2105.10056.
 
-    ``level = input`` is FedGen* of FLBoost's tables: G makes images, and h is the whole model.
-    Deviations: a, alpha_t, beta_t, B'/B and the divergence are the authors' code's, where the paper
-    has the clients' mean logits and plain losses; counts are those of the client's data, not of the
-    batches it saw; G is FLBoost's net (Table 5b, or 5a for images), one layer deeper for features;
-    generated samples are used in all local epochs (the code stops after 20) and leave BatchNorm's
-    running statistics alone. Neutral at: alpha = beta = 0. Sends: G. Uploads: the label counts.
+    ``level = input`` is FedGen* of FLBoost's tables: G generates images, and h is the whole model.
+    Deviations: a, alpha_t, beta_t, B'/B and the divergence follow the authors' code; the paper
+    averages the clients' logits and uses plain losses. Label counts cover the client's data, not
+    the batches it used. G is FLBoost's network (Table 5b, or 5a for images), one layer deeper for
+    features. Generated samples are used in all local epochs (the code stops after 20) and do not
+    update BatchNorm's running statistics. Neutral at: alpha = beta = 0. Sends: G. Uploads: label
+    counts.
     """
 
-    alpha: Annotated[float, Doc("first weight of generated samples' loss"), Range(0)] = 10.0
-    beta: Annotated[float, Doc("first weight of the divergence"), Range(0)] = 10.0
+    alpha: Annotated[float, Doc("initial weight of the generated samples' loss"), Range(0)] = 10.0
+    beta: Annotated[float, Doc("initial weight of the divergence"), Range(0)] = 10.0
     fade: Annotated[float, Doc("factor of both weights per round"), Range(0, 1, open=True)] = 0.98
     floor: Annotated[float, Doc("smallest value of both weights"), Range(0)] = 1e-4
     rows: Annotated[
-        int, Doc("generated samples B' in a local step; 0: as many as the batch has"), Range(0)
+        int, Doc("generated samples B' per local step; 0: the batch size"), Range(0)
     ] = 0
-    steps: Annotated[int, Doc("generator's steps per round (Adam)"), Range(0)] = 50
-    batch: Annotated[int, Doc("samples of a generator's step"), Range(2)] = 32
-    generator_lr: Annotated[float, Doc("step size of the generator"), Range(0)] = 3e-4
-    decay: Annotated[float, Doc("factor of that step size per round"), Range(0, 1, open=True)] = (
-        0.98
-    )
-    weight_decay: Annotated[float, Doc("of the generator"), Range(0)] = 1e-2
-    eta: Annotated[float, Doc("weight of L_div: samples are diverse"), Range(0)] = 1.0
-    keep_moments: Annotated[bool, Doc("Adam goes on from the last round's moments")] = True
+    steps: Annotated[int, Doc("generator steps per round (Adam)"), Range(0)] = 50
+    batch: Annotated[int, Doc("samples per generator step"), Range(2)] = 32
+    generator_lr: Annotated[float, Doc("learning rate of the generator"), Range(0)] = 3e-4
+    decay: Annotated[float, Doc("factor of generator_lr per round"), Range(0, 1, open=True)] = 0.98
+    weight_decay: Annotated[float, Doc("weight decay of the generator"), Range(0)] = 1e-2
+    eta: Annotated[float, Doc("weight of L_div, the diversity of samples"), Range(0)] = 1.0
+    keep_moments: Annotated[bool, Doc("keep Adam's moments between rounds")] = True
     prior: Annotated[
         Literal["uniform", "normal"], Doc("noise z: uniform on [0, 1), or standard normal")
     ] = "uniform"
     level: Annotated[
-        Literal["feature", "input"], Doc("what G makes; input: images, which is FedGen*")
+        Literal["feature", "input"], Doc("what G generates; input: images (FedGen*)")
     ] = "feature"
     noise: Annotated[int, Doc("dimension of z"), Range(1)] = 32
     width: Annotated[
@@ -107,7 +113,7 @@ class FedGen(Part):
 
     def server_init(self, spec: Spec) -> Tree:
         if self.width == 1:
-            raise FieldError(f"{self.name}.width = 1 leaves no room for the label; take 2 or more")
+            raise FieldError(f"{self.name}.width = 1 leaves no room for the label; write 2 or more")
         if self.level == "feature":
             spec.model.require_head(self.name)
         first = self._generator(spec).init(spec.key, spec.dtype, spec.device)
@@ -121,17 +127,16 @@ class FedGen(Part):
         return server["generator"]
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        if v.phase == "first":  # G has learnt nothing yet
+        if v.phase == "first":  # G is untrained
             return out.logits.new_zeros(())
         size, (key_y, key_other, key_same) = len(batch.x), rng.split(v.key, 3)
         rows = self.rows or size
         labels = rng.integers(key_y, (rows,), v.task.outputs)  # y'
-        said = self._imagine(v, params, key_other, labels)
-        wrong = F.cross_entropy(said, labels)
-        taught = self._imagine(v, params, key_same, batch.y).detach()
-        away = v.task.divergence(taught, out.logits).mean()
+        ce = F.cross_entropy(self._generated_logits(v, params, key_other, labels), labels)
+        target = self._generated_logits(v, params, key_same, batch.y).detach()
+        divergence = v.task.divergence(target, out.logits).mean()
         alpha, beta = self._weight(v, self.alpha), self._weight(v, self.beta)
-        return alpha * (rows / size) * wrong + beta * away
+        return alpha * (rows / size) * ce + beta * divergence
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {}, {"counts": Stack(v.label_counts)}  # n_k^y
@@ -142,50 +147,52 @@ class FedGen(Part):
         share = counts / (total + (total <= 0))  # a_{k,y}
         generator = Weights(**r.server["generator"])
         moments = r.server["moments"] if self.keep_moments else Adam().init(generator.params)
-        lr, decay = faded(r, self.generator_lr, self.decay), self.weight_decay
+        lr, decay = decayed_lr(r, self.generator_lr, self.decay), self.weight_decay
         for key in rng.split(r.key, self.steps):
             key_y, key_z = rng.split(key, 2)
-            y = drawn(key_y, (total > 0).to(torch.int64), self.batch)
+            y = draw_labels(key_y, (total > 0).to(torch.int64), self.batch)
             z, loss = self._noise(key_z, self.batch, r.spec), self._generator_loss
             generator, moments = generator_step(
                 loss, generator, moments, lr, r, z, y, share[:, y], weight_decay=decay
             )
-        kept = {"moments": moments} if self.keep_moments else {}
-        return weights, {"generator": generator._asdict()} | kept
+        optimizer = {"moments": moments} if self.keep_moments else {}
+        return weights, {"generator": generator._asdict()} | optimizer
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
-        """With G, the numbers of the generator; images are taken as square, with one channel or
-        three."""
+        """Add the symbol G, the size of the generator.
+
+        Images are assumed square, with one channel or three.
+        """
         shape: tuple[int, ...] = (symbols["F"],)
         if self.level == "input":
             channels = 1 if math.isqrt(symbols["X"]) ** 2 == symbols["X"] else 3
             shape = (channels, *2 * (math.isqrt(symbols["X"] // channels),))
-        nowhere = torch.device("meta")  # sizes alone
+        meta = torch.device("meta")  # shapes without memory
         net = self._build(shape, symbols["C"])
-        size = tree.numel(net.init(rng.key(0, nowhere), torch.float32, nowhere))
+        size = tree.numel(net.init(rng.key(0, meta), torch.float32, meta))
         return super().count(formula, symbols | {"G": size})
 
     def _generator_loss(
         self, params: Params, buffers: Params, r: Round, z: Tensor, y: Tensor, share: Tensor
     ) -> tuple[Tensor, Params]:
-        """sum_k a_{k,y} CE + eta L_div, and G's next statistics."""
+        """sum_k a_{k,y} CE + eta L_div, and G's next buffers."""
         x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
-        taught = teach(r, self.level, r.clients, x)  # [K, B, C]
-        every = y.expand(len(taught), -1)
-        wrong = F.cross_entropy(taught.movedim(-1, 1), every, reduction="none")  # [K, B]
-        return (share * wrong).sum(0).mean() + self.eta * diversity(z, x), buffers
+        logits = teacher_logits(r, self.level, r.clients, x)  # [K, B, C]
+        labels = y.expand(len(logits), -1)
+        ce = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")  # [K, B]
+        return (share * ce).sum(0).mean() + self.eta * diversity(z, x), buffers
 
-    def _imagine(self, v: View, params: Params, key: Tensor, labels: Tensor) -> Tensor:
-        """What the local model says about samples that the generator makes for some labels."""
+    def _generated_logits(self, v: View, params: Params, key: Tensor, labels: Tensor) -> Tensor:
+        """Logits ``[B, C]`` of the local model on samples generated for ``labels``."""
         z = self._noise(key, len(labels), v.spec)
-        x = _make(self._generator(v.spec), Weights(**v.sent), z, labels)
+        x = _generate(self._generator(v.spec), Weights(**v.sent), z, labels)
         return v.head(params, x) if self.level == "feature" else v.forward(params, x).logits
 
     def _weight(self, v: View, first: float) -> Tensor:
-        """A weight in this round: it fades down to the floor, and 0 stays 0."""
-        start = torch.zeros_like(v.info.lr) + first
-        now = start * self.fade ** v.round.to(v.spec.dtype)
-        return torch.where(start > 0, now.clamp_min(self.floor), 0.0)
+        """The weight ``max(first * fade**round, floor)`` of this round; 0 stays 0."""
+        initial = torch.zeros_like(v.info.lr) + first
+        weight = initial * self.fade ** v.round.to(v.spec.dtype)
+        return torch.where(initial > 0, weight.clamp_min(self.floor), 0.0)
 
     def _noise(self, key: Tensor, rows: int, spec: Spec) -> Tensor:
         draw = rng.uniform if self.prior == "uniform" else rng.normal
@@ -204,39 +211,39 @@ class FedGen(Part):
 @register
 @dataclass(frozen=True)
 class FedDF(Distiller):
-    r"""Distil the clients' models into their average, on images that a generator makes.
+    r"""Distil the clients' models into their average, on generated images.
 
     :math:`\min_\omega KL(\frac{1}{|S|}\sum_{k \in S} softmax(\omega_k(x)) \| softmax(\omega(x)))`
-    from the average on (algorithm 1), for x = G(z, y). Before it G is trained for
+    starting from the average (algorithm 1), for x = G(z, y). First G minimises
     :math:`\frac{1}{|S|}\sum_k CE(\omega_k(G(z, y)), y) + \eta L_{div}`; labels are allotted in
-    proportion to the cohort's.
+    proportion to the cohort's label counts.
 
     Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020,
     arXiv:2006.07242.
 
-    Deviations: this is the data-free form of FLBoost's comparison (its authors' later code), where
-    the paper has unlabelled data or a generator trained on some; there the student averages
-    softmaxes, where the paper averages logits, and takes 20 steps of SGD. The global model's
-    BatchNorm runs in training mode on generated images, as in that code; ``student_bn = frozen``
-    tunes it in evaluation mode. Write the part last: it acts on the model that those before it
-    leave. Neutral at: student_steps = 0. Uploads: the label counts. The server keeps G.
+    Deviations: this is the data-free variant of FLBoost's comparison (its authors' later code);
+    the paper uses unlabelled data or a pretrained generator. As in that code, the target averages
+    softmaxes (the paper averages logits), the student takes 20 SGD steps, and the global model's
+    BatchNorm runs in training mode on generated images; ``student_bn = frozen`` fine-tunes in
+    evaluation mode. Write the part last: it fine-tunes the model that earlier parts return. Neutral
+    at: student_steps = 0. Uploads: label counts. The server keeps G.
     """
 
-    generator_steps: Annotated[int, Doc("generator's steps per round (Adam)"), Range(0)] = 50
+    generator_steps: Annotated[int, Doc("generator steps per round (Adam)"), Range(0)] = 50
     student_steps: Annotated[int, Doc("global model's steps per round (SGD)"), Range(0)] = 20
-    batch: Annotated[int, Doc("samples of a step"), Range(2)] = 50
-    lr: Annotated[float, Doc("step size of the global model"), Range(0)] = 0.1
-    generator_lr: Annotated[float, Doc("step size of the generator"), Range(0)] = 0.01
-    decay: Annotated[float, Doc("factor of both step sizes per round"), Range(0, 1, open=True)] = (
-        0.998
-    )
-    weight_decay: Annotated[float, Doc("of both"), Range(0)] = 1e-3
-    eta: Annotated[float, Doc("weight of L_div: samples are diverse"), Range(0)] = 1.0
+    batch: Annotated[int, Doc("samples per step"), Range(2)] = 50
+    lr: Annotated[float, Doc("learning rate of the global model"), Range(0)] = 0.1
+    generator_lr: Annotated[float, Doc("learning rate of the generator"), Range(0)] = 0.01
+    decay: Annotated[
+        float, Doc("factor of both learning rates per round"), Range(0, 1, open=True)
+    ] = 0.998
+    weight_decay: Annotated[float, Doc("weight decay of both models"), Range(0)] = 1e-3
+    eta: Annotated[float, Doc("weight of L_div, the diversity of samples"), Range(0)] = 1.0
     student_bn: Annotated[
-        Literal["train", "frozen"], Doc("frozen: the global model is tuned in evaluation mode")
+        Literal["train", "frozen"], Doc("frozen: fine-tune the global model in evaluation mode")
     ] = "train"
     level: Annotated[
-        Literal["input", "feature"], Doc("feature: G feeds the head, which alone learns")
+        Literal["input", "feature"], Doc("feature: G generates features, only the head is tuned")
     ] = "input"
     noise: Annotated[int, Doc("dimension of z (256 for CIFAR-100)"), Range(1)] = 100
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
@@ -256,7 +263,7 @@ class FedDF(Distiller):
         return self._train_student(r, weights, generator, counts), generator._asdict()
 
     def _train_generator(self, r: Round, generator: Weights, counts: Tensor) -> Weights:
-        lr = faded(r, self.generator_lr, self.decay)
+        lr = decayed_lr(r, self.generator_lr, self.decay)
         moments, decay = Adam().init(generator.params), self.weight_decay
         for z, y in self._draws(r, "generator", self.generator_steps, counts):
             generator, moments = generator_step(
@@ -267,20 +274,20 @@ class FedDF(Distiller):
     def _generator_loss(
         self, params: Params, buffers: Params, r: Round, z: Tensor, y: Tensor
     ) -> tuple[Tensor, Params]:
-        """The clients' mean cross-entropy + eta L_div, and G's next statistics."""
+        """The clients' mean cross-entropy + eta L_div, and G's next buffers."""
         x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
-        taught = teach(r, self.level, r.clients, x)
-        wrong = F.cross_entropy(taught.flatten(0, 1), y.repeat(len(taught)))
-        return wrong + self.eta * diversity(z, x), buffers
+        logits = teacher_logits(r, self.level, r.clients, x)  # [K, B, C]
+        ce = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))
+        return ce + self.eta * diversity(z, x), buffers
 
     def _train_student(
         self, r: Round, weights: Weights, generator: Weights, counts: Tensor
     ) -> Weights:
-        lr = faded(r, self.lr, self.decay)
+        lr = decayed_lr(r, self.lr, self.decay)
         for i, (z, y) in enumerate(self._draws(r, "student", self.student_steps, counts)):
             x, _ = self._generator(r.spec)(generator, z, y, train=False)
-            taught = teach(r, self.level, r.clients, x)
-            mean = torch.logsumexp(F.log_softmax(taught, -1), 0) - math.log(len(taught))
+            logits = teacher_logits(r, self.level, r.clients, x)  # [K, B, C]
+            mean = torch.logsumexp(F.log_softmax(logits, -1), 0) - math.log(len(logits))
             key = rng.fold(rng.fold(r.key, "pass"), i) if r.model.is_random else None
             weights = self._student_step(r, weights, lr, x, mean, key)
         return weights
@@ -294,23 +301,27 @@ class FedDF(Distiller):
         mean: Tensor,
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
-        """KL(mean softmax || student), and the global model's next statistics."""
-        said, buffers = self._student(own, weights, r, x, key)
-        return r.task.divergence(mean, said).mean(), buffers
+        """KL(mean softmax || student), and the global model's next buffers."""
+        logits, buffers = self._student_forward(own, weights, r, x, key)
+        return r.task.divergence(mean, logits).mean(), buffers
 
-    def _draws(self, r: Round, who: str, steps: int, counts: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Noise and labels of every step of a player."""
+    def _draws(
+        self, r: Round, player: str, steps: int, counts: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """``(noise [B, d], labels [B])`` of every step of ``"generator"`` or ``"student"``."""
         if not steps:
             return []
-        key_z, key_y = rng.split(rng.fold(r.key, who), 2)
+        key_z, key_y = rng.split(rng.fold(r.key, player), 2)
         z = rng.normal(key_z, (steps, self.batch, self.noise), r.spec.dtype)
-        y = allotted(key_y, counts, steps * self.batch).reshape(steps, self.batch)
+        y = allot_labels(key_y, counts, steps * self.batch).reshape(steps, self.batch)
         return [(z[i], y[i]) for i in range(steps)]
 
 
-def _make(net: Generator, weights: Weights, z: Tensor, y: Tensor) -> Tensor:
-    """The generator's samples in evaluation mode, with the label one-hot by comparison: torch's
-    own looks at values, which a gradient under vmap does not allow."""
+def _generate(net: Generator, weights: Weights, z: Tensor, y: Tensor) -> Tensor:
+    """Samples in evaluation mode, safe in a gradient under vmap.
+
+    Labels are one-hot encoded by comparison, as ``F.one_hot`` reads values.
+    """
     label = (y[:, None] == torch.arange(net.classes, device=y.device)).to(z.dtype)
-    done = net._model.forward(weights, torch.cat([z, label], 1), "eval")
-    return done.logits.reshape(-1, *net.shape)
+    out = net._model.forward(weights, torch.cat([z, label], 1), "eval")
+    return out.logits.reshape(-1, *net.shape)

@@ -1,8 +1,8 @@
-"""Networks that make inputs or features of noise and a label, for data-free distillation.
+"""Conditional generators of inputs or features, for data-free distillation.
 
-A generator is a pure function of its weights, as models are: ``G.init(key, ...)`` draws the first
-weights, ``G(weights, z, y, train)`` gives samples and the next BatchNorm statistics. Builders are
-cached and hold no numbers, so the same arguments always give the same function.
+A generator is a pure function of its weights, like a model: ``G.init(key, ...)`` draws initial
+weights, ``G(weights, z, y, train)`` returns samples and the next buffers. Builders are cached and
+allocate no weights, so equal arguments return the same generator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kedge.core.model import Model
 from kedge.core.tree import Params, Weights
 from kedge.errors import ModelError
 
-LARGE = 64  # images above this side get more stages, so that the first map stays about 8x8
+MAX_TWO_STAGE_SIDE = 64  # pixels; larger images get more stages to keep the first map near 8x8
 
 
 class Generator:
@@ -32,7 +32,7 @@ class Generator:
         self._model = Model(module)
 
     def init(self, key: Tensor, dtype: torch.dtype, device: torch.device) -> Weights:
-        """First weights, distributed as torch draws them for these layers, but from a key."""
+        """Initial weights, distributed as torch initialises these layers, but drawn from a key."""
         params: Params = {}
         buffers: Params = {}
         for name, layer in self._layers.items():
@@ -46,18 +46,20 @@ class Generator:
                     value = 1.0 if leaf == "weight" else 0.0
                     params[path] = torch.full(like.shape, value, dtype=dtype, device=device)
             for leaf, like in layer.named_buffers(recurse=False):
-                kind = dtype if like.is_floating_point() else like.dtype
+                leaf_dtype = dtype if like.is_floating_point() else like.dtype
                 value = 1 if leaf == "running_var" else 0
-                buffers[f"{name}.{leaf}"] = torch.full(like.shape, value, dtype=kind, device=device)
+                buffers[f"{name}.{leaf}"] = torch.full(
+                    like.shape, value, dtype=leaf_dtype, device=device
+                )
         return Weights(params, buffers)
 
     def __call__(
         self, weights: Weights, z: Tensor, y: Tensor, train: bool
     ) -> tuple[Tensor, Params]:
-        """``(samples, next buffers)``; in training BatchNorm normalises by the batch."""
-        given = torch.cat([z, F.one_hot(y, self.classes).to(z.dtype)], 1)
-        done = self._model.forward(weights, given, "train" if train else "eval")
-        return done.logits.reshape(-1, *self.shape), done.buffers
+        """``(samples [B, *shape], next buffers)``; ``train`` selects BatchNorm's mode."""
+        x = torch.cat([z, F.one_hot(y, self.classes).to(z.dtype)], 1)
+        out = self._model.forward(weights, x, "train" if train else "eval")
+        return out.logits.reshape(-1, *self.shape), out.buffers
 
 
 @cache
@@ -68,22 +70,24 @@ def image_generator(
     width: int = 128,
     final_norm: bool = True,
 ) -> Generator:
-    """FLBoost's generator of images (Table 5a), after DFAD (Fang et al. 2019, arXiv:1912.11006).
+    """FLBoost's image generator (Table 5a), after DFAD (Fang et al. 2019, arXiv:1912.11006).
 
-    Noise and one-hot label each fill one half of the channels of a small map, which is doubled in
-    size twice: 682 307 parameters for (3, 32, 32) and ten classes. ``final_norm`` ends in a
-    BatchNorm without scale and shift, so that samples lie where normalised inputs do. Sides that
-    cannot be halved often enough are made too large and cropped; above 64 there are more stages.
-    Convolutions before a BatchNorm have no bias, which it would cancel.
+    Noise and one-hot label each fill half the channels of a small map, which is upsampled twice:
+    682 307 parameters for (3, 32, 32) and ten classes. ``final_norm`` appends a BatchNorm without
+    affine parameters, so that samples have the scale of normalised inputs. A side that is not
+    divisible by the upsampling factor is generated larger and cropped; sides above 64 get more
+    stages. Convolutions before a BatchNorm have no bias, which it would cancel.
+
+    Raises :class:`ModelError` if ``shape`` is not (channels, height, width).
     """
     if len(shape) != 3 or min(shape) < 1:
         raise ModelError(
-            f"images are generated as (channels, height, width), not in the shape {shape}; "
+            f"the image generator needs inputs of shape (channels, height, width), not {shape}; "
             "generate features instead: level=feature"
         )
     channels, height, breadth = shape
     side = max(height, breadth)
-    stages = 2 if side <= LARGE else round(math.log2(side / 8))
+    stages = 2 if side <= MAX_TWO_STAGE_SIDE else round(math.log2(side / 8))
     first = (math.ceil(height / 2**stages), math.ceil(breadth / 2**stages))
     with torch.device("meta"):
         layers: dict[str, nn.Module] = {
@@ -114,11 +118,10 @@ def image_generator(
 def feature_generator(
     shape: tuple[int, ...], classes: int, noise: int = 100, width: int = 128
 ) -> Generator:
-    """FedGen's generator of features as FLBoost has it (Table 5b): two layers of 64 ``width``.
+    """FedGen's feature generator in FLBoost's form (Table 5b): two layers of 64 ``width`` units.
 
     Zhu et al., Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
-    arXiv:2105.10056. What the next BatchNorm would cancel, biases and the shift of the first one,
-    is left out.
+    arXiv:2105.10056. Biases and affine parameters that the next BatchNorm would cancel are omitted.
     """
     hidden = 64 * width
     with torch.device("meta"):
@@ -134,19 +137,19 @@ def feature_generator(
 
 
 def diversity(z: Tensor, x: Tensor) -> Tensor:
-    r"""Small where samples differ as their noise does; minimised to keep a generator diverse.
+    r"""Diversity loss of samples ``x [B, ...]`` made from noise ``z [B, d]``; a scalar to minimise.
 
     :math:`\exp(-\frac{1}{B^2}\sum_{i,j} d(z_i, z_j)\,d'(x_i, x_j))` with d the mean squared and d'
     the mean absolute difference of the components (FedGen, ``L_div``; FLBoost, ``L_r``).
     """
     x = x.flatten(1)
-    away = (z[:, None] - z[None]).square().mean(-1)  # [B, B]
-    apart = (x[:, None] - x[None]).abs().mean(-1)
-    return torch.exp(-(away.detach() * apart).mean())
+    noise_dist = (z[:, None] - z[None]).square().mean(-1)  # [B, B]
+    sample_dist = (x[:, None] - x[None]).abs().mean(-1)
+    return torch.exp(-(noise_dist.detach() * sample_dist).mean())
 
 
 class _Embed(nn.Module):
-    """Noise and label, side by side, each through a linear layer into its share of ``width``."""
+    """Linear embeddings of noise and label, each into half of the ``width`` channels."""
 
     def __init__(self, noise: int, classes: int, width: int, area: int, bias: bool = True) -> None:
         super().__init__()
@@ -160,7 +163,7 @@ class _Embed(nn.Module):
 
 
 class _Crop(nn.Module):
-    """The middle of a map."""
+    """Crop the centre of a feature map."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()

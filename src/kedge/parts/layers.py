@@ -1,4 +1,4 @@
-"""Methods that keep some layers, or a model of its own, on every client.
+"""Methods that keep some layers, or a whole personal model, on every client.
 
 FedPer (Arivazhagan et al. 2019), FedBN (Li et al. 2021), Ditto (Li et al. 2021), local fine-tuning,
 local training.
@@ -19,8 +19,8 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 
 
-class OwnHead(Part):
-    """Leave the head on the client: what FedPer and FedRep have in common."""
+class PrivateHead(Part):
+    """Keep the head on the client. Base class of FedPer and FedRep."""
 
     side = "personal"
     needs_features = True
@@ -34,24 +34,23 @@ class OwnHead(Part):
 
 @register
 @dataclass(frozen=True)
-class FedPer(OwnHead):
-    r"""Leave the head on the client; body and head are trained together.
+class FedPer(PrivateHead):
+    r"""Keep the head on the client; train body and head together.
 
-    :math:`\min_{\phi, h_1, \dots, h_N}\sum_k p_k L_k(\phi, h_k)`, of which only the body
-    :math:`\phi` is averaged (algorithm 1).
+    :math:`\min_{\phi, h_1, \dots, h_N}\sum_k p_k L_k(\phi, h_k)`; only the body :math:`\phi` is
+    averaged (algorithm 1).
 
     Arivazhagan et al., Federated Learning with Personalization Layers, 2019, arXiv:1912.00818.
 
     Deviations: the personal layers are the head alone (the paper tries one to four blocks). The
-    server's own head stays what it was at first. Keeps: the head, which is neither sent nor
-    uploaded.
+    server's head keeps its initial value. Keeps: the head, which is neither sent nor uploaded.
     """
 
 
 @register
 @dataclass(frozen=True)
 class FedBN(Part):
-    r"""Leave BatchNorm on the client, its parameters and its statistics.
+    r"""Keep BatchNorm's parameters and statistics on the client.
 
     :math:`w_l \leftarrow \sum_k p_k w_{k,l}` for every layer l but those of BatchNorm, which keep
     :math:`w_{k,l}` (algorithm 1).
@@ -59,7 +58,7 @@ class FedBN(Part):
     Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR
     2021, arXiv:2102.07623.
 
-    The server's own BatchNorm stays what it was at first, so clients' models are the ones to test.
+    The server's BatchNorm keeps its initial value, so the personal models are the ones to evaluate.
     Neutral at: a model without BatchNorm. Keeps: BatchNorm's parameters and statistics, which are
     neither sent nor uploaded (all but P of the network's W parameters, and its B buffers).
     """
@@ -79,23 +78,23 @@ class FedBN(Part):
 @register
 @dataclass(frozen=True)
 class Ditto(Part):
-    r"""Train a personal model beside the shared one, held near it.
+    r"""Train a personal model with a proximal term towards the shared model.
 
-    The shared model w is FedAvg's. At every step of it, on the same batch, client k's own model
-    takes one, too: :math:`u_k \leftarrow u_k - \eta\big(\nabla f_k(u_k) + \lambda(u_k - w^t)\big)`
-    (algorithm 1), :math:`w^t` what the client received in this round.
+    The shared model w is FedAvg's. In every local step, on the same batch, client k also updates
+    its personal model: :math:`u_k \leftarrow u_k - \eta\big(\nabla f_k(u_k) + \lambda(u_k -
+    w^t)\big)` (algorithm 1), :math:`w^t` the global model received in this round.
 
     Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
     arXiv:2012.04221.
 
     Deviations: the step is plain SGD at the run's learning rate, without its momentum, weight decay
-    and clipping; f_k is the task's loss, without what other parts add to it. u_k starts from the
-    first global model and has BatchNorm statistics of its own. Neutral at: any lam, as w does not
-    depend on u. Keeps: u_k (W parameters, B buffers).
+    and clipping; f_k is the task's loss, without other parts' terms. u_k starts from the initial
+    global model and has its own BatchNorm statistics. Neutral at: any lam, as w does not depend on
+    u. Keeps: u_k (W parameters, B buffers).
     """
 
     lam: Annotated[
-        float, Doc("pull of the personal model to the shared one (0.1 to 1 in the paper)"), Range(0)
+        float, Doc("weight of the personal model's proximal term (paper: 0.1 to 1)"), Range(0)
     ] = 0.1
 
     side = "personal"
@@ -105,8 +104,8 @@ class Ditto(Part):
     compute = "a second gradient"
 
     def client_init(self, spec: Spec) -> Tree:
-        first = tree.map(lambda w: w.to(spec.device, spec.dtype), spec.model.weights().params)
-        return {"params": first, "buffers": spec.buffers}
+        params = tree.map(lambda w: w.to(spec.device, spec.dtype), spec.model.weights().params)
+        return {"params": params, "buffers": spec.buffers}
 
     def prepare(self, v: View) -> Tree:
         return v.client
@@ -116,14 +115,14 @@ class Ditto(Part):
 
         def loss(u: Params) -> tuple[Tensor, Params]:
             weights = Weights(u, v.local["buffers"])
-            done = v.spec.model.forward(weights, batch.x, "train", key=v.key)
-            return v.task.loss(done.logits, batch).mean(), done.buffers
+            own = v.spec.model.forward(weights, batch.x, "train", key=v.key)
+            return v.task.loss(own.logits, batch).mean(), own.buffers
 
-        slope, buffers = torch.func.grad(loss, has_aux=True)(u)
-        new = tree.map(
-            lambda u, g, w: u - v.info.lr * (g + self.lam * (u - w)), u, slope, v.anchor.params
+        grads, buffers = torch.func.grad(loss, has_aux=True)(u)
+        params = tree.map(
+            lambda u, g, w: u - v.info.lr * (g + self.lam * (u - w)), u, grads, v.anchor.params
         )
-        return {"params": new, "buffers": buffers}
+        return {"params": params, "buffers": buffers}
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return v.local, {}
@@ -135,16 +134,16 @@ class Ditto(Part):
 @register
 @dataclass(frozen=True)
 class FineTune(Part):
-    r"""Use on each client its local model as it was right after its last local training.
+    r"""Use each client's local model after its last local training as its personal model.
 
-    The shared model is that of the other parts, w. Client k uses :math:`u_k = w_k^t`, the result of
+    The shared model w is that of the other parts. Client k uses :math:`u_k = w_k^t`, the result of
     the local steps from :math:`w^t`, before aggregation.
 
     Collins et al., FedAvg with Fine Tuning: Local Updates Lead to Representation Learning, NeurIPS
     2022, arXiv:2205.13692; the +FT rows of FedCOG's table 6 (arXiv:2312.05966).
 
-    A client that has not trained yet uses the shared model; one that sits out some rounds goes on
-    with its old one. Neutral always, as w does not depend on it. Keeps: w_k with its BatchNorm
+    A client that has not trained yet uses the shared model; a client that skips rounds keeps its
+    last personal model. Always neutral, as w does not depend on it. Keeps: w_k with its BatchNorm
     statistics (B buffers).
     """
 
@@ -163,8 +162,8 @@ class FineTune(Part):
     def personal(self, v: View, weights: Weights) -> Weights:
         seen = v.client["seen"] > 0
         params, buffers = (
-            tree.map(lambda own, w: torch.where(seen, own, w), v.client[kind], held)
-            for kind, held in (("params", weights.params), ("buffers", weights.buffers))
+            tree.map(lambda own, w: torch.where(seen, own, w), v.client[kind], shared)
+            for kind, shared in (("params", weights.params), ("buffers", weights.buffers))
         )
         return Weights(weights.params | params, weights.buffers | buffers)
 
@@ -172,14 +171,14 @@ class FineTune(Part):
 @register
 @dataclass(frozen=True)
 class Local(Part):
-    r"""Let every client train alone.
+    r"""Train every client alone, without communication.
 
-    :math:`\min_{w_k} L_k(w_k)` on each client, from the same first model, for as many steps as
-    federated training takes; the server's model stays what it was at first.
+    :math:`\min_{w_k} L_k(w_k)` on each client, from the same initial model, for as many steps as
+    federated training takes; the server's model keeps its initial value.
 
     Guo, Tang and Lin, FedBR, ICML 2023, table 1, arXiv:2205.13462.
 
-    Keeps: the whole model (W parameters, B buffers) and what other parts add to it, of which
+    Keeps: the whole model (W parameters, B buffers) and the parameters that other parts add;
     nothing is sent or uploaded.
     """
 

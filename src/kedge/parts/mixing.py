@@ -14,26 +14,28 @@ from kedge.core.view import View
 @register
 @dataclass(frozen=True)
 class Mixup(Part):
-    r"""Train on convex combinations of pairs of samples of the batch.
+    r"""Train on convex combinations of pairs of samples from the batch.
 
     :math:`\tilde x = \lambda x_i + (1-\lambda) x_j`, :math:`\tilde y = \lambda y_i + (1-\lambda)
-    y_j`, :math:`\lambda \sim Beta(\alpha, \alpha)`, one :math:`\lambda` per batch, j a shuffled
-    copy of it.
+    y_j`, :math:`\lambda \sim Beta(\alpha, \alpha)`, one :math:`\lambda` per batch, j from a
+    permutation of the batch.
 
     Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018, arXiv:1710.09412.
 
-    For classes, cross-entropy with the mixed label equals the mixture of the two cross-entropies.
+    For classification, cross-entropy with the mixed label equals the mixture of the two losses.
     """
 
-    alpha: Annotated[float, Doc("concentration of the mixing weight"), Range(0, open=True)] = 0.2
+    alpha: Annotated[
+        float, Doc("parameter of the Beta distribution of the mixing weight"), Range(0, open=True)
+    ] = 0.2
 
     side = "data"
     presets = {"fedbr": {"alpha": 0.2}}
 
     def transform(self, v: View, batch: Batch) -> Batch:
         key_order, key_weight = rng.split(v.key, 2)
-        other = rng.permutation(key_order, len(batch.x))
+        partner = rng.permutation(key_order, len(batch.x))
         lam = rng.beta(key_weight, self.alpha, self.alpha, batch.x.dtype)
-        own = v.task.soft(batch.y, batch.x.dtype) if batch.target is None else batch.target
-        x = lam * batch.x + (1 - lam) * batch.x[other]
-        return Batch(x, batch.y, lam * own + (1 - lam) * own[other])
+        target = v.task.soft(batch.y, batch.x.dtype) if batch.target is None else batch.target
+        x = lam * batch.x + (1 - lam) * batch.x[partner]
+        return Batch(x, batch.y, lam * target + (1 - lam) * target[partner])

@@ -1,4 +1,4 @@
-"""Methods that leave a part of the model on the client. FedRep (Collins et al. 2021)."""
+"""Methods that train body and head in turn. FedRep (Collins et al. 2021)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from kedge.core.part import Doc, Range, register
 from kedge.core.tree import Params
 from kedge.core.view import View
-from kedge.parts.layers import OwnHead
+from kedge.parts.layers import PrivateHead
 
 
 @register
 @dataclass(frozen=True)
-class FedRep(OwnHead):
-    r"""Learn the representation together and the head alone.
+class FedRep(PrivateHead):
+    r"""Learn a shared representation and a private head, one after the other in each round.
 
     Each round a client first trains its own head :math:`h_k` with the body :math:`\phi` fixed,
     then the body with the head fixed; only bodies are averaged (algorithm 1).
@@ -25,9 +25,9 @@ class FedRep(OwnHead):
     Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML
     2021, arXiv:2102.07078.
 
-    Deviation: the paper counts epochs (10 for the head, 1 for the body); here the head gets a
-    share of the local steps, so that every method does the same amount of work. Keeps: the head,
-    which is neither sent nor uploaded.
+    Deviations: the paper counts epochs (10 for the head, 1 for the body); here the head gets a
+    share of the local steps, so that all methods have the same step budget. Keeps: the head, which
+    is neither sent nor uploaded.
     """
 
     head_share: Annotated[
@@ -35,6 +35,6 @@ class FedRep(OwnHead):
     ] = 0.5
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
-        head = v.step < torch.floor(self.head_share * v.info.num_steps)
-        own = set(v.spec.model.head_names())
-        return {n: head if n in own else ~head for n in params}
+        head_step = v.step < torch.floor(self.head_share * v.info.num_steps)
+        head = set(v.spec.model.head_names())
+        return {n: head_step if n in head else ~head_step for n in params}

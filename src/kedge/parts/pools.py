@@ -1,4 +1,4 @@
-"""Methods that mix samples with means of other clients' samples.
+"""Methods that mix local samples with means of other clients' samples.
 
 FedMix and NaiveMix (Yoon et al. 2021).
 """
@@ -22,15 +22,13 @@ from kedge.core.view import Spec, View
 
 @dataclass(frozen=True)
 class _Pooled(Part):
-    """The pool of means that both methods share: who makes it, who gets it, who meets whom."""
+    """Build a pool of sample means, send it to the clients and pair it with their samples."""
 
-    lam: Annotated[float, Doc("share of the pool's sample in a mixture"), Range(0, 1)] = 0.1
-    samples: Annotated[int, Doc("samples behind each mean, M"), Range(1)] = 10
-    rows: Annotated[
-        int, Doc("means in the pool, as many of every client, rounded up"), Range(1)
-    ] = 256
+    lam: Annotated[float, Doc("weight of the pool's mean in a mixture"), Range(0, 1)] = 0.1
+    samples: Annotated[int, Doc("samples averaged into each mean, M"), Range(1)] = 10
+    rows: Annotated[int, Doc("means in the pool, equally many from each client"), Range(1)] = 256
     refresh: Annotated[
-        Literal["once", "round"], Doc("make the pool once from all clients, or anew each round")
+        Literal["once", "round"], Doc("make the pool once from all clients, or renew it each round")
     ] = "once"
 
     side = "data"
@@ -45,18 +43,18 @@ class _Pooled(Part):
         return {"x": x, "y": x.new_zeros(self.rows, spec.task.outputs)}
 
     def survey(self, v: View) -> Tree:
-        shape, done = (math.ceil(self.rows / v.spec.num_clients), self.samples), 0
-        drawn = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
+        shape, offset = (math.ceil(self.rows / v.spec.num_clients), self.samples), 0
+        draws = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
 
-        def piece(batch: Batch, mask: Tensor) -> Tree:
-            nonlocal done
-            at = done + torch.arange(len(mask), device=mask.device)
-            done += len(mask)
-            hits = (drawn[:, :, None] == at).sum(1) * mask  # [G, rows of the piece]
+        def batch_sums(batch: Batch, mask: Tensor) -> Tree:
+            nonlocal offset
+            index = offset + torch.arange(len(mask), device=mask.device)
+            offset += len(mask)
+            hits = (draws[:, :, None] == index).sum(1) * mask  # [G, B]
             labels = v.task.soft(batch.y, mask.dtype)
             return {"x": torch.einsum("gr,r...->g...", hits, batch.x), "y": hits @ labels}
 
-        means = tree.scale(v.sweep(piece), 1 / self.samples)
+        means = tree.scale(v.sweep(batch_sums), 1 / self.samples)
         stacks = {name: Stack(value) for name, value in means.items()}
         return stacks | {"client": Stack(v.info.client)}
 
@@ -77,20 +75,20 @@ class _Pooled(Part):
         return {"order": rng.permutation(v.key, self.rows)}
 
     def _partners(self, v: View, size: int) -> Tree:
-        """A mean for every sample of the batch: the pool in this round's order, over and over."""
+        """One mean per sample of the batch: the pool in this round's order, cyclically."""
         row = v.step * size + torch.arange(size, device=v.step.device)
         return tree.take(v.sent, v.local["order"][row % self.rows])
 
     def _mixed(self, v: View, batch: Batch, x: Tensor, y: Tensor) -> Batch:
-        """The sample with the label (1 - lam) y_i + lam y."""
-        own = v.task.soft(batch.y, batch.x.dtype) if batch.target is None else batch.target
-        return Batch(x, batch.y, (1 - self.lam) * own + self.lam * y)
+        """The batch with inputs ``x`` and targets (1 - lam) y_i + lam y."""
+        target = v.task.soft(batch.y, batch.x.dtype) if batch.target is None else batch.target
+        return Batch(x, batch.y, (1 - self.lam) * target + self.lam * y)
 
 
 @register
 @dataclass(frozen=True)
 class FedMix(_Pooled):
-    r"""Mixup with other clients' means, to first order in the mixing weight.
+    r"""Approximate mixup with other clients' means to first order in the mixing weight.
 
     :math:`(1-\lambda)\,\ell(f(x'_i), y_i) + \lambda\,\ell(f(x'_i), \bar y_j) + \lambda\,\langle
     \nabla_{x'}\ell(f(x'_i), y_i), \bar x_j\rangle`, :math:`x'_i = (1-\lambda)x_i` (proposition 1),
@@ -100,11 +98,11 @@ class FedMix(_Pooled):
     Yoon et al., FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021,
     arXiv:2107.00233.
 
-    Deviations: M samples are drawn with replacement, so that clients with fewer can give means,
-    too. The first two terms are one loss with the mixed label (for squared errors up to a
-    constant). BatchNorm's running statistics see x' alone. Neutral at: lam = 0. Sends: the pool,
-    counted every round, although ``once`` changes it never. When asked, a client gives its share of
-    the pool, and the server sees whose it is.
+    Deviations: M samples are drawn with replacement, so that clients with fewer than M samples
+    take part. The first two terms are one loss with the mixed label (for squared errors up to a
+    constant). BatchNorm's running statistics are updated by x' alone. Neutral at: lam = 0. Sends:
+    the pool, counted every round, although it never changes with ``once``. In a survey, a client
+    uploads its means, and the server sees which client they are from.
     """
 
     presets = {
@@ -123,15 +121,15 @@ class FedMix(_Pooled):
         def loss(x: Tensor) -> Tensor:
             return v.task.loss(v.forward(params, x).logits, Batch(x, batch.y)).sum()
 
-        slope = torch.func.grad(loss)(batch.x)
+        grads = torch.func.grad(loss)(batch.x)
         partners = self._partners(v, len(batch.x))["x"]
-        return self.lam * (slope * partners).sum() / len(batch.x)
+        return self.lam * (grads * partners).sum() / len(batch.x)
 
 
 @register
 @dataclass(frozen=True)
 class NaiveMix(_Pooled):
-    r"""Mixup with other clients' means as if they were samples.
+    r"""Apply mixup with other clients' means as if they were samples.
 
     :math:`(1-\lambda)\,\ell(f(\tilde x), y_i) + \lambda\,\ell(f(\tilde x), \bar y_j)`,
     :math:`\tilde x = (1-\lambda)x_i + \lambda\bar x_j`, with a fixed :math:`\lambda` and
@@ -141,9 +139,10 @@ class NaiveMix(_Pooled):
     Yoon et al., FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021,
     arXiv:2107.00233.
 
-    Deviations: M samples are drawn with replacement, so that clients with fewer can give means,
-    too. Neutral at: lam = 0. Sends: the pool, counted every round, although ``once`` changes it
-    never. When asked, a client gives its share of the pool, and the server sees whose it is.
+    Deviations: M samples are drawn with replacement, so that clients with fewer than M samples
+    take part. Neutral at: lam = 0. Sends: the pool, counted every round, although it never changes
+    with ``once``. In a survey, a client uploads its means, and the server sees which client they
+    are from.
     """
 
     presets = {

@@ -1,4 +1,4 @@
-"""Methods that hold the local model near the global one by a quadratic term.
+"""Methods with a proximal term that keeps the local model near the global model.
 
 FedProx (Li et al. 2020), FedDyn (Acar et al. 2021).
 """
@@ -21,7 +21,7 @@ from kedge.core.view import Spec, View
 @register
 @dataclass(frozen=True)
 class FedProx(Part):
-    r"""Keep the local model near the global one by a proximal term.
+    r"""Keep the local model near the global model by a proximal term.
 
     :math:`F_k(w) + \frac{\mu}{2}\|w - w^t\|^2` (eq. 2).
 
@@ -48,7 +48,7 @@ class FedProx(Part):
 @register
 @dataclass(frozen=True)
 class FedDyn(Part):
-    r"""Align local optima with the global one by a linear term that is learnt from round to round.
+    r"""Align local optima with the global optimum by a linear term updated every round.
 
     Client: :math:`\min_\theta L_k(\theta) - \langle g_k, \theta\rangle + \frac{\alpha}{2}\|\theta
     - \theta^{t-1}\|^2`, then :math:`g_k \leftarrow g_k - \alpha(\theta_k^t - \theta^{t-1})`.
@@ -57,9 +57,9 @@ class FedDyn(Part):
 
     Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, arXiv:2111.04263.
 
-    Deviations: local models are averaged as the run says (by size unless told otherwise); the
-    paper's plain mean is ``weighting = "uniform"``. Keeps: g_k. A small alpha wants clipping or
-    long local work.
+    Deviations: local models are averaged with the run's client weights (by size by default); the
+    paper's plain mean is ``weighting = "uniform"``. A small alpha needs gradient clipping or many
+    local steps. Keeps: g_k.
     """
 
     alpha: Annotated[float, Doc("weight of the quadratic term"), Range(0, open=True)] = 0.01
@@ -77,8 +77,8 @@ class FedDyn(Part):
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         public = v.public(params)
-        near = 0.5 * self.alpha * tree.sq_dist(public, v.anchor.params)
-        return near - tree.dot(v.client, public)
+        proximal = 0.5 * self.alpha * tree.sq_dist(public, v.anchor.params)
+        return proximal - tree.dot(v.client, public)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         new = tree.map(
@@ -90,7 +90,7 @@ class FedDyn(Part):
         return new, {}
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
-        share = self.alpha / r.num_clients
-        h = tree.map(lambda h, total: h - share * total, r.server, r.sum_delta)
-        moved = tree.map(lambda h, w: w - h / self.alpha, h, weights.params)
-        return weights._replace(params=weights.params | moved), h
+        scale = self.alpha / r.num_clients
+        h = tree.map(lambda h, total: h - scale * total, r.server, r.sum_delta)
+        params = tree.map(lambda h, w: w - h / self.alpha, h, weights.params)
+        return weights._replace(params=weights.params | params), h

@@ -1,4 +1,4 @@
-"""Methods that add a term on logits or features to the local objective.
+"""Methods that regularise the local objective on logits or features.
 
 FedNTD (Lee et al. 2022), FedDecorr (Shi et al. 2023), FedProto (Tan et al. 2022).
 """
@@ -16,13 +16,13 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
-from kedge.parts.class_means import class_sums, next_means, no_means
+from kedge.parts.class_means import class_sums, empty_means, update_means
 
 
 @register
 @dataclass(frozen=True)
 class FedNTD(Part):
-    r"""Hold on to what the global model says about the classes that a sample does not belong to.
+    r"""Distil the global model's predictions on the classes other than the true one.
 
     :math:`L_{CE} + \beta\tau^2\,KL(\tilde q^g_\tau \,\|\, \tilde q^l_\tau)`, where :math:`\tilde q`
     is the softmax at temperature :math:`\tau` over the logits without the true class, of the global
@@ -32,7 +32,7 @@ class FedNTD(Part):
     NeurIPS 2022, arXiv:2106.03097.
 
     Deviations: the factor tau^2, which keeps the gradient's scale, is not in the authors' code,
-    where tau is 1. BatchNorm normalises by the batch in the global model's pass, too. Neutral at:
+    where tau is 1. BatchNorm also uses batch statistics in the global model's pass. Neutral at:
     beta = 0. Sends / keeps: nothing.
     """
 
@@ -45,15 +45,15 @@ class FedNTD(Part):
     compute = "one forward pass"
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        known = v.forward(v.anchor, batch.x).logits.detach()
-        known, mine = _not_true(known, batch.y), _not_true(out.logits, batch.y)
-        return self.beta * self.tau**2 * v.task.divergence(known, mine, self.tau).mean()
+        anchor_logits = v.forward(v.anchor, batch.x).logits.detach()
+        teacher, student = _not_true(anchor_logits, batch.y), _not_true(out.logits, batch.y)
+        return self.beta * self.tau**2 * v.task.divergence(teacher, student, self.tau).mean()
 
 
 @register
 @dataclass(frozen=True)
 class FedDecorr(Part):
-    r"""Keep features from collapsing onto few directions, by decorrelating them in the batch.
+    r"""Prevent dimensional collapse by decorrelating the features in the batch.
 
     :math:`L + \frac{\beta}{B\,F(F - 1)}\sum_{i \ne j}(z^\top z)_{ij}^2`, z the features of the B
     samples, each of the F centred and divided by its standard deviation.
@@ -61,8 +61,8 @@ class FedDecorr(Part):
     Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
     Learning, ICLR 2023, arXiv:2210.00226.
 
-    Deviations: as in the authors' code, which leaves the diagonal (a constant) out and divides by
-    B, which makes the term about B times the printed :math:`\frac{1}{F^2}\|K\|_F^2`, K the
+    Deviations: as in the authors' code, the diagonal (a constant) is omitted and the sum divided
+    by B, so that the term is about B times the printed :math:`\frac{1}{F^2}\|K\|_F^2`, K the
     correlations. A batch of one sample has no term. Neutral at: beta = 0. Sends / keeps: nothing.
     """
 
@@ -80,14 +80,14 @@ class FedDecorr(Part):
             return out.logits.new_zeros(())
         z = features - features.mean(0)
         z = z / torch.sqrt(z.square().sum(0) / (rows - 1) + 1e-8)
-        off = (z.T @ z) * (1 - torch.eye(width, dtype=z.dtype, device=z.device))
-        return self.beta * off.square().sum() / (rows * max(1, width * (width - 1)))
+        off_diagonal = (z.T @ z) * (1 - torch.eye(width, dtype=z.dtype, device=z.device))
+        return self.beta * off_diagonal.square().sum() / (rows * max(1, width * (width - 1)))
 
 
 @register
 @dataclass(frozen=True)
 class FedProto(Part):
-    r"""Pull every sample's features to the global prototype of its class.
+    r"""Pull every sample's features towards the global prototype of its class.
 
     :math:`L + \frac{\lambda}{BF}\sum_b\|f(x_b) - \bar C_{y_b}\|^2` (eqs. 7-8), B samples, F
     features. After training, :math:`C_{ij}` is the mean feature of class j on client i (eq. 3), and
@@ -97,18 +97,18 @@ class FedProto(Part):
     Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022,
     arXiv:2105.00243.
 
-    Deviations: the model is shared and averaged as in FedAvg, where the paper exchanges prototypes
-    alone (``fedproto+local`` does that); the head classifies, not the nearest prototype; the
-    distance is that of single samples, its square averaged over batch and features, as in the
-    authors' code; the printed further factor 1/clients in eq. 6, which shrinks prototypes, is left
-    out; a class that nobody has this round keeps its prototype. Neutral at: lam = 0. Sends:
-    prototypes, and which exist. Uploads: their sums and weights.
+    Deviations: the model is averaged as in FedAvg; the paper exchanges prototypes alone
+    (``fedproto+local`` does that). The head classifies, not the nearest prototype. The distance is
+    that of single samples, its square averaged over batch and features, as in the authors' code.
+    The printed factor 1/clients in eq. 6, which shrinks prototypes, is omitted. A class that is
+    absent from the cohort keeps its prototype. Neutral at: lam = 0. Sends: prototypes and their
+    validity. Uploads: their sums and weights.
     """
 
-    lam: Annotated[float, Doc("weight of the pull"), Range(0)] = 1.0
+    lam: Annotated[float, Doc("weight of the prototype term"), Range(0)] = 1.0
     pool: Annotated[
         Literal["samples", "clients"],
-        Doc("a prototype is a mean over samples, or over clients alike (the authors' code)"),
+        Doc("average prototypes over samples, or equally over clients (the authors' code)"),
     ] = "samples"
 
     presets = {
@@ -126,15 +126,15 @@ class FedProto(Part):
     compute = "one pass a round"
 
     def server_init(self, spec: Spec) -> Tree:
-        prototypes, valid = no_means(spec)
+        prototypes, valid = empty_means(spec)
         return {"prototypes": prototypes, "valid": valid}
 
     def send(self, server: Tree) -> Tree:
         return server
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        away = out.features.flatten(1) - v.sent["prototypes"][batch.y]  # [B, F]
-        return self.lam * (away.square().mean(1) * v.sent["valid"][batch.y]).mean()
+        diff = out.features.flatten(1) - v.sent["prototypes"][batch.y]  # [B, F]
+        return self.lam * (diff.square().mean(1) * v.sent["valid"][batch.y]).mean()
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         sums, weight = class_sums(v, weights)
@@ -145,11 +145,11 @@ class FedProto(Part):
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         sums, weight = r.uploads["sum"], r.uploads["weight"]
-        prototypes, valid = next_means(sums, weight, r.server["prototypes"], r.server["valid"])
+        prototypes, valid = update_means(sums, weight, r.server["prototypes"], r.server["valid"])
         return weights, {"prototypes": prototypes, "valid": valid}
 
 
 def _not_true(logits: Tensor, y: Tensor) -> Tensor:
-    """The logits of the other classes, ``[B, C - 1]``."""
+    """Logits without the true class, ``[B, C - 1]``."""
     other = torch.arange(logits.shape[1] - 1, device=logits.device)
     return logits.gather(1, other + (other >= y[:, None]).to(other.dtype))

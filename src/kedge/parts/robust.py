@@ -1,4 +1,4 @@
-"""Means that a few arbitrary clients cannot spoil.
+"""Byzantine-robust aggregation.
 
 Krum (Blanchard et al. 2017), TrimmedMean and Median (Yin et al. 2018).
 """
@@ -21,7 +21,7 @@ from kedge.errors import FieldError
 
 
 class _Robust(Part):
-    """A rule that turns stacked updates into one, for parameters and BatchNorm statistics."""
+    """Aggregate parameters and BatchNorm statistics by a robust rule."""
 
     side = "server"
     needs_clients = True
@@ -37,39 +37,40 @@ class _Robust(Part):
             return weights, {}
         rule = self._rule(r)
 
-        def moved(new: Tensor, old: Tensor) -> Tensor:
-            there = old.to(r.spec.dtype)
-            value = there + rule(new.to(r.spec.dtype) - there)
+        def aggregate(new: Tensor, old: Tensor) -> Tensor:
+            anchor = old.to(r.spec.dtype)
+            value = anchor + rule(new.to(r.spec.dtype) - anchor)
             return value if old.is_floating_point() else value.round().to(old.dtype)
 
-        return weights._replace(buffers=tree.map(moved, r.clients.buffers, r.anchor.buffers)), {}
+        buffers = tree.map(aggregate, r.clients.buffers, r.anchor.buffers)
+        return weights._replace(buffers=buffers), {}
 
     def _rule(self, r: Round) -> Callable[[Tensor], Tensor]:
-        """From updates ``[K, ...]`` to one."""
+        """A function from stacked updates ``[K, ...]`` to one update."""
         raise NotImplementedError
 
 
 @register
 @dataclass(frozen=True)
 class Krum(_Robust):
-    r"""Take the update that is nearest to its neighbours, whatever f of the clients send.
+    r"""Select the update nearest to its neighbours, robust to f arbitrary clients.
 
     :math:`w \leftarrow w + \Delta_k` for the client with the lowest score :math:`s_k = \sum_j
     \|\Delta_k - \Delta_j\|^2`, the sum over the :math:`n - f - 2` updates that are nearest to
-    :math:`\Delta_k`, n clients in the round (section 4); among equals the smallest client.
+    :math:`\Delta_k`, n clients in the round (section 4); ties go to the lowest client number.
     Multi-Krum is the mean of the ``select`` updates with the lowest scores.
 
     Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
     NeurIPS 2017, arXiv:1703.02757.
 
-    A round needs 2f + 3 clients (any number for f = 0, where at least one neighbour counts).
-    Client sizes do not matter. Deviations: updates of several steps in place of gradients.
-    BatchNorm statistics are those of the chosen clients. Updates that are not finite have the
-    highest scores. Uploads: the client's number.
+    A round needs 2f + 3 clients (any number for f = 0, with at least one neighbour). Client sizes
+    do not matter. Deviations: updates of several steps replace gradients. BatchNorm statistics are
+    those of the selected clients. Updates that are not finite have the highest scores. Uploads:
+    the client's number.
     """
 
-    byzantine: Annotated[int, Doc("clients per round that may send anything, f"), Range(0)] = 1
-    select: Annotated[int, Doc("updates to average; more than one: Multi-Krum"), Range(1)] = 1
+    byzantine: Annotated[int, Doc("Byzantine clients per round, f"), Range(0)] = 1
+    select: Annotated[int, Doc("updates to average; above 1: Multi-Krum"), Range(1)] = 1
 
     tiny = {"byzantine": 0}
     uploads = "1"
@@ -83,18 +84,20 @@ class Krum(_Robust):
         if f and n < 2 * f + 3:
             raise FieldError(
                 f"{self.name}.byzantine = {f} needs {2 * f + 3} clients in a round, and this one "
-                f"has {n}; lower byzantine or let more clients take part"
+                f"has {n}; lower byzantine or sample more clients per round"
             )
         if self.select > n:
-            raise FieldError(f"{self.name}.select = {self.select} is above the round's {n} clients")
+            raise FieldError(
+                f"{self.name}.select = {self.select} is above the round's {n} clients; lower select"
+            )
         order = torch.argsort(r.uploads["client"])
         updates = tree.map(
             lambda _, new, old: new[order] - old, r.mean_delta, r.clients.params, r.anchor.params
         )
-        near = min(max(n - f - 2, 1), n - 1)
-        scores = _sq_distances(updates, n).sort(1).values[:, 1 : 1 + near].sum(1)  # without itself
-        chosen = order[torch.argsort(scores, stable=True)[: self.select]]
-        return lambda x: x[chosen].mean(0)
+        neighbours = min(max(n - f - 2, 1), n - 1)
+        distances = _sq_distances(updates, n).sort(1).values[:, 1 : 1 + neighbours]  # 0: itself
+        selected = order[torch.argsort(distances.sum(1), stable=True)[: self.select]]
+        return lambda x: x[selected].mean(0)
 
 
 @register
@@ -102,18 +105,18 @@ class Krum(_Robust):
 class TrimmedMean(_Robust):
     r"""Average each coordinate without its smallest and largest values.
 
-    :math:`w \leftarrow w + \frac{1}{n - 2b}\sum_j\Delta_j`, in every coordinate the sum over the n
-    clients' updates but the b smallest and the b largest (definition 2, where :math:`b = \beta n`).
+    :math:`w \leftarrow w + \frac{1}{n - 2b}\sum_j\Delta_j`, where each coordinate's sum omits the b
+    smallest and the b largest of the n updates (definition 2, where :math:`b = \beta n`).
 
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
     2018, arXiv:1803.01498.
 
     A round needs more than 2b clients. Client sizes do not matter. BatchNorm statistics are
-    trimmed alike. Updates that are not numbers count as the largest. Sends / keeps: nothing.
+    trimmed likewise. NaN counts as the largest value. Sends / keeps: nothing.
     """
 
     byzantine: Annotated[
-        int, Doc("values to leave out at each end, b: clients that may send anything"), Range(0)
+        int, Doc("values to trim at each end, b: Byzantine clients per round"), Range(0)
     ] = 1
 
     tiny = {"byzantine": 0}
@@ -124,7 +127,7 @@ class TrimmedMean(_Robust):
         if n <= 2 * b:
             raise FieldError(
                 f"{self.name}.byzantine = {b} needs {2 * b + 1} clients in a round, and this one "
-                f"has {n}; lower byzantine or let more clients take part"
+                f"has {n}; lower byzantine or sample more clients per round"
             )
         return lambda x: x.sort(0).values[b : n - b].mean(0)
 
@@ -140,8 +143,8 @@ class Median(_Robust):
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
     2018, arXiv:1803.01498.
 
-    Client sizes do not matter. BatchNorm statistics are medians, too. Updates that are not numbers
-    count as the largest. Sends / keeps: nothing.
+    Client sizes do not matter. BatchNorm statistics are medians, too. NaN counts as the largest
+    value. Sends / keeps: nothing.
     """
 
     compute = "a sort over clients"
@@ -152,8 +155,8 @@ class Median(_Robust):
 
 
 def _sq_distances(updates: Params, n: int) -> Tensor:
-    """Squared distances ``[n, n]`` of stacked updates, leaf by leaf and row by row."""
+    """Squared distances ``[n, n]`` between stacked updates."""
     total = torch.zeros(n, n)
     for x in updates.values():
         total = total.to(x) + torch.stack([((x - y) ** 2).flatten(1).sum(1) for y in x])
-    return (total + total.T) / 2  # equal in both directions to the last bit, so that ties are ties
+    return (total + total.T) / 2  # symmetric to the last bit, so that ties are exact

@@ -16,7 +16,7 @@ from kedge.core.view import View
 @register
 @dataclass(frozen=True)
 class FedSAM(Part):
-    r"""Descend by the gradient at the worst nearby point (sharpness-aware minimisation).
+    r"""Descend by the gradient at the worst nearby point: sharpness-aware minimisation (SAM).
 
     :math:`w \leftarrow w - \eta\nabla F_k\big(w + \rho\,\nabla F_k(w)/\|\nabla F_k(w)\|\big)`,
     both on the same batch (algorithm 1).
@@ -24,8 +24,8 @@ class FedSAM(Part):
     Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022,
     arXiv:2206.02618; Caldarola et al., ECCV 2022, arXiv:2203.11834.
 
-    Written as a change of the gradient, so that it adds up with other corrections. BatchNorm's
-    running statistics move in the first pass only. Neutral at: rho = 0.
+    Written as a correction of the gradient, so that it adds to other corrections. BatchNorm's
+    running statistics are updated in the first pass only. Neutral at: rho = 0.
     """
 
     rho: Annotated[float, Doc("radius of the neighbourhood"), Range(0)] = 0.1
@@ -35,6 +35,6 @@ class FedSAM(Part):
     compute = "a second gradient"
 
     def correct(self, v: View, params: Params, grads: Params) -> Params:
-        size = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
-        worst = tree.map(lambda w, g: w + size * g, params, grads)
+        scale = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
+        worst = tree.map(lambda w, g: w + scale * g, params, grads)
         return tree.sub(v.grad(worst), grads)

@@ -26,12 +26,12 @@ class SCAFFOLD(Part):
 
     Karimireddy et al., SCAFFOLD, ICML 2020, arXiv:1910.06378.
 
-    Deviations: updates are averaged as the run says (by size unless told otherwise); the paper's
-    plain mean is ``weighting = "uniform"``. With momentum, K is the effective sum of the steps.
-    Sends: c. Uploads: the change of c_k. Keeps: c_k.
+    Deviations: updates are averaged with the run's client weights (by size by default); the
+    paper's plain mean is ``weighting = "uniform"``. With momentum, K is the effective number of
+    steps. Sends: c. Uploads: the change of c_k. Keeps: c_k.
     """
 
-    eta_g: Annotated[float, Doc("step size of the server"), Range(0, open=True)] = 1.0
+    eta_g: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
 
     needs_plain_sgd = True
     sends = "P"
@@ -63,5 +63,7 @@ class SCAFFOLD(Part):
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         c = tree.map(lambda c, change: c + change / r.num_clients, r.server, r.uploads)
-        moved = tree.map(lambda new, x: x + self.eta_g * (new - x), weights.params, r.anchor.params)
-        return weights._replace(params=moved), c
+        params = tree.map(
+            lambda new, x: x + self.eta_g * (new - x), weights.params, r.anchor.params
+        )
+        return weights._replace(params=params), c

@@ -1,4 +1,4 @@
-"""Training on virtual samples that all clients share. VHL (Tang et al. 2022)."""
+"""Methods that train on virtual samples shared by all clients. VHL (Tang et al. 2022)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kedge.core.view import Spec, View
 @register
 @dataclass(frozen=True)
 class VHL(Part):
-    r"""Learn a virtual data set that all clients share, and pull real features to its classes.
+    r"""Train on virtual data shared by all clients, and align real features with its classes.
 
     :math:`CE(x, y) + \alpha\,CE(x', C + y') + \lambda\,L(z, z') + \lambda'\,L(z')` as in the
     authors' code, x' virtual, z' a constant in the first L, cross-entropies over 2C outputs. The
@@ -30,32 +30,31 @@ class VHL(Part):
     Tang et al., Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated
     Learning, ICML 2022, arXiv:2206.02465.
 
-    Deviations: virtual samples are not of an untrained StyleGAN but class-conditional Gaussian
-    noise, the authors' other choice and FedCOG's default: a random coarse image per class, noise
-    around it, enlarged. Each is made from a shared key when it is needed, and drawn independently
-    at each step. Real and virtual rows go through BatchNorm apart, and only the real ones move its
-    statistics. The C outputs of virtual classes sit beside the head and are left out of
+    Deviations: virtual samples come not from an untrained StyleGAN but from class-conditional
+    Gaussian noise, the authors' other choice and FedCOG's default: a random coarse image per class
+    plus noise, upsampled. Each sample is generated from a shared key on demand; every step draws
+    independently. Real and virtual rows pass BatchNorm separately, and only real rows update its
+    statistics. The C outputs of virtual classes are separate from the head and not used in
     predictions. ``labels = shared`` gives virtual samples the real classes' labels, without extra
     outputs. Neutral at: all weights 0 with shared labels. Sends: the extra outputs and a key.
     Uploads: the extra outputs.
     """
 
-    alpha: Annotated[float, Doc("weight of virtual samples' loss"), Range(0)] = 1.0
-    lam: Annotated[float, Doc("weight of the pull to virtual features"), Range(0)] = 1.0
+    alpha: Annotated[float, Doc("weight of the virtual samples' loss"), Range(0)] = 1.0
+    lam: Annotated[float, Doc("weight of the alignment with virtual features"), Range(0)] = 1.0
     lam_virtual: Annotated[
-        float, Doc("weight of the contrast of virtual features among themselves"), Range(0)
+        float, Doc("weight of the contrastive loss among virtual features"), Range(0)
     ] = 0.1
-    tau: Annotated[float, Doc("temperature of both contrasts"), Range(0, open=True)] = 0.07
-    rows: Annotated[int, Doc("virtual samples in a local step"), Range(2)] = 128
-    per_class: Annotated[int, Doc("virtual samples of each class"), Range(1)] = 200
-    align_epochs: Annotated[
-        int, Doc("both contrasts stop after so many local epochs; 0: never"), Range(0)
-    ] = 5
+    tau: Annotated[float, Doc("temperature of both contrastive losses"), Range(0, open=True)] = 0.07
+    rows: Annotated[int, Doc("virtual samples per local step"), Range(2)] = 128
+    per_class: Annotated[int, Doc("virtual samples per class"), Range(1)] = 200
+    align_epochs: Annotated[int, Doc("local epochs with contrastive losses; 0: all"), Range(0)] = 5
     labels: Annotated[
-        Literal["extra", "shared"], Doc("virtual classes have outputs of their own, or not")
+        Literal["extra", "shared"],
+        Doc("labels of virtual samples: extra classes, or the real ones"),
     ] = "extra"
     spread: Annotated[
-        float, Doc("deviation within a virtual class; between classes it is 1"), Range(0)
+        float, Doc("standard deviation within a virtual class; 1 between classes"), Range(0)
     ] = 0.5
     grid: Annotated[int, Doc("side of the coarse images"), Range(1)] = 8
 
@@ -77,7 +76,8 @@ class VHL(Part):
         if self.labels == "shared":
             return {}
         shape, bound = (spec.task.outputs, spec.features + 1), spec.features**-0.5
-        leaf = bound * (2 * rng.uniform(spec.key, shape, spec.dtype) - 1)  # as a linear layer
+        # torch's default initialisation of a linear layer
+        leaf = bound * (2 * rng.uniform(spec.key, shape, spec.dtype) - 1)
         return {"weight": leaf[:, :-1], "bias": leaf[:, -1]}
 
     def server_init(self, spec: Spec) -> Tree:
@@ -94,28 +94,28 @@ class VHL(Part):
         if self.labels == "shared":
             total = self.alpha * F.cross_entropy(virtual.logits, y)
         else:
-            more = F.linear(virtual_z, own["weight"], own["bias"])
-            every = torch.cat([virtual.logits, more], 1)  # [rows, 2 C]
-            total = self.alpha * F.cross_entropy(every, classes + y)
-            # what the extra outputs add to the cross-entropy of real samples
-            more = F.linear(real_z, own["weight"], own["bias"])
-            rest = torch.logsumexp(more, 1) - torch.logsumexp(out.logits, 1)
-            total = total + F.softplus(rest).mean()
+            extra = F.linear(virtual_z, own["weight"], own["bias"])
+            logits = torch.cat([virtual.logits, extra], 1)  # [rows, 2 C]
+            total = self.alpha * F.cross_entropy(logits, classes + y)
+            # contribution of the extra outputs to the cross-entropy of real samples
+            extra = F.linear(real_z, own["weight"], own["bias"])
+            log_ratio = torch.logsumexp(extra, 1) - torch.logsumexp(out.logits, 1)
+            total = total + F.softplus(log_ratio).mean()
         both = torch.cat([real_z, virtual_z.detach()])
         contrast = self.lam * _contrast(both, torch.cat([batch.y, y]), self.tau)
         contrast = contrast + self.lam_virtual * _contrast(virtual_z, y, self.tau)
         if self.align_epochs:
-            seen = v.step * len(batch.x)
-            contrast = contrast * (seen < self.align_epochs * v.info.num_examples)
+            samples_seen = v.step * len(batch.x)
+            contrast = contrast * (samples_seen < self.align_epochs * v.info.num_examples)
         return total + contrast
 
     def _draw(self, v: View) -> tuple[Tensor, Tensor]:
-        """Some of the virtual samples and their classes."""
+        """Random virtual samples ``[rows, ...]`` and their classes ``[rows]``."""
         index = rng.integers(v.key, (self.rows,), v.task.outputs * self.per_class)
         return self._virtual(v.spec, v.sent["key"], index), index % v.task.outputs
 
     def _virtual(self, spec: Spec, key: Tensor, index: Tensor) -> Tensor:
-        """The virtual samples of some numbers: number i belongs to class i mod C."""
+        """The virtual samples with the given indices; sample i belongs to class i mod C."""
         shape, dtype = tuple(spec.input_shape), spec.dtype
         coarse = shape
         if len(shape) == 3:
@@ -130,10 +130,11 @@ class VHL(Part):
 
 
 def _contrast(z: Tensor, y: Tensor, tau: float) -> Tensor:
-    """Supervised contrastive loss of features ``[n, F]``; rows without a partner count as 0."""
+    """Supervised contrastive loss of features ``[n, F]``; rows without a positive count as 0."""
     z = F.normalize(z, dim=1)
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    near = z @ z.T / tau
-    log_p = near - torch.logsumexp(near.masked_fill(itself, -torch.inf), 1, keepdim=True)
-    same = ((y[:, None] == y) & ~itself).to(z.dtype)
-    return -((same * log_p).sum(1) / same.sum(1).clamp_min(1)).mean()
+    diagonal = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    similarity = z @ z.T / tau
+    others = similarity.masked_fill(diagonal, -torch.inf)
+    log_p = similarity - torch.logsumexp(others, 1, keepdim=True)
+    positive = ((y[:, None] == y) & ~diagonal).to(z.dtype)
+    return -((positive * log_p).sum(1) / positive.sum(1).clamp_min(1)).mean()

@@ -18,7 +18,7 @@ from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, images, step_view
 from kedge.core import rng, tree
 from kedge.core.tree import Params, Weights
-from kedge.parts.distil import allotted, drawn
+from kedge.parts.distil import allot_labels, draw_labels
 from kedge.parts.generated import FedDF, FedGen
 from kedge.sim.simulation import Simulation
 
@@ -45,7 +45,7 @@ def generator_steps_by_plain_torch(cls: type[FedGen]) -> Iterator[Claim]:
             adam.param_groups[0]["lr"] = 0.01 * 0.98**round
             for key in rng.split(r.key, 2):
                 key_y, key_z = rng.split(key, 2)
-                y = drawn(key_y, torch.tensor([1, 1, 0]), 6)
+                y = draw_labels(key_y, torch.tensor([1, 1, 0]), 6)
                 z = rng.uniform(key_z, (6, 3), DOUBLE)
                 x, buffers = net(Weights(leaves, buffers), z, y, train=True)
                 loss = 0.3 * _diversity(z, x)
@@ -177,7 +177,7 @@ def labels_in_proportion(cls: type[FedDF]) -> Iterator[Claim]:
     found = torch.bincount(y, minlength=3).tolist()
     for c, expected in enumerate((9, 5, 0)):
         yield Claim(f"samples of class {c}", expected, found[c], 0.0)
-    alone = allotted(rng.key(0), torch.tensor([0, 3, 0]), 5)
+    alone = allot_labels(rng.key(0), torch.tensor([0, 3, 0]), 5)
     yield Claim("one class alone", 5.0, float((alone == 1).sum()), 0.0)
 
 
