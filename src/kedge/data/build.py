@@ -41,7 +41,7 @@ def federate(
         pieces.train.clients,
         make_task(dataset.task, dataset.outputs),
         pieces.test,
-        held=pieces.held,
+        held_out=pieces.held_out,
         moments=(dataset.mean, dataset.std),
         augment=augment,
         angles=angles,

@@ -29,7 +29,7 @@ class Federation:
 
     Inputs stay as they come: uint8 images are scaled to 0..1 and normalised by ``moments`` (mean
     and standard deviation per channel or column) when a batch is gathered, floats are normalised
-    likewise. ``held`` are rows of each client that it does not train on; without a ``test`` set,
+    likewise. ``held_out`` are rows that a client does not train on; without a ``test`` set,
     the global model is tested on all of them. ``angles`` tests on the test set turned by each of
     them.
     """
@@ -42,7 +42,7 @@ class Federation:
         task: Task,
         test: tuple[Any, Any] | None = None,
         *,
-        held: Sequence[Any] | None = None,
+        held_out: Sequence[Any] | None = None,
         moments: tuple[Any, Any] | None = None,
         augment: str = "none",
         angles: Sequence[float] = (0.0,),
@@ -61,10 +61,10 @@ class Federation:
         self.sizes = [len(own) for own in rows]
         self.offsets = [0, *accumulate(self.sizes)][:-1]
         self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
-        self.held = [self._rows(k, own, "held-out ") for k, own in enumerate(held or ())]
-        if self.held and len(self.held) != len(rows):
-            raise DataError(f"{len(self.held)} lists of held-out rows for {len(rows)} clients")
-        for k, own in enumerate(self.held):
+        self.held_out = [self._rows(k, own, "held-out ") for k, own in enumerate(held_out or ())]
+        if self.held_out and len(self.held_out) != len(rows):
+            raise DataError(f"{len(self.held_out)} lists of held-out rows for {len(rows)} clients")
+        for k, own in enumerate(self.held_out):
             if bool(torch.isin(own, rows[k].to(self.device)).any()):
                 raise DataError(f"client {k} holds out rows that it also trains on")
         self.angles = tuple(angles)
@@ -88,8 +88,8 @@ class Federation:
                 )
             self._check_labels(labels, "test ")
             self._test = (inputs, labels)
-        elif self.held:
-            every = torch.cat(self.held)
+        elif self.held_out:
+            every = torch.cat(self.held_out)
             self._test = (self.x[every], self.y[every])
 
     @property
@@ -144,9 +144,9 @@ class Federation:
                 x = rotate(x, torch.full((len(x),), angle, device=self.device))
             yield Batch(self._normalised(x), labels[i : i + rows])
 
-    def held_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
+    def held_out_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
         """What a client keeps for testing, piece by piece."""
-        for piece in torch.split(self.held[client], rows):
+        for piece in torch.split(self.held_out[client], rows):
             yield self.clean(piece)
 
     def _scaled(self, x: Tensor) -> Tensor:

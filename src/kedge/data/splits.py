@@ -26,7 +26,7 @@ class Pieces(NamedTuple):
     x: Any
     y: Any
     train: Partition
-    held: Sequence[Any]
+    held_out: Sequence[Any]
     test: tuple[Any, Any] | None
     whole: Partition  # as it was drawn, before anything was held out
 
@@ -42,7 +42,7 @@ def auto(dataset: Dataset, drawn: Draw, seed: int) -> Pieces:
     """As given where the dataset has a test set, else holdout(0.2)."""
     if dataset.x_test is not None:
         return given(dataset, drawn, seed)
-    return held_out(dataset, drawn, seed)
+    return hold_out(dataset, drawn, seed)
 
 
 @splits.register("given")
@@ -61,7 +61,7 @@ def given(dataset: Dataset, drawn: Draw, seed: int) -> Pieces:
 
 
 @splits.register("holdout")
-def held_out(
+def hold_out(
     dataset: Dataset,
     drawn: Draw,
     seed: int,
@@ -70,9 +70,9 @@ def held_out(
 ) -> Pieces:
     """Every client keeps a stratified part of its data for testing, besides any given test set."""
     whole = drawn(dataset.y_train)
-    kept, held = holdout(whole, _flat(dataset.y_train), fraction, seed)
+    train, held_out = holdout(whole, _flat(dataset.y_train), fraction, seed)
     test = _test_set(dataset)
-    return Pieces(dataset.x_train, dataset.y_train, kept, held.clients, test, whole)
+    return Pieces(dataset.x_train, dataset.y_train, train, held_out.clients, test, whole)
 
 
 @splits.register("pooled")
@@ -98,8 +98,8 @@ def pooled(
     x, y = np.concatenate([xs[i] for i in keep]), np.concatenate([ys[i] for i in keep])
     whole = drawn(y)
     shares = (train, test, max(0.0, 1 - train - test))
-    kept, held, *_ = resplit(whole, _flat(y), shares, seed)
-    return Pieces(x, y, kept, held.clients, None, whole)
+    train_part, test_part, _ = resplit(whole, _flat(y), shares, seed)
+    return Pieces(x, y, train_part, test_part.clients, None, whole)
 
 
 def read_split(text: str) -> BoundCall:
