@@ -16,7 +16,7 @@ an option without a type, takes any value.
 
 from kedge.schema.binding import (
     BoundCall,
-    Gathered,
+    ErrorCollector,
     Option,
     Row,
     Schema,
@@ -36,6 +36,6 @@ from kedge.schema.values import (
 )
 
 __all__ = [
-    "BoundCall", "Choice", "Count", "Doc", "Gathered", "Length", "NotNegative", "Option",
+    "BoundCall", "Choice", "Count", "Doc", "ErrorCollector", "Length", "NotNegative", "Option",
     "Positive", "Range", "Read", "Row", "Schema", "Size", "bind_sum", "schema_of",
 ]  # fmt: skip

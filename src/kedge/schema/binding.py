@@ -65,14 +65,14 @@ class Option:
         return Row(self.name, type_name(self.hint), default, ", ".join(ranges), text)
 
 
-class Gathered:
-    """Errors that are raised together.
+class ErrorCollector:
+    """Collects errors, so that the user sees all of them at once.
 
-    >>> gathered = Gathered()
+    >>> collector = ErrorCollector()
     >>> for mu in ("x", 1):
-    ...     with gathered.one():
+    ...     with collector.collect():
     ...         _ = Option("mu", float).check(mu)
-    >>> [str(error) for error in gathered.errors]
+    >>> [str(error) for error in collector.errors]
     ["mu = 'x' is not a finite number"]
     """
 
@@ -80,8 +80,8 @@ class Gathered:
         self.errors: list[KedgeError] = []
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Keep what is raised inside."""
+    def collect(self) -> Iterator[None]:
+        """Catch and store a KedgeError of the block."""
         try:
             yield
         except SeveralErrors as several:
@@ -89,8 +89,8 @@ class Gathered:
         except KedgeError as error:
             self.errors.append(error)
 
-    def done(self) -> None:
-        """Raise what was kept: a single error as it is, several as one."""
+    def raise_all(self) -> None:
+        """Raise the collected errors: a single one unchanged, several as SeveralErrors."""
         if len(self.errors) == 1:
             raise self.errors[0]
         if self.errors:
@@ -143,9 +143,9 @@ class Schema:
                 f"but {len(call.args)} {'value is' if len(call.args) == 1 else 'values are'} given"
             )
         given = dict(zip(names, call.args, strict=False))
-        gathered = Gathered()
+        errors = ErrorCollector()
         for key, value in call.kwargs.items():
-            with gathered.one():
+            with errors.collect():
                 if key not in self.options:
                     raise UnknownName(f"{self.noun} of {self.name}", key, names, see)
                 if key in given:
@@ -155,9 +155,9 @@ class Schema:
                     )
                 given[key] = value
         preset = self.presets[call.preset] if call.preset else {}
-        with gathered.one():
-            values = self.check({**preset, **given}, partial=bool(gathered.errors))
-        gathered.done()
+        with errors.collect():
+            values = self.check({**preset, **given}, partial=bool(errors.errors))
+        errors.raise_all()
         return values
 
     def check(self, values: Mapping[str, Any], partial: bool = False) -> dict[str, Any]:
@@ -165,9 +165,9 @@ class Schema:
 
         ``partial`` does not ask for the options that have no default.
         """
-        gathered, checked = Gathered(), {}
+        errors, checked = ErrorCollector(), {}
         for key, option in self.options.items():
-            with gathered.one():
+            with errors.collect():
                 if key in values:
                     checked[key] = option.check(values[key], self.name)
                 elif option.default is not REQUIRED:
@@ -175,7 +175,7 @@ class Schema:
                 elif not partial:
                     where = f"{self.name}.{key}"
                     raise FieldError(f"{where} has no default; write {self.name}({key}=...)", key)
-        gathered.done()
+        errors.raise_all()
         return checked
 
     def write(self, values: Mapping[str, Any], first: bool = False) -> str:
@@ -257,13 +257,13 @@ class BoundCall(NamedTuple):
 
 def bind_sum(registry: Lookup, text: str) -> list[BoundCall]:
     """Bind every call of ``name(option=value)+name``; what is wrong in any is reported together."""
-    gathered, found = Gathered(), []
+    errors, found = ErrorCollector(), []
     for call in parse_calls(text):
-        with gathered.one():
+        with errors.collect():
             function = registry[call.name]
             options = schema_of(function, call.name).bind(call)
             found.append(BoundCall(call.name, function, options))
-    gathered.done()
+    errors.raise_all()
     return found
 
 

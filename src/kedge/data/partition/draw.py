@@ -30,7 +30,7 @@ from kedge.errors import (
     UnknownName,
 )
 from kedge.grammar import parse_calls
-from kedge.schema import BoundCall, Gathered
+from kedge.schema import BoundCall, ErrorCollector
 
 
 def draw(
@@ -100,10 +100,10 @@ def _read(text: str) -> list[BoundCall]:
                 f"{text!r} has two partitions, {base.name} and {call.name}; "
                 f"only shifts can be added: {', '.join(shifts)}"
             )
-    gathered, found = Gathered(), []
+    errors, found = ErrorCollector(), []
     for call in (base, *extra):
-        with gathered.one():
+        with errors.collect():
             function: Callable[..., Any] = (partitions if call is base else shifts)[call.name]
             found.append(BoundCall(call.name, function, schema(call.name).bind(call)))
-    gathered.done()
+    errors.raise_all()
     return found
