@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from kedge.data.augment import rotate
-from kedge.data.build import deal, federate
+from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.data.partition import draw
+from kedge.data.splits import split_data
 from kedge.errors import DataError, FieldError, KedgeError
 
 
@@ -33,13 +34,13 @@ def test_images_stay_bytes_and_batches_are_normalised(digits) -> None:
 
 def test_given_holdout_and_pooled_use_every_sample_once(digits) -> None:
     for split in ("given", "holdout(0.25)", "pooled(0.4, 0.3)"):
-        pieces = deal(digits, "dirichlet(0.5)", 6, split, 0)
-        rows = np.concatenate([*pieces.train.clients, *pieces.held_out])
+        data = split_data(digits, "dirichlet(0.5)", 6, split, 0)
+        rows = np.concatenate([*data.train.clients, *data.held_out])
         assert len(np.unique(rows)) == len(rows)
         if split.startswith("pooled"):
-            assert len(pieces.x) == 1797
-            assert pieces.test is None
-            share = sum(len(h) for h in pieces.held_out) / 1797
+            assert len(data.x) == 1797
+            assert data.test is None
+            share = sum(len(h) for h in data.held_out) / 1797
             assert share == pytest.approx(0.3, abs=0.02)
         else:
             assert len(rows) == 1438
