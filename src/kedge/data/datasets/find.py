@@ -38,11 +38,11 @@ def locate(name: str, layouts: tuple[str, ...] = ()) -> Path | None:
 def places() -> str:
     """The folders to put a dataset into, for messages."""
     cache = roots()[-1]
-    given = os.environ.get("KEDGE_DATA")
-    if not given:
+    data = os.environ.get("KEDGE_DATA")
+    if not data:
         return f"{cache} (or set KEDGE_DATA to the folder that has it)"
-    missing = "" if Path(given).expanduser().is_dir() else ", which is not a folder"
-    return f"{given} ($KEDGE_DATA{missing}) or {cache}"
+    missing = "" if Path(data).expanduser().is_dir() else ", which is not a folder"
+    return f"{data} ($KEDGE_DATA{missing}) or {cache}"
 
 
 def natural(path: Path | str) -> list[tuple[int, str]]:
@@ -75,9 +75,7 @@ def detect(path: Path) -> str:
     if path.is_file():
         kind = {".npz": "npz", ".csv": "csv", ".tsv": "csv"}.get(path.suffix.lower())
         if kind is None:
-            advice = (
-                "give the folder it is in" if _belongs_to_folder(path) else f"kedge reads {LAYOUTS}"
-            )
+            advice = "give the folder it is in" if _needs_folder(path) else f"kedge reads {LAYOUTS}"
             raise DataError(f"{path}: not a kind of file that kedge reads on its own; {advice}")
         return kind
     if not path.is_dir():
@@ -133,9 +131,8 @@ def _is_ignored(path: Path) -> bool:
     return path.is_file() and name.split(".")[0] in ("readme", "license", "licence")
 
 
-def _belongs_to_folder(path: Path) -> bool:
+def _needs_folder(path: Path) -> bool:
     """Whether a file is part of a dataset that is a folder."""
+    name = path.name
     is_image = path.suffix.lower() in IMAGES
-    return (
-        is_image or "ubyte" in path.name or "_batch" in path.name or path.name in ("train", "test")
-    )
+    return is_image or "ubyte" in name or "_batch" in name or name in ("train", "test")

@@ -61,8 +61,8 @@ def read_hub(
         ys.append((f"hf:{name} ({split})", np.asarray(rows[label])))
     names = tuple(getattr(features[label], "names", None) or ()) or None
     labels, task, outputs = targets(ys, task, len(names) if names else None)
-    pairs = zip(xs, labels, strict=True)
-    return ReadResult([dict(zip(splits, pairs, strict=True))], task, outputs, names)
+    samples = zip(xs, labels, strict=True)
+    return ReadResult([dict(zip(splits, samples, strict=True))], task, outputs, names)
 
 
 def _splits(name: str, config: str | None) -> dict[str, Any]:

@@ -148,8 +148,9 @@ def _classes(
         for split, found in source.items():
             untrained = sorted(set(found) - trained)
             if untrained:
+                name = untrained[0]
                 raise DataError(
-                    f"{folder[split] / untrained[0]}: no training images of class {untrained[0]!r} anywhere; "
+                    f"{folder[split] / name}: no training images of class {name!r} anywhere; "
                     f"the training data has: {', '.join(sorted(trained))}"
                 )
     return sorted(trained)

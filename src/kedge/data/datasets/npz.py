@@ -107,8 +107,8 @@ def _class_names(paths: Sequence[Path], files: list[dict[str, Array]]) -> tuple[
     """The optional array ``classes``, the same in all files."""
     first = None
     for path, arrays in zip(paths, files, strict=True):
-        given = arrays.get("classes")
-        names = None if given is None else tuple(map(str, given.reshape(-1).tolist()))
+        array = arrays.get("classes")
+        names = None if array is None else tuple(map(str, array.reshape(-1).tolist()))
         if path is not paths[0] and names != first:
             raise DataError(
                 f"{path}: 'classes' differs from that of {paths[0]}: {names} and {first}"

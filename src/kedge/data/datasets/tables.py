@@ -198,8 +198,8 @@ def _label_columns(
     path: object, columns: list[str], label: str | tuple[str, ...] | None
 ) -> list[str]:
     if label is not None:
-        given = label if isinstance(label, tuple | list) else (label,)
-        return [_find(path, columns, str(c)) for c in given]
+        labels = label if isinstance(label, tuple | list) else (label,)
+        return [_find(path, columns, str(c)) for c in labels]
     guesses = [c for c in columns if c.lower() in LABEL_NAMES]
     if len(guesses) == 1:
         return guesses
