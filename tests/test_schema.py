@@ -24,7 +24,7 @@ from kedge.schema import (
     Choice,
     Count,
     Doc,
-    Gathered,
+    ErrorCollector,
     Length,
     NotNegative,
     Option,
@@ -227,13 +227,13 @@ def test_all_errors_of_several_calls_are_reported_together() -> None:
     assert bound(None) == (3, 0.1)
 
 
-def test_a_single_gathered_error_is_raised_as_it_is() -> None:
-    gathered = Gathered()
-    gathered.done()
-    with gathered.one():
+def test_a_single_collected_error_is_raised_as_it_is() -> None:
+    errors = ErrorCollector()
+    errors.raise_all()
+    with errors.collect():
         raise GrammarError("odd")
     with pytest.raises(GrammarError, match="^odd$"):
-        gathered.done()
+        errors.raise_all()
 
 
 # -- writing -----------------------------------------------------------------------------------

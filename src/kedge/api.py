@@ -130,7 +130,7 @@ def fit(
             kept.clients,
             made,
             test,
-            held=held.clients if held else None,
+            held_out=held.clients if held else None,
             augment=config.augment,
             angles=config.angles,
             device=device,

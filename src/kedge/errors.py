@@ -1,24 +1,24 @@
-"""Everything a user can get wrong, as one tree. Each message says what, where and what to do next.
+"""The errors of kedge, as one tree. Each message says what is wrong, where, and what to do next.
 
 ::
 
     KedgeError
-    ├── UnknownName         no part, preset, field, model, ... of that name (with the nearest ones)
+    ├── UnknownName         no part, preset, field, model, ... of that name; suggests near ones
     ├── FieldError          a field's value has the wrong type or is out of range
-    │   └── SeveralErrors   several things are wrong at once, all of them listed
-    ├── GrammarError        a method, model or partition string cannot be read
-    ├── IncompatibleError   parts, tasks and models that cannot go together
-    │   └── TwoAggregators  two parts both define how updates are combined
-    ├── ModelError          the model lacks what a part needs (a head, a cut)
+    │   └── SeveralErrors   several errors, listed together
+    ├── GrammarError        a method, model or partition string cannot be parsed
+    ├── IncompatibleError   parts, tasks and models that cannot be combined
+    │   └── TwoAggregators  two parts define how updates are aggregated
+    ├── ModelError          the model lacks a head or a cut that a part needs, or rejects its input
     ├── DataError           a file or array cannot be used as data
-    ├── PartitionError      a partition that cannot be drawn
-    ├── LoadError           a file of one's own that cannot be loaded, with file and line
+    ├── PartitionError      a partition cannot be drawn
+    ├── LoadError           a user's Python file cannot be loaded, with file and line
     ├── HookError           a part's hook failed, with hook, round, client and step
     ├── NotFinite           a loss became NaN or infinite, with the value of every term
-    ├── WireError           a message that is not what its receiver expects
-    ├── TermsError          terms of a federation that cannot be read, or that others do not share
-    ├── CheckFailed         a part broke a law or an identity of its paper
-    └── Interrupted         Ctrl-C: the round was finished and saved
+    ├── WireError           a message differs from what its receiver expects
+    ├── TermsError          terms of a federation cannot be parsed, or differ between its members
+    ├── CheckFailed         a part violates a law or an identity of its paper
+    └── Interrupted         interrupt (Ctrl-C); the current round was finished and saved
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ from collections.abc import Iterable
 
 
 class KedgeError(Exception):
-    """Base of all errors that kedge raises on purpose."""
+    """Base class of all errors that kedge raises on purpose."""
 
 
 class UnknownName(KedgeError):
-    """A name that is not registered.
+    """A name that is not registered; the message suggests the nearest ones.
+
+    Args:
+        kind: what the name should be, such as ``"part"``.
+        name: the unknown name.
+        known: the names that exist.
+        see: a command that lists them.
 
     >>> raise UnknownName("part", "scafold", ["scaffold", "fedprox"], see="kedge list")
     Traceback (most recent call last):
@@ -48,14 +54,14 @@ class UnknownName(KedgeError):
             hint = " There are: " + (", ".join(known) if known else "none") + "."
         super().__init__(f"no {kind} {name!r}.{hint}" + (f" See: {see}" if see else ""))
         self.kind, self.name = kind, name
-        self._made_from = (kind, name, known, see)
+        self._args = (kind, name, known, see)
 
     def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str]]:
-        return type(self), self._made_from
+        return type(self), self._args
 
 
 class FieldError(KedgeError):
-    """A value of the wrong type or out of range; ``field`` is its name where that is known."""
+    """A value of the wrong type or out of range; ``field`` is its name if known."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -75,19 +81,19 @@ class SeveralErrors(FieldError):
 
 
 class GrammarError(KedgeError):
-    """A string that cannot be read."""
+    """A string that cannot be parsed."""
 
 
 class IncompatibleError(KedgeError):
-    """Things that cannot go together."""
+    """Parts, tasks or models that cannot be combined."""
 
 
 class TwoAggregators(IncompatibleError):
-    """Two parts that both define how client updates are combined."""
+    """Two parts that both define how client updates are aggregated."""
 
 
 class ModelError(KedgeError):
-    """A model that lacks what is asked of it."""
+    """A model that lacks what a part needs, or that rejects its input shape."""
 
 
 class DataError(KedgeError):
@@ -99,11 +105,11 @@ class PartitionError(KedgeError):
 
 
 class LoadError(KedgeError):
-    """A file of one's own that cannot be loaded or registers nothing."""
+    """A user's Python file that cannot be loaded or registers nothing."""
 
 
 class HookError(KedgeError):
-    """A hook of a part that raised."""
+    """A hook of a part that raised or returned the wrong thing."""
 
 
 class NotFinite(KedgeError):
@@ -111,22 +117,22 @@ class NotFinite(KedgeError):
 
 
 class WireError(KedgeError):
-    """A message that is not what its receiver expects."""
+    """A message that differs from what its receiver expects."""
 
 
 class TermsError(KedgeError):
-    """Terms of a federation that cannot be read, or data that do not fit them."""
+    """Terms of a federation that cannot be parsed, or data that violate them."""
 
 
 class CheckFailed(KedgeError):
-    """A part that broke a law or an identity."""
+    """A part that violates a law or an identity of its paper."""
 
 
 class Interrupted(KedgeError):
-    """Ctrl-C: the round was finished and saved."""
+    """Interrupt (Ctrl-C). The current round was finished and saved."""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The names a user may have meant, best first."""
+    """Up to two known names similar to ``name``, the most similar first."""
     lowered = {k.lower(): k for k in known}
     return [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=2, cutoff=0.6)]

@@ -1,6 +1,6 @@
-"""The one small grammar of kedge: ``name:preset(value, field=value)+name+...``.
+"""The grammar of kedge: ``name:preset(value, field=value)+name+...``.
 
-Methods, models and partitions are all written in it, and the same string is accepted on the command
+Methods, models and partitions are all written in it. The same string is accepted on the command
 line, in TOML and in Python. A value is a number, ``true``/``false``, a quoted string, a bare word
 (``cut=stage2``) or a bracketed list of values.
 """
@@ -14,7 +14,7 @@ from kedge.errors import GrammarError
 
 
 class Call(NamedTuple):
-    """One ``name:preset(args, key=value)``."""
+    """A parsed ``name:preset(args, key=value)``."""
 
     name: str
     preset: str | None
@@ -31,21 +31,27 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_WORDS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False}
-_WORDS |= {"nan": float("nan")}
+_CONSTANTS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False}
+_CONSTANTS |= {"nan": float("nan")}
 
 
 def parse_calls(text: str) -> list[Call]:
-    """Read a sum of calls.
+    """Parse a sum of calls.
+
+    Raises:
+        GrammarError: the text does not follow the grammar; the message names the position.
 
     >>> parse_calls("moon:fedcog+fedprox(mu=0.1)")[1]
     Call(name='fedprox', preset=None, args=(), kwargs={'mu': 0.1})
     """
-    return _Reader(text).sum()
+    return _Parser(text).parse_sum()
 
 
 def parse_call(text: str) -> Call:
-    """Read exactly one call.
+    """Parse exactly one call.
+
+    Raises:
+        GrammarError: the text does not follow the grammar, or has several calls.
 
     >>> parse_call("dirichlet(0.1, clients=20)")
     Call(name='dirichlet', preset=None, args=(0.1,), kwargs={'clients': 20})
@@ -57,11 +63,15 @@ def parse_call(text: str) -> Call:
 
 
 def write_value(value: Any) -> str:
-    """The inverse of reading a value."""
+    """Write a value so that parsing it gives the value back.
+
+    >>> write_value((1, "stage2", True))
+    '[1, stage2, true]'
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w.\-]*", value) and value not in (*_WORDS, "inf")
+        plain = re.fullmatch(r"[A-Za-z_][\w.\-]*", value) and value not in (*_CONSTANTS, "inf")
         quote = "'" if '"' in value else '"'
         return value if plain else f"{quote}{value}{quote}"
     if isinstance(value, (tuple, list)):
@@ -69,7 +79,9 @@ def write_value(value: Any) -> str:
     return repr(value.item() if hasattr(value, "item") else value)
 
 
-class _Reader:
+class _Parser:
+    """Recursive descent over the tokens of one string."""
+
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             raise GrammarError(
@@ -115,27 +127,27 @@ class _Reader:
         self._advance()
         return word
 
-    def sum(self) -> list[Call]:
-        calls = [self.call()]
+    def parse_sum(self) -> list[Call]:
+        calls = [self.parse_call()]
         while self._take("+"):
-            calls.append(self.call())
+            calls.append(self.parse_call())
         if self.kind != "end":
             raise self._error(f"expected '+' or the end, found {self.value!r}")
         return calls
 
-    def call(self) -> Call:
+    def parse_call(self) -> Call:
         name = self._word("a name")
         preset = self._word("a preset") if self._take(":") else None
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         if self._take("("):
             while not self._take(")"):
-                word, at = self.kind == "word", self.start
-                value = self.item()
-                if word and self._take("="):
+                is_word, at = self.kind == "word", self.start
+                value = self.parse_value()
+                if is_word and self._take("="):
                     if value in kwargs:
                         raise self._error(f"{value!r} is given twice", at)
-                    kwargs[str(value)] = self.item()
+                    kwargs[str(value)] = self.parse_value()
                 elif kwargs:
                     raise self._error(f"{value!r} has no name but follows a named value", at)
                 else:
@@ -144,7 +156,7 @@ class _Reader:
                     raise self._error(f"expected ',' or ')', found {self._found()}")
         return Call(name, preset, tuple(args), kwargs)
 
-    def item(self) -> Any:
+    def parse_value(self) -> Any:
         kind, value = self.kind, self.value
         if kind == "number":
             self._advance()
@@ -154,12 +166,12 @@ class _Reader:
             return value[1:-1]
         if kind == "word":
             self._advance()
-            nxt = self.kind == "sign" and self.value == "="
-            return value if nxt else _WORDS.get(value, value)
+            is_key = self.kind == "sign" and self.value == "="
+            return value if is_key else _CONSTANTS.get(value, value)
         if self._take("["):
             items = []
             while not self._take("]"):
-                items.append(self.item())
+                items.append(self.parse_value())
                 if not self._take(",") and not (self.kind == "sign" and self.value == "]"):
                     raise self._error(f"expected ',' or ']', found {self._found()}")
             return tuple(items)

@@ -14,28 +14,32 @@ from kedge.registry import Registry, additions
 
 
 class Loaded(NamedTuple):
-    """A file that was loaded, and what it registered."""
+    """A loaded file and what it registered."""
 
     path: Path
     sha256: str
     entries: tuple[tuple[Registry[Any], str], ...]
 
     def names(self, kind: str) -> list[str]:
-        """What it registered of a kind, such as ``"part"``."""
+        """The names it registered of a kind, such as ``"part"``."""
         return sorted(name for registry, name in self.entries if registry.kind == kind)
 
 
 files: dict[Path, Loaded] = {}
-"""The files that this process has loaded; a run's folder notes them."""
+"""The files that this process has loaded; they are recorded in the folder of a run."""
 
 
 def load_file(name: str | Path) -> Loaded:
-    """Run a Python file and say what it registered. One that is loaded already is not run again.
+    """Run a Python file that registers parts, models, partitions or tasks.
 
-    The file may import modules that lie beside it.
+    A file that is already loaded and unchanged is not run again. The file may import modules in
+    its own folder.
 
-    Raises :class:`LoadError`, with file and line, where it cannot be read or run, or registers
-    nothing.
+    Returns:
+        The path, hash and registrations of the file.
+
+    Raises:
+        LoadError: the file cannot be read, fails (with its line), or registers nothing.
 
     >>> load_file("missing.py")
     Traceback (most recent call last):
@@ -50,7 +54,11 @@ def load_file(name: str | Path) -> Loaded:
         raise LoadError(f"{name} cannot be read: {error.strerror}") from None
     digest = hashlib.sha256(source).hexdigest()
     known = files.get(path)
-    if known and known.sha256 == digest and all(entry in kept for kept, entry in known.entries):
+    if (
+        known
+        and known.sha256 == digest
+        and all(entry in registry for registry, entry in known.entries)
+    ):
         return known
     before = len(additions)
     try:
@@ -71,12 +79,12 @@ def load_file(name: str | Path) -> Loaded:
 
 
 def load_options() -> str:
-    """The options that load the same files in another process, each after a space."""
+    """The command-line options that load the same files in another process."""
     return "".join(f" --load {path}" for path in files)
 
 
 def _execute(source: bytes, path: Path, name: str | Path) -> None:
-    """Run the source as a module, so that its classes can be pickled and their types be read."""
+    """Run the source as a module, so that its classes can be pickled and annotations resolved."""
     try:
         code = compile(source, str(path), "exec")
     except SyntaxError as error:
@@ -84,18 +92,18 @@ def _execute(source: bytes, path: Path, name: str | Path) -> None:
         raise LoadError(f"{name}{where}: {error.msg}") from None
     except ValueError as error:
         raise LoadError(f"{name} is not Python: {error}") from None
-    label = f"kedge_file_{path.stem}"
-    while label in sys.modules and sys.modules[label].__file__ != str(path):
-        label += "_"
-    module = ModuleType(label)
+    module_name = f"kedge_file_{path.stem}"
+    while module_name in sys.modules and sys.modules[module_name].__file__ != str(path):
+        module_name += "_"
+    module = ModuleType(module_name)
     module.__file__ = str(path)
-    sys.modules[label] = module
+    sys.modules[module_name] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     try:
         exec(code, module.__dict__)
     except (Exception, SystemExit) as error:
-        del sys.modules[label]
+        del sys.modules[module_name]
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
         where = f"{name}, line {line}" if line else str(name)

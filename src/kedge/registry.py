@@ -1,12 +1,12 @@
-"""Names to things: parts, models, partitions and tasks are all found through one of these.
+"""Registries: parts, models, partitions and tasks by name.
 
-A registry fills itself at its first look-up: it imports kedge's own module that registers the
-built-in things, then the entry points of its group, through which other distributions add theirs::
+A registry is filled at its first look-up. It imports the module of kedge that registers the
+built-in entries, then loads the entry points of its group, where other distributions add theirs::
 
     [project.entry-points."kedge.parts"]
-    tether = "my_package.tether"         # a module that registers the part when it is imported
+    tether = "my_package.tether"         # importing this module registers the part
 
-So nothing has to be imported for its side effect, and ``core`` imports nothing that lies above it.
+No module has to be imported for its side effect, and ``core`` imports no outer package.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A mapping from names to things that suggests the right name for a wrong one.
+    """A mapping from names to entries that suggests near names for an unknown one.
 
-    ``kind`` is what an entry is called in messages and ``see`` the command that lists them all.
-    ``module`` is imported, and the entry points of ``group`` are loaded, at the first look-up.
+    Args:
+        kind: what an entry is called in messages.
+        see: the command that lists all entries.
+        module: imported at the first look-up.
+        group: entry points loaded at the first look-up.
 
     >>> colours = Registry[str]("colour")
     >>> colours.add("red", "#f00")
@@ -46,7 +49,7 @@ class Registry(Generic[T]):
         self._lock, self._filled = threading.RLock(), not (module or group)
 
     def add(self, name: str, entry: T) -> T:
-        """Register ``entry``; a name that is taken raises :class:`KedgeError`."""
+        """Register ``entry`` and return it. A name already taken raises :class:`KedgeError`."""
         if name in self._entries and self._entries[name] is not entry:
             raise KedgeError(f"{self.kind} {name!r} is registered twice; choose another name")
         if name not in self._entries:
@@ -59,10 +62,11 @@ class Registry(Generic[T]):
         return lambda entry: self.add(name, entry)
 
     def remove(self, name: str) -> None:
+        """Remove a name; an unknown one is ignored."""
         self._entries.pop(name, None)
 
     def match(self, pattern: str = "*") -> list[str]:
-        """Names that contain the pattern, or match it where it has wildcards; sorted."""
+        """The sorted names that contain ``pattern``, or match it if it has wildcards."""
         pattern = pattern.lower()
         pattern = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
         return sorted(n for n in self._known() if fnmatchcase(n.lower(), pattern))
@@ -85,7 +89,7 @@ class Registry(Generic[T]):
     def _known(self) -> dict[str, T]:
         """All entries; the first call fills the registry."""
         if not self._filled:
-            with self._lock:  # other threads wait; a look-up while it is being filled goes through
+            with self._lock:  # other threads wait; re-entrant look-ups do not
                 if not self._filling:
                     self._filling = True
                     try:
@@ -102,17 +106,19 @@ class Registry(Generic[T]):
 
 
 additions: list[tuple[Registry[Any], str]] = []
-"""Every registry and name that was added, in order: what a file registers is the end of it."""
+"""All registrations of this process in order: (registry, name)."""
 
 
 @functools.cache
 def load_group(group: str) -> None:
-    """Load the entry points of a group, once in a process. One that fails is left out with a
-    warning that names its distribution."""
+    """Load the entry points of a group, once per process.
+
+    An entry point that fails is skipped with a warning that names its distribution.
+    """
     for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.value)):
         try:
             point.load()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (it is not ours)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (third-party code)
             owner = f"{point.dist.name} {point.dist.version}" if point.dist else "a distribution"
             warnings.warn(
                 f"{owner}: its entry point {point.name} = {point.value} ({group}) failed and is "

@@ -51,7 +51,10 @@ def test_every_option_of_everything_has_help() -> None:
     ("name", "pieces"),
     [
         ("fedavg", ("FedAvg", "wᵗ⁺¹ = wᵗ + Σₖ pₖ", "arXiv:1602.05629", "without parts")),
-        ("resnet18", ("bn | gn", "cifar | imagenet", "at least 1", "most groups of a GroupNorm")),
+        (
+            "resnet18",
+            ("bn | gn", "cifar | imagenet", "at least 1", "maximum groups of a GroupNorm"),
+        ),
         ("dirichlet", ("short for  class_dirichlet_capped", "int | classes", "above 0")),
         ("adam", ("beta1", "at least 0 and below 1", "arXiv:1412.6980")),
         ("cosine", ("must be given", "rounds until the floor", "cosine(rounds=...)")),

@@ -1,4 +1,4 @@
-"""Tests see the datasets of this machine only if they ask for them."""
+"""Hide the datasets of this machine from the tests, except from those marked ``data``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def empty_places(tmp_path, monkeypatch):
-    """No test but those marked ``data`` sees the datasets of this machine."""
+def empty_data_folders(tmp_path, monkeypatch):
+    """Use empty folders for the cache, $KEDGE_DATA and the working directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("KEDGE_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

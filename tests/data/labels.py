@@ -1,4 +1,4 @@
-"""Labels to divide, and partitions that take all of them."""
+"""Labels to partition, and partitions that use all samples."""
 
 from __future__ import annotations
 
@@ -24,5 +24,6 @@ COMPLETE = [
 
 
 def shares(partition: Partition, labels: np.ndarray) -> np.ndarray:
+    """Share of each class in each client's samples, ``[clients, classes]``."""
     counts = partition.label_counts(labels)
     return counts / counts.sum(axis=1, keepdims=True)

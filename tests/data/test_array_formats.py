@@ -7,7 +7,16 @@ import pickle
 
 import numpy as np
 import pytest
-from written import arrays, fails, labels, pixels, write_cifar10, write_idx, write_mnist, write_npz
+from dataset_files import (
+    arrays,
+    fails,
+    labels,
+    pixels,
+    write_cifar10,
+    write_idx,
+    write_mnist,
+    write_npz,
+)
 
 from kedge.data.datasets import Dataset, load
 from kedge.errors import FieldError, UnknownName

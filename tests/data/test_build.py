@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from kedge.data.augment import rotate
-from kedge.data.build import deal, federate
+from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.data.partition import draw
+from kedge.data.splits import split_data
 from kedge.errors import DataError, FieldError, KedgeError
 
 
@@ -33,19 +34,19 @@ def test_images_stay_bytes_and_batches_are_normalised(digits) -> None:
 
 def test_given_holdout_and_pooled_use_every_sample_once(digits) -> None:
     for split in ("given", "holdout(0.25)", "pooled(0.4, 0.3)"):
-        pieces = deal(digits, "dirichlet(0.5)", 6, split, 0)
-        rows = np.concatenate([*pieces.train.clients, *pieces.held])
+        data = split_data(digits, "dirichlet(0.5)", 6, split, 0)
+        rows = np.concatenate([*data.train.clients, *data.held_out])
         assert len(np.unique(rows)) == len(rows)
         if split.startswith("pooled"):
-            assert len(pieces.x) == 1797
-            assert pieces.test is None
-            share = sum(len(h) for h in pieces.held) / 1797
+            assert len(data.x) == 1797
+            assert data.test is None
+            share = sum(len(h) for h in data.held_out) / 1797
             assert share == pytest.approx(0.3, abs=0.02)
         else:
             assert len(rows) == 1438
     pooled = federate(digits, "iid", clients=4, split="pooled(0.4, 0.3)")
     count = sum(len(b.y) for b in pooled.test_batches())
-    assert count == sum(len(h) for h in pooled.held)
+    assert count == sum(len(h) for h in pooled.held_out)
 
 
 def test_rotation_is_seen_by_the_client_and_by_the_test(digits) -> None:
@@ -135,14 +136,14 @@ def test_ten_hospitals_as_files(tmp_path: Path) -> None:
     data = load(str(hospitals(tmp_path / "h")) + "(label=diagnosis)")
     fed = federate(data, "silos", clients=10)
     assert fed.num_clients == 10
-    assert len(fed.held) == 10
-    assert min(len(h) for h in fed.held) > 0
+    assert len(fed.held_out) == 10
+    assert min(len(h) for h in fed.held_out) > 0
 
 
 def test_silos_with_test_sets_of_their_own(tmp_path: Path) -> None:
     data = load(str(hospitals(tmp_path / "h", test=True)) + "(label=diagnosis)")
     fed = federate(data, "silos", clients=10)
-    assert [len(h) for h in fed.held] == [10] * 10
+    assert [len(h) for h in fed.held_out] == [10] * 10
     with pytest.raises(DataError, match="the partition must be silos"):
         federate(data, "iid", clients=10)
     with pytest.raises(DataError, match="silos are not pooled"):

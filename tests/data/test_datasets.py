@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
-from written import (
+from dataset_files import (
     arrays,
     fails,
     hospital,
@@ -21,6 +20,7 @@ from written import (
     write_mnist,
     write_npz,
 )
+from PIL import Image
 
 from kedge.data.datasets import available, datasets, load
 from kedge.errors import DataError, GrammarError, UnknownName

@@ -272,8 +272,8 @@ def test_wrong_data_is_refused() -> None:
         {"y": Y, "task": MultiLabel(3)},  # not one column per label
         {"test": (torch.zeros(3, 2), torch.zeros(2))},
         {"test": (torch.zeros(3, 5), torch.zeros(3))},  # another shape of inputs
-        {"held": [[0]]},  # one list for three clients
-        {"held": [[0], [], []]},  # row 0 is trained on as well
+        {"held_out": [[0]]},  # one list for three clients
+        {"held_out": [[0], [], []]},  # row 0 is trained on as well
     ],
     ids=[
         *("none", "mask", "fraction", "high", "low", "real", "flat", "lengths", "shape"),
@@ -345,13 +345,13 @@ def test_a_test_set_comes_in_pieces_and_in_the_same_types() -> None:
 
 
 def test_what_clients_hold_out_is_the_test_set_where_there_is_none() -> None:
-    fed = make(clients=[[0, 1], [2, 3]], held=[[4], [5, 6]])
+    fed = make(clients=[[0, 1], [2, 3]], held_out=[[4], [5, 6]])
     assert fed.has_test
     assert [b.x[:, 0].tolist() for b in fed.test_batches()] == [[4, 5, 6]]
-    assert [b.x[:, 0].tolist() for b in fed.held_batches(1, rows=1)] == [[5], [6]]
+    assert [b.x[:, 0].tolist() for b in fed.held_out_batches(1, rows=1)] == [[5], [6]]
     assert fed.rows.tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match=r"client 1 names a held-out row outside 0\.\.9"):
-        make(held=[[0], [10], []])
+        make(held_out=[[0], [10], []])
     with pytest.raises(DataError, match="nothing to test on"):
         next(make().test_batches())
 

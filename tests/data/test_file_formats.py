@@ -6,8 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_files import (
+    arrays,
+    fails,
+    hospital,
+    labels,
+    pixels,
+    write_csv,
+    write_images,
+    write_npz,
+)
 from PIL import Image
-from written import arrays, fails, hospital, labels, pixels, write_csv, write_images, write_npz
 
 from kedge.data.datasets import load
 from kedge.data.datasets.find import natural

@@ -10,8 +10,14 @@ import pytest
 from labels import COMPLETE, LABELS, shares
 
 from kedge.data.partition import draw
-from kedge.data.partition.draws import arrivals, blocks, capped_counts, fill, proportional_sizes
 from kedge.data.partition.registries import generator
+from kedge.data.partition.sampling import (
+    arrivals,
+    block_sizes,
+    capped_counts,
+    draw_classes,
+    proportional_sizes,
+)
 from kedge.errors import (
     DataError,
     IncompatibleError,
@@ -108,7 +114,7 @@ def test_p1_draws_until_the_smallest_client_has_the_minimum() -> None:
     rng = generator(5, "class_dirichlet_capped")
     draws = (
         share
-        for block in blocks(cells=20 * 10)
+        for block in block_sizes(cells=20 * 10)
         for share in rng.dirichlet(np.full(20, 0.05), size=(block, 10))
     )
     rejected = 0
@@ -192,7 +198,7 @@ def test_p2_has_the_law_of_one_sample_at_a_time() -> None:
     rng, n, seen = np.random.default_rng(2), 8000, Counter()
     for _ in range(n):
         turns = arrivals(rng, np.array(sizes))
-        taken = fill(rng, priors, turns, np.array(room))
+        taken = draw_classes(rng, priors, turns, np.array(room))
         table = np.zeros((3, 3), dtype=int)
         np.add.at(table, (turns, taken), 1)
         seen[tuple(map(tuple, table.tolist()))] += 1
@@ -211,7 +217,7 @@ def test_p2_turns_go_to_clients_that_are_not_full() -> None:
 
 
 def test_p2_turns_without_mass_left_draw_uniformly() -> None:
-    taken = fill(
+    taken = draw_classes(
         np.random.default_rng(0),
         np.array([[1.0, 0.0, 0.0]]),
         np.zeros(3000, dtype=np.int64),
@@ -414,8 +420,8 @@ def test_a_pair_that_cannot_be_balanced() -> None:
 
 def test_redraws_are_bounded() -> None:
     for cells in (1, 100, 1000, 10**5, 10**9):
-        assert 10 <= sum(blocks(cells)) <= 100_000
-        assert sum(blocks(cells)) <= max(10, 20_000_000 // cells)
+        assert 10 <= sum(block_sizes(cells)) <= 100_000
+        assert sum(block_sizes(cells)) <= max(10, 20_000_000 // cells)
 
 
 def test_wrong_groups() -> None:

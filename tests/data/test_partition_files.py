@@ -127,7 +127,7 @@ def test_angles_follow_their_samples() -> None:
 @pytest.mark.parametrize(
     ("clients", "shift", "message"),
     [
-        (([0, 1], [1]), {}, "sample 1 is held twice"),
+        (([0, 1], [1]), {}, "sample 1 is assigned twice"),
         (([0], [3]), {}, "no sample 3 among 3 samples"),
         (([0], [-1]), {}, "no sample -1"),
         (([0.5],), {}, "whole numbers"),
@@ -199,7 +199,7 @@ def test_files_that_cannot_be_loaded(tmp_path) -> None:
         "seed is missing": json.dumps({k: v for k, v in record.items() if k != "seed"}),
         "clients is missing or of the wrong type": json.dumps({**record, "clients": "all"}),
         "whole numbers": json.dumps({**record, "clients": [["a"]]}),
-        "held twice": json.dumps({**record, "clients": [[1, 1]]}),
+        "assigned twice": json.dumps({**record, "clients": [[1, 1]]}),
         "rotation must be numbers": json.dumps({**record, "rotation": ["a"] * 10}),
         "its content has hash": json.dumps(swapped),
     }

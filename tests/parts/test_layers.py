@@ -358,7 +358,7 @@ def test_single_clients_models_are_evaluated() -> None:
     rows = torch.split(problem.federation.rows, 10)
     fed = type(problem.federation)(
         problem.federation.x, problem.federation.y, [r[:6] for r in rows],
-        problem.federation.task, held=[r[6:] for r in rows], dtype=DOUBLE,
+        problem.federation.task, held_out=[r[6:] for r in rows], dtype=DOUBLE,
     )  # fmt: skip
     run = replace(problem, federation=fed).simulate("local")
     for _ in range(3):
@@ -366,6 +366,6 @@ def test_single_clients_models_are_evaluated() -> None:
     own, shared = run.evaluate_clients(personal=True), run.evaluate_clients()
     assert [r["loss"] for r in own] != [r["loss"] for r in shared]
     first = tree.take(run.personal(), 0)
-    batch = next(fed.held_batches(0))
+    batch = next(fed.held_out_batches(0))
     logits = run.bound.model.forward(first, batch.x, "eval").logits
     assert own[0]["loss"] == pytest.approx(float(fed.task.loss(logits, batch).mean()))

@@ -29,9 +29,9 @@ def own_data(federation: Federation, client: int) -> Federation:
     start, size = federation.offsets[client], federation.sizes[client]
     rows = federation.rows[start : start + size]
     x, y = federation.x[rows], federation.y[rows]
-    held = [torch.arange(0)] if federation.held else None
+    held = [torch.arange(0)] if federation.held_out else None
     return Federation(
-        x, y, [torch.arange(size)], federation.task, held=held, dtype=federation.dtype
+        x, y, [torch.arange(size)], federation.task, held_out=held, dtype=federation.dtype
     )
 
 

@@ -20,7 +20,7 @@ def simulate(engine: str, task: str, batchnorm: str = "average") -> Simulation:
     train = [own[: len(own) // 2] for own in rows]
     held = [own[len(own) // 2 :] for own in rows]
     held[2] = held[2][:0]  # holds nothing out
-    made = Federation(fed.x, fed.y, train, fed.task, held=held, dtype=fed.dtype)
+    made = Federation(fed.x, fed.y, train, fed.task, held_out=held, dtype=fed.dtype)
     model = type(problem.simulate("fedavg").bound.model)(problem.module, batchnorm=batchnorm)
     work = LocalWork(batch=4)
     return Simulation(made, model, "fedper", optim=SGD(lr=0.1), work=work, engine=engine)

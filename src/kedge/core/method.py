@@ -14,7 +14,7 @@ from kedge.core.part import Part, make_part
 from kedge.core.part import parts as registered
 from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
 from kedge.grammar import Call, parse_calls
-from kedge.schema import Gathered
+from kedge.schema import ErrorCollector
 
 
 class FedAvg(Part):
@@ -70,16 +70,16 @@ def parse(text: str | Method | Part) -> Method:
         return text
     if isinstance(text, Part):
         return Method((text,))
-    gathered, found = Gathered(), []
+    errors, found = ErrorCollector(), []
     for call in parse_calls(text):
-        with gathered.one():
+        with errors.collect():
             if call.name == "fedavg":
                 _check_fedavg(call)
             elif call.name not in registered:
                 raise UnknownName("part", call.name, ["fedavg", *registered], see="kedge list")
             else:
                 found.append(make_part(*call))
-    gathered.done()
+    errors.raise_all()
     return Method(tuple(found))
 
 

@@ -20,7 +20,7 @@ from kedge.core.tree import Params, Tree
 from kedge.errors import FieldError
 from kedge.grammar import parse_call
 from kedge.registry import Registry
-from kedge.schema import Doc, Gathered, Range, Read, Schema, schema_of
+from kedge.schema import Doc, ErrorCollector, Range, Read, Schema, schema_of
 
 Own = TypeVar("Own", bound="Optimizer")
 
@@ -226,16 +226,16 @@ def make_optimizer(
     call = parse_call(text)
     schema = optimizers[call.name].schema()
     named = dict(zip(schema.options, call.args, strict=False)) | call.kwargs
-    gathered, filled = Gathered(), {}
+    errors, filled = ErrorCollector(), {}
     for key, value in (settings or {}).items():
-        with gathered.one():
+        with errors.collect():
             if key in schema.options and key not in named:
                 filled[key] = value
             elif key in chosen:
                 _refuse(text, call.name, key, value, named)
-    with gathered.one():
+    with errors.collect():
         values = schema.bind(call._replace(kwargs=filled | call.kwargs))
-    gathered.done()
+    errors.raise_all()
     return optimizers[call.name](**values)
 
 

@@ -1,1 +1,1 @@
-"""Data: readers, datasets, partitions, and the federation on a device."""
+"""Data: dataset readers, partitions, splits, augmentation, and the federation on a device."""

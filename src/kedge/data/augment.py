@@ -1,7 +1,7 @@
-"""Batched image operations on the device: crop, flip, rotation, normalisation.
+"""Data augmentation: batched crop, flip and rotation on the device.
 
-Each takes images ``[B, C, H, W]`` in the scale of 0 to 1; random ones take a key and draw anew for
-every image. They work under ``vmap``.
+Each function takes images ``[B, C, H, W]`` scaled to 0..1. Random ones take a key and draw
+independently for every image. All of them work under ``vmap``.
 """
 
 from __future__ import annotations
@@ -23,31 +23,36 @@ Augmentation = Callable[[Tensor, Tensor], Tensor]  # (images, key) -> images
 augmentations = Registry[Callable[..., Augmentation]](
     "augmentation", see="kedge list augmentations"
 )
-"""A function of its options that returns an augmentation; a new one is registered by name."""
+"""Functions of their options that return an :data:`Augmentation`, by name."""
 
 
 def rotate(x: Tensor, degrees: Tensor) -> Tensor:
-    """Turn each image counter-clockwise by its angle, bilinearly, black where nothing is."""
+    """Rotate each image counter-clockwise, with bilinear interpolation and black corners.
+
+    Args:
+        x: images ``[B, C, H, W]``.
+        degrees: one angle per image, ``[B]``.
+    """
     height, width = x.shape[-2:]
     angle = degrees.to(x.dtype).reshape(-1, 1, 1) * (math.pi / 180)
     cos, sin = torch.cos(angle), torch.sin(angle)
-    across = (2 * torch.arange(width, dtype=x.dtype, device=x.device) + 1) / width - 1
-    down = ((2 * torch.arange(height, dtype=x.dtype, device=x.device) + 1) / height - 1)[:, None]
-    source_x = cos * across - sin * down * (height / width)  # [B, H, W], in the scale of -1 to 1
-    source_y = sin * across * (width / height) + cos * down
+    column = (2 * torch.arange(width, dtype=x.dtype, device=x.device) + 1) / width - 1
+    row = ((2 * torch.arange(height, dtype=x.dtype, device=x.device) + 1) / height - 1)[:, None]
+    source_x = cos * column - sin * row * (height / width)  # [B, H, W], in -1..1
+    source_y = sin * column * (width / height) + cos * row
     grid = torch.stack([source_x, source_y], -1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 @augmentations.register("crop")
 def crop(*, padding: Annotated[Size, Doc("pixels on every side")] = 4) -> Augmentation:
-    """A random window of the image padded with black on every side."""
+    """Pad each image with black on every side and crop it at a random offset."""
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
         count, _, height, width = x.shape
         shift = rng.integers(key, (2, count), 2 * padding + 1) - padding
-        x = _shifted(x, shift[0], 2, height)
-        return _shifted(x, shift[1], 3, width)
+        x = _shift(x, shift[0], 2, height)
+        return _shift(x, shift[1], 3, width)
 
     return apply
 
@@ -57,15 +62,15 @@ def flip() -> Augmentation:
     """Mirror each image left to right with probability 1/2."""
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
-        turned = rng.uniform(key, (len(x), 1, 1, 1)) < 0.5
-        return torch.where(turned, x.flip(-1), x)
+        mirrored = rng.uniform(key, (len(x), 1, 1, 1)) < 0.5
+        return torch.where(mirrored, x.flip(-1), x)
 
     return apply
 
 
 @augmentations.register("turn")
 def turn(*, degrees: Annotated[NotNegative, Doc("largest angle")] = 15.0) -> Augmentation:
-    """Turn each image by an angle drawn from -degrees to degrees."""
+    """Rotate each image by an angle drawn uniformly from -degrees to degrees."""
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
         return rotate(x, (2 * rng.uniform(key, (len(x),), x.dtype) - 1) * degrees)
@@ -74,11 +79,20 @@ def turn(*, degrees: Annotated[NotNegative, Doc("largest angle")] = 15.0) -> Aug
 
 
 def augmentation(text: str) -> Augmentation | None:
-    """Read ``none`` or a sum such as ``crop(4)+flip``, applied left to right.
+    """Parse an augmentation.
+
+    Args:
+        text: ``none``, or a sum such as ``crop(4)+flip``, applied from left to right.
+
+    Returns:
+        A function of images ``[B, C, H, W]`` and a key, or None for ``none``.
 
     Raises:
         UnknownName: there is no such augmentation or option.
         FieldError: the value of an option is wrong.
+
+    >>> augmentation("crop(padding=2)+flip")(torch.rand(5, 3, 8, 8), rng.key(0)).shape
+    torch.Size([5, 3, 8, 8])
     """
     if text.strip() == "none":
         return None
@@ -92,11 +106,11 @@ def augmentation(text: str) -> Augmentation | None:
     return apply
 
 
-def _shifted(x: Tensor, by: Tensor, axis: int, size: int) -> Tensor:
-    """Each image moved along one axis by its own number of pixels, black coming in."""
-    at = torch.arange(size, device=x.device) + by[:, None]  # [B, size]
-    inside = (at >= 0) & (at < size)
+def _shift(x: Tensor, offset: Tensor, axis: int, size: int) -> Tensor:
+    """Shift each image along one axis by its own ``offset`` (pixels, ``[B]``); fill with black."""
+    source = torch.arange(size, device=x.device) + offset[:, None]  # [B, size]
+    inside = (source >= 0) & (source < size)
     shape = [len(x), 1, 1, 1]
     shape[axis] = size
-    index = at.clamp(0, size - 1).reshape(shape).expand(x.shape)
+    index = source.clamp(0, size - 1).reshape(shape).expand(x.shape)
     return torch.gather(x, axis, index) * inside.reshape(shape)

@@ -1,4 +1,4 @@
-"""From a dataset and a partition to a federation: what is trained on, what is tested on."""
+"""Build a federation from a dataset, a partition and a split."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kedge.data.augment import rotate
 from kedge.data.datasets import Dataset
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
-from kedge.data.splits import Pieces, deal
+from kedge.data.splits import SplitData, split_data
 from kedge.errors import DataError
 
-_ROWS = 4096  # images turned at a time
+_SHIFT_ROWS = 4096  # samples shifted at once, which bounds the memory
 
 
 def federate(
@@ -32,45 +32,68 @@ def federate(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Federation:
-    """Deal a dataset out to clients. A partition given as text is drawn with ``seed``."""
-    pieces = deal(dataset, partition, clients, split, seed)
-    shifted = _shift(pieces, dataset, seed)
+    """Partition a dataset among clients and put it on a device.
+
+    Args:
+        dataset: samples and labels, from :func:`kedge.data.datasets.load`.
+        partition: a partition, or its text, such as ``dirichlet(0.1)+rotation(step=15)``.
+        clients: number of clients, for a partition given as text.
+        split: where test data come from: ``auto``, ``given``, ``holdout(0.2)`` or ``pooled(...)``.
+        augment: augmentation of training batches, such as ``crop(4)+flip``.
+        angles: rotations of the test set in degrees; the model is tested on each of them.
+        seed: seed of the partition, the split and the feature noise.
+        dtype: floating-point type of inputs and targets.
+        device: where the samples are stored.
+
+    Returns:
+        The federation; its ``partition`` is the one that was drawn.
+
+    Raises:
+        DataError: the dataset does not suit the partition, the split or the augmentation.
+        KedgeError: a text cannot be parsed, or the partition cannot be drawn.
+
+    >>> from kedge.data.datasets import load
+    >>> federation = federate(load("digits"), "dirichlet(0.5)", clients=5)
+    >>> federation.num_clients, federation.input_shape, federation.num_test
+    (5, (1, 8, 8), 359)
+    """
+    data = split_data(dataset, partition, clients, split, seed)
     federation = Federation(
-        shifted,
-        pieces.y,
-        pieces.train.clients,
+        _shift_features(data, dataset, seed),
+        data.y,
+        data.train.clients,
         make_task(dataset.task, dataset.outputs),
-        pieces.test,
-        held=pieces.held,
+        data.test,
+        held_out=data.held_out,
         moments=(dataset.mean, dataset.std),
         augment=augment,
         angles=angles,
         dtype=dtype,
         device=device,
     )
-    federation.partition = pieces.whole
+    federation.partition = data.partition
     return federation
 
 
-def _shift(pieces: Pieces, dataset: Dataset, seed: int) -> Any:
-    """The samples as their clients see them: turned, or with noise."""
-    whole = pieces.whole
-    degrees = whole.degrees()
-    if degrees is None and whole.noise is None:
-        return pieces.x
+def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:
+    """The inputs after each client's feature shift: rotation and noise."""
+    partition = data.partition
+    degrees = partition.degrees()
+    if degrees is None and partition.noise is None:
+        return data.x
     if degrees is not None and not dataset.is_image:
         raise DataError(f"rotation is for images; {dataset.name} is a table. Use noise(0.1)")
-    x = torch.as_tensor(pieces.x).clone()
-    for k, rows in enumerate(whole.clients):
-        for at in np.array_split(np.arange(len(rows)), max(1, len(rows) // _ROWS)):
-            own = torch.tensor(rows[at])
+    x = torch.as_tensor(data.x).clone()
+    for k, rows in enumerate(partition.clients):
+        for chunk in np.array_split(np.arange(len(rows)), max(1, len(rows) // _SHIFT_ROWS)):
+            own = torch.tensor(rows[chunk])
             values = x[own].to(torch.float32)
             if degrees is not None:
-                values = rotate(values, torch.tensor(degrees[k][at]))
-            if whole.noise is not None:
+                values = rotate(values, torch.tensor(degrees[k][chunk]))
+            if partition.noise is not None:
                 key = rng.fold(rng.fold(rng.key(seed), "shift"), int(own[0]))
                 unit = 255.0 if x.dtype == torch.uint8 else torch.as_tensor(dataset.std)
-                sigma = float(whole.noise[k])
+                sigma = float(partition.noise[k])
                 values = values + sigma * unit * rng.normal(key, tuple(values.shape))
             x[own] = values.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else values
     return x

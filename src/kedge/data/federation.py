@@ -1,6 +1,6 @@
-"""The federation on the device: all samples in one tensor, every client a list of rows.
+"""The federation on a device: all samples in one tensor, and the rows of every client.
 
-A batch is a gather by index; :mod:`kedge.core.work` draws the indices.
+A batch is gathered by row index; :mod:`kedge.core.work` draws the batch indices.
 """
 
 from __future__ import annotations
@@ -21,17 +21,45 @@ from kedge.data.augment import augmentation, rotate
 from kedge.data.partition import Partition
 from kedge.errors import DataError
 
-SWEEP_ROWS = 256  # rows of one piece of a sweep
+SWEEP_ROWS = 256  # rows per piece of a sweep
 
 
 class Federation:
-    """Samples, the rows of each client, and what the models are tested on.
+    """Samples, the rows of each client, and the test data.
 
-    Inputs stay as they come: uint8 images are scaled to 0..1 and normalised by ``moments`` (mean
-    and standard deviation per channel or column) when a batch is gathered, floats are normalised
-    likewise. ``held`` are rows of each client that it does not train on; without a ``test`` set,
-    the global model is tested on all of them. ``angles`` tests on the test set turned by each of
-    them.
+    Inputs are stored as given. When a batch is gathered, uint8 images are scaled to 0..1, and all
+    inputs are normalised by ``moments``.
+
+    Args:
+        x: inputs, ``[N, C, H, W]`` for images (uint8 or float) or ``[N, ...]``.
+        y: labels, ``[N]`` or ``[N, outputs]`` as the task takes them.
+        clients: for each client, the rows of ``x`` that it trains on.
+        task: the task, such as ``Classification(10)``.
+        test: inputs and labels of a common test set.
+        held_out: for each client, rows that it tests on and does not train on. Without ``test``,
+            the global model is tested on all of them.
+        moments: mean and standard deviation, per channel or column.
+        augment: augmentation of training batches, such as ``crop(4)+flip``.
+        angles: rotations of the test set in degrees; the model is tested on each of them.
+        dtype: floating-point type of inputs and targets.
+        device: where the samples are stored.
+
+    Attributes:
+        sizes: number of training samples of each client.
+        rows: training rows of all clients; those of client ``k`` start at ``offsets[k]``.
+        held_out: held-out rows of each client; empty if there are none.
+        partition: the partition that the clients come from, or None.
+
+    Raises:
+        DataError: shapes, labels or rows are wrong, or images are required.
+
+    >>> from kedge.core.task import Classification
+    >>> x, y = torch.rand(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> federation = Federation(x, y, [[0, 1], [2, 3, 4]], Classification(2), held_out=[[5], []])
+    >>> federation.sizes, federation.num_test
+    ([2, 3], 1)
+    >>> federation.clean(torch.tensor([0, 2])).x.shape
+    torch.Size([2, 4])
     """
 
     def __init__(
@@ -42,7 +70,7 @@ class Federation:
         task: Task,
         test: tuple[Any, Any] | None = None,
         *,
-        held: Sequence[Any] | None = None,
+        held_out: Sequence[Any] | None = None,
         moments: tuple[Any, Any] | None = None,
         augment: str = "none",
         angles: Sequence[float] = (0.0,),
@@ -50,21 +78,21 @@ class Federation:
         device: torch.device | str = "cpu",
     ) -> None:
         self.task, self.dtype, self.device = task, dtype, torch.device(device)
-        self.partition: Partition | None = None  # where the clients come from, if they were drawn
-        self.x, self.y = self._inputs(x), self._labels(y)
+        self.partition: Partition | None = None
+        self.x, self.y = self._to_inputs(x), self._to_labels(y)
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
-        self._check_labels(self.y, "")
+        self.task.check_labels(self.y, "")
         if not len(clients):
             raise DataError("there are no clients; give at least one list of rows")
-        rows = [self._rows(k, own) for k, own in enumerate(clients)]
+        rows = [self._to_rows(k, own) for k, own in enumerate(clients)]
         self.sizes = [len(own) for own in rows]
         self.offsets = [0, *accumulate(self.sizes)][:-1]
         self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
-        self.held = [self._rows(k, own, "held-out ") for k, own in enumerate(held or ())]
-        if self.held and len(self.held) != len(rows):
-            raise DataError(f"{len(self.held)} lists of held-out rows for {len(rows)} clients")
-        for k, own in enumerate(self.held):
+        self.held_out = [self._to_rows(k, own, "held-out ") for k, own in enumerate(held_out or ())]
+        if self.held_out and len(self.held_out) != len(rows):
+            raise DataError(f"{len(self.held_out)} lists of held-out rows for {len(rows)} clients")
+        for k, own in enumerate(self.held_out):
             if bool(torch.isin(own, rows[k].to(self.device)).any()):
                 raise DataError(f"client {k} holds out rows that it also trains on")
         self.angles = tuple(angles)
@@ -78,7 +106,7 @@ class Federation:
             self._moments = (mean.reshape(shape), std.reshape(shape))
         self._test = None
         if test is not None:
-            inputs, labels = self._inputs(test[0]), self._labels(test[1])
+            inputs, labels = self._to_inputs(test[0]), self._to_labels(test[1])
             if len(inputs) != len(labels):
                 raise DataError(f"{len(inputs)} test inputs but {len(labels)} test labels")
             if inputs.shape[1:] != self.x.shape[1:]:
@@ -86,11 +114,11 @@ class Federation:
                     f"test inputs have the shape {tuple(inputs.shape[1:])}, training inputs "
                     f"{tuple(self.x.shape[1:])}"
                 )
-            self._check_labels(labels, "test ")
+            self.task.check_labels(labels, "test ")
             self._test = (inputs, labels)
-        elif self.held:
-            every = torch.cat(self.held)
-            self._test = (self.x[every], self.y[every])
+        elif self.held_out:
+            tested = torch.cat(self.held_out)
+            self._test = (self.x[tested], self.y[tested])
 
     @property
     def num_clients(self) -> int:
@@ -98,101 +126,105 @@ class Federation:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input, without the batch dimension."""
         return tuple(self.x.shape[1:])
 
     @property
     def num_test(self) -> int:
-        """Samples of the test set."""
+        """Number of test samples."""
         return len(self._test[0]) if self._test is not None else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all samples and rows on the device."""
+        """Size of all samples and row indices on the device, in bytes."""
         return tree.nbytes((self.x, self.y, self.rows, *(self._test or ())))
 
     # -- batches ------------------------------------------------------------------------------
 
     @property
     def is_random(self) -> bool:
+        """Whether training batches are augmented."""
         return self._augment is not None
 
     def batch(self, index: Tensor, key: Tensor) -> Batch:
-        """Samples for training, augmented."""
-        x = self._scaled(_picked(self.x, index))
+        """A training batch: the samples of some rows ``[B]``, augmented with ``key``."""
+        x = self._scale(_gather(self.x, index))
         if self._augment is not None:
             x = self._augment(x, key)
-        return Batch(self._normalised(x), _picked(self.y, index))
+        return Batch(self._normalise(x), _gather(self.y, index))
 
     def clean(self, index: Tensor) -> Batch:
-        """The same samples as they are."""
-        return Batch(self._normalised(self._scaled(self.x[index])), self.y[index])
+        """The samples of some rows, without augmentation. ``index`` may have any shape."""
+        return Batch(self._normalise(self._scale(self.x[index])), self.y[index])
 
     @property
     def has_test(self) -> bool:
+        """Whether there are test samples."""
         return self._test is not None
 
     def test_batches(self, angle: float = 0.0, rows: int = 1024) -> Iterator[Batch]:
-        """The test set piece by piece, turned by an angle."""
+        """The test set in batches of ``rows`` samples, rotated by ``angle`` degrees.
+
+        Raises:
+            DataError: there are neither test samples nor held-out rows.
+        """
         if self._test is None:
             raise DataError(
                 "there is nothing to test on; give a test set, or hold out a part of every client"
             )
         inputs, labels = self._test
         for i in range(0, len(inputs), rows):
-            x = self._scaled(inputs[i : i + rows])
+            x = self._scale(inputs[i : i + rows])
             if angle:
                 x = rotate(x, torch.full((len(x),), angle, device=self.device))
-            yield Batch(self._normalised(x), labels[i : i + rows])
+            yield Batch(self._normalise(x), labels[i : i + rows])
 
-    def held_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
-        """What a client keeps for testing, piece by piece."""
-        for piece in torch.split(self.held[client], rows):
-            yield self.clean(piece)
+    def held_out_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
+        """The held-out samples of a client in batches of ``rows`` samples."""
+        for index in torch.split(self.held_out[client], rows):
+            yield self.clean(index)
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def _scale(self, x: Tensor) -> Tensor:
         return x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def _normalise(self, x: Tensor) -> Tensor:
         if self._moments is None:
             return x
         mean, std = self._moments
         return (x - mean) / std
 
-    # -- what a round needs -------------------------------------------------------------------
+    # -- data of whole clients ----------------------------------------------------------------
 
     def label_counts(self) -> Tensor:
-        """Samples of each class on each client, ``[clients, C]``."""
+        """Number of training samples of each class on each client, ``[clients, C]``."""
         soft = self.task.soft(self.y[self.rows], self.dtype)
         owner = torch.repeat_interleave(torch.tensor(self.sizes, device=self.device))
         counts = torch.zeros(self.num_clients, soft.shape[1], dtype=self.dtype, device=self.device)
         return counts.index_add(0, owner, soft)
 
     def sweep_pieces(self, clients: Sequence[int]) -> SweepPieces:
-        """The whole data of some clients as pieces of one size, ``[K, pieces, rows]``."""
-        size = SWEEP_ROWS  # whoever else takes part: it decides the order of sums
+        """All training rows of K clients in pieces of equal size, ``[K, pieces, rows]``."""
+        size = SWEEP_ROWS  # independent of the cohort, since it sets the order of summation
         pieces = math.ceil(max(self.sizes[k] for k in clients) / size)
         at = torch.arange(pieces * size, device=self.device)
-        n = self._numbers([self.sizes[k] for k in clients])[:, None]
-        start = self._numbers([self.offsets[k] for k in clients])[:, None]
+        n = self._to_device([self.sizes[k] for k in clients])[:, None]
+        start = self._to_device([self.offsets[k] for k in clients])[:, None]
         index = self.rows[start + torch.minimum(at, n - 1)]
         mask = (at < n).to(self.dtype)
         return SweepPieces(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
 
-    def _numbers(self, values: Sequence[int]) -> Tensor:
-        """Numbers on the device, without waiting for it."""
+    def _to_device(self, values: Sequence[int]) -> Tensor:
+        """Integers on the device, copied without synchronisation."""
         return torch.tensor(values).to(self.device, non_blocking=True)
 
-    def _inputs(self, x: Any) -> Tensor:
+    def _to_inputs(self, x: Any) -> Tensor:
         x = _tensor(x)
         return x.to(self.device, x.dtype if x.dtype == torch.uint8 else self.dtype)
 
-    def _labels(self, y: Any) -> Tensor:
+    def _to_labels(self, y: Any) -> Tensor:
         return self.task.labels(_tensor(y).to(self.device), self.dtype)
 
-    def _check_labels(self, y: Tensor, kind: str) -> None:
-        self.task.check_labels(y, kind)
-
-    def _rows(self, client: int, rows: Any, kind: str = "") -> Tensor:
+    def _to_rows(self, client: int, rows: Any, kind: str = "") -> Tensor:
         own = _tensor(rows)
         if len(own) and (own.dtype == torch.bool or own.is_floating_point()):
             raise DataError(
@@ -207,12 +239,12 @@ class Federation:
 
 
 def _tensor(values: Any) -> Tensor:
-    """A tensor of an array or list; read-only arrays are copied, as torch cannot share them."""
+    """An array or list as a tensor. Read-only arrays are copied: torch cannot share them."""
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()
     return torch.as_tensor(values)
 
 
-def _picked(x: Tensor, index: Tensor) -> Tensor:
-    """Some rows; for one client on a CPU by an operator that takes a twentieth of the time."""
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    """``x[index]``; for one client on the CPU through ``index_select``, 20 times as fast."""
     return x.index_select(0, index) if rng.is_plain(index, 1) else x[index]

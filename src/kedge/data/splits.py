@@ -1,8 +1,8 @@
-"""Splits: where test data come from.
+"""Splits: which samples are trained on and which are tested on.
 
-A split is a function of a dataset, of a function that draws the partition of some samples, and of
-a seed, that says who trains and who tests on what. A new one is such a function, registered by
-name; its keyword-only parameters are its options.
+A split is a function ``(dataset, draw_partition, seed) -> SplitData``, registered by name. Its
+keyword-only parameters are its options. ``draw_partition(labels)`` draws the partition of samples
+with these labels.
 """
 
 from __future__ import annotations
@@ -20,71 +20,71 @@ from kedge.registry import Registry
 from kedge.schema import BoundCall, Doc, Range, schema_of
 
 
-class Pieces(NamedTuple):
-    """All samples in one array, and who trains and tests on which."""
+class SplitData(NamedTuple):
+    """All samples in one array, and the rows that each client trains and tests on."""
 
     x: Any
     y: Any
     train: Partition
-    held: Sequence[Any]
-    test: tuple[Any, Any] | None
-    whole: Partition  # as it was drawn, before anything was held out
+    held_out: Sequence[Any]  # rows of each client, or empty
+    test: tuple[Any, Any] | None  # inputs and labels of a common test set
+    partition: Partition  # as drawn, before rows were held out
 
 
-Draw = Callable[[Any], Partition]  # the partition of samples with these labels
+DrawPartition = Callable[[Any], Partition]
 Share = Annotated[float, Range(0, 1, open=True, open_high=True)]
 
-splits = Registry[Callable[..., Pieces]]("split", see="kedge list splits")
+splits = Registry[Callable[..., SplitData]]("split", see="kedge list splits")
 
 
 @splits.register("auto")
-def auto(dataset: Dataset, drawn: Draw, seed: int) -> Pieces:
-    """As given where the dataset has a test set, else holdout(0.2)."""
+def auto(dataset: Dataset, draw_partition: DrawPartition, seed: int) -> SplitData:
+    """The split ``given`` if the dataset has a test set, else ``holdout(0.2)``."""
     if dataset.x_test is not None:
-        return given(dataset, drawn, seed)
-    return held_out(dataset, drawn, seed)
+        return given(dataset, draw_partition, seed)
+    return hold_out(dataset, draw_partition, seed)
 
 
 @splits.register("given")
-def given(dataset: Dataset, drawn: Draw, seed: int) -> Pieces:
+def given(dataset: Dataset, draw_partition: DrawPartition, seed: int) -> SplitData:
     """The dataset's own test set, per silo where the silos have their own."""
     test = _test_set(dataset)
     if test is None:
         raise DataError(f"{dataset.name} has no test set; use split = holdout(0.2)")
     x, y, groups = dataset.x_train, dataset.y_train, dataset.groups
-    whole = drawn(y)
+    partition = draw_partition(y)
     if dataset.groups_test is None or groups is None:
-        return Pieces(x, y, whole, (), test, whole)
-    rows = [np.flatnonzero(dataset.groups_test == g) + len(x) for g in _silos(whole, groups)]
+        return SplitData(x, y, partition, (), test, partition)
+    rows = [np.flatnonzero(dataset.groups_test == g) + len(x) for g in _silo_ids(partition, groups)]
     joined = np.concatenate([x, test[0]]), np.concatenate([y, test[1]])
-    return Pieces(*joined, whole, rows, test, whole)
+    return SplitData(*joined, partition, rows, test, partition)
 
 
 @splits.register("holdout")
-def held_out(
+def hold_out(
     dataset: Dataset,
-    drawn: Draw,
+    draw_partition: DrawPartition,
     seed: int,
     *,
     fraction: Annotated[Share, Doc("share of every client's samples")] = 0.2,
-) -> Pieces:
-    """Every client keeps a stratified part of its data for testing, besides any given test set."""
-    whole = drawn(dataset.y_train)
-    kept, held = holdout(whole, _flat(dataset.y_train), fraction, seed)
+) -> SplitData:
+    """Hold out a stratified share of every client, besides any given test set."""
+    partition = draw_partition(dataset.y_train)
+    train, held_out = holdout(partition, _flat(dataset.y_train), fraction, seed)
     test = _test_set(dataset)
-    return Pieces(dataset.x_train, dataset.y_train, kept, held.clients, test, whole)
+    return SplitData(dataset.x_train, dataset.y_train, train, held_out.clients, test, partition)
 
 
 @splits.register("pooled")
 def pooled(
     dataset: Dataset,
-    drawn: Draw,
+    draw_partition: DrawPartition,
     seed: int,
     *,
     train: Annotated[Share, Doc("share to train on")] = 0.4,
     test: Annotated[Share, Doc("share to test on; the rest is to validate on")] = 0.3,
-) -> Pieces:
-    """All data are pooled, partitioned, and split per client: to train on, to test on, the rest."""
+) -> SplitData:
+    """Pool all data, partition them, and split every client into train, test and validation."""
     if dataset.groups is not None:
         raise DataError("silos are not pooled; use split = holdout(0.2)")
     if train + test > 1 + 1e-9:
@@ -94,16 +94,16 @@ def pooled(
         )
     xs = [dataset.x_train, dataset.x_val, dataset.x_test]
     ys = [dataset.y_train, dataset.y_val, dataset.y_test]
-    keep = [i for i in range(3) if xs[i] is not None]
-    x, y = np.concatenate([xs[i] for i in keep]), np.concatenate([ys[i] for i in keep])
-    whole = drawn(y)
+    present = [i for i in range(3) if xs[i] is not None]
+    x, y = np.concatenate([xs[i] for i in present]), np.concatenate([ys[i] for i in present])
+    partition = draw_partition(y)
     shares = (train, test, max(0.0, 1 - train - test))
-    kept, held, *_ = resplit(whole, _flat(y), shares, seed)
-    return Pieces(x, y, kept, held.clients, None, whole)
+    train_part, test_part, _ = resplit(partition, _flat(y), shares, seed)
+    return SplitData(x, y, train_part, test_part.clients, None, partition)
 
 
 def read_split(text: str) -> BoundCall:
-    """The split that a string names, with its options.
+    """Parse a split and bind its options.
 
     Raises:
         UnknownName: there is no such split or option.
@@ -117,18 +117,29 @@ def read_split(text: str) -> BoundCall:
     return BoundCall(call.name, function, schema_of(function, call.name).bind(call))
 
 
-def deal(
+def split_data(
     dataset: Dataset, partition: str | Partition, clients: int, split: str, seed: int
-) -> Pieces:
-    """Who gets what, as rows of one array. A partition given as text is drawn with ``seed``."""
+) -> SplitData:
+    """Partition a dataset among clients and split off the test data.
 
-    def draw_labels(y: Any) -> Partition:
+    Args:
+        dataset: the dataset.
+        partition: a partition, or the text of one that is drawn with ``clients`` and ``seed``.
+        clients: number of clients.
+        split: the text of a split, such as ``holdout(0.2)``.
+        seed: seed of the partition and the split.
+
+    Raises:
+        KedgeError: the partition or the split cannot be parsed, drawn, or used with this dataset.
+    """
+
+    def draw_partition(y: Any) -> Partition:
         if isinstance(partition, Partition):
             return partition.check(len(y))
         return draw(partition, _flat(y), clients, seed, dataset.groups)
 
-    pieces: Pieces = read_split(split)(dataset, draw_labels, seed)
-    return pieces
+    data: SplitData = read_split(split)(dataset, draw_partition, seed)
+    return data
 
 
 def _test_set(dataset: Dataset) -> tuple[Any, Any] | None:
@@ -138,16 +149,16 @@ def _test_set(dataset: Dataset) -> tuple[Any, Any] | None:
 
 
 def _flat(y: Any) -> Any:
-    """Labels ``[n]`` where there is one column of them."""
+    """Labels ``[n, 1]`` as ``[n]``; others unchanged."""
     return y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def _silos(whole: Partition, groups: Any) -> list[int]:
+def _silo_ids(partition: Partition, groups: Any) -> list[int]:
     """The silo of each client of a partition by silos."""
-    found = [np.unique(groups[rows]) for rows in whole.clients]
-    if any(len(f) != 1 for f in found):
+    ids = [np.unique(groups[rows]) for rows in partition.clients]
+    if any(len(i) != 1 for i in ids):
         raise DataError(
             "the silos have test sets of their own, so the partition must be silos; "
             "or hold out a part of every client: split = holdout(0.2)"
         )
-    return [int(f[0]) for f in found]
+    return [int(i[0]) for i in ids]

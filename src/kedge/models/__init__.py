@@ -1,7 +1,7 @@
 """The models of the papers, each a sequence of named stages that ends in a ``head``.
 
-Every boundary between two children is a cut; what enters the head are flat features [B, F]. A
-model of your own is a function of an input shape and a number of outputs, registered by name::
+Every boundary between two children is a cut. The input of the head is the features ``[B, F]``. A
+user's own model is a function of input shape and number of outputs, registered by name::
 
     @models.register("tiny")
     def tiny(shape, outputs, *, width: Annotated[int, Doc("channels"), Range(1)] = 8):
@@ -64,22 +64,37 @@ def schema(name: str) -> Schema:
 
 
 def read(text: str) -> BoundCall:
-    """The builder that a string names, with its options; nothing is built yet.
+    """Parse a model and bind its options, without building it.
 
     Raises:
         UnknownName: there is no such model or option.
         FieldError: the value of an option is wrong.
-        GrammarError: the string cannot be read, or an option has no name.
+        GrammarError: the text cannot be parsed, or an option has no name.
     """
     call = parse_call(text)
     return BoundCall(call.name, models[call.name], schema(call.name).bind(call, by_name=True))
 
 
 def build(text: str, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
-    """The model that a string names, for one input shape (without batch) and number of outputs.
+    """Build a model.
 
-    Raises what :func:`read` raises, and ModelError if the model does not take such inputs.
+    Args:
+        text: a model with options, such as ``resnet18(norm=gn)``.
+        shape: input shape without the batch dimension, ``(C, H, W)`` for images.
+        outputs: number of outputs, such as classes.
 
+    Returns:
+        A module that maps ``[B, *shape]`` to ``[B, outputs]``.
+
+    Raises:
+        UnknownName: there is no such model or option.
+        FieldError: the value of an option is wrong.
+        GrammarError: the text cannot be parsed, or an option has no name.
+        ModelError: the model does not take inputs of this shape.
+
+    >>> import torch
+    >>> build("lenet5", (1, 28, 28), 10)(torch.rand(4, 1, 28, 28)).shape
+    torch.Size([4, 10])
     >>> [name for name, _ in build("mlp(hidden=[64, 32])", (10,), 2).named_children()]
     ['stage1', 'stage2', 'head']
     """

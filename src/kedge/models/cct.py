@@ -1,4 +1,4 @@
-"""The compact convolutional transformer: a convolution's places as tokens, and a weighted mean.
+"""The compact convolutional transformer: convolutional tokens and a learned pooling.
 
 Hassani et al., Escaping the Big Data Paradigm with Compact Transformers, 2021 (arXiv 2104.05704).
 """
@@ -28,14 +28,14 @@ def cct7(
 
     3 783 269 parameters for (3, 32, 32) and 100 classes, FedBR's net for CIFAR-100 (Guo et al.,
     ICML 2023); 3 760 139 for ten. Initial weights as the authors of CCT draw them.
-    *Deviation*: nothing is dropped by default; CCT's authors train with
+    *Deviation*: no dropout by default; CCT's authors train with
     ``cct7(attention_dropout=0.1, stochastic_depth=0.1)``.
     """
     channels, height, width = image_shape("cct7", shape)
     dim, depth = 256, 7
     stages: list[nn.Module] = []
     for i in range(depth):
-        skip = stochastic_depth * i / (depth - 1)  # the deeper, the more often skipped
+        skip = stochastic_depth * i / (depth - 1)  # grows linearly with depth
         stages.append(Encoder(dim, 4, 2 * dim, dropout, attention_dropout, skip))
     stages[-1] = named(encoder=stages[-1], norm=nn.LayerNorm(dim), pool=SequencePool(dim))
     tokens = Tokens(channels, dim, ((height + 1) // 2) * ((width + 1) // 2), dropout)
@@ -49,7 +49,7 @@ def cct7(
 
 
 class Tokens(nn.Module):
-    """Convolution, ReLU and pool; each place of the map is a token with a learned position."""
+    """Convolution, ReLU and pool. Each position of the map is a token with a learned embedding."""
 
     def __init__(self, channels: int, dim: int, length: int, dropout: float) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Tokens(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads, in plain matrix products so that it can be vectorised."""
+    """Multi-head self-attention, in plain matrix products so that it works under ``vmap``."""
 
     def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Attention and a two-layer perceptron; the second sum starts from its normalised input."""
+    """Attention and a two-layer perceptron; the second residual starts from the norm's output."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Encoder(nn.Module):
 
 
 class SequencePool(nn.Module):
-    """A mean over the tokens with learned weights: [B, T, D] to [B, D]."""
+    """A weighted mean over the tokens with learned weights: ``[B, T, D]`` to ``[B, D]``."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

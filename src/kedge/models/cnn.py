@@ -1,7 +1,7 @@
 """The small convolutional networks of the federated learning papers.
 
-Each convolution with its pooling is a stage, and so is each fully connected layer before the head;
-maps are flattened where the first fully connected stage begins.
+Each convolution with its pooling is a stage, and so is each fully connected layer before the head.
+Maps are flattened at the start of the first fully connected stage.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def pfl_cnn(
 ) -> nn.Sequential:
     """The CIFAR-10 benchmark net of pfl: 3x3 convolutions 32 and 64, a layer of 128, dropout.
 
-    1 626 442 parameters for (3, 32, 32) and ten classes. Weights are drawn as Glorot & Bengio
-    do, uniformly. Granqvist et al., pfl-research, NeurIPS 2024 (arXiv 2404.06430).
+    1 626 442 parameters for (3, 32, 32) and ten classes, with Glorot uniform initialisation.
+    Granqvist et al., pfl-research, NeurIPS 2024 (arXiv 2404.06430).
     ``dropout=false`` leaves out the dropout of 1/4 after the pool and 1/2 before the head.
     """
     channels, height, width = image_shape("pfl_cnn", shape, 6)
@@ -144,11 +144,12 @@ def _lenet(
 
 
 def _conv(channels: int, filters: int, kernel: int, norm: str, pool: bool = True) -> nn.Sequential:
-    """A convolution without padding, its norm, ReLU and halving of height and width."""
+    """A convolution without padding, norm, ReLU and a 2x2 max-pool."""
     layers = {"conv": nn.Conv2d(channels, filters, kernel), "norm": norm_layer(norm, filters)}
     layers |= {"relu": nn.ReLU(), "pool": nn.MaxPool2d(2)} if pool else {"relu": nn.ReLU()}
     return named(**layers)
 
 
 def _flat(inputs: int, size: int) -> nn.Sequential:
+    """Flatten, a fully connected layer and ReLU."""
     return named(flatten=nn.Flatten(), fc=nn.Linear(inputs, size), relu=nn.ReLU())

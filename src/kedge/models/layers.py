@@ -1,4 +1,4 @@
-"""What the models share: named layers, normalisation, dropout, and checks of shapes and options."""
+"""Shared by the models: named layers, normalisation, dropout, and checks of input shapes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Rate = Annotated[float, Range(0, 1, open_high=True)]
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
-    """A sequence whose layers have names."""
+    """A sequential module with named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
 def stack(*stages: nn.Module, head: nn.Linear, stem: nn.Module | None = None) -> nn.Sequential:
-    """The shape of every model here: ``stem`` if any, ``stage1``, ``stage2``, ..., ``head``."""
+    """Chain a model: ``stem`` if any, ``stage1``, ``stage2``, ..., ``head``."""
     children = {} if stem is None else {"stem": stem}
     children |= {f"stage{i}": stage for i, stage in enumerate(stages, 1)}
     return named(**children, head=head)
 
 
 def head(features: int, outputs: int) -> nn.Linear:
-    """The last layer: one output per class."""
-    if not whole(outputs) or outputs < 1:
+    """The last layer: a linear map from features to outputs."""
+    if not is_int(outputs) or outputs < 1:
         raise ModelError(f"a model has one output or more, not {outputs!r}: give the classes")
     return nn.Linear(features, outputs)
 
@@ -41,32 +41,32 @@ def head(features: int, outputs: int) -> nn.Linear:
 def norm_layer(norm: str, channels: int, *, dims: int = 2, groups: int = 32) -> nn.Module:
     """BatchNorm (``bn``), GroupNorm (``gn``) or nothing (``none``) for maps of ``dims`` dimensions.
 
-    GroupNorm has the largest number of groups that divides the channels, is not above ``groups``
-    (32 as in Wu & He, Group Normalization, ECCV 2018) and leaves at least two channels in a group:
-    one channel alone would be InstanceNorm. Flat features (``dims=0``) are one group, for a
-    group of few numbers would keep little but their signs.
+    GroupNorm has the largest number of groups that divides the channels, is at most ``groups``
+    (32 as in Wu & He, Group Normalization, ECCV 2018) and leaves at least two channels per group:
+    one channel per group would be InstanceNorm. Flat features (``dims=0``) form one group, since
+    a small group would keep little more than the signs of its values.
     """
     Option("norm", Norm).check(norm)
     if norm == "none":
         return nn.Identity()
     if norm == "bn":
         return nn.BatchNorm2d(channels) if dims == 2 else nn.BatchNorm1d(channels)
-    most = min(groups, channels // 2) if dims else 1
+    max_groups = min(groups, channels // 2) if dims else 1
     return nn.GroupNorm(
-        max((g for g in range(1, most + 1) if channels % g == 0), default=1), channels
+        max((g for g in range(1, max_groups + 1) if channels % g == 0), default=1), channels
     )
 
 
 def dropout(p: float) -> nn.Module:
-    """Dropout of single values; nothing at all for p = 0."""
+    """Dropout of single values; the identity for p = 0."""
     return nn.Dropout(p) if p else nn.Identity()
 
 
 class SliceDropout(nn.Module):
     """Dropout of whole slices: ``x[i]`` (stochastic depth) for ``dims=1``, maps ``x[i, j]`` for 2.
 
-    The draw is one plain :class:`torch.nn.Dropout` of ones, so whatever replaces that class to
-    control randomness controls this one too.
+    The mask is a :class:`torch.nn.Dropout` of ones, so that code which replaces that class to
+    control randomness also controls this one.
     """
 
     def __init__(self, p: float, dims: int) -> None:
@@ -80,7 +80,7 @@ class SliceDropout(nn.Module):
 
 
 def fan_out_init(model: nn.Module) -> None:
-    """He initialisation of convolutions over their outputs with zero biases, as torchvision has."""
+    """He initialisation of convolutions by fan-out, with zero biases, as in torchvision."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -88,32 +88,33 @@ def fan_out_init(model: nn.Module) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def image_shape(model: str, shape: Shape, least: int = 1) -> Shape:
-    """(channels, height, width), or an error that says what the model takes."""
+def image_shape(model: str, shape: Shape, min_size: int = 1) -> Shape:
+    """Check an image shape ``(C, H, W)``; raise a ModelError if a side is below ``min_size``."""
     what = "images (channels, height, width)"
-    what += f" of at least {least}x{least}" if least > 1 else ""
-    return _shape(model, shape, what, (1, least, least))
+    what += f" of at least {min_size}x{min_size}" if min_size > 1 else ""
+    return _check_shape(model, shape, what, (1, min_size, min_size))
 
 
-def series_shape(model: str, shape: Shape, least: int = 1) -> Shape:
-    """(channels, length), or an error that says what the model takes."""
-    return _shape(model, shape, f"series (channels, length) of length {least} or more", (1, least))
+def series_shape(model: str, shape: Shape, min_size: int = 1) -> Shape:
+    """Check a series shape ``(C, L)``; raise a ModelError if it is shorter than ``min_size``."""
+    what = f"series (channels, length) of length {min_size} or more"
+    return _check_shape(model, shape, what, (1, min_size))
 
 
 def flat_size(model: str, shape: Shape) -> int:
-    """How many numbers an input of any shape has."""
-    return math.prod(_shape(model, shape, "inputs of any shape with sizes above 0", None))
+    """The number of values of an input of any shape; raise a ModelError if a size is below 1."""
+    return math.prod(_check_shape(model, shape, "inputs of any shape with sizes above 0", None))
 
 
-def _shape(model: str, shape: Shape, what: str, least: Shape | None) -> Shape:
-    sizes = (1,) * len(shape) if least is None else least
-    good = len(shape) == len(sizes) > 0 and all(map(whole, shape))
-    if not good or any(size < low for size, low in zip(shape, sizes, strict=True)):
-        other = "" if least is None else " Choose another model: mlp and linear take any shape."
+def _check_shape(model: str, shape: Shape, what: str, min_sizes: Shape | None) -> Shape:
+    sizes = (1,) * len(shape) if min_sizes is None else min_sizes
+    is_valid = len(shape) == len(sizes) > 0 and all(map(is_int, shape))
+    if not is_valid or any(size < low for size, low in zip(shape, sizes, strict=True)):
+        other = "" if min_sizes is None else " Choose another model: mlp and linear take any shape."
         raise ModelError(f"{model} takes {what}, not inputs of shape {tuple(shape)}.{other}")
     return tuple(shape)
 
 
-def whole(value: Any) -> bool:
-    """Whether a value is an integer (True and False are none)."""
+def is_int(value: Any) -> bool:
+    """Whether a value is an integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

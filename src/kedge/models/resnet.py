@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from kedge.models.layers import Shape, fan_out_init, head, image_shape, named, norm_layer, stack
 from kedge.schema import Count, Doc
 
-Norm = Annotated[Literal["bn", "gn"], Doc("BatchNorm or GroupNorm")]  # sums grow without one
+Norm = Annotated[
+    Literal["bn", "gn"], Doc("BatchNorm or GroupNorm")
+]  # without one, activations grow
 Stem = Annotated[
     Literal["cifar", "imagenet"], Doc("a 3x3 convolution, or 7x7 of stride 2 and a max-pool")
 ]
-Groups = Annotated[Count, Doc("most groups of a GroupNorm")]
+Groups = Annotated[Count, Doc("maximum groups of a GroupNorm")]
 
 
 def resnet18(
@@ -75,7 +77,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions and a shortcut; the stride is that of the 3x3."""
+    """1x1, 3x3 and 1x1 convolutions and a shortcut; the stride is in the 3x3 convolution."""
 
     expansion = 4
 

@@ -49,8 +49,8 @@ def vgg11(shape: Shape, outputs: int, *, norm: Norm = "none") -> nn.Sequential:
     """The convolutions of VGG-11, a global mean and a head; 512 features.
 
     9 225 610 parameters for 3 channels and ten classes. FedBR's net for CIFAR-10 and PACS (Guo et
-    al., ICML 2023), drawn as in torchvision: without a norm, torch's own initial weights
-    let the signal vanish. Also in FLBoost's Table 6.
+    al., ICML 2023), initialised as in torchvision: with PyTorch's default initialisation and no
+    norm, the signal vanishes. Also in FLBoost's Table 6.
     """
     channels = image_shape("vgg11", shape, 32)[0]
     stages = []
@@ -65,7 +65,7 @@ def vgg11(shape: Shape, outputs: int, *, norm: Norm = "none") -> nn.Sequential:
 
 
 def _stage(channels: int, filters: tuple[int, ...], norm: str) -> nn.Sequential:
-    """3x3 convolutions that keep the size, each with norm and ReLU, then a pool."""
+    """3x3 convolutions with padding, each with norm and ReLU, then a max-pool."""
     stage = nn.Sequential()
     for i, size in enumerate(filters, 1):
         stage.add_module(f"conv{i}", nn.Conv2d(channels, size, 3, padding=1))

@@ -120,7 +120,7 @@ def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
     fed, metric = sim.federation, sim.federation.task.metric
     report, record["per_class"] = sim.evaluate_all()
     record |= report
-    if fed.held:
+    if fed.held_out:
         for name in ("client", *(("personal",) if config.personal else ())):
             values = [r.get(metric) for r in sim.evaluate_clients(personal=name == "personal")]
             there = [v for v in values if v is not None]

@@ -1,7 +1,7 @@
-"""Options of all named things: read from signatures, bound to calls, checked, written back.
+"""Options: read from signatures, bound to calls, checked, and written back.
 
-A part is a dataclass, a model or a partition a function; both declare their options in the same
-way, and every ``name(option=value)`` is bound to such a signature here::
+A part is a dataclass; a model or a partition is a function. Both declare their options in the same
+way, and every ``name(option=value)`` is bound to such a signature::
 
     @dataclass(frozen=True)
     class FedProx(Part):
@@ -9,14 +9,14 @@ way, and every ``name(option=value)`` is bound to such a signature here::
 
     def cosine(*, rounds: Annotated[int, Doc("length"), Range(1)], floor: Fraction = 0.0): ...
 
-Options of a dataclass are its fields, options of a function its keyword-only parameters. Types are
-``int``, ``float``, ``bool``, ``str``, ``Literal``, ``tuple`` and unions of them; anything else, and
-an option without a type, takes any value.
+The options of a dataclass are its fields; those of a function are its keyword-only parameters.
+Types are ``int``, ``float``, ``bool``, ``str``, ``Literal``, ``tuple`` and unions of them. An
+option of another type, or without one, takes any value.
 """
 
 from kedge.schema.binding import (
     BoundCall,
-    Gathered,
+    ErrorCollector,
     Option,
     Row,
     Schema,
@@ -36,6 +36,6 @@ from kedge.schema.values import (
 )
 
 __all__ = [
-    "BoundCall", "Choice", "Count", "Doc", "Gathered", "Length", "NotNegative", "Option",
+    "BoundCall", "Choice", "Count", "Doc", "ErrorCollector", "Length", "NotNegative", "Option",
     "Positive", "Range", "Read", "Row", "Schema", "Size", "bind_sum", "schema_of",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Signatures read into schemas, and calls bound to them."""
+"""Schemas: the options in a signature, and the binding of calls to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, get_type_hints
 
 from kedge.errors import FieldError, GrammarError, KedgeError, SeveralErrors, UnknownName
 from kedge.grammar import Call, parse_calls, write_value
-from kedge.schema.values import Doc, Read, Wrong, fit, notes_of, ranges_of, type_name
+from kedge.schema.values import Doc, InvalidValue, Read, coerce, notes_of, ranges_of, type_name
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -22,57 +22,62 @@ class Row(NamedTuple):
 
     name: str
     type: str
-    default: str  # as it is typed; empty where the option must be given, - where it may be left out
+    default: str  # as typed; empty for a required option, - for None
     range: str
     doc: str
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name, its type with notes, and its default (``REQUIRED`` if it has none)."""
+    """One option: name, annotated type, and default (``REQUIRED`` if there is none)."""
 
     name: str
     hint: Any
     default: Any = REQUIRED
 
     def check(self, value: Any, owner: str = "") -> Any:
-        """The value in the option's type.
+        """Convert a value to the option's type.
+
+        Args:
+            value: the value as parsed or given in Python.
+            owner: what the option belongs to; it starts the error message.
 
         Raises:
-            FieldError: the type is wrong or the value out of range.
-            KedgeError: the text cannot be read (options with a ``Read``).
+            FieldError: the type is wrong or the value is out of range.
+            KedgeError: the text cannot be parsed (options with a ``Read``).
 
         >>> Option("mu", float).check(1, "fedprox")
         1.0
         """
         where = f"{owner}.{self.name}" if owner else self.name
         try:
-            fitting = fit(value, self.hint)
-        except Wrong as wrong:
+            coerced = coerce(value, self.hint)
+        except InvalidValue as error:
             empty = isinstance(value, (tuple, list)) and not value
-            what = where if empty else f"{where} = {_shown(value)}"
-            raise FieldError(f"{what} {wrong}", field=self.name) from None
+            what = where if empty else f"{where} = {_repr(value)}"
+            raise FieldError(f"{what} {error}", field=self.name) from None
         for note in notes_of(self.hint):
             if isinstance(note, Read):
-                note.function(fitting)
-        return fitting
+                note.function(coerced)
+        return coerced
 
     def row(self) -> Row:
+        """The option as a row of help."""
         notes = notes_of(self.hint)
-        default = "" if self.default is REQUIRED else _typed(self.default)
+        default = "" if self.default is REQUIRED else _as_typed(self.default)
         ranges = dict.fromkeys(map(str, ranges_of(self.hint)))
         text = " ".join(n.text for n in notes if isinstance(n, Doc))
         return Row(self.name, type_name(self.hint), default, ", ".join(ranges), text)
 
 
-class Gathered:
-    """Errors that are raised together.
+class ErrorCollector:
+    """Collects errors, so that the user sees all of them at once.
 
-    >>> gathered = Gathered()
+    >>> collector = ErrorCollector()
     >>> for mu in ("x", 1):
-    ...     with gathered.one():
+    ...     with collector.collect():
     ...         _ = Option("mu", float).check(mu)
-    >>> [str(error) for error in gathered.errors]
+    >>> [str(error) for error in collector.errors]
     ["mu = 'x' is not a finite number"]
     """
 
@@ -80,8 +85,8 @@ class Gathered:
         self.errors: list[KedgeError] = []
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Keep what is raised inside."""
+    def collect(self) -> Iterator[None]:
+        """Catch and store a KedgeError of the block."""
         try:
             yield
         except SeveralErrors as several:
@@ -89,8 +94,8 @@ class Gathered:
         except KedgeError as error:
             self.errors.append(error)
 
-    def done(self) -> None:
-        """Raise what was kept: a single error as it is, several as one."""
+    def raise_all(self) -> None:
+        """Raise the collected errors: a single one unchanged, several as SeveralErrors."""
         if len(self.errors) == 1:
             raise self.errors[0]
         if self.errors:
@@ -99,7 +104,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Schema:
-    """The options of one named thing, and what can be done with them."""
+    """The options of one registered name: to bind, check, write and describe."""
 
     name: str
     options: Mapping[str, Option]
@@ -107,17 +112,20 @@ class Schema:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def bind(self, call: Call, by_name: bool = False) -> dict[str, Any]:
-        """All options, from a call and the defaults, checked.
+        """Bind a call to the options.
 
         Args:
-            call: what was typed; values without a name fill the options in their order.
-            by_name: whether values without a name are refused.
+            call: a parsed call; positional values fill the options in order.
+            by_name: whether to reject positional values.
+
+        Returns:
+            The value of every option; those not given have their defaults.
 
         Raises:
-            UnknownName: an option or a preset of that name does not exist.
+            UnknownName: there is no option or preset of that name.
             FieldError: a value is wrong, missing, given twice or one too many.
-            GrammarError: a preset where there are none, or a value without a name.
-            SeveralErrors: more than one of these.
+            GrammarError: a preset is given where there are none, or a rejected positional value.
+            SeveralErrors: several of these at once.
 
         >>> def noise(*, sigma: float = 0.1, steps: int = 1): ...
         >>> schema_of(noise, "noise").bind(Call("noise", None, (0.5,), {}))
@@ -134,7 +142,7 @@ class Schema:
         if call.args and by_name:
             raise GrammarError(
                 f"{self.name}: {self.noun}s are written by name, as in {example}, "
-                f"not {_typed(call.args[0])}"
+                f"not {_as_typed(call.args[0])}"
             )
         if len(call.args) > len(names):
             takes = f"{len(names)} {self.noun}{'' if len(names) == 1 else 's'}"
@@ -143,9 +151,9 @@ class Schema:
                 f"but {len(call.args)} {'value is' if len(call.args) == 1 else 'values are'} given"
             )
         given = dict(zip(names, call.args, strict=False))
-        gathered = Gathered()
+        errors = ErrorCollector()
         for key, value in call.kwargs.items():
-            with gathered.one():
+            with errors.collect():
                 if key not in self.options:
                     raise UnknownName(f"{self.noun} of {self.name}", key, names, see)
                 if key in given:
@@ -155,19 +163,21 @@ class Schema:
                     )
                 given[key] = value
         preset = self.presets[call.preset] if call.preset else {}
-        with gathered.one():
-            values = self.check({**preset, **given}, partial=bool(gathered.errors))
-        gathered.done()
+        with errors.collect():
+            values = self.check({**preset, **given}, partial=bool(errors.errors))
+        errors.raise_all()
         return values
 
     def check(self, values: Mapping[str, Any], partial: bool = False) -> dict[str, Any]:
-        """All options, from some values and the defaults; every wrong one is reported.
+        """Check some values and fill in the defaults; all errors are raised together.
 
-        ``partial`` does not ask for the options that have no default.
+        Args:
+            values: option name to value.
+            partial: whether required options may be missing.
         """
-        gathered, checked = Gathered(), {}
+        errors, checked = ErrorCollector(), {}
         for key, option in self.options.items():
-            with gathered.one():
+            with errors.collect():
                 if key in values:
                     checked[key] = option.check(values[key], self.name)
                 elif option.default is not REQUIRED:
@@ -175,13 +185,15 @@ class Schema:
                 elif not partial:
                     where = f"{self.name}.{key}"
                     raise FieldError(f"{where} has no default; write {self.name}({key}=...)", key)
-        gathered.done()
+        errors.raise_all()
         return checked
 
     def write(self, values: Mapping[str, Any], first: bool = False) -> str:
-        """The call in the grammar, with the options that differ from their defaults.
+        """Write a call with the options that differ from their defaults.
 
-        ``first`` writes the first option always.
+        Args:
+            values: the value of every option.
+            first: whether to write the first option even at its default.
         """
         shown = [
             f"{key}={write_value(values[key])}"
@@ -195,7 +207,7 @@ class Schema:
         return [option.row() for option in self.options.values()]
 
     def signature(self) -> str:
-        """``name(option=default, ...)`` as it could be typed; an option without default as it is.
+        """The call with all defaults, ``name(option=default, ...)``; required options come bare.
 
         >>> def step(*, every: int, gamma: float = 0.1): ...
         >>> schema_of(step, "step").signature()
@@ -211,13 +223,13 @@ class Schema:
 
 
 def schema_of(thing: Any, name: str, presets: bool = False, hidden: tuple[str, ...] = ()) -> Schema:
-    """Read the signature of a dataclass or a function.
+    """Build the schema of a dataclass or a function.
 
     Args:
         thing: a dataclass (its fields are the options) or a function (its keyword-only parameters).
-        name: what it is called in the grammar.
+        name: its name in the grammar.
         presets: whether ``thing.presets`` holds named settings.
-        hidden: parameters that are no options, since the caller supplies them.
+        hidden: parameters that are not options because the caller sets them.
     """
     return _read_signature(thing, name, presets, hidden)
 
@@ -230,22 +242,22 @@ def _read_signature(thing: Any, name: str, presets: bool, hidden: tuple[str, ...
         noun = "field"
     else:
         parameters = inspect.signature(thing, eval_str=True).parameters.values()
-        own = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
-        hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in own}
-        options = [Option(p.name, hints[p.name], p.default) for p in own]
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
+        hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in keywords}
+        options = [Option(p.name, hints[p.name], p.default) for p in keywords]
         noun = "option"
     named = getattr(thing, "presets", {}) if presets else {}
     return Schema(name, {option.name: option for option in options}, noun, named)
 
 
 class Lookup(Protocol):
-    """What finds things by name: a registry."""
+    """A mapping from names to functions, such as a registry."""
 
     def __getitem__(self, name: str) -> Callable[..., Any]: ...
 
 
 class BoundCall(NamedTuple):
-    """A function with all of its options."""
+    """A function and the values of all its options."""
 
     name: str
     function: Callable[..., Any]
@@ -256,27 +268,31 @@ class BoundCall(NamedTuple):
 
 
 def bind_sum(registry: Lookup, text: str) -> list[BoundCall]:
-    """Bind every call of ``name(option=value)+name``; what is wrong in any is reported together."""
-    gathered, found = Gathered(), []
+    """Bind every call of ``name(option=value)+name``.
+
+    Raises:
+        KedgeError: what :meth:`Schema.bind` raises; the errors of all calls together.
+    """
+    errors, bound = ErrorCollector(), []
     for call in parse_calls(text):
-        with gathered.one():
+        with errors.collect():
             function = registry[call.name]
             options = schema_of(function, call.name).bind(call)
-            found.append(BoundCall(call.name, function, options))
-    gathered.done()
-    return found
+            bound.append(BoundCall(call.name, function, options))
+    errors.raise_all()
+    return bound
 
 
 def _default(f: dataclasses.Field[Any]) -> Any:
     if f.default is not dataclasses.MISSING:
         return f.default
-    made = f.default_factory
-    return REQUIRED if made is dataclasses.MISSING else made()
+    factory = f.default_factory
+    return REQUIRED if factory is dataclasses.MISSING else factory()
 
 
-def _shown(value: Any) -> str:
+def _repr(value: Any) -> str:
     return repr(value.item() if hasattr(value, "item") and not hasattr(value, "__len__") else value)
 
 
-def _typed(value: Any) -> str:
+def _as_typed(value: Any) -> str:
     return "-" if value is None else write_value(value)

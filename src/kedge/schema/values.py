@@ -1,7 +1,7 @@
-"""Values of options: the notes that a type may carry, and the check of a value against its type.
+"""Values of options: annotations of a type, and the conversion of a value to its type.
 
-Everything here works on type hints: ``Annotated[float, Range(0, 1)]``, ``Literal["a", "b"]``,
-``tuple[int, ...]``, ``int | Literal["auto"]``, and ``Annotated`` inside of them.
+All functions take type hints: ``Annotated[float, Range(0, 1)]``, ``Literal["a", "b"]``,
+``tuple[int, ...]``, ``int | Literal["auto"]``, and ``Annotated`` nested in them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Doc(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Where a number may lie; the ends belong to it unless they are open. In a list: every item.
+    """The interval of a number, closed unless an end is open. In a list it bounds every item.
 
     >>> str(Range(0, 1, open_high=True))
     'at least 0 and below 1'
@@ -30,11 +30,11 @@ class Range(NamedTuple):
 
     low: float = -math.inf
     high: float = math.inf
-    open: bool = False  # the lower end does not belong to the range
-    open_high: bool = False  # nor does the upper end
+    open: bool = False  # exclude the lower end
+    open_high: bool = False  # exclude the upper end
 
     def problem(self, value: float) -> str:
-        """What is wrong with the value: ``below 0``, or nothing."""
+        """The violation, such as ``below 0``, or an empty string."""
         if value < self.low or (self.open and value == self.low):
             return f"{'not above' if self.open else 'below'} {self.low:g}"
         if value > self.high or (self.open_high and value == self.high):
@@ -49,19 +49,19 @@ class Range(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Text out of names that are known only when asked for, such as those of a registry."""
+    """A string out of names that are computed on demand, such as those of a registry."""
 
     names: Callable[[], Iterable[str]]
 
 
 class Length(NamedTuple):
-    """How many items a list has at least."""
+    """The minimum number of items of a list."""
 
     low: int
 
 
 class Read(NamedTuple):
-    """Text that a function reads; what the function raises is what is wrong with it."""
+    """A string that ``function`` parses; the function raises a KedgeError if it cannot."""
 
     function: Callable[[Any], object]
 
@@ -71,7 +71,7 @@ NotNegative = Annotated[float, Range(0)]
 Count = Annotated[int, Range(1)]
 Size = Annotated[int, Range(0)]
 
-_WORDS: dict[Any, tuple[str, str]] = {  # one, several
+_TYPE_WORDS: dict[Any, tuple[str, str]] = {  # singular, plural
     int: ("a whole number", "whole numbers"),
     float: ("a finite number", "finite numbers"),
     bool: ("true or false", "values true or false"),
@@ -79,68 +79,79 @@ _WORDS: dict[Any, tuple[str, str]] = {  # one, several
 }
 
 
-class Wrong(ValueError):
-    """What is wrong with a value, as the end of a sentence: ``is below 0``."""
+class InvalidValue(ValueError):
+    """An invalid value. The message completes a sentence about it: ``is below 0``."""
 
 
-class WrongType(Wrong):
-    """The same where not even the type is right."""
+class InvalidType(InvalidValue):
+    """A value of the wrong type."""
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """The value in the type that the hint asks for.
+def coerce(value: Any, hint: Any) -> Any:
+    """Convert a value to the type of a hint.
 
-    >>> fit([1, 2], tuple[float, ...])
+    Args:
+        value: the value as parsed or given in Python.
+        hint: a type hint; its ``Range``, ``Choice`` and ``Length`` are checked.
+
+    Returns:
+        The value in that type; lists become tuples.
+
+    Raises:
+        InvalidType: the value has another type.
+        InvalidValue: the value is out of range, not among the choices, or a list too short.
+
+    >>> coerce([1, 2], tuple[float, ...])
     (1.0, 2.0)
-    >>> fit(0, Annotated[int, Range(1)] | Literal["all"])
+    >>> coerce(0, Annotated[int, Range(1)] | Literal["all"])
     Traceback (most recent call last):
-    kedge.schema.values.WrongType: is not a whole number at least 1 or 'all'
+    kedge.schema.values.InvalidType: is not a whole number at least 1 or 'all'
     """
     kind, notes = _unwrapped(hint)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return _fit_union(value, kind, notes)
+        return _coerce_union(value, kind, notes)
     if origin is Literal or any(isinstance(n, Choice) for n in notes):
-        return _fit_choice(value, _choices(kind, notes))
+        return _coerce_choice(value, _choices(kind, notes))
     if kind is tuple or origin is tuple:
-        return _fit_list(value, kind, notes)
-    if kind in _WORDS:
-        value = _fit_plain(value, kind, notes)
+        return _coerce_tuple(value, kind, notes)
+    if kind in _TYPE_WORDS:
+        value = _coerce_scalar(value, kind, notes)
     for problem in (n.problem(value) for n in notes if isinstance(n, Range)):
         if problem:
-            raise Wrong(f"is {problem}")
+            raise InvalidValue(f"is {problem}")
     return value
 
 
-def _fit_plain(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
-    wanted = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
-    fine = isinstance(value, wanted) and (kind is bool or not isinstance(value, bool))
-    if not fine:
-        raise WrongType(f"is not {_described(kind, notes)}")
+def _coerce_scalar(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
+    accepted = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
+    is_valid = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    if not is_valid:
+        raise InvalidType(f"is not {_described(kind, notes)}")
     try:
         value = kind(value)
     except OverflowError:
-        raise Wrong("is too large") from None
+        raise InvalidValue("is too large") from None
     if kind is float and not math.isfinite(value):
-        raise WrongType(f"is not {_described(kind, notes)}")
+        raise InvalidType(f"is not {_described(kind, notes)}")
     return value
 
 
-def _fit_union(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
+def _coerce_union(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
     if value is None and types.NoneType in get_args(kind):
         return None
     members = _members(kind)
     for member in members:
         try:
-            return fit(value, Annotated[(member, *notes)] if notes else member)
-        except Wrong:
-            listed = isinstance(value, (tuple, list))
-            if len(members) == 1 or (listed and get_origin(_unwrapped(member)[0]) is tuple):
-                raise  # it was meant for this member
-    raise WrongType(f"is not {_described(kind, notes)}")
+            return coerce(value, Annotated[(member, *notes)] if notes else member)
+        except InvalidValue:
+            is_list = isinstance(value, (tuple, list))
+            if len(members) == 1 or (is_list and get_origin(_unwrapped(member)[0]) is tuple):
+                raise  # no other member can match
+    raise InvalidType(f"is not {_described(kind, notes)}")
 
 
-def _fit_choice(value: Any, known: tuple[Any, ...]) -> Any:
+def _coerce_choice(value: Any, known: tuple[Any, ...]) -> Any:
     for choice in known:
         if type(choice) is type(value) and choice == value:
             return choice
@@ -148,43 +159,43 @@ def _fit_choice(value: Any, known: tuple[Any, ...]) -> Any:
         nearest(value, [c for c in known if isinstance(c, str)]) if isinstance(value, str) else []
     )
     hint = f". Did you mean {near[0]!r}?" if near else ""
-    raise Wrong(f"is not one of: {', '.join(map(str, known))}{hint}")
+    raise InvalidValue(f"is not one of: {', '.join(map(str, known))}{hint}")
 
 
-def _fit_list(value: Any, kind: Any, notes: tuple[Any, ...]) -> tuple[Any, ...]:
+def _coerce_tuple(value: Any, kind: Any, notes: tuple[Any, ...]) -> tuple[Any, ...]:
     inner, count = _items(kind)
-    fine = isinstance(value, (tuple, list)) and count in (None, len(value))
-    if not fine:
-        raise WrongType(f"is not {_described(kind, notes)}")
-    least = max((n.low for n in notes if isinstance(n, Length)), default=0)
-    if len(value) < least:
-        raise Wrong(f"is {'too short' if value else 'empty'}; give at least {least}")
+    is_valid = isinstance(value, (tuple, list)) and count in (None, len(value))
+    if not is_valid:
+        raise InvalidType(f"is not {_described(kind, notes)}")
+    shortest = max((n.low for n in notes if isinstance(n, Length)), default=0)
+    if len(value) < shortest:
+        raise InvalidValue(f"is {'too short' if value else 'empty'}; give at least {shortest}")
     ranges = tuple(n for n in notes if isinstance(n, Range))
-    fitting = []
+    items = []
     for item in value:
         try:
-            fitting.append(fit(item, Annotated[(inner, *ranges)] if ranges else inner))
-        except WrongType:
-            raise WrongType(f"is not {_described(kind, notes)}") from None
-        except Wrong as wrong:
-            raise Wrong(f"holds {item!r}, which {wrong}") from None
-    return tuple(fitting)
+            items.append(coerce(item, Annotated[(inner, *ranges)] if ranges else inner))
+        except InvalidType:
+            raise InvalidType(f"is not {_described(kind, notes)}") from None
+        except InvalidValue as error:
+            raise InvalidValue(f"holds {item!r}, which {error}") from None
+    return tuple(items)
 
 
 def notes_of(hint: Any) -> tuple[Any, ...]:
-    """The notes of the outermost ``Annotated``."""
+    """The metadata of the outermost ``Annotated``."""
     return _unwrapped(hint)[1]
 
 
 def ranges_of(hint: Any) -> list[Range]:
-    """Every range in a hint, also of a union's members and of a list's items."""
+    """All ranges in a hint, including those of union members and list items."""
     kind, notes = _unwrapped(hint)
     inner = [r for member in get_args(kind) for r in ranges_of(member)] if get_origin(kind) else []
     return [*(n for n in notes if isinstance(n, Range)), *inner]
 
 
 def type_name(hint: Any) -> str:
-    """The type as help pages show it: ``float``, ``soft | hard``, ``list of int``."""
+    """The type as shown on help pages: ``float``, ``soft | hard``, ``list of int``."""
     kind, notes = _unwrapped(hint)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -198,7 +209,7 @@ def type_name(hint: Any) -> str:
 
 
 def _described(kind: Any, notes: tuple[Any, ...]) -> str:
-    """What is wanted, in words: ``a whole number at least 1``."""
+    """The expected value in words: ``a whole number at least 1``."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(_described(*_unwrapped(m)) for m in _members(kind))
@@ -206,11 +217,11 @@ def _described(kind: Any, notes: tuple[Any, ...]) -> str:
         return " or ".join(map(repr, _choices(kind, notes)))
     if kind is tuple or origin is tuple:
         inner, count = _items(kind)
-        base, more = _unwrapped(inner)
-        several = _WORDS.get(base, ("", "values"))[1]
+        base, inner_notes = _unwrapped(inner)
+        plural = _TYPE_WORDS.get(base, ("", "values"))[1]
         number = "" if count is None else f"{count} "
-        return _with_ranges(f"a list of {number}{several}", (*more, *notes))
-    return _with_ranges(_WORDS.get(kind, (str(kind), ""))[0], notes)
+        return _with_ranges(f"a list of {number}{plural}", (*inner_notes, *notes))
+    return _with_ranges(_TYPE_WORDS.get(kind, (str(kind), ""))[0], notes)
 
 
 def _with_ranges(words: str, notes: tuple[Any, ...]) -> str:
@@ -218,7 +229,7 @@ def _with_ranges(words: str, notes: tuple[Any, ...]) -> str:
 
 
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type, and its notes."""
+    """The type and its metadata."""
     return (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
 
 
@@ -227,12 +238,12 @@ def _members(union: Any) -> list[Any]:
 
 
 def _choices(kind: Any, notes: tuple[Any, ...]) -> tuple[Any, ...]:
-    asked = [n for n in notes if isinstance(n, Choice)]
-    return tuple(asked[0].names()) if asked else get_args(kind)
+    choices = [n for n in notes if isinstance(n, Choice)]
+    return tuple(choices[0].names()) if choices else get_args(kind)
 
 
 def _items(kind: Any) -> tuple[Any, int | None]:
-    """The type of a list's items, and how many there must be."""
+    """The type of a tuple's items, and their number if it is fixed."""
     args = get_args(kind)
     if not args:
         return Any, None

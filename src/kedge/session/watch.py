@@ -15,7 +15,8 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.hooks import KEEP_STATE
 from kedge.core.part import Part
-from kedge.core.view import Round, Spec, View
+from kedge.core.round import Round
+from kedge.core.view import Spec, View
 from kedge.errors import HookError
 
 DEPTH = 5  # of containers and objects in an attribute that are looked into

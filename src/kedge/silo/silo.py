@@ -102,9 +102,9 @@ class Silo:
 
     def evaluate(self, weights: Weights) -> dict[str, Tensor]:
         """The task's sums on what this client holds out; sums over clients are exact metrics."""
-        if not self.data.held:
+        if not self.data.held_out:
             raise KedgeError("this client holds nothing out for testing; set holdout, e.g. 0.2")
-        return sums_over(self.bound, weights, self.data.held[0])
+        return sums_over(self.bound, weights, self.data.held_out[0])
 
     def _state(self, accepted: int) -> Tree:
         if accepted == NEVER:

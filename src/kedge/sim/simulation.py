@@ -278,10 +278,10 @@ class Simulation:
         """The same on every client's held-out rows (empty where there are none): the global model,
         or the client's own."""
         fed = self.federation
-        if not fed.held:
+        if not fed.held_out:
             raise FieldError("no client holds anything out for testing; set holdout, e.g. 0.2")
         weights = self.personal() if personal else self.weights
-        found = self.engine.evaluate(self.bound, weights, fed.held, personal)
+        found = self.engine.evaluate(self.bound, weights, fed.held_out, personal)
         return [fed.task.report(sums) if sums else {} for sums in found]
 
     @torch.no_grad()

@@ -1,10 +1,10 @@
-"""Datasets: one name or path in, one :class:`Dataset` out.
+"""Datasets: :func:`load` turns a name or a path into a :class:`Dataset`.
 
-Built in is ``digits``. Everything else is read from disk and never fetched unasked: ``.npz``,
-MNIST-style IDX, CIFAR's python batches, image folders, CSV, and silos (a folder with one .npz, CSV
-or image folder per client, which is then the partition). ``hf:NAME`` goes through the optional
-``datasets`` package. Names are looked for in ``$KEDGE_DATA``, then in the user's cache. What cannot
-be used ends in a DataError that names file and row.
+``digits`` is built in. Other datasets are read from disk: ``.npz``, MNIST-style IDX, CIFAR's Python
+batches, image folders, CSV, and silos (a folder with one .npz, CSV or image folder per client,
+which is then the partition). Only ``hf:NAME`` downloads, through the optional ``datasets`` package.
+Names are searched in ``$KEDGE_DATA``, then in the user's cache. Invalid data raise a DataError that
+names file and row.
 
 >>> load("digits").describe()
 'digits: 1x8x8 images, 10 classes, 1438 train, 359 test'

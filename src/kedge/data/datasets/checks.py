@@ -1,4 +1,4 @@
-"""Arrays from outside: what is wrong with them, in words, and the form that the rest relies on."""
+"""Checks of arrays read from files, and their conversion to the shapes and types of a Dataset."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from kedge.schema import Option
 
 @contextmanager
 def reading(path: object, what: str) -> Iterator[None]:
-    """Turn whatever a decoder raises on damaged bytes into one DataError that names the file.
+    """Convert any exception of a decoder into a DataError that names the file.
 
-    numpy, zipfile, zlib, Pillow and pickle raise some twenty kinds of exceptions between them, so
-    this catches all; only calls into them belong inside.
+    numpy, zipfile, zlib, Pillow and pickle raise some twenty types of exceptions on damaged files,
+    so this catches all of them. Only calls of decoders belong in the block.
+
+    Args:
+        path: the file that is read.
+        what: its format, such as ``"an IDX file"``.
     """
     try:
         yield
@@ -28,18 +32,20 @@ def reading(path: object, what: str) -> Iterator[None]:
     except (PermissionError, FileNotFoundError, IsADirectoryError) as error:
         raise DataError(f"{path}: {(error.strerror or 'cannot be opened').lower()}") from error
     except Exception as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+        message = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(
-            f"{path}: cannot be read as {what} ({said}). It is damaged, cut short or of another "
+            f"{path}: cannot be read as {what} ({message}). It is damaged, cut short or of another "
             "kind; copy or download it again"
         ) from error
 
 
 def check_task(task: str | None) -> None:
+    """Raise a FieldError unless ``task`` is None or the name of a task."""
     Option("task", TaskOption).check(task)
 
 
 def check_lengths(where_x: str, x: Array, where_y: str, y: Array) -> None:
+    """Raise a DataError unless there are as many labels as inputs."""
     if x.ndim and y.ndim and len(x) != len(y):
         raise DataError(
             f"{where_x} has {len(x)} rows and {where_y} has {len(y)}; each sample needs a label"
@@ -47,7 +53,7 @@ def check_lengths(where_x: str, x: Array, where_y: str, y: Array) -> None:
 
 
 def inputs(x: Array, where: str) -> Array:
-    """Images as uint8 or float32 ``[n, C, H, W]``, tables as float32 ``[n, F]``."""
+    """Convert images to uint8 or float32 ``[n, C, H, W]``, tables to float32 ``[n, F]``."""
     if x.dtype.kind not in "uifb":
         raise DataError(
             f"{where} has type {x.dtype}; samples must be numbers, best uint8 or float32"
@@ -60,7 +66,7 @@ def inputs(x: Array, where: str) -> Array:
     if x.size == 0:
         raise DataError(f"{where} is empty (shape {x.shape})")
     if x.ndim > 2 and x.dtype.kind != "f":
-        x = _bytes(x, where)
+        x = _to_uint8(x, where)
     else:
         x = finite_float(x, where)
     shape = channels_first(x.shape[1:])
@@ -72,12 +78,15 @@ def inputs(x: Array, where: str) -> Array:
 
 
 def channels_first(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """What samples stored in this shape become; channels may come last, first or not at all."""
+    """The shape ``(C, H, W)`` of samples stored channels-last, channels-first or without channels.
+
+    One-dimensional shapes (tables) are returned unchanged; None means that no axis can be channels.
+    """
     if len(shape) == 2:
         return (1, *shape)
     if len(shape) == 1:
         return shape
-    for channels in ((1, 3), (4,)):  # [3, 5, 4] is colour of 5x4, not four channels of 3x5
+    for channels in ((1, 3), (4,)):  # [3, 5, 4] is a 5x4 RGB image, not 3x5 with four channels
         if shape[2] in channels:
             return (shape[2], shape[0], shape[1])
         if shape[0] in channels:
@@ -85,7 +94,7 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return None
 
 
-def _bytes(x: Array, where: str) -> Array:
+def _to_uint8(x: Array, where: str) -> Array:
     if x.dtype.kind == "b":
         return x.astype(np.uint8) * 255
     wrong = (x < 0) | (x > 255) if x.dtype != np.uint8 else None
@@ -101,23 +110,32 @@ def _bytes(x: Array, where: str) -> Array:
 def targets(
     ys: Sequence[tuple[str, Array]], task: str | None = None, limit: int | None = None
 ) -> tuple[list[Array], str, int]:
-    """All label arrays of a dataset (where each is, itself) in one form; the task; the outputs.
+    """Convert all label arrays of a dataset.
 
-    Without a task: whole numbers are classes, rows of 0 and 1 are labels (classes where every row
-    has exactly one 1), and anything else must be asked for. ``limit`` is the number of classes.
+    Args:
+        ys: pairs of a location, for messages, and a label array ``[n]`` or ``[n, outputs]``.
+        task: name of the task. If None, whole numbers are classes, and rows of 0 and 1 are
+            multilabel (classes if every row has exactly one 1).
+        limit: number of classes, if known.
+
+    Returns:
+        The converted arrays, the name of the task, and the number of outputs.
+
+    Raises:
+        DataError: the labels do not suit the task, or the task cannot be inferred.
     """
     check_task(task)
-    ys = [(where, _flat(y, where)) for where, y in ys]
+    ys = [(where, _check_array(y, where)) for where, y in ys]
     if len({y.shape[1:] for _, y in ys}) > 1:
         shapes = ", ".join(f"{where} {y.shape}" for where, y in ys)
         raise DataError(f"label arrays of different shapes: {shapes}")
-    wanted = tasks[task] if task else _meant(ys)
-    arrays, outputs = wanted.read(ys, limit)
-    return arrays, wanted.name, outputs
+    task_type = tasks[task] if task else _infer_task(ys)
+    arrays, outputs = task_type.read(ys, limit)
+    return arrays, task_type.name, outputs
 
 
-def _meant(ys: Sequence[tuple[str, Array]]) -> type[Task]:
-    """The task of labels of which nothing is said."""
+def _infer_task(ys: Sequence[tuple[str, Array]]) -> type[Task]:
+    """The task that the labels suggest."""
     where, first = ys[0]
     if any(y.dtype.kind == "f" for _, y in ys):
         raise DataError(
@@ -129,7 +147,8 @@ def _meant(ys: Sequence[tuple[str, Array]]) -> type[Task]:
     return Classification
 
 
-def _flat(y: Array, where: str) -> Array:
+def _check_array(y: Array, where: str) -> Array:
+    """The labels, with ``[n, 1]`` flattened to ``[n]``."""
     if y.dtype.kind not in "uifb":
         raise DataError(
             f"{where} has type {y.dtype}; labels must be whole numbers from 0 "

@@ -1,4 +1,4 @@
-"""What every reader returns, and how the arrays of one or many files become it."""
+"""The Dataset, and how it is assembled from what a reader returns."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ SPLITS = ("train", "test", "val")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Samples and what they are called, in memory.
+    """Samples and labels in memory, not normalised.
 
-    Images are uint8 ``[n, C, H, W]``; everything else is float32, tables ``[n, F]``. Labels are
-    int64 ``[n]`` for classification and float32 ``[n, outputs]`` for multilabel and regression. A
-    source without a test set has ``x_test = y_test = None``.
-
-    ``mean`` and ``std`` are per channel (per column for tables), of the training data after uint8
-    is divided by 255; for CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST they are the published
-    constants. Nothing here is normalised yet: whoever trains applies them.
-
-    ``groups`` holds the silo of every training sample, an index into ``group_names``.
+    Attributes:
+        name: name of the dataset.
+        x_train: images, uint8 or float32 ``[n, C, H, W]``, or a table, float32 ``[n, F]``.
+        y_train: int64 ``[n]`` for classification, float32 ``[n, outputs]`` for multilabel and
+            regression.
+        mean: mean per channel or column, after division of uint8 by 255; the published constants
+            for CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST.
+        std: standard deviation, likewise.
+        task: name of the task.
+        outputs: number of classes, labels or targets.
+        x_test, y_test, x_val, y_val: test and validation set, or None.
+        classes: names of the classes.
+        columns: names of the columns of a table.
+        groups: the silo of each training sample, ``[n]``, an index into ``group_names``.
+        groups_test: the same of the test samples.
+        group_names: names of the silos.
     """
 
     name: str
@@ -53,7 +60,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """Classes, labels or targets: how many outputs a model needs."""
+        """Number of classes, labels or targets: the outputs of a model."""
         return self.outputs
 
     @property
@@ -63,23 +70,24 @@ class Dataset:
 
     @property
     def is_image(self) -> bool:
+        """Whether the inputs are images ``[C, H, W]``."""
         return len(self.shape) == 3
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Samples per split that is there."""
-        parts = {"train": self.x_train, "val": self.x_val, "test": self.x_test}
-        return {split: len(x) for split, x in parts.items() if x is not None}
+        """Number of samples per split."""
+        splits = {"train": self.x_train, "val": self.x_val, "test": self.x_test}
+        return {split: len(x) for split, x in splits.items() if x is not None}
 
     def describe(self) -> str:
-        """One line: ``digits: 1x8x8 images, 10 classes, 1438 train, 359 test``."""
+        """Summary in one line: ``digits: 1x8x8 images, 10 classes, 1438 train, 359 test``."""
         shape = "x".join(map(str, self.shape))
         what = f"{shape} images" if self.is_image else f"{shape} columns"
-        unit = tasks[self.task].outputs_are
-        unit_ = unit[:-1] if self.outputs == 1 else unit
+        plural = tasks[self.task].outputs_are
+        unit = plural[:-1] if self.outputs == 1 else plural
         line = [
             what,
-            f"{self.outputs} {unit_}",
+            f"{self.outputs} {unit}",
             *(f"{n} {split}" for split, n in self.sizes.items()),
         ]
         if self.group_names:
@@ -90,10 +98,10 @@ class Dataset:
         return f"<Dataset {self.describe()}>"
 
 
-class Found(NamedTuple):
-    """What a reader found: one entry of ``parts`` (split to x and y) per path it was given."""
+class ReadResult(NamedTuple):
+    """What a reader returns."""
 
-    parts: Sequence[Mapping[str, Pair]]
+    sources: Sequence[Mapping[str, Pair]]  # for each path: split to inputs and labels
     task: str
     outputs: int
     classes: tuple[str, ...] | None = None
@@ -103,37 +111,51 @@ class Found(NamedTuple):
 def assemble(
     name: str,
     paths: Sequence[object],
-    found: Found,
+    result: ReadResult,
     group_names: tuple[str, ...] | None = None,
     moments: Pair | None = None,
 ) -> Dataset:
-    """Join the parts of one dataset, or of all silos, after checking that they fit together."""
-    _check_shapes(paths, found)
-    splits = {s: _join(paths, found, s) for s in SPLITS}
+    """Build a dataset from the result of a reader.
+
+    Args:
+        name: name of the dataset.
+        paths: what was read; one path, or one per silo.
+        result: what the reader returned.
+        group_names: names of the silos, if the paths are silos.
+        moments: mean and standard deviation; computed from the training data if None.
+
+    Raises:
+        DataError: shapes or splits differ between paths, or there is nothing to train on.
+    """
+    _check_shapes(paths, result)
+    splits = {s: _join(paths, result, s) for s in SPLITS}
     x, y, groups = splits["train"] or (None, None, None)
     if x is None or y is None:
         raise DataError(f"{paths[0]}: there is no training data")
-    if tasks[found.task].one_class and len(np.unique(y)) < 2:
-        only = found.classes[int(y[0])] if found.classes else int(y[0])
+    if tasks[result.task].one_class and len(np.unique(y)) < 2:
+        only = result.classes[int(y[0])] if result.classes else int(y[0])
         raise DataError(
-            f"{_places(paths)}: all {len(y)} training samples are of one class ({only!r}); "
+            f"{_describe(paths)}: all {len(y)} training samples are of one class ({only!r}); "
             "there is nothing to learn. Are the labels right?"
         )
     mean, std = moments or mean_and_std(x)
     x_test, y_test, groups_test = splits["test"] or (None, None, None)
     x_val, y_val, _ = splits["val"] or (None, None, None)
     return Dataset(
-        name, x, y, mean, std, found.task, found.outputs, x_test, y_test, x_val, y_val,
-        found.classes, found.columns,
+        name, x, y, mean, std, result.task, result.outputs, x_test, y_test, x_val, y_val,
+        result.classes, result.columns,
         groups if group_names else None, groups_test if group_names else None, group_names,
     )  # fmt: skip
 
 
 def mean_and_std(x: Array) -> Pair:
-    """Per channel or column, in the scale of 0 to 1 for uint8; 1 where nothing varies."""
+    """Mean and standard deviation per channel or column; uint8 is scaled to 0..1.
+
+    The standard deviation of a constant channel or column is 1.
+    """
     axes = (0, *range(2, x.ndim))
     if x.dtype == np.uint8:
-        # From counts of the 256 values: exact, and without a float copy of all images.
+        # A histogram of the 256 values is exact and needs no float copy of the images.
         channels = (np.ascontiguousarray(x[:, c]).ravel() for c in range(x.shape[1]))
         counts = np.stack([np.bincount(c, minlength=256) for c in channels])  # [C, 256]
         p, value = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
@@ -147,15 +169,15 @@ def mean_and_std(x: Array) -> Pair:
     return mean.astype(np.float32), std.astype(np.float32)
 
 
-def _check_shapes(paths: Sequence[object], found: Found) -> None:
+def _check_shapes(paths: Sequence[object], result: ReadResult) -> None:
     first = None
-    for path, part in zip(paths, found.parts, strict=True):
-        for split, (x, _) in part.items():
-            here = (x.shape[1:], x.dtype, f"{path} ({split})")
-            first = first or here
-            if here[:2] != first[:2]:
+    for path, source in zip(paths, result.sources, strict=True):
+        for split, (x, _) in source.items():
+            current = (x.shape[1:], x.dtype, f"{path} ({split})")
+            first = first or current
+            if current[:2] != first[:2]:
                 raise DataError(
-                    f"{here[2]} has samples of {_sample(*here[:2])}, but {first[2]} of "
+                    f"{current[2]} has samples of {_sample(*current[:2])}, but {first[2]} of "
                     f"{_sample(*first[:2])}; all samples of a dataset need the same shape and type"
                 )
 
@@ -164,9 +186,11 @@ def _sample(shape: tuple[int, ...], dtype: np.dtype) -> str:
     return f"shape {'x'.join(map(str, shape))} and type {dtype}"
 
 
-def _join(paths: Sequence[object], found: Found, split: str) -> tuple[Array, Array, Array] | None:
-    """x, y and the silo of each sample; every silo has the split, or none has."""
-    have = [split in part for part in found.parts]
+def _join(
+    paths: Sequence[object], result: ReadResult, split: str
+) -> tuple[Array, Array, Array] | None:
+    """Inputs, labels and silo of all samples of a split, or None if no path has it."""
+    have = [split in source for source in result.sources]
     if not any(have):
         return None
     if not all(have):
@@ -174,12 +198,12 @@ def _join(paths: Sequence[object], found: Found, split: str) -> tuple[Array, Arr
             f"{paths[have.index(True)]} has a {split} set and {paths[have.index(False)]} has none; "
             "give every silo one, or none"
         )
-    pairs = [part[split] for part in found.parts]
+    pairs = [source[split] for source in result.sources]
     groups = np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])
     if len(pairs) == 1:
         return *pairs[0], groups
     return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), groups
 
 
-def _places(paths: Sequence[object]) -> str:
+def _describe(paths: Sequence[object]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

@@ -1,4 +1,4 @@
-"""Where datasets lie and which kind of dataset a file or folder is."""
+"""Find datasets on disk and detect their format."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LAYOUTS = (
 
 
 def roots() -> list[Path]:
-    """The folders that names are looked for in: $KEDGE_DATA, then the user's cache."""
-    given = os.environ.get("KEDGE_DATA")
+    """The folders where names are searched: $KEDGE_DATA, then the user's cache."""
+    data = os.environ.get("KEDGE_DATA")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return [*([Path(given).expanduser()] if given else []), Path(cache).expanduser() / "kedge"]
+    return [*([Path(data).expanduser()] if data else []), Path(cache).expanduser() / "kedge"]
 
 
 def locate(name: str, layouts: tuple[str, ...] = ()) -> Path | None:
-    """The file or folder of a dataset's name, or None."""
+    """The file or folder of a named dataset, or None."""
     for root in roots():
         for entry in (f"{name}.npz", f"{name}.csv", f"{name}.tsv", name, *layouts):
             if (root / entry).exists():
@@ -36,41 +36,46 @@ def locate(name: str, layouts: tuple[str, ...] = ()) -> Path | None:
 
 
 def places() -> str:
-    """Where a dataset could be put, for messages."""
+    """The folders to put a dataset into, for messages."""
     cache = roots()[-1]
-    given = os.environ.get("KEDGE_DATA")
-    if not given:
+    data = os.environ.get("KEDGE_DATA")
+    if not data:
         return f"{cache} (or set KEDGE_DATA to the folder that has it)"
-    missing = "" if Path(given).expanduser().is_dir() else ", which is not a folder"
-    return f"{given} ($KEDGE_DATA{missing}) or {cache}"
+    missing = "" if Path(data).expanduser().is_dir() else ", which is not a folder"
+    return f"{data} ($KEDGE_DATA{missing}) or {cache}"
 
 
 def natural(path: Path | str) -> list[tuple[int, str]]:
-    """A sorting key that puts hospital_10 after hospital_2."""
+    """Natural sort key: hospital_10 comes after hospital_2."""
     name = path.name if isinstance(path, Path) else path
     pieces = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(int(p), p) if p.isascii() and p.isdigit() else (1 << 62, p) for p in pieces]
 
 
 def entries(folder: Path) -> list[Path]:
-    """What a folder holds, sorted, less what operating systems and people leave beside data."""
+    """The entries of a folder in natural order, without hidden files, readmes and licences."""
     try:
         found = sorted(folder.iterdir(), key=natural)
     except OSError as error:
         raise DataError(f"{folder}: {(error.strerror or 'cannot be opened').lower()}") from error
-    return [p for p in found if not _beside(p)]
+    return [p for p in found if not _is_ignored(p)]
 
 
 def folders(folder: Path) -> list[Path]:
+    """The subfolders of a folder in natural order."""
     return [p for p in entries(folder) if p.is_dir()]
 
 
 def detect(path: Path) -> str:
-    """The reader for a path: npz, csv, idx, cifar, images or silos."""
+    """Detect the format of a path: npz, csv, idx, cifar, images or silos.
+
+    Raises:
+        DataError: the path does not exist or has no known format.
+    """
     if path.is_file():
         kind = {".npz": "npz", ".csv": "csv", ".tsv": "csv"}.get(path.suffix.lower())
         if kind is None:
-            advice = "give the folder it is in" if _in_folder(path) else f"kedge reads {LAYOUTS}"
+            advice = "give the folder it is in" if _needs_folder(path) else f"kedge reads {LAYOUTS}"
             raise DataError(f"{path}: not a kind of file that kedge reads on its own; {advice}")
         return kind
     if not path.is_dir():
@@ -85,24 +90,24 @@ def detect(path: Path) -> str:
 def _detect_folder(path: Path) -> str | None:
     inside = entries(path)
     files = {p.name.lower() for p in inside if p.is_file()}
-    subs = [p for p in inside if p.is_dir()]
+    subfolders = [p for p in inside if p.is_dir()]
     if idx_folder(path):
         return "idx"
     if cifar_folder(path):
         return "cifar"
     if any(f"train{suffix}" in files for suffix in TABLES):
         return "csv"
-    if any(SPLIT_NAMES.get(p.name.lower()) == "train" for p in subs):
+    if any(SPLIT_NAMES.get(p.name.lower()) == "train" for p in subfolders):
         return "images"
-    if any(f.is_file() and f.suffix.lower() in IMAGES for p in subs for f in entries(p)):
+    if any(f.is_file() and f.suffix.lower() in IMAGES for p in subfolders for f in entries(p)):
         return "images"
     if any(Path(f).suffix in (*TABLES, ".npz") for f in files):
         return "silos"
-    return "silos" if any(_detect_folder(p) in ("images", "csv") for p in subs) else None
+    return "silos" if any(_detect_folder(p) in ("images", "csv") for p in subfolders) else None
 
 
 def idx_folder(path: Path) -> Path | None:
-    """The folder itself or its ``raw`` (torchvision's layout), if it has MNIST-style files."""
+    """The folder with MNIST-style files: ``path`` or ``path/raw`` (torchvision's layout)."""
     for folder in (path, path / "raw"):
         if folder.is_dir() and any(folder.glob("train-images[-.]idx3-ubyte*")):
             return folder
@@ -110,7 +115,7 @@ def idx_folder(path: Path) -> Path | None:
 
 
 def cifar_folder(path: Path) -> Path | None:
-    """The folder itself or the one of the usual name in it, if it has CIFAR's python batches."""
+    """The folder with CIFAR's Python batches: ``path`` or its subfolder of the published name."""
     for folder in (path, path / "cifar-10-batches-py", path / "cifar-100-python"):
         if (folder / "data_batch_1").is_file():
             return folder
@@ -119,13 +124,15 @@ def cifar_folder(path: Path) -> Path | None:
     return None
 
 
-def _beside(path: Path) -> bool:
+def _is_ignored(path: Path) -> bool:
     name = path.name.lower()
     if name.startswith(".") or name in ("thumbs.db", "desktop.ini", "__macosx"):
         return True
     return path.is_file() and name.split(".")[0] in ("readme", "license", "licence")
 
 
-def _in_folder(path: Path) -> bool:
-    images = path.suffix.lower() in IMAGES
-    return images or "ubyte" in path.name or "_batch" in path.name or path.name in ("train", "test")
+def _needs_folder(path: Path) -> bool:
+    """Whether a file is part of a dataset that is a folder."""
+    name = path.name
+    is_image = path.suffix.lower() in IMAGES
+    return is_image or "ubyte" in name or "_batch" in name or name in ("train", "test")

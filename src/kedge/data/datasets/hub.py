@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
 
 from kedge.data.datasets.checks import targets
-from kedge.data.datasets.dataset import Found, TaskOption
+from kedge.data.datasets.dataset import ReadResult, TaskOption
 from kedge.data.datasets.find import SPLIT_NAMES
-from kedge.data.datasets.images import Channels, Form, Pixels, check_form, to_array
-from kedge.data.datasets.tables import LABELS, Columns, Table, encode
+from kedge.data.datasets.images import Channels, FirstImage, Pixels, check_shape, to_array
+from kedge.data.datasets.tables import LABEL_NAMES, Columns, Table, encode
 from kedge.errors import DataError
 from kedge.schema import Doc
 
@@ -26,10 +27,10 @@ def read_hub(
     size: Pixels = None,
     channels: Channels = None,
     drop: Annotated[Columns, Doc("columns to leave out")] = (),
-) -> Found:
+) -> ReadResult:
     """A dataset of the Hugging Face hub, hf:NAME, through the optional package ``datasets``.
 
-    Images if there is an image column, else a table of its plain columns.
+    It is read as images if it has an image column, else as a table of its scalar columns.
     """
     splits = _splits(name, config)
     features = splits["train"].features
@@ -37,16 +38,16 @@ def read_hub(
     image = image or next((c for c, kind in kinds.items() if kind == "Image"), None)
     if image is None:
         tables = [_table(f"hf:{name} ({s})", rows, kinds) for s, rows in splits.items()]
-        label = label or _only(c for c, kind in kinds.items() if kind == "ClassLabel")
+        label = label or _single(c for c, kind in kinds.items() if kind == "ClassLabel")
         pairs, task, outputs, classes, columns = encode(
             tables, [s == "train" for s in splits], label, task, drop
         )
-        return Found([dict(zip(splits, pairs, strict=True))], task, outputs, classes, columns)
-    label = label or _label(name, kinds)
+        return ReadResult([dict(zip(splits, pairs, strict=True))], task, outputs, classes, columns)
+    label = label or _guess_label(name, kinds)
     for column in (image, label):
         if column not in kinds:
             raise DataError(f"hf:{name}: no column {column!r}; the columns are: {', '.join(kinds)}")
-    form: Form | None = None
+    first: FirstImage | None = None
     xs, ys = [], []
     for split, rows in splits.items():
         pixels = []
@@ -55,14 +56,13 @@ def read_hub(
             if row[image] is None:
                 raise DataError(f"{where}: no image")
             pixels.append(to_array(row[image], where, size, channels))
-            form = check_form(pixels[-1], where, form)
+            first = check_shape(pixels[-1], where, first)
         xs.append(np.stack(pixels))
         ys.append((f"hf:{name} ({split})", np.asarray(rows[label])))
     names = tuple(getattr(features[label], "names", None) or ()) or None
-    found, task, outputs = targets(ys, task, len(names) if names else None)
-    return Found(
-        [dict(zip(splits, zip(xs, found, strict=True), strict=True))], task, outputs, names
-    )
+    labels, task, outputs = targets(ys, task, len(names) if names else None)
+    samples = zip(xs, labels, strict=True)
+    return ReadResult([dict(zip(splits, samples, strict=True))], task, outputs, names)
 
 
 def _splits(name: str, config: str | None) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def _splits(name: str, config: str | None) -> dict[str, Any]:
         raise DataError(f"hf:{name} needs the datasets package: pip install 'kedge[hf]'") from error
     try:
         found = package.load_dataset(name, config)
-    except Exception as error:  # its own errors, and those of whatever carries the download
-        said = " ".join(str(error).split())[:300] or type(error).__name__
+    except Exception as error:  # errors of the package and of its network libraries
+        message = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
-            f"hf:{name} cannot be fetched ({said}). Check the name and the network; "
+            f"hf:{name} cannot be fetched ({message}). Check the name and the network; "
             "what was downloaded before is found again offline with HF_HUB_OFFLINE=1"
         ) from error
     splits: dict[str, Any] = {}
@@ -109,9 +109,9 @@ def _cell(value: Any, names: list[str] | None) -> str:
     return "" if value is None else str(value)
 
 
-def _label(name: str, kinds: dict[str, str]) -> str:
-    guess = _only(c for c, kind in kinds.items() if kind == "ClassLabel")
-    guess = guess or _only(c for c in kinds if c.lower() in LABELS)
+def _guess_label(name: str, kinds: dict[str, str]) -> str:
+    guess = _single(c for c, kind in kinds.items() if kind == "ClassLabel")
+    guess = guess or _single(c for c in kinds if c.lower() in LABEL_NAMES)
     if guess is None:
         raise DataError(
             f"hf:{name}: which column is the label? Write label=...; there are: {', '.join(kinds)}"
@@ -119,6 +119,7 @@ def _label(name: str, kinds: dict[str, str]) -> str:
     return guess
 
 
-def _only(columns: Any) -> str | None:
-    found = list(columns)
-    return found[0] if len(found) == 1 else None
+def _single(columns: Iterable[str]) -> str | None:
+    """The column if there is exactly one."""
+    names = list(columns)
+    return names[0] if len(names) == 1 else None

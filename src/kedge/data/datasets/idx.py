@@ -11,31 +11,32 @@ from typing import BinaryIO
 import numpy as np
 
 from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
-from kedge.data.datasets.dataset import Array, Found
+from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import idx_folder
 from kedge.errors import DataError
 
 FILES = {"train": "train", "test": "t10k"}
 
 
-def read_idx(paths: Sequence[Path], *, limit: int | None = None) -> Found:
+def read_idx(paths: Sequence[Path], *, limit: int | None = None) -> ReadResult:
     """The IDX files of MNIST and its relatives, plain or compressed with gzip."""
-    parts, ys = [], []
+    sources, ys = [], []
     for path in paths:
-        part = {}
+        source = {}
         for split, (images, labels) in idx_files(path).items():
             x, y = read_array(images, 3), read_array(labels, 1)
             check_lengths(str(images), x, str(labels), y)
-            part[split] = inputs(x, str(images))
+            source[split] = inputs(x, str(images))
             ys.append((str(labels), y))
-        parts.append(part)
-    found, task, outputs = targets(ys, limit=limit)
-    label = iter(found)
-    return Found([{s: (x, next(label)) for s, x in part.items()} for part in parts], task, outputs)
+        sources.append(source)
+    arrays, task, outputs = targets(ys, limit=limit)
+    label = iter(arrays)
+    pairs = [{s: (x, next(label)) for s, x in source.items()} for source in sources]
+    return ReadResult(pairs, task, outputs)
 
 
 def idx_files(path: Path) -> dict[str, tuple[Path, Path]]:
-    """Images and labels of each split."""
+    """The files of images and labels of each split."""
     folder = idx_folder(path)
     if folder is None:
         raise DataError(
@@ -56,22 +57,22 @@ def idx_files(path: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def read_array(path: Path, ndim: int) -> Array:
-    """One IDX file of bytes with ``ndim`` axes, exactly as long as its header says."""
+    """Read an IDX file of bytes with ``ndim`` axes; its length must match its header."""
     with reading(path, "an IDX file"), _open(path) as file:
         data = file.read()
     shape = _shape(path, data[: 4 + 4 * ndim], ndim)
-    size, have = math.prod(shape), len(data) - 4 - 4 * ndim
-    if have != size:
-        what = "cut short" if have < size else "too long"
+    size, found = math.prod(shape), len(data) - 4 - 4 * ndim
+    if found != size:
+        what = "cut short" if found < size else "too long"
         raise DataError(
-            f"{path}: {what}: {'x'.join(map(str, shape))} values announced, {have} bytes found "
-            f"(row {have // max(1, size // max(1, shape[0]))}); copy or download it again"
+            f"{path}: {what}: {'x'.join(map(str, shape))} values announced, {found} bytes found "
+            f"(row {found // max(1, size // max(1, shape[0]))}); copy or download it again"
         )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(shape).copy()
 
 
 def idx_shape(path: Path, ndim: int) -> tuple[int, ...]:
-    """The shape only, from the first bytes of the file."""
+    """The shape of the array in an IDX file, from its header."""
     with reading(path, "an IDX file"), _open(path) as file:
         head = file.read(4 + 4 * ndim)
     return _shape(path, head, ndim)

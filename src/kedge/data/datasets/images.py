@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from kedge.data.datasets.checks import reading
-from kedge.data.datasets.dataset import Array, Found
+from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import IMAGES, SPLIT_NAMES, entries, folders
 from kedge.errors import DataError
 from kedge.schema import Count, Doc
@@ -19,45 +19,47 @@ GREY = ("1", "L", "LA", "La")
 COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 
 
-class Form(NamedTuple):
-    """What all images of a dataset have in common, and the first image that showed it."""
+class FirstImage(NamedTuple):
+    """The first image of a dataset, whose shape all others must have."""
 
-    shape: tuple[int, int, int]
-    seen: object
+    shape: tuple[int, int, int]  # C, H, W
+    where: object
 
 
 Pixels = Annotated[Count | None, Doc("scale all images to size x size pixels, e.g. size=64")]
 Channels = Annotated[Literal[1, 3] | None, Doc("make all images grey (1) or colour (3)")]
 
 
-def read_images(paths: Sequence[Path], *, size: Pixels = None, channels: Channels = None) -> Found:
+def read_images(
+    paths: Sequence[Path], *, size: Pixels = None, channels: Channels = None
+) -> ReadResult:
     """Folders of images; classes are the names of the folders: class/name.png.
 
-    Without ``size`` and ``channels`` all images must be alike already.
+    Without ``size`` and ``channels``, all images must have the same size and mode.
     """
     splits = [split_folders(path) for path in paths]
-    scans = [{s: scan(folder) for s, folder in part.items()} for part in splits]
+    scans = [{s: scan(folder) for s, folder in source.items()} for source in splits]
     classes = _classes(paths, splits, scans)
     number = {name: i for i, name in enumerate(classes)}
-    form: Form | None = None
-    parts = []
-    for part in scans:
+    first: FirstImage | None = None
+    sources = []
+    for source in scans:
         pairs = {}
-        for split, found in part.items():
+        for split, found in source.items():
             images = []
             for file in (f for files in found.values() for f in files):
                 with reading(file, "an image"), Image.open(file) as image:
                     pixels = to_array(image, file, size, channels)
-                form = check_form(pixels, file, form)
+                first = check_shape(pixels, file, first)
                 images.append(pixels)
             y = np.repeat([number[c] for c in found], [len(files) for files in found.values()])
             pairs[split] = (np.stack(images), y.astype(np.int64))
-        parts.append(pairs)
-    return Found(parts, "classification", len(classes), tuple(classes))
+        sources.append(pairs)
+    return ReadResult(sources, "classification", len(classes), tuple(classes))
 
 
 def split_folders(path: Path) -> dict[str, Path]:
-    """The folder of each split; the folder itself is the training set where there are none."""
+    """The folder of each split; without split folders, the path itself is the training set."""
     found: dict[str, Path] = {}
     subs = folders(path)
     for sub in subs:
@@ -75,7 +77,7 @@ def split_folders(path: Path) -> dict[str, Path]:
 
 
 def scan(folder: Path) -> dict[str, list[Path]]:
-    """The image files of each class, in order; a class may have none if another has some."""
+    """The image files of each class, sorted. Some classes may be empty, but not all."""
     found: dict[str, list[Path]] = {}
     for sub in entries(folder):
         if not sub.is_dir():
@@ -94,7 +96,14 @@ def scan(folder: Path) -> dict[str, list[Path]]:
 
 
 def to_array(image: Image.Image, where: object, size: int | None, channels: int | None) -> Array:
-    """Pixels as uint8 [C, H, W]; transparency is dropped."""
+    """Pixels as uint8 ``[C, H, W]``, without transparency.
+
+    Args:
+        image: an opened image.
+        where: its location, for messages.
+        size: height and width to resize to, or None.
+        channels: 1 for grey, 3 for colour, or None for those of the image.
+    """
     if image.mode not in (*GREY, *COLOUR):
         raise DataError(
             f"{where}: pixels of more than 8 bits (mode {image.mode}); save 8-bit images"
@@ -109,22 +118,23 @@ def to_array(image: Image.Image, where: object, size: int | None, channels: int 
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def check_form(pixels: Array, where: object, form: Form | None) -> Form:
+def check_shape(pixels: Array, where: object, first: FirstImage | None) -> FirstImage:
+    """Raise a DataError if an image differs in shape from the first one, which is returned."""
     shape = (pixels.shape[0], pixels.shape[1], pixels.shape[2])
-    if form is None:
-        return Form(shape, where)
-    if shape[1:] != form.shape[1:]:
+    if first is None:
+        return FirstImage(shape, where)
+    if shape[1:] != first.shape[1:]:
         raise DataError(
-            f"{where} is {shape[2]}x{shape[1]} pixels but {form.seen} is {form.shape[2]}x"
-            f"{form.shape[1]}; write size={min(form.shape[1:])} to scale all to one size"
+            f"{where} is {shape[2]}x{shape[1]} pixels but {first.where} is {first.shape[2]}x"
+            f"{first.shape[1]}; write size={min(first.shape[1:])} to scale all to one size"
         )
-    if shape[0] != form.shape[0]:
+    if shape[0] != first.shape[0]:
         words = {1: "grey", 3: "colour"}
         raise DataError(
-            f"{where} is {words[shape[0]]} but {form.seen} is {words[form.shape[0]]}; "
+            f"{where} is {words[shape[0]]} but {first.where} is {words[first.shape[0]]}; "
             "write channels=1 or channels=3 to make all alike"
         )
-    return form
+    return first
 
 
 def _classes(
@@ -132,14 +142,15 @@ def _classes(
     splits: list[dict[str, Path]],
     scans: list[dict[str, dict[str, list[Path]]]],
 ) -> list[str]:
-    """All classes that some training set has images of."""
-    trained = {c for part in scans for c, files in part["train"].items() if files}
-    for folder, part in zip(splits, scans, strict=True):
-        for split, found in part.items():
-            odd = sorted(set(found) - trained)
-            if odd:
+    """The sorted classes with training images."""
+    trained = {c for source in scans for c, files in source["train"].items() if files}
+    for folder, source in zip(splits, scans, strict=True):
+        for split, found in source.items():
+            untrained = sorted(set(found) - trained)
+            if untrained:
+                name = untrained[0]
                 raise DataError(
-                    f"{folder[split] / odd[0]}: no training images of class {odd[0]!r} anywhere; "
+                    f"{folder[split] / name}: no training images of class {name!r} anywhere; "
                     f"the training data has: {', '.join(sorted(trained))}"
                 )
     return sorted(trained)

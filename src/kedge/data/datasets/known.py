@@ -1,4 +1,4 @@
-"""Datasets known by name: their classes, their normalisation and how they are published."""
+"""Datasets known by name: classes, normalisation constants and published file layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.data.datasets.dataset import Dataset, Found, Pair, assemble
+from kedge.data.datasets.dataset import Dataset, Pair, ReadResult, assemble
 from kedge.data.datasets.find import locate, places
 from kedge.data.datasets.readers import open_path
 from kedge.errors import DataError
@@ -19,7 +19,10 @@ datasets = Registry[Callable[..., Dataset]]("dataset", see="kedge data")
 
 @dataclass(frozen=True)
 class Known:
-    """A dataset that has to be on disk: NAME.npz, a folder NAME, or one of its ``layouts``."""
+    """A known dataset, read from NAME.npz, a folder NAME, or one of its ``layouts``.
+
+    Calling it loads the dataset; ``options`` are those of the reader of its format.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -37,12 +40,12 @@ class Known:
         return open_path(path, self.name, options, known=self)
 
     def advice(self) -> str:
-        """What to put where."""
+        """Which files to put into which folder."""
         other = f", or {self.published}," if self.published else ""
         return f"{self.name}.npz (x_train, y_train, x_test, y_test){other} into {places()}"
 
     def moments(self, shape: tuple[int, ...]) -> Pair | None:
-        """The published mean and standard deviation, if the images are those."""
+        """The published mean and standard deviation, if the images have the published shape."""
         if not self.mean or shape != self.shape:
             return None
         return np.array(self.mean, np.float32), np.array(self.std, np.float32)
@@ -89,7 +92,7 @@ def digits() -> Dataset:
 
     Every fifth image of each digit is for testing. The 17 grey levels are spread over 0 to 255.
     """
-    from sklearn.datasets import load_digits  # takes a second to import
+    from sklearn.datasets import load_digits  # importing it takes a second
 
     bunch = load_digits()
     x = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
@@ -97,6 +100,6 @@ def digits() -> Dataset:
     test = np.zeros(len(y), bool)
     for c in range(10):
         test[np.flatnonzero(y == c)[2::5]] = True
-    parts = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
-    found = Found([parts], "classification", 10, tuple("0123456789"))
-    return assemble("digits", ["digits"], found)
+    splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    result = ReadResult([splits], "classification", 10, tuple("0123456789"))
+    return assemble("digits", ["digits"], result)

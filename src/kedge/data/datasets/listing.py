@@ -1,4 +1,4 @@
-"""``available``: which datasets are here, which could be, and where to put them."""
+"""``available``: the datasets on this machine, and the known ones that are missing."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ class Listing:
     """One line of ``kedge data``."""
 
     name: str
-    kind: str = ""  # "" where there is nothing yet
+    kind: str = ""  # empty if the dataset is missing
     where: str = ""
     shape: tuple[int, ...] | None = None
     sizes: dict[str, int] = field(default_factory=dict)
-    note: str = ""  # what is wrong, or where it could be put
+    note: str = ""  # an error, or where to put the dataset
 
 
 def available() -> list[Listing]:
-    """What is built in or lies in $KEDGE_DATA or the user's cache, then what could be put there.
+    """List built-in datasets and those in $KEDGE_DATA or the user's cache, then missing ones.
 
-    Nothing is loaded: shapes and sizes come from headers and counts.
+    No dataset is loaded: shapes and sizes come from file headers and counts.
     """
-    here, could = [], []
-    taken: set[Path] = set()
+    present, missing = [], []
+    listed: set[Path] = set()
     for name in datasets:
         entry = datasets[name]
         if not isinstance(entry, Known):
             shape, sizes = (
                 ((1, 8, 8), {"train": 1438, "test": 359}) if name == "digits" else (None, {})
             )
-            here.append(Listing(name, "built in", "scikit-learn" if sizes else "", shape, sizes))
+            present.append(Listing(name, "built in", "scikit-learn" if sizes else "", shape, sizes))
             continue
         path = locate(name, entry.layouts)
         if path is None:
-            could.append(Listing(name, note=f"could be put: {entry.advice()}"))
+            missing.append(Listing(name, note=f"could be put: {entry.advice()}"))
         else:
-            here.append(_listing(name, path))
-            taken.add(path)
-    names = {listing.name for listing in here}
+            present.append(_listing(name, path))
+            listed.add(path)
+    names = {listing.name for listing in present}
     for root in roots():
         for path in entries(root) if root.is_dir() else []:
             name = path.name if path.is_dir() else path.stem
             usable = path.is_dir() or path.suffix.lower() in _FILES
-            if usable and name not in names and not any(path in (t, *t.parents) for t in taken):
-                here.append(_listing(name, path))
+            if usable and name not in names and not any(path in (t, *t.parents) for t in listed):
+                present.append(_listing(name, path))
                 names.add(name)
-    return here + could
+    return present + missing
 
 
 def _listing(name: str, path: Path) -> Listing:
@@ -77,7 +77,7 @@ def _listing(name: str, path: Path) -> Listing:
 
 
 def peek(path: Path, kind: str) -> Peek:
-    """The shape of one sample and the number of samples per split, from headers and counts."""
+    """Sample shape and number of samples per split, from file headers and counts."""
     match kind:
         case "npz":
             return _peek_npz(path)
@@ -102,7 +102,7 @@ def peek(path: Path, kind: str) -> Peek:
 def _peek_npz(path: Path) -> Peek:
     shapes = {}
     with open_npz(path) as archive:
-        assert archive.zip is not None  # it is open
+        assert archive.zip is not None  # the archive is open
         for split, (x, _) in split_keys(path, archive.files).items():
             with archive.zip.open(f"{x}.npy") as file:
                 version = np.lib.format.read_magic(file)

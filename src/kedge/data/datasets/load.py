@@ -1,4 +1,4 @@
-"""``load``: from what a user types to a Dataset."""
+"""``load``: a dataset by name, path or hub name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from kedge.data.datasets.dataset import Dataset
 from kedge.data.datasets.find import locate, places, roots
 from kedge.data.datasets.known import Known, datasets
-from kedge.data.datasets.readers import KINDS, bound_options, open_hub, open_path
+from kedge.data.datasets.readers import KINDS, bind_options, open_hub, open_path
 from kedge.errors import DataError, GrammarError, UnknownName, nearest
 from kedge.grammar import parse_call
 
@@ -29,8 +29,25 @@ def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
         load("csv(path='patients', label=age, task=regression)")
         load("hf:ylecun/mnist")
 
-    A registered name wins over a file of the same name in the working directory; write ``./digits``
-    for the file. Options may be given in the text or as keywords.
+    A registered name takes precedence over a file of that name in the working directory; write
+    ``./digits`` for the file.
+
+    Args:
+        text: a name, a path or ``hf:NAME``, optionally with options in brackets.
+        **options: options of the reader; they override those in the text.
+
+    Returns:
+        The dataset: images ``[n, C, H, W]`` or a table ``[n, F]``, and labels.
+
+    Raises:
+        UnknownName: there is no dataset or option of that name, but a similar one.
+        DataError: the data are missing or cannot be used; the message names file and row.
+        FieldError: the value of an option is wrong.
+        GrammarError: the options cannot be parsed.
+
+    >>> digits = load("digits")
+    >>> digits.x_train.shape, digits.y_train.shape
+    ((1438, 1, 8, 8), (1438,))
     """
     text = os.fspath(text) if isinstance(text, os.PathLike) else text
     if not isinstance(text, str) or not text.strip():
@@ -38,8 +55,8 @@ def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
     text = text.strip()
     if text not in datasets and not text.startswith("hf:") and _path(text) is not None:
         return _open(_path(text) or Path(), None, options)
-    head, given = _split(text)
-    options = {**given, **options}
+    head, parsed = _split(text)
+    options = {**parsed, **options}
     if head.startswith("hf:"):
         return open_hub(head.removeprefix("hf:"), options)
     if head in KINDS and "path" in options:
@@ -49,16 +66,16 @@ def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
         raise DataError(f'{head} needs a path; write {head}(path="...")')
     if head in datasets:
         known = datasets[head]
-        here = _path(head)  # the last resort for what is not among the user's datasets
-        if isinstance(known, Known) and here and locate(head, known.layouts) is None:
-            return open_path(here, head, options, known=known)
-        return known(**(options if _takes_any(known) else bound_options(head, known, options)))
+        local = _path(head)  # fallback: a path of that name in the working directory
+        if isinstance(known, Known) and local and locate(head, known.layouts) is None:
+            return open_path(local, head, options, known=known)
+        return known(**(options if _takes_any(known) else bind_options(head, known, options)))
     path = _path(head) or locate(head) if _is_name(head) else _path(head)
     return _open(path or _missing(head), None, options)
 
 
 def _takes_any(dataset: Callable[..., Dataset]) -> bool:
-    """Whether a dataset takes options of any name, and checks them itself."""
+    """Whether a dataset takes ``**options`` and checks them itself."""
     parameters = inspect.signature(dataset).parameters.values()
     return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
@@ -69,7 +86,7 @@ def _open(path: Path, kind: str | None, options: dict[str, Any]) -> Dataset:
 
 
 def _split(text: str) -> tuple[str, dict[str, Any]]:
-    """``head(options)``, where the head may be a path that the grammar could not read as a name."""
+    """Split ``head(options)``; the head may be a path that is not a name of the grammar."""
     brackets = [i for i, sign in enumerate(text) if sign == "("]
     if not brackets:
         return text, {}

@@ -1,4 +1,4 @@
-"""``.npz`` files: x_train, y_train and perhaps x_test, y_test, x_val, y_val and classes."""
+"""``.npz`` files: x_train, y_train and optionally x_test, y_test, x_val, y_val and classes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
-from kedge.data.datasets.dataset import SPLITS, Array, Found, TaskOption
+from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
 from kedge.errors import DataError
 
-# The names a split goes by: kedge and Keras; MedMNIST; a file that is one training set.
-SPELLINGS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
+# Array names of a split: kedge and Keras; MedMNIST.
+ARRAY_NAMES = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 
 
-def read_npz(paths: Sequence[Path], *, task: TaskOption = None, limit: int | None = None) -> Found:
+def read_npz(
+    paths: Sequence[Path], *, task: TaskOption = None, limit: int | None = None
+) -> ReadResult:
     """NumPy archives with x_train, y_train and perhaps x_test, y_test (or x and y).
 
-    Classes are numbered alike in all files. Python objects are refused.
+    Classes have the same numbers in all files. Python objects are rejected.
     """
     files = [_arrays(path) for path in paths]
     xs: list[tuple[int, str, Array]] = []
@@ -32,23 +34,23 @@ def read_npz(paths: Sequence[Path], *, task: TaskOption = None, limit: int | Non
             xs.append((i, split, inputs(arrays[key_x], where_x)))
             ys.append((where_y, arrays[key_y]))
     labels, task, outputs = targets(ys, task, limit or (len(names) if names else None))
-    parts: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
+    sources: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
     for (i, split, x), y in zip(xs, labels, strict=True):
-        parts[i][split] = (x, y)
-    return Found(parts, task, outputs, names if names and len(names) == outputs else None)
+        sources[i][split] = (x, y)
+    return ReadResult(sources, task, outputs, names if names and len(names) == outputs else None)
 
 
 def split_keys(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:
-    """Which arrays are x and y of which split."""
+    """The names of the arrays of inputs and labels of each split."""
     found = {}
     for split in SPLITS:
-        for x, y in SPELLINGS:
+        for x, y in ARRAY_NAMES:
             pair = (x.format(split), y.format(split))
             if set(pair) <= set(keys):
                 found[split] = pair
             elif set(pair) & set(keys):
-                there, lacking = pair if pair[0] in keys else pair[::-1]
-                raise DataError(f"{path}: there is {there} but no {lacking}; {_needs(keys)}")
+                present, missing = pair if pair[0] in keys else pair[::-1]
+                raise DataError(f"{path}: there is {present} but no {missing}; {_needs(keys)}")
     if not found and {"x", "y"} <= set(keys):
         return {"train": ("x", "y")}
     if "train" not in found:
@@ -73,14 +75,14 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
-    """The archive, with anything that goes wrong inside told as a DataError."""
+    """Open an archive; all errors in the block become a DataError."""
     with reading(path, "an .npz file"), path.open("rb") as file:
         start = file.read(6)
         if not start:
             raise DataError(f"{path}: the file is empty (0 bytes)")
         if start[:2] != b"PK":
-            a_npy = " (one array, as numpy.save writes)" if start == b"\x93NUMPY" else ""
-            raise DataError(f"{path}: not an .npz file{a_npy}; write it with numpy.savez")
+            npy_hint = " (one array, as numpy.save writes)" if start == b"\x93NUMPY" else ""
+            raise DataError(f"{path}: not an .npz file{npy_hint}; write it with numpy.savez")
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
             yield archive
@@ -105,8 +107,8 @@ def _class_names(paths: Sequence[Path], files: list[dict[str, Array]]) -> tuple[
     """The optional array ``classes``, the same in all files."""
     first = None
     for path, arrays in zip(paths, files, strict=True):
-        given = arrays.get("classes")
-        names = None if given is None else tuple(map(str, given.reshape(-1).tolist()))
+        array = arrays.get("classes")
+        names = None if array is None else tuple(map(str, array.reshape(-1).tolist()))
         if path is not paths[0] and names != first:
             raise DataError(
                 f"{path}: 'classes' differs from that of {paths[0]}: {names} and {first}"

@@ -1,4 +1,4 @@
-"""From a path to a Dataset: the reader for its kind, with that reader's options."""
+"""Readers: one function per data format, and their options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.data.datasets.cifar import read_cifar
-from kedge.data.datasets.dataset import Dataset, Found, assemble
+from kedge.data.datasets.dataset import Dataset, ReadResult, assemble
 from kedge.data.datasets.find import detect
 from kedge.data.datasets.hub import read_hub
 from kedge.data.datasets.idx import read_idx
@@ -23,7 +23,7 @@ from kedge.schema import Schema, schema_of
 if TYPE_CHECKING:
     from kedge.data.datasets.known import Known
 
-readers = Registry[Callable[..., Found]]("reader", see="kedge data")
+readers = Registry[Callable[..., ReadResult]]("reader", see="kedge data")
 readers.add("npz", read_npz)
 readers.add("idx", read_idx)
 readers.add("cifar", read_cifar)
@@ -36,9 +36,9 @@ FORMATS: dict[str, Callable[..., Any]] = {
     "silos": find_silos,
     "hf": read_hub,
 }
-"""What ``kedge show`` describes: every kind of data, by the function that reads it."""
+"""The function that reads each format, for ``kedge show``."""
 
-_LIMITED = ("npz", "idx", "cifar")  # labels are numbers there, so a known dataset bounds them
+_LIMITED = ("npz", "idx", "cifar")  # formats with numeric labels, which a known dataset bounds
 
 
 def open_path(
@@ -48,39 +48,53 @@ def open_path(
     kind: str | None = None,
     known: Known | None = None,
 ) -> Dataset:
-    """Read a file or folder, as the kind it looks like unless told."""
+    """Read a file or folder.
+
+    Args:
+        path: the file or folder.
+        name: name of the dataset.
+        options: options of the reader.
+        kind: name of the reader, or ``silos``; detected if None.
+        known: the known dataset that the path holds, for its constants.
+
+    Raises:
+        DataError: the data cannot be read or used.
+        UnknownName: the reader has no such option.
+        FieldError: the value of an option is wrong.
+    """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     paths, groups, kind = [path], None, kind or detect(path)
     if kind == "silos":
         kind, paths, groups = find_silos(path)
-    options = bound_options(kind, readers[kind], options)
+    options = bind_options(kind, readers[kind], options)
     limited = {"limit": known.count} if known and kind in _LIMITED else {}
-    found = readers[kind](paths, **options, **limited)
+    result = readers[kind](paths, **options, **limited)
     moments = None
     if known:
-        moments = known.moments(found.parts[0]["train"][0].shape[1:])
-        if found.classes is None and known.classes and len(known.classes) == found.outputs:
-            found = found._replace(classes=known.classes)
-    return assemble(name, paths, found, groups, moments)
+        moments = known.moments(result.sources[0]["train"][0].shape[1:])
+        if result.classes is None and known.classes and len(known.classes) == result.outputs:
+            result = result._replace(classes=known.classes)
+    return assemble(name, paths, result, groups, moments)
 
 
 def open_hub(name: str, options: dict[str, Any]) -> Dataset:
-    options = bound_options("hf", read_hub, options)
+    """Read a dataset of the Hugging Face hub."""
+    options = bind_options("hf", read_hub, options)
     return assemble(f"hf:{name}", [f"hf:{name}"], read_hub(name, **options))
 
 
 def schema(kind: str) -> Schema:
-    """The options that data of a kind take; those of silos are the options of their files."""
+    """The options of a format; silos take the options of their files."""
     return _schema(kind, FORMATS[kind])
 
 
-def bound_options(
+def bind_options(
     name: str, function: Callable[..., Any], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """All options of a reader or a dataset, from those given and the defaults, checked."""
+    """Check the given options of a reader or a dataset and fill in the defaults."""
     return _schema(name, function).bind(Call(name, None, (), options))
 
 
 def _schema(name: str, function: Callable[..., Any]) -> Schema:
-    return schema_of(function, name, hidden=("limit",))  # a known dataset sets it
+    return schema_of(function, name, hidden=("limit",))  # set by a known dataset

@@ -13,8 +13,7 @@ KINDS = ("npz", "csv", "images")
 def find_silos(path: Path) -> tuple[str, list[Path], tuple[str, ...]]:
     """A folder with one .npz file, CSV table or folder of images per client: the partition.
 
-    Returns the kind that all silos are of, their paths and their names. Options are those of that
-    kind.
+    Returns the format of all silos, their paths and their names. Options are those of the format.
     """
     if not path.is_dir():
         raise DataError(
@@ -22,9 +21,9 @@ def find_silos(path: Path) -> tuple[str, list[Path], tuple[str, ...]]:
         )
     paths = entries(path)
     if len(paths) < 2:
-        there = f"only {paths[0].name}" if paths else "nothing"
+        content = f"only {paths[0].name}" if paths else "nothing"
         raise DataError(
-            f"{path}: {there} in there; silos are a folder with one file or folder per client "
+            f"{path}: {content} in there; silos are a folder with one file or folder per client "
             "(.npz, .csv or class/image.png). For a single dataset, give the file itself"
         )
     names = [p.name if p.is_dir() else p.stem for p in paths]

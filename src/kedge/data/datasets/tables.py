@@ -1,4 +1,4 @@
-"""CSV files with a label column; several (train and test, or silos) are encoded alike."""
+"""CSV files with a label column. All files of a dataset get the same encoding."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ import numpy as np
 from kedge.core.task import tasks
 from kedge.data.datasets.checks import check_task, reading
 from kedge.data.datasets.columns import Column, class_column, feature_column, number_column
-from kedge.data.datasets.dataset import SPLITS, Array, Found, TaskOption
+from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
 from kedge.data.datasets.find import TABLES
 from kedge.errors import DataError, nearest
 from kedge.schema import Doc
 
-LABELS = ("label", "target", "class", "y")
-
+LABEL_NAMES = ("label", "target", "class", "y")
 
 Columns = str | tuple[str, ...]
 
 
 class Table(NamedTuple):
+    """The cells of one file as text."""
+
     path: object
     columns: list[str]
     rows: list[list[str]]
-    lines: list[int]  # where in the file each row begins
+    lines: list[int]  # line in the file of each row
 
 
 def read_csv(
@@ -38,20 +39,20 @@ def read_csv(
     task: TaskOption = None,
     drop: Annotated[Columns, Doc("columns to leave out")] = (),
     test: Annotated[str | None, Doc("a second file, to test on")] = None,
-) -> Found:
+) -> ReadResult:
     """CSV tables: number columns stay, columns of a few words become one-hot.
 
-    Several labels are for multilabel or regression. In place of one file a folder may be given
-    that holds train.csv and perhaps test.csv and val.csv.
+    Several labels are for multilabel or regression. A path may also be a folder with train.csv and
+    optionally test.csv and val.csv.
     """
     files = [(i, s, f) for i, path in enumerate(paths) for s, f in csv_files(path, test).items()]
     tables = [read_table(file) for _, _, file in files]
     trains = [split == "train" for _, split, _ in files]
-    found, task, outputs, classes, columns = encode(tables, trains, label, task, drop)
-    parts: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
-    for (i, split, _), pair in zip(files, found, strict=True):
-        parts[i][split] = pair
-    return Found(parts, task, outputs, classes, columns)
+    pairs, task, outputs, classes, columns = encode(tables, trains, label, task, drop)
+    sources: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
+    for (i, split, _), pair in zip(files, pairs, strict=True):
+        sources[i][split] = pair
+    return ReadResult(sources, task, outputs, classes, columns)
 
 
 def csv_files(path: Path, test: str | None = None) -> dict[str, Path]:
@@ -67,7 +68,13 @@ def csv_files(path: Path, test: str | None = None) -> dict[str, Path]:
 
 
 def read_table(path: Path) -> Table:
-    """The cells as text, stripped; of , ; and tab the one that splits the header most delimits."""
+    """Read the cells as stripped text.
+
+    The delimiter is the one of comma, semicolon and tab that splits the header into most columns.
+
+    Raises:
+        DataError: the file is empty, not UTF-8, or has rows of different length.
+    """
     with reading(path, "a CSV file"):
         data = path.read_bytes()
     if not data.strip():
@@ -82,15 +89,15 @@ def read_table(path: Path) -> Table:
     header = text.lstrip().split("\n", 1)[0]
     delimiter = max(",;\t", key=lambda d: len(next(csv.reader([header], delimiter=d))))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines, before = [], [], 0
+    rows, lines, last_line = [], [], 0
     try:
         for row in reader:
             if any(cell.strip() for cell in row):
                 rows.append([cell.strip() for cell in row])
-                lines.append(before + 1)
-            before = reader.line_num
+                lines.append(last_line + 1)
+            last_line = reader.line_num
     except csv.Error as error:
-        raise DataError(f"{path}, line {before + 1}: {error}") from error
+        raise DataError(f"{path}, line {last_line + 1}: {error}") from error
     columns = rows[0]
     _check_header(path, columns)
     if len(rows) == 1:
@@ -110,22 +117,37 @@ def encode(
     task: str | None,
     drop: str | tuple[str, ...] = (),
 ) -> tuple[list[tuple[Array, Array]], str, int, tuple[str, ...] | None, tuple[str, ...]]:
-    """x and y of every table, the task, the outputs, the classes and the columns of x."""
+    """Encode tables of the same columns.
+
+    Args:
+        tables: the tables.
+        trains: for each table, whether it holds training rows.
+        label: the label column or columns; guessed if None.
+        task: name of the task; inferred if None.
+        drop: columns to leave out.
+
+    Returns:
+        Inputs ``[n, F]`` and labels of each table, the task, the number of outputs, the class names
+        and the F column names.
+
+    Raises:
+        DataError: a column is missing, ambiguous, or cannot be encoded.
+    """
     check_task(task)
-    columns = _common(tables)
-    at = tables[0].path
-    labels = _label_columns(at, columns, label)
-    dropped = [_find(at, columns, str(c)) for c in ((drop,) if isinstance(drop, str) else drop)]
+    columns = _common_columns(tables)
+    path = tables[0].path
+    labels = _label_columns(path, columns, label)
+    dropped = [_find(path, columns, str(c)) for c in ((drop,) if isinstance(drop, str) else drop)]
     places = [(t.path, line) for t in tables for line in t.lines]
     train = np.repeat(trains, [len(t.rows) for t in tables])
     named = {}
     for name in columns:
-        order = [t.columns.index(name) for t in tables]
-        cells = [row[i] for t, i in zip(tables, order, strict=True) for row in t.rows]
+        positions = [t.columns.index(name) for t in tables]
+        cells = [row[i] for t, i in zip(tables, positions, strict=True) for row in t.rows]
         named[name] = Column(name, cells, places)
     encoded = [feature_column(named[c]) for c in columns if c not in (*labels, *dropped)]
     if not encoded:
-        raise DataError(f"{at}: no column is left to learn from beside {', '.join(labels)}")
+        raise DataError(f"{path}: no column is left to learn from beside {', '.join(labels)}")
     x = np.concatenate([block for block, _ in encoded], axis=1)
     names = tuple(name for _, block in encoded for name in block)
     y, task, outputs, classes = _labels([named[c] for c in labels], task, train)
@@ -159,13 +181,13 @@ def _labels(
     return y, task, len(columns), names
 
 
-def _common(tables: Sequence[Table]) -> list[str]:
+def _common_columns(tables: Sequence[Table]) -> list[str]:
     first = tables[0]
     for table in tables[1:]:
-        lacking = [c for c in first.columns if c not in table.columns]
+        missing = [c for c in first.columns if c not in table.columns]
         extra = [c for c in table.columns if c not in first.columns]
-        if lacking or extra:
-            what = f"no column {lacking[0]!r}" if lacking else f"a column {extra[0]!r}"
+        if missing or extra:
+            what = f"no column {missing[0]!r}" if missing else f"a column {extra[0]!r}"
             raise DataError(
                 f"{table.path} has {what}, unlike {first.path}; columns must be the same"
             )
@@ -176,9 +198,9 @@ def _label_columns(
     path: object, columns: list[str], label: str | tuple[str, ...] | None
 ) -> list[str]:
     if label is not None:
-        given = label if isinstance(label, tuple | list) else (label,)
-        return [_find(path, columns, str(c)) for c in given]
-    guesses = [c for c in columns if c.lower() in LABELS]
+        labels = label if isinstance(label, tuple | list) else (label,)
+        return [_find(path, columns, str(c)) for c in labels]
+    guesses = [c for c in columns if c.lower() in LABEL_NAMES]
     if len(guesses) == 1:
         return guesses
     what = "several columns could be the label" if guesses else "no column is called label"

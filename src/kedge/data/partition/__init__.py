@@ -1,18 +1,18 @@
-"""Partitions: which client holds which samples, as data with a name, a seed and a content hash.
+"""Partitions: the samples of each client, with a name, a seed and a content hash.
 
 ::
 
     from kedge.data.partition import draw
 
     partition = draw("dirichlet(0.1)", labels, clients=10, seed=0)
-    partition.clients[3]                     # the samples of client 3, ascending
-    partition.hash                           # '0f5c...': equal hashes are equal partitions
+    partition.clients[3]                     # the sorted samples of client 3
+    partition.hash                           # '0f5c...'; equal partitions have equal hashes
     partition.save("cifar10.json")           # and Partition.load("cifar10.json")
     partition.plot(labels, "cifar10.png")    # clients x classes, with sizes
 
-A partition is written as a name with options, and shifts of the features are added to it:
+A partition is written as a name with options; feature shifts are added to it:
 ``client_dirichlet_sequential(alpha=0.1)+rotation(step=15)``. Several procedures of the literature
-are called "Dirichlet(alpha)"; here each has its own name, as their alphas are not comparable.
+are called "Dirichlet(alpha)". Here each has its own name, since their alphas are not comparable.
 """
 
 from kedge.data.partition.data import Partition

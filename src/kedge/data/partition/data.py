@@ -1,4 +1,4 @@
-"""A partition as data: the samples of each client, with a name, a seed and a content hash."""
+"""The Partition: the samples of each client, with a name, a seed and a content hash."""
 
 from __future__ import annotations
 
@@ -19,12 +19,25 @@ from kedge.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which client holds which samples, and what shifts its features.
+    """The samples of each client, and its feature shift.
 
-    ``clients`` are disjoint arrays of sample indices, each ascending: a partition says who holds
-    what, not in which order. ``num_samples`` is the size of the dataset, of which a partition may
-    leave samples out. Shifts are, per client, the degrees of ``rotation`` and the standard
-    deviation of ``noise``, or, per sample in the order of ``clients``, the degrees in ``angles``.
+    Args:
+        clients: for each client, an array of sample indices. Arrays are disjoint and are sorted.
+        name: the text it was drawn from, with all options that matter.
+        seed: the seed it was drawn with.
+        num_samples: size of the dataset; a partition may leave samples out.
+        rotation: rotation of each client's images in degrees, ``[clients]``.
+        noise: standard deviation of each client's noise, ``[clients]``.
+        angles: rotation of each sample in degrees, one array per client.
+
+    Raises:
+        DataError: indices overlap or are out of range, or shifts have the wrong shape.
+
+    >>> partition = Partition(([0, 2], [1, 3, 4]), "by hand", seed=0, num_samples=6)
+    >>> partition
+    Partition('by hand', seed=0, clients=2, samples=5 of 6, hash='fc1cdec92e1c7002')
+    >>> partition.label_counts([0, 1, 0, 1, 1, 0]).tolist()
+    [[2, 0], [0, 3]]
     """
 
     clients: tuple[IntArray, ...]
@@ -42,7 +55,7 @@ class Partition:
         every = np.sort(np.concatenate(clients))
         if (every[1:] == every[:-1]).any():
             twice = every[1:][every[1:] == every[:-1]][0]
-            raise DataError(f"{self.name}: sample {twice} is held twice")
+            raise DataError(f"{self.name}: sample {twice} is assigned twice")
         if len(every) and not 0 <= every[0] <= every[-1] < self.num_samples:
             wrong = every[0] if every[0] < 0 else every[-1]
             raise DataError(f"{self.name}: no sample {wrong} among {self.num_samples} samples")
@@ -63,14 +76,14 @@ class Partition:
             if value is not None:
                 value = _floats(f"{self.name}: {field}", value, len(clients))
                 object.__setattr__(self, field, value)
-        # A client's samples are sorted, and their angles with them.
+        # Sort the samples of each client together with their angles.
         order = [np.argsort(part, kind="stable") for part in clients]
         object.__setattr__(self, "clients", _frozen(clients, order))
         object.__setattr__(self, "angles", angles and _frozen(angles, order))
 
     @cached_property
     def hash(self) -> str:
-        """Sixteen hex digits of the content: the samples of each client, and the shifts."""
+        """Content hash of samples and shifts, 16 hex digits."""
         digest = hashlib.sha256()
         for part in self.clients:
             digest.update(len(part).to_bytes(8, "little") + part.astype("<i8").tobytes())
@@ -83,11 +96,20 @@ class Partition:
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per client."""
+        """Number of samples of each client, ``[clients]``."""
         return np.array([len(part) for part in self.clients], dtype=np.int64)
 
     def label_counts(self, labels: npt.ArrayLike, num_classes: int | None = None) -> IntArray:
-        """Samples per client and class; for several labels per sample [N, C] those that are set."""
+        """Number of samples per client and class, ``[clients, C]``.
+
+        Args:
+            labels: the class of each sample, ``[N]``, or ``[N, C]`` for several labels per sample,
+                of which the non-zero ones are counted.
+            num_classes: C for ``[N]``; the largest label plus one if None.
+
+        Raises:
+            DataError: the labels are not classes, or not those of this dataset.
+        """
         labels = np.asarray(labels)
         self.check(len(labels))
         if labels.ndim == 2:
@@ -102,13 +124,13 @@ class Partition:
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.clients])
 
     def degrees(self) -> tuple[FloatArray, ...] | None:
-        """The rotation of each sample of each client, whichever shift it comes from."""
+        """The rotation of each sample in degrees, one array per client; None without rotation."""
         if self.rotation is None:
             return self.angles
         return tuple(np.full(n, d) for n, d in zip(self.sizes, self.rotation, strict=True))
 
     def check(self, num_samples: int) -> Partition:
-        """This partition, if it is one of a dataset of that size."""
+        """Return this partition; raise a DataError if the dataset has another size."""
         if num_samples != self.num_samples:
             raise DataError(
                 f"{self.name} (seed {self.seed}, hash {self.hash}) is a partition of "
@@ -118,12 +140,16 @@ class Partition:
         return self
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file that ``load`` reads, with one client per line."""
+        """Write a JSON file for :meth:`load`, with one client per line; return its path."""
         return files.save(self._record(), Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
-        """Read a file written by ``save`` and verify its hash."""
+        """Read a file written by :meth:`save` and verify its hash.
+
+        Raises:
+            DataError: the file cannot be read, or is damaged.
+        """
         record, hash_ = files.load(Path(path))
         try:
             partition = cls(**record)
@@ -143,9 +169,20 @@ class Partition:
         class_names: Sequence[str] | None = None,
         kind: str = "auto",
     ) -> Path:
-        """Draw clients x classes with the sizes of the clients on top, as PNG, SVG or PDF.
+        """Plot clients x classes, with the sizes of the clients on top.
 
-        ``kind`` is bubbles or heatmap; auto takes bubbles for up to 30 clients and classes.
+        Args:
+            labels: the label of each sample, ``[N]`` or ``[N, C]``.
+            path: file to write, ending in .png, .svg or .pdf.
+            class_names: names of the classes.
+            kind: ``bubbles``, ``heatmap``, or ``auto``: bubbles up to 30 clients and classes.
+
+        Returns:
+            The path.
+
+        Raises:
+            FieldError: the ending, ``kind`` or number of class names is wrong.
+            DataError: the labels are not those of this dataset.
         """
         from kedge.data.partition import picture  # matplotlib is slow to import
 
@@ -158,10 +195,10 @@ class Partition:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partition):
             return NotImplemented
-        mine, theirs = (
+        left, right = (
             (p.name, p.seed, p.num_samples, p.sizes.tolist(), p.hash) for p in (self, other)
         )
-        return mine == theirs
+        return left == right
 
     def __hash__(self) -> int:
         return hash((self.name, self.seed, self.num_samples, self.hash))

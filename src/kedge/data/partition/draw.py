@@ -1,4 +1,4 @@
-"""Drawing a partition from its string."""
+"""Draw a partition from its text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 import kedge.data.partition.label_skew
 import kedge.data.partition.other_skew
-import kedge.data.partition.shifts  # noqa: F401  (each of the three fills a registry)
+import kedge.data.partition.shifts  # noqa: F401  (the three modules register partitions)
 from kedge.data.partition.data import Partition
 from kedge.data.partition.registries import (
     aliases,
+    as_int,
     generator,
     partitions,
     schema,
     shifts,
-    whole,
 )
 from kedge.errors import (
     DataError,
@@ -30,7 +30,7 @@ from kedge.errors import (
     UnknownName,
 )
 from kedge.grammar import parse_calls
-from kedge.schema import BoundCall, Gathered
+from kedge.schema import BoundCall, ErrorCollector
 
 
 def draw(
@@ -40,24 +40,39 @@ def draw(
     seed: int,
     groups: npt.ArrayLike | None = None,
 ) -> Partition:
-    """Draw the partition that the string describes; the same arguments always give the same one.
+    """Draw a partition; the same arguments always give the same one.
+
+    Args:
+        text: a partition with options, and feature shifts added with ``+``, such as
+            ``dirichlet(0.1)+rotation(step=15)``. Shifts do not change the samples of the clients.
+        labels: the label of each sample, ``[N]``, or ``[N, C]`` for several labels per sample.
+        clients: number of clients.
+        seed: seed of the draw.
+        groups: the group of each sample, ``[N]``, for the partition ``silos``.
+
+    Raises:
+        UnknownName: there is no such partition, shift or option.
+        GrammarError: the text cannot be parsed.
+        FieldError: the value of an option, ``clients`` or ``seed`` is wrong.
+        DataError: there are no samples.
+        IncompatibleError: the partition does not take such labels, or two shifts conflict.
+        PartitionError: these samples cannot be partitioned in this way.
 
     >>> partition = draw("dirichlet(0.5)", [0, 1] * 100, clients=4, seed=0)
     >>> partition.name
     'class_dirichlet_capped(alpha=0.5)'
-
-    Shifts are added with ``+`` and leave the samples of the clients as they are. ``groups``, the
-    group id of each sample, is for ``silos``.
+    >>> len(partition.clients), int(partition.sizes.sum())
+    (4, 200)
     """
     labels = np.asarray(labels)
-    clients, seed = whole("clients", clients), whole("seed", seed)
+    clients, seed = as_int("clients", clients), as_int("seed", seed)
     if labels.ndim == 0 or not len(labels):
         raise DataError("there are no samples to partition: labels is empty")
     if clients < 1:
         raise FieldError(f"clients = {clients} is below 1")
-    steps = _read(text)
+    steps = _parse(text)
     canonical = "+".join(schema(step.name).write(step.options, first=True) for step in steps)
-    (name, function, options), *extra = steps
+    (name, function, options), *shift_steps = steps
     if "groups" in inspect.signature(function).parameters:
         options = {**options, "groups": groups}
     where = f"{canonical} with {clients} clients and {len(labels)} samples"
@@ -71,7 +86,7 @@ def draw(
         raise type(error)(f"{where}: {error}.") from None
     sizes = np.array([len(part) for part in parts])
     fields: dict[str, Any] = {}
-    for name, function, options in extra:
+    for name, function, options in shift_steps:
         new = function(sizes, generator(seed, name), **options)
         if fields.keys() & new.keys() or {"rotation", "angles"} <= fields.keys() | new.keys():
             raise IncompatibleError(f"{canonical} has two shifts of one kind; leave out {name}")
@@ -80,13 +95,13 @@ def draw(
 
 
 def check_partition(text: str) -> None:
-    """Raise what is wrong with the string itself: names, options and their values."""
-    _read(text)
+    """Raise a KedgeError if a name, an option or a value in the text is wrong."""
+    _parse(text)
 
 
-def _read(text: str) -> list[BoundCall]:
-    """The partition and its shifts, with all options checked."""
-    base, *extra = parse_calls(text)
+def _parse(text: str) -> list[BoundCall]:
+    """The partition and its shifts, with their options bound."""
+    base, *shift_calls = parse_calls(text)
     base = base._replace(name=aliases.get(base.name, base.name))
     if base.name in shifts:
         raise GrammarError(
@@ -94,16 +109,16 @@ def _read(text: str) -> list[BoundCall]:
         )
     if base.name not in partitions:
         raise UnknownName("partition", base.name, [*partitions, *aliases], partitions.see)
-    for call in extra:
+    for call in shift_calls:
         if aliases.get(call.name, call.name) in partitions:
             raise GrammarError(
                 f"{text!r} has two partitions, {base.name} and {call.name}; "
                 f"only shifts can be added: {', '.join(shifts)}"
             )
-    gathered, found = Gathered(), []
-    for call in (base, *extra):
-        with gathered.one():
+    errors, steps = ErrorCollector(), []
+    for call in (base, *shift_calls):
+        with errors.collect():
             function: Callable[..., Any] = (partitions if call is base else shifts)[call.name]
-            found.append(BoundCall(call.name, function, schema(call.name).bind(call)))
-    gathered.done()
-    return found
+            steps.append(BoundCall(call.name, function, schema(call.name).bind(call)))
+    errors.raise_all()
+    return steps

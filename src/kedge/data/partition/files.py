@@ -1,4 +1,4 @@
-"""Partition files: JSON that any language reads, small enough to travel with a paper."""
+"""Partition files: JSON, readable in any language and small enough to publish with a paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS = {
 
 
 def save(record: dict[str, Any], path: Path) -> Path:
-    """Write the file whole or not at all, one client per line."""
+    """Write the file atomically, with one client per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f'"format": {_json(FORMAT)}', f'"version": {VERSION}']
     for key, value in record.items():
@@ -41,7 +41,11 @@ def save(record: dict[str, Any], path: Path) -> Path:
 
 
 def load(path: Path) -> tuple[dict[str, Any], str]:
-    """The fields of the partition in a file, and the hash it says they have."""
+    """Read the fields of a partition and the hash stored with them.
+
+    Raises:
+        DataError: the file cannot be read, is damaged, or has another version.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

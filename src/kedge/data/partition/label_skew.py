@@ -1,4 +1,4 @@
-"""Label skew: the clients hold the classes in different shares.
+"""Label skew: the shares of the classes differ between clients.
 
 The first four are all "Dirichlet(alpha)" in their papers; a smaller alpha is always more skewed,
 but equal alphas are not equally skewed. Classes are the labels that occur, in ascending order.
@@ -12,18 +12,18 @@ from typing import Annotated, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kedge.data.partition.draws import (
+from kedge.data.partition.registries import IntArray, partitions
+from kedge.data.partition.sampling import (
     arrivals,
-    blocks,
+    block_sizes,
     capped_counts,
     class_codes,
     deal,
+    draw_classes,
     equal_sizes,
-    fill,
     lognormal_sizes,
-    owned,
+    samples_by_client,
 )
-from kedge.data.partition.registries import IntArray, partitions
 from kedge.errors import PartitionError
 from kedge.schema import Count, Doc, NotNegative, Positive
 
@@ -51,19 +51,19 @@ def class_dirichlet_capped(
     minimum 10 by MOON and FedCOG (NIID-1), with ``classes`` by FedImpro.
     """
     codes = class_codes(labels)
-    room = np.bincount(codes)
-    least = len(room) if minimum == "classes" else minimum
-    if least * clients > len(codes):
-        fewer = f"at most {len(codes) // least} clients or " if len(codes) >= least else ""
+    class_sizes = np.bincount(codes)
+    min_size = len(class_sizes) if minimum == "classes" else minimum
+    if min_size * clients > len(codes):
+        fewer = f"at most {len(codes) // min_size} clients or " if len(codes) >= min_size else ""
         raise PartitionError(
-            f"minimum={least} for each client needs {least * clients} samples; "
+            f"minimum={min_size} for each client needs {min_size * clients} samples; "
             f"use {fewer}minimum={len(codes) // clients}"
         )
-    counts, best, draws = _redraw(rng, room, clients, alpha, least)
+    counts, best, draws = _redraw(rng, class_sizes, clients, alpha, min_size)
     if counts is None:
         raise PartitionError(
-            f"none of {draws} draws gave every client {least} samples; the best gave its smallest "
-            f"client {best}. Use a larger alpha or fewer clients"
+            f"none of {draws} draws gave every client {min_size} samples; the best gave its "
+            f"smallest client {best}. Use a larger alpha or fewer clients"
             + (f", or minimum={best}" if best else "")
         )
     return deal(rng, codes, counts)
@@ -89,16 +89,16 @@ def client_dirichlet_balanced(
     dealt out (sizes differ by at most one) instead of dropped.
     """
     codes = class_codes(labels)
-    room = np.bincount(codes)
+    class_sizes = np.bincount(codes)
     if sigma > 0:
         sizes = lognormal_sizes(rng, len(codes), clients, sigma)
     else:
         sizes = equal_sizes(len(codes), clients)
-    priors = rng.dirichlet(np.full(len(room), alpha), size=clients)  # [M, C]
+    priors = rng.dirichlet(np.full(len(class_sizes), alpha), size=clients)  # [M, C]
     turns = arrivals(rng, sizes)
-    taken = fill(rng, priors, turns, room)
-    counts = np.bincount(turns * len(room) + taken, minlength=clients * len(room))
-    return deal(rng, codes, counts.reshape(clients, len(room)))
+    drawn = draw_classes(rng, priors, turns, class_sizes)
+    counts = np.bincount(turns * len(class_sizes) + drawn, minlength=clients * len(class_sizes))
+    return deal(rng, codes, counts.reshape(clients, len(class_sizes)))
 
 
 @partitions.register("client_dirichlet_sequential")
@@ -122,16 +122,18 @@ def client_dirichlet_sequential(
     CIFAR-100. *Deviations*: samples that do not divide evenly are dealt out, sizes differ by one.
     """
     codes = class_codes(labels)
-    room = np.bincount(codes)
-    counts = np.zeros((clients, len(room)), dtype=np.int64)
+    remaining = np.bincount(codes)  # samples of each class, [C]
+    classes = len(remaining)
+    counts = np.zeros((clients, classes), dtype=np.int64)
     for k, size in enumerate(equal_sizes(len(codes), clients)):
-        left = room > 0
-        p = room[left] / room.sum() if prior == "proportions" else np.ones(left.sum())
-        q = np.zeros((1, len(room)))
+        left = remaining > 0
+        shares = prior == "proportions"
+        p = remaining[left] / remaining.sum() if shares else np.ones(left.sum())
+        q = np.zeros((1, classes))
         q[0, left] = rng.dirichlet(np.maximum(alpha * p, 1e-300))
-        taken = fill(rng, q, np.zeros(size, dtype=np.int64), room)
-        counts[k] = np.bincount(taken, minlength=len(room))
-        room = room - counts[k]
+        drawn = draw_classes(rng, q, np.zeros(size, dtype=np.int64), remaining)
+        counts[k] = np.bincount(drawn, minlength=classes)
+        remaining = remaining - counts[k]
     return deal(rng, codes, counts)
 
 
@@ -149,17 +151,17 @@ def paired_class_dirichlet(
     codes = class_codes(labels)
     if clients % 2:
         raise PartitionError(f"it pairs the clients; use an even number, such as {clients + 1}")
-    block_sizes = equal_sizes(len(codes), clients).reshape(-1, 2).sum(axis=1)
+    pair_sizes = equal_sizes(len(codes), clients).reshape(-1, 2).sum(axis=1)
     order = rng.permutation(len(codes))
     parts: list[IntArray] = []
-    for block in np.split(order, np.cumsum(block_sizes)[:-1]):
+    for block in np.split(order, np.cumsum(pair_sizes)[:-1]):
         inside = class_codes(codes[block])
-        least = max(1, math.ceil(len(block) / 4))
-        counts, best, draws = _redraw(rng, np.bincount(inside), 2, alpha, least)
+        min_size = max(1, math.ceil(len(block) / 4))
+        counts, best, draws = _redraw(rng, np.bincount(inside), 2, alpha, min_size)
         if counts is None:
             raise PartitionError(
                 f"none of {draws} draws gave both clients of a pair half of their fair share "
-                f"({least} of {len(block) // 2}); the best gave {best}. "
+                f"({min_size} of {len(block) // 2}); the best gave {best}. "
                 "Use a larger alpha or fewer clients"
             )
         parts += [np.sort(block[part]) for part in deal(rng, inside, counts)]
@@ -183,21 +185,21 @@ def label_shards(
     Ye et al., FedCOG, ICLR 2024 (NIID-2): 2 of 10 classes, or 10 of 100.
     """
     codes = class_codes(labels)
-    room = np.bincount(codes)
-    classes = len(room)
-    fitting = [s for s in range(1, classes + 1) if classes % s == 0]
+    class_sizes = np.bincount(codes)
+    classes = len(class_sizes)
+    divisors = [s for s in range(1, classes + 1) if classes % s == 0]
     if classes % shards:
         what = "more than there are" if shards > classes else "which does not divide them evenly"
         raise PartitionError(
             f"it needs groups of {shards} classes, {what}: the labels have {classes} classes. "
-            f"Use shards={' or '.join(map(str, fitting))}"
+            f"Use shards={' or '.join(map(str, divisors))}"
         )
     groups = classes // shards
     owner = np.full(len(codes), -1, dtype=np.int64)
     for c in range(min(groups, clients) * shards):
         members = np.arange(c // shards, clients, groups)
-        owner[codes == c] = members[np.arange(room[c]) * len(members) // room[c]]
-    parts = owned(owner, clients)
+        owner[codes == c] = members[np.arange(class_sizes[c]) * len(members) // class_sizes[c]]
+    parts = samples_by_client(owner, clients)
     for i, part in enumerate(parts):
         if not len(part):
             raise PartitionError(
@@ -208,15 +210,19 @@ def label_shards(
 
 
 def _redraw(
-    rng: np.random.Generator, room: IntArray, clients: int, alpha: float, least: int
+    rng: np.random.Generator, class_sizes: IntArray, clients: int, alpha: float, min_size: int
 ) -> tuple[IntArray | None, int, int]:
-    """The first counts [clients, classes] with ``least`` for all, the best smallest, the draws."""
+    """Draw until every client has ``min_size`` samples.
+
+    Returns the counts ``[clients, classes]`` (None if no draw succeeds), the largest minimum client
+    size found, and the number of failed draws.
+    """
     best = draws = 0
-    for block in blocks(clients * len(room)):
-        shares = rng.dirichlet(np.full(clients, alpha), size=(block, len(room)))
-        counts = capped_counts(shares, room)
+    for block in block_sizes(clients * len(class_sizes)):
+        shares = rng.dirichlet(np.full(clients, alpha), size=(block, len(class_sizes)))
+        counts = capped_counts(shares, class_sizes)
         smallest = counts.sum(axis=2).min(axis=1)
-        if (smallest >= least).any():
-            return counts[np.argmax(smallest >= least)], least, draws
+        if (smallest >= min_size).any():
+            return counts[np.argmax(smallest >= min_size)], min_size, draws
         best, draws = max(best, int(smallest.max())), draws + block
     return None, best, draws

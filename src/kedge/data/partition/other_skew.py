@@ -1,6 +1,6 @@
-"""Partitions that do not look at the labels: iid, skewed sizes, and the partition the data come in.
+"""Partitions independent of the labels: iid, skewed sizes, and the silos of the data.
 
-They work for classes, several labels per sample and real-valued targets alike.
+They work for classes, for several labels per sample and for real-valued targets.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from kedge.data.partition.draws import equal_sizes, lognormal_sizes, owned, proportional_sizes
 from kedge.data.partition.registries import IntArray, partitions
+from kedge.data.partition.sampling import (
+    equal_sizes,
+    lognormal_sizes,
+    proportional_sizes,
+    samples_by_client,
+)
 from kedge.errors import DataError, PartitionError
 from kedge.schema import Doc, NotNegative
 
@@ -20,7 +25,7 @@ Labels = npt.NDArray[np.generic]
 
 @partitions.register("central")
 def central(labels: Labels, clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """All samples are on one client: centralised training, the yardstick of all methods."""
+    """All samples are on one client: centralised training, the upper baseline."""
     if clients != 1:
         raise PartitionError("it has one client; write clients = 1")
     return [np.arange(len(labels))]
@@ -76,12 +81,12 @@ def silos(
         raise DataError(f"{missing} samples have no group (none or nan); drop them or name it")
     if ids.dtype.kind == "O":
         ids = ids.astype(str)
-    kinds, owner = np.unique(ids, return_inverse=True)
-    if len(kinds) != clients:
-        raise PartitionError(f"the data have {len(kinds)} groups; set clients to {len(kinds)}")
-    return owned(owner, clients)
+    unique, owner = np.unique(ids, return_inverse=True)
+    if len(unique) != clients:
+        raise PartitionError(f"the data have {len(unique)} groups; set clients to {len(unique)}")
+    return samples_by_client(owner, clients)
 
 
 def _shuffled(rng: np.random.Generator, sizes: IntArray) -> list[IntArray]:
     owner = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    return owned(owner, len(sizes))
+    return samples_by_client(owner, len(sizes))

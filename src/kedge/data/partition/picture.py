@@ -1,4 +1,4 @@
-"""The picture of a partition: clients x classes, with the sizes of the clients on top."""
+"""Plot a partition: clients x classes, with the sizes of the clients on top."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def plot(
     class_names: Sequence[str] | None,
     kind: str,
 ) -> Path:
+    """Draw a partition to a file; see :meth:`Partition.plot`."""
     suffix = path.suffix.lower()
     if suffix not in (".png", ".svg", ".pdf"):
         raise FieldError(f"cannot draw {path}: end its name in .png, .svg or .pdf")
     if kind not in ("auto", "bubbles", "heatmap"):
         raise FieldError(f"kind = {kind!r} is not auto, bubbles or heatmap")
     partition.check(len(labels))
-    real = labels.dtype.kind == "f" and labels.ndim == 1
-    counts = None if real else partition.label_counts(labels)  # real targets have no classes
+    is_real = labels.dtype.kind == "f" and labels.ndim == 1
+    counts = None if is_real else partition.label_counts(labels)  # real targets have no classes
     if counts is not None and class_names is not None and len(class_names) != counts.shape[1]:
         raise FieldError(f"{len(class_names)} class names for {counts.shape[1]} classes")
     if kind == "auto":
@@ -70,14 +71,14 @@ def _figure(
     clients = len(partition.clients)
     classes = 0 if counts is None else counts.shape[1]
     width = float(np.clip(2.8 + 0.3 * clients, 6.2, 11.0))
-    tall = float(np.clip(0.28 * classes, 1.4, 6.0)) if classes else 0.0
+    grid_height = float(np.clip(0.28 * classes, 1.4, 6.0)) if classes else 0.0
     title, size = _title(partition.name, width)
-    height = 2.1 + tall + 0.2 * title.count("\n")
+    height = 2.1 + grid_height + 0.2 * title.count("\n")
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.04))
     if counts is None:
         top = main = figure.add_subplot()
     else:
-        grid = figure.add_gridspec(2, 1, height_ratios=(0.9, tall))
+        grid = figure.add_gridspec(2, 1, height_ratios=(0.9, grid_height))
         top = figure.add_subplot(grid[0])
         main = figure.add_subplot(grid[1], sharex=top)
         top.tick_params(labelbottom=False, bottom=False)
@@ -99,7 +100,7 @@ def _figure(
 
 
 def _title(name: str, width: float) -> tuple[str, float]:
-    """The name, broken where it is too wide for the figure, and the size of its letters."""
+    """The name with line breaks to fit the width of the figure, and its font size."""
     size, lines = 11.0, [""]
     for word in re.split(r"(?<=[+ ])", name):
         if lines[-1] and len(lines[-1] + word) > width * 10.2:
@@ -110,14 +111,14 @@ def _title(name: str, width: float) -> tuple[str, float]:
 
 
 def _bubbles(figure: Figure, axes: Axes, counts: IntArray) -> None:
-    """Areas in proportion to counts; the largest bubble just fits its cell."""
+    """Bubbles with areas in proportion to counts; the largest one fills its cell."""
     clients, classes = counts.shape
     axes.set_ylim(-0.6, classes - 0.4)
     axes.set_axisbelow(True)
     axes.grid(color=FAINT, lw=0.6)
     x, y = np.nonzero(counts)
     bubbles = axes.scatter(x, y, color=BLUE, lw=0)
-    for _ in range(2):  # the legend takes room from the cells, and the cells set its bubbles
+    for _ in range(2):  # the legend shrinks the cells, which set the size of its bubbles
         figure.draw_without_rendering()
         box = axes.get_window_extent()
         cell = min(box.width / (clients + 0.2), box.height / (classes + 0.2)) * 72 / figure.dpi
@@ -141,7 +142,7 @@ def _bubbles(figure: Figure, axes: Axes, counts: IntArray) -> None:
 
 
 def _heatmap(figure: Figure, axes: Axes, counts: IntArray) -> None:
-    """Colour by the square root of counts, so that small counts stay visible; white is none."""
+    """Colours by the square root of counts, so that small counts stay visible; white is 0."""
     blues = mpl.colormaps["Blues"](np.linspace(0.16, 1.0, 256))
     image = axes.imshow(
         np.ma.masked_equal(counts.T, 0),

@@ -1,4 +1,4 @@
-"""Where partitions and shifts are found by name, and the random stream each of them draws from."""
+"""Registries of partitions and feature shifts, their options, and their random streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ partitions: Registry[Callable[..., list[IntArray]]] = Registry(
 )
 """``(labels, clients, rng, *, option=default, ...) -> one array of sample indices per client``.
 
-A function with a keyword ``groups`` is also given the group of each sample."""
+A function with a keyword ``groups`` also gets the group of each sample."""
 
 shifts: Registry[Callable[..., dict[str, Any]]] = Registry(
     "shift", see="kedge list partitions", module="kedge.data.partition", group="kedge.partitions"
@@ -40,15 +40,15 @@ def generator(seed: int, *tag: str) -> np.random.Generator:
 
 
 def schema(name: str) -> Schema:
-    """The options of a partition or a shift, under its full name."""
+    """The options of a partition or a shift, by its full name."""
     registry = shifts if name in shifts else partitions
     return schema_of(registry[name], name, hidden=("groups",))
 
 
-def whole(name: str, value: Any) -> int:
-    """A whole number, Python's or numpy's, as an int.
+def as_int(name: str, value: Any) -> int:
+    """Convert an integer of Python or numpy to an int; a FieldError names the option.
 
-    >>> whole("seed", np.int64(3))
+    >>> as_int("seed", np.int64(3))
     3
     """
     return int(Option(name, int).check(value))

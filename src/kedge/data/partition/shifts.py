@@ -1,4 +1,4 @@
-"""Feature shift: what is done to the inputs of each client, on top of any partition."""
+"""Feature shift: rotation or noise of each client's inputs, added to any partition."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def rotation_dirichlet(
     *,
     alpha: Annotated[Positive, Doc("concentration of a client's angles; smaller: fewer")] = 0.1,
 ) -> dict[str, Any]:
-    """Each image has an angle of 0, 15, ..., 135 degrees, from a prior of its client's own.
+    """Each image has an angle of 0, 15, ..., 135 degrees, drawn from the prior of its client.
 
-    The priors are from Dir(alpha). FedBR's CIFAR-10: the paper has alpha 1.0, its code 0.1.
+    The priors are drawn from Dir(alpha). FedBR's CIFAR-10: the paper has alpha 1.0, its code 0.1.
     """
     priors = rng.dirichlet(np.full(len(ANGLES), alpha), size=len(sizes))
     return {

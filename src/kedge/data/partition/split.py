@@ -1,4 +1,4 @@
-"""Splitting every client's samples: training and held out, or training, test and validation."""
+"""Split every client's samples: training and held out, or training, test and validation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedge.data.partition.data import Partition
-from kedge.data.partition.registries import FloatArray, IntArray, generator, whole
+from kedge.data.partition.registries import FloatArray, IntArray, as_int, generator
 from kedge.errors import FieldError
 from kedge.grammar import write_value
 
@@ -18,16 +18,31 @@ from kedge.grammar import write_value
 def holdout(
     partition: Partition, labels: npt.ArrayLike, fraction: float, seed: int
 ) -> tuple[Partition, Partition]:
-    """Hold a fraction of each client's samples out: ``(train, held)``.
+    """Hold out a fraction of each client's samples.
 
-    Stratified by class within each client; every client that has samples keeps at least one.
+    The split is stratified by class within each client. Every client that has samples keeps at
+    least one to train on.
+
+    Args:
+        partition: the partition to split.
+        labels: the label of each sample of the dataset, ``[N]``.
+        fraction: share to hold out, between 0 and 1.
+        seed: seed of the split.
+
+    Returns:
+        The partitions of training and of held-out samples.
+
+    Raises:
+        FieldError: ``fraction`` is not between 0 and 1.
+        DataError: the partition is of another number of samples.
     """
     if not isinstance(fraction, Real) or not 0 < fraction < 1:
         raise FieldError(f"holdout.fraction = {fraction!r} is not a number between 0 and 1")
-    fraction, seed = float(fraction), whole("seed", seed)
+    fraction, seed = float(fraction), as_int("seed", seed)
     name = f"holdout(fraction={write_value(fraction)}, seed={seed}, part="
-    train, held = _split(partition, labels, (1 - fraction, fraction), seed, name, ("train", "held"))
-    return train, held
+    parts = ("train", "held")
+    train, held_out = _split(partition, labels, (1 - fraction, fraction), seed, name, parts)
+    return train, held_out
 
 
 def resplit(
@@ -36,11 +51,24 @@ def resplit(
     fractions: Sequence[float] = (0.4, 0.3, 0.3),
     seed: int = 0,
 ) -> tuple[Partition, Partition, Partition]:
-    """Split each client's samples into ``(train, test, validation)``, stratified by class.
+    """Split each client's samples into training, test and validation, stratified by class.
 
-    For data pooled from their official parts and split anew, as in FedTR (40, 30 and 30 %).
+    For data that are pooled from their official splits, as in FedTR (40, 30 and 30 %).
+
+    Args:
+        partition: the partition to split.
+        labels: the label of each sample of the dataset, ``[N]``.
+        fractions: shares of training, test and validation; they sum to 1.
+        seed: seed of the split.
+
+    Returns:
+        The partitions of training, test and validation samples.
+
+    Raises:
+        FieldError: ``fractions`` are not three positive numbers that sum to 1.
+        DataError: the partition is of another number of samples.
     """
-    fractions, seed = tuple(map(float, fractions)), whole("seed", seed)
+    fractions, seed = tuple(map(float, fractions)), as_int("seed", seed)
     if len(fractions) != 3 or not all(f > 0 for f in fractions) or abs(sum(fractions) - 1) > 1e-9:
         raise FieldError(
             f"resplit.fractions = {write_value(fractions)} are not three positive numbers that add "
@@ -87,7 +115,7 @@ def _split(
 
 
 def _part_sizes(samples: int, fractions: FloatArray) -> IntArray:
-    """By largest remainder, the first part winning ties and never empty."""
+    """Sizes by largest remainder; the first part wins ties and is never empty."""
     share = samples * fractions
     sizes = np.floor(share + 1e-9).astype(np.int64)
     sizes[np.argsort(np.round(sizes - share, 9), kind="stable")[: samples - sizes.sum()]] += 1

@@ -39,7 +39,7 @@ class Samples(Protocol):
 
     device: torch.device
     sizes: list[int]
-    held: list[Tensor]
+    held_out: list[Tensor]
     angles: tuple[float, ...]
     x: Tensor
 

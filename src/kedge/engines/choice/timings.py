@@ -260,7 +260,7 @@ def _test_seconds(sim: Subject) -> float:
     fed = sim.federation
     if not fed.num_test:
         return 0.0
-    rows = fed.num_test * len(fed.angles) + sum(len(own) for own in fed.held)
+    rows = fed.num_test * len(fed.angles) + sum(len(own) for own in fed.held_out)
     batch = next(fed.test_batches(fed.angles[0], TEST_ROWS))
     for _ in range(2):
         _, took = timed(fed.device, sim.sums, sim.weights, [batch])

@@ -1,4 +1,4 @@
-"""Datasets in every format, written small."""
+"""Small dataset files in every format."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def labels(n, classes=3):
 
 
 def arrays(n=12, shape=(5, 4), **more):
-    made = {"x_train": pixels(n, *shape), "y_train": labels(n)}
-    return made | {"x_test": pixels(6, *shape), "y_test": labels(6)} | more
+    required = {"x_train": pixels(n, *shape), "y_train": labels(n)}
+    return required | {"x_test": pixels(6, *shape), "y_test": labels(6)} | more
 
 
-def write_npz(path, **made):
-    np.savez(path, **made)
+def write_npz(path, **arrays):
+    np.savez(path, **arrays)
     return path
 
 
@@ -87,9 +87,9 @@ def hospital(seed, n=8, columns="age,sex,pressure,diagnosis"):
     return "\n".join(rows) + "\n"
 
 
-def fails(text, *says, error=DataError, **options):
-    """Loading fails with a message that holds all of ``says``."""
+def fails(text, *phrases, error=DataError, **options):
+    """Loading fails with a message that contains all of ``phrases``."""
     with pytest.raises(error) as caught:
         load(str(text), **options)
-    for words in says:
-        assert str(words) in str(caught.value)
+    for phrase in phrases:
+        assert str(phrase) in str(caught.value)
