@@ -138,7 +138,7 @@ class Greedy(Part):
 
 
 def test_a_correction_that_does_not_add_is_found() -> None:
-    assert "before and after another one" in failures(Greedy())["additive"]
+    assert "correct must not modify grads" in failures(Greedy())["additive"]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Verbose(Part):
 
 
 def test_an_undeclared_upload_is_found() -> None:
-    assert failures(Verbose())["frugal"].startswith("uploads = '1' is 1 numbers here, but")
+    assert failures(Verbose())["frugal"].startswith("uploads = '1' declares 1 numbers, but")
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def test_silence_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "TIMEOUT", 0.2)
     rows, message = rival_rows("pfl", fake_python(tmp_path, "exec sleep 5"))
     assert rows[0].note == "failed"
-    assert "no answer within" in message
+    assert "no result within" in message
 
 
 def test_not_installed_says_what_to_type(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_which_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pythons("pfl", ["pfl"])
     with pytest.raises(KedgeError, match="names fedlab, which --against does not"):
         pythons("pfl", [f"fedlab={python}"])
-    with pytest.raises(KedgeError, match="not there"):
+    with pytest.raises(KedgeError, match="does not exist"):
         pythons("pfl", [f"pfl={tmp_path}/none"])
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from faults import is_found
 
-from kedge.check.identities.fedtr import convex, features_of, slope
+from kedge.check.identities.fedtr import client_gradient, convex, features_of
 from kedge.check.laws import LAWS
 from kedge.check.problems import DOUBLE, images
 from kedge.core import tree
@@ -194,7 +194,9 @@ def test_fedavg_settles_beside_the_optimum_and_descent_does_too() -> None:
         run = convex().simulate(method, "vector")
         for _ in range(45):
             run.run_round()
-        mean = tree.map(lambda a, b, c: (a + b + 2 * c) / 4, *(slope(run, k) for k in range(3)))
+        mean = tree.map(
+            lambda a, b, c: (a + b + 2 * c) / 4, *(client_gradient(run, k) for k in range(3))
+        )
         norms[method[:8]] = float(tree.sq_norm(mean).sqrt())
     assert norms["fedavg"] > 0.1
     assert norms["fedtr:pa"] > 0.01

@@ -1,6 +1,6 @@
-"""Is it right? Laws that hold for every part, and identities from each part's paper.
+"""Correctness checks: laws that every part obeys, and identities from each part's paper.
 
-``check_part(MyPart())`` runs both on a user's own part; ``kedge check scaffold`` prints the same.
+``check_part(MyPart())`` checks a user's own part; ``kedge check scaffold`` prints the same report.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 
 from kedge.check import identities  # noqa: F401  (registers the built-in oracles)
-from kedge.check.laws import LAWS, Broken, skipped
+from kedge.check.laws import LAWS, LawViolation, skipped
 from kedge.check.oracles import Claim, oracle, oracles_of
 from kedge.check.problems import on_engine
 from kedge.core.part import Part
@@ -22,29 +22,32 @@ __all__ = ["Claim", "Finding", "Report", "check_part", "oracle"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One law or identity: whether it holds (None: does not apply), and the detail."""
+    """Result of one law or identity."""
 
-    kind: str  # law or identity
+    kind: str  # "law" or "identity"
     name: str
-    holds: bool | None
-    detail: str = ""
+    holds: bool | None  # None: does not apply
+    detail: str = ""  # the reason, or expected and actual value
 
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`check_part` found."""
+    """All findings of :func:`check_part` for one part."""
 
     part: str
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
+        """Whether no law or identity fails."""
         return all(f.holds is not False for f in self.findings)
 
     def failures(self) -> list[Finding]:
+        """Findings that do not hold."""
         return [f for f in self.findings if f.holds is False]
 
     def raise_if_failed(self) -> Report:
+        """Return the report, or raise :class:`CheckFailed` with all failures."""
         if not self.ok:
             lines = [f"  {f.kind} {f.name}: {f.detail}" for f in self.failures()]
             raise CheckFailed(f"{self.part} fails its check\n" + "\n".join(lines))
@@ -52,17 +55,23 @@ class Report:
 
 
 def check_part(part: Part | str) -> Report:
-    """Check a part against all laws and against the identities of its paper.
+    """Check a part against all laws and the identities of its paper.
 
-    Laws run with the part's ``tiny`` setting. Identities choose their own settings, and a subclass
-    inherits those of its parent.
+    ``part`` is an instance or a name such as ``"scaffold"``; ``"fedavg"`` has identities only.
+    Laws use the part's ``tiny`` setting. Identities use their own settings, and a subclass inherits
+    the identities of its parent.
+
+    Returns a :class:`Report`. Raises :class:`KedgeError` for a sum of several parts.
+
+    >>> kedge.check_part("fedprox").ok
+    True
     """
     if isinstance(part, str):
         from kedge.core.method import parse
 
         method = parse(part)
         if len(method.parts) > 1:
-            raise KedgeError(f"check takes one part at a time, not {part!r}")
+            raise KedgeError(f"check takes one part at a time, not the sum {part!r}")
         if not method.parts:
             return Report("fedavg", tuple(_identities(None)))
         part = method.parts[0]
@@ -72,25 +81,25 @@ def check_part(part: Part | str) -> Report:
 
 def _laws(part: Part) -> list[Finding]:
     reasons = dict(skipped(part))
-    found = []
+    findings = []
     for name, law in LAWS.items():
         if name in reasons:
-            found.append(Finding("law", name, None, reasons[name]))
+            findings.append(Finding("law", name, None, reasons[name]))
             continue
         try:
             with warnings.catch_warnings(), disabled():  # each law finds what it finds by itself
                 warnings.simplefilter("ignore")
                 law(part)
-        except (Broken, KedgeError) as error:
-            found.append(Finding("law", name, False, str(error)))
+        except (LawViolation, KedgeError) as error:
+            findings.append(Finding("law", name, False, str(error)))
         else:
-            found.append(Finding("law", name, True))
-    return found
+            findings.append(Finding("law", name, True))
+    return findings
 
 
 def _identities(part: Part | None) -> list[Finding]:
-    """Every identity on both engines; one line where they agree."""
-    found = []
+    """Findings of every identity; each holds only if it holds on both engines."""
+    findings = []
     for name, claims in oracles_of(part):
         try:
             with on_engine("loop"):
@@ -98,9 +107,11 @@ def _identities(part: Part | None) -> list[Finding]:
             with on_engine("vector"):
                 vector = list(claims())
         except KedgeError as error:
-            found.append(Finding("identity", name, False, str(error)))
+            findings.append(Finding("identity", name, False, str(error)))
             continue
         for one, other in zip(loop, vector, strict=True):
-            worse = other if one.holds else one
-            found.append(Finding("identity", f"{name}: {one.what}", worse.holds, worse.detail()))
-    return found
+            claim = other if one.holds else one
+            findings.append(
+                Finding("identity", f"{name}: {claim.what}", claim.holds, claim.detail())
+            )
+    return findings

@@ -1,7 +1,7 @@
-"""What every oracle expects and what was found: of kedge, and of other libraries.
+"""Conformance tables: expected and actual values of every oracle, for kedge and other libraries.
 
-Other libraries run the quadratic oracles in environments of their own, through the scripts in
-``kedge/check/rivals``; their rows inform, they decide nothing.
+Other libraries run the quadratic oracles in their own environments, through the scripts in
+``kedge/check/rivals``. Their rows are informative and never fail the command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kedge.core.method import parse
 from kedge.errors import KedgeError, UnknownName
 
 SCRIPTS = Path(__file__).parent / "rivals"
-TOLERANCE = 1e-4  # for other libraries, which compute in single precision
+TOLERANCE = 1e-4  # for other libraries, which compute in float32
 TIMEOUT = 300  # seconds
 INSTALL = {
     "pfl": ["pip install pfl==0.6.0 torch==2.13.0 numpy"],
@@ -35,7 +35,7 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Row:
-    """One oracle on one method. ``ok`` is None where nothing was found, and ``note`` says why."""
+    """One oracle on one method; without a result ``ok`` is None and ``note`` gives the reason."""
 
     method: str
     oracle: str
@@ -46,15 +46,18 @@ class Row:
 
 
 def own_rows(names: Iterable[str]) -> list[Row]:
-    """Every claim of every oracle of these methods; of the two engines the one that is further
-    off."""
+    """Rows of every claim of every oracle of the named methods.
+
+    A claim is run on both engines; the row shows a failure if there is one. Raises
+    :class:`KedgeError` for a sum of several parts.
+    """
     return [row for name in names for row in _rows_of(name)]
 
 
 def _rows_of(name: str) -> list[Row]:
     method = parse(name)
     if len(method.parts) > 1:
-        raise KedgeError(f"conformance takes one part at a time, not {name!r}")
+        raise KedgeError(f"conformance takes one part at a time, not the sum {name!r}")
     part = method.parts[0] if method.parts else None
     label, rows = part.name if part else "fedavg", []
     for oracle, claims in oracles_of(part):
@@ -67,82 +70,95 @@ def _rows_of(name: str) -> list[Row]:
             rows.append(Row(label, oracle, ok=False, note=str(error)))
             continue
         for one, other in zip(loop, vector, strict=True):
-            worse = other if one.holds else one
-            what = f"{oracle}: {worse.what}"
-            rows.append(Row(label, what, worse.expected, worse.got, worse.holds))
+            claim = other if one.holds else one
+            what = f"{oracle}: {claim.what}"
+            rows.append(Row(label, what, claim.expected, claim.got, claim.holds))
     return rows or [Row(label, "none", note="has no oracle")]
 
 
 def fixed_points(mu: float = 1.0) -> dict[str, tuple[str, float]]:
-    """What the usual pair of quadratics settles at, worked out by hand: FedAvg beside the optimum,
-    FedProx a little nearer, SCAFFOLD at it."""
+    """``{method: (oracle, fixed point)}`` on the standard pair of quadratics, in closed form.
 
-    def between(pull: list[float]) -> float:
-        return sum(p * a for p, a in zip(pull, A, strict=True)) / sum(pull)
+    SCAFFOLD converges to the optimum; FedAvg and FedProx do not.
+    """
+
+    def weighted_mean(weights: list[float]) -> float:
+        return sum(p * a for p, a in zip(weights, A, strict=True)) / sum(weights)
 
     plain = [1 - (1 - LR * h) ** STEPS for h in H]
     proximal = [(1 - (1 - LR * (h + mu)) ** STEPS) * h / (h + mu) for h in H]
     return {
-        "fedavg": ("fixed point on two quadratics", between(plain)),
+        "fedavg": ("fixed point on two quadratics", weighted_mean(plain)),
         "scaffold": ("optimum of two quadratics", BEST),
-        "fedprox": (f"fixed point on two quadratics, mu = {mu:g}", between(proximal)),
+        "fedprox": (f"fixed point on two quadratics, mu = {mu:g}", weighted_mean(proximal)),
     }
 
 
 def pythons(against: str, python_of: Iterable[str] = ()) -> dict[str, str]:
-    """The Python to ask for each library: named as ``pfl=PATH``, or in $KEDGE_PFL_PYTHON, or this
-    one."""
+    """``{library: Python interpreter}`` for a comma-separated list of libraries.
+
+    The interpreter is given as ``pfl=PATH`` in ``python_of``, or by $KEDGE_PFL_PYTHON; the default
+    is the running one. Raises :class:`KedgeError` for a malformed option or a missing interpreter.
+    """
     wanted = list(dict.fromkeys(n for n in map(str.strip, against.split(",")) if n))
     named = {}
     for text in python_of:
         name, sign, path = text.partition("=")
         if not (sign and path):
             raise KedgeError(
-                f"--python-of takes NAME=PATH, as in pfl=venv/bin/python, not {text!r}"
+                f"--python-of takes NAME=PATH, for example pfl=venv/bin/python, not {text!r}"
             )
         named[name] = path
     for name in (*wanted, *named):
         if name not in INSTALL:
             raise UnknownName("library", name, INSTALL)
-    if idle := [name for name in named if name not in wanted]:
-        raise KedgeError(f"--python-of names {idle[0]}, which --against does not")
+    if unused := [name for name in named if name not in wanted]:
+        raise KedgeError(
+            f"--python-of names {unused[0]}, which --against does not; write --against {unused[0]}"
+        )
     chosen = {}
     for name in wanted:
         python = named.get(name) or os.environ.get(f"KEDGE_{name.upper()}_PYTHON") or sys.executable
         if shutil.which(python) is None:
-            raise KedgeError(f"the Python for {name} is not there or cannot be run: {python}")
+            raise KedgeError(
+                f"the Python interpreter for {name} does not exist or is not executable: {python}. "
+                f"Write --python-of {name}=PATH"
+            )
         chosen[name] = python
     return chosen
 
 
 def rival_rows(name: str, python: str) -> tuple[list[Row], str]:
-    """What another library gives on the quadratics, and what to type where it is not installed."""
-    found, trouble, missing = _ask(name, python)
-    note = "not installed" if missing else "failed" if trouble else ""
+    """Rows of another library on the quadratics, and an error message or ``""``.
+
+    If the library is not installed, the message lists the commands that install it.
+    """
+    results, error, missing = _run_script(name, python)
+    note = "not installed" if missing else "failed" if error else ""
     rows = []
     for method, (oracle, expected) in fixed_points().items():
-        got = found.get(method)
+        got = results.get(method)
         ok = None if got is None else abs(got - expected) <= TOLERANCE
-        why = note or ("" if method in found else "not reported")
-        rows.append(Row(f"{name} {method}", oracle, expected, got, ok, why))
-    if not trouble:
+        reason = note or ("" if method in results else "not reported")
+        rows.append(Row(f"{name} {method}", oracle, expected, got, ok, reason))
+    if not error:
         return rows, ""
     if not missing:
-        return rows, f"{name} failed under {python}: {trouble}"
-    lines = [f"{name} is not installed for {python} ({trouble}). In an environment of its own:"]
+        return rows, f"{name} failed with {python}: {error}"
+    lines = [f"{name} is not installed for {python} ({error}). Install it in its own environment:"]
     lines += [f"python -m venv venv-{name}"]
     lines += [f"venv-{name}/bin/{line}" for line in INSTALL[name]]
-    again = f"kedge conformance --against {name} --python-of {name}=venv-{name}/bin/python"
-    return rows, "\n  ".join([*lines, again])
+    retry = f"kedge conformance --against {name} --python-of {name}=venv-{name}/bin/python"
+    return rows, "\n  ".join([*lines, retry])
 
 
-def _ask(name: str, python: str) -> tuple[dict[str, float], str, bool]:
-    """Where each method stands; else the trouble, and whether it is a missing library."""
+def _run_script(name: str, python: str) -> tuple[dict[str, float], str, bool]:
+    """``(final w by method, error, whether the library is missing)``."""
     command = [python, str(SCRIPTS / f"{name}.py")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        return {}, f"no answer within {TIMEOUT} seconds", False
+        return {}, f"timeout: no result within {TIMEOUT} seconds", False
     except OSError as error:
         return {}, str(error), False
     if done.returncode:
@@ -154,4 +170,4 @@ def _ask(name: str, python: str) -> tuple[dict[str, float], str, bool]:
     try:
         return {str(k): float(v) for k, v in json.loads(last).items()}, "", False
     except (ValueError, TypeError, AttributeError):
-        return {}, f"the answer is not the expected JSON: {last[:80]!r}", False
+        return {}, f"the output is not the expected JSON: {last[:80]!r}", False

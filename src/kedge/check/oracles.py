@@ -1,11 +1,14 @@
-"""Identities from papers, as small programs that yield what is expected and what was found.
+"""Oracles: functions that yield expected and actual values of an identity from a paper.
 
-An oracle is registered for a part's class (None: for FedAvg) and gets that class, so that it also
-runs on a subclass or on a broken copy::
+An oracle is registered for a part's class (None: FedAvg) and receives the class under test, so that
+it also runs on subclasses and on faulty copies::
 
     @oracle(FedProx)
-    def pulls_to_the_anchor(cls):
-        yield Claim("gradient of the term", expected=..., got=...)
+    def gradient_of_the_proximal_term(cls):
+        yield Claim("gradient at w = 1", expected=..., got=...)
+
+``kedge check`` prints the function's name and the claim: "gradient of the proximal term: gradient
+at w = 1".
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from kedge.core.part import Part
 
 @dataclass(frozen=True)
 class Claim:
-    """``got`` must equal ``expected`` within ``tolerance`` (absolute)."""
+    """``got`` must equal ``expected`` within the absolute ``tolerance``; ``what`` names both."""
 
     what: str
     expected: float
@@ -29,9 +32,11 @@ class Claim:
 
     @property
     def holds(self) -> bool:
+        """Whether ``got`` is within the tolerance; False for nan."""
         return abs(self.got - self.expected) <= self.tolerance
 
     def detail(self) -> str:
+        """Expected and actual value, in words."""
         return f"expected {self.expected:.6g}, got {self.got:.6g}"
 
 
@@ -40,7 +45,7 @@ _oracles: dict[type[Part] | None, list[Oracle]] = {}
 
 
 def oracle(cls: type[Part] | None) -> Callable[[Oracle], Oracle]:
-    """Register an oracle for a part (or for plain FedAvg)."""
+    """Decorator that registers an oracle for a part, or for FedAvg (None)."""
 
     def add(fn: Oracle) -> Oracle:
         _oracles.setdefault(cls, []).append(fn)
@@ -50,7 +55,7 @@ def oracle(cls: type[Part] | None) -> Callable[[Oracle], Oracle]:
 
 
 def oracles_of(part: Part | None) -> Iterator[tuple[str, Callable[[], Iterable[Claim]]]]:
-    """``(name, claims)`` of every oracle that applies to a part."""
+    """``(name, claims)`` of every oracle that applies to a part; ``claims()`` runs it."""
     owners = [None] if part is None else [c for c in type(part).__mro__ if c in _oracles]
     for owner in owners:
         for fn in _oracles.get(owner, []):

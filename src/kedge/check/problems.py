@@ -1,4 +1,4 @@
-"""Small problems on which laws and identities are checked, all in float64."""
+"""Small problems in float64 on which laws and identities are checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _engine = ContextVar("engine", default="loop")
 
 @contextmanager
 def on_engine(name: str) -> Iterator[None]:
-    """The engine that :meth:`Problem.simulate` takes where none is named."""
+    """Set the default engine of :meth:`Problem.simulate` inside a ``with`` block."""
     token = _engine.set(name)
     try:
         yield
@@ -39,7 +39,7 @@ def on_engine(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, model and local work; :meth:`simulate` puts a method on it."""
+    """Data, model, optimizer and local work of a small federation."""
 
     federation: Federation
     module: nn.Module
@@ -50,6 +50,7 @@ class Problem:
     def simulate(
         self, method: str | Method | Part, engine: str | None = None, **options: Any
     ) -> Simulation:
+        """A simulation of ``method`` on this problem; ``options`` go to :class:`Simulation`."""
         model = Model(self.module, batchnorm=self.batchnorm)
         settings: dict[str, Any] = {"optim": self.optim, "work": self.work}
         settings["engine"] = engine or _engine.get()
@@ -68,7 +69,8 @@ def quadratics(
 
     With the input :math:`\sqrt{h/2}` and the target :math:`a\sqrt{h/2}` the squared error of
     :math:`w x` is :math:`f_k`. The model starts at w = 0. ``copies`` repeats a client's sample,
-    which changes its weight and, with ``steps=None``, its number of steps, but not its function.
+    which changes its client weight and, with ``steps=None``, its number of steps, but not
+    :math:`f_k`.
     """
     copies = copies or (1,) * len(curvatures)
     owner = torch.repeat_interleave(torch.tensor(copies))
@@ -83,12 +85,12 @@ def quadratics(
 
 
 def position(run: Simulation) -> float:
-    """The one weight of :func:`quadratics`."""
+    """The scalar w of the global model of :func:`quadratics`."""
     return float(run.weights.params["head.weight"])
 
 
 def optimum(curvatures: tuple[float, ...], optima: tuple[float, ...]) -> float:
-    """Minimum of the sum of the quadratics."""
+    """Minimiser of the sum of the quadratics."""
     return sum(h * a for h, a in zip(curvatures, optima, strict=True)) / sum(curvatures)
 
 
@@ -102,30 +104,31 @@ def images(
     steps: int | None = None,
     dropout: float = 0.0,
 ) -> Problem:
-    """Ragged clients with 8x8 images of three kinds, and a small convolutional network."""
+    """Clients of unequal size with 8x8 images of three classes, and a small convolutional network.
+
+    ``task`` is classification, multilabel or regression; ``norm`` is none, bn or gn.
+    """
     total, outputs = sum(sizes), 3 if task != "regression" else 1
     keys = rng.split(rng.key(7), 4)
     y = rng.integers(keys[0], (total,), 3)
     pattern = rng.normal(keys[1], (3, 1, 8, 8), DOUBLE)
     x = 0.7 * rng.normal(keys[2], (total, 1, 8, 8), DOUBLE) + pattern[y]
-    order = torch.argsort(
-        y + rng.uniform(keys[3], (total,), DOUBLE)
-    )  # mostly by class: skewed clients
+    order = torch.argsort(y + rng.uniform(keys[3], (total,), DOUBLE))  # by class: label skew
     labels: torch.Tensor = y
     if task == "multilabel":
         labels = torch.stack([y == 0, y != 1, y == 2], 1).to(DOUBLE)
     elif task == "regression":
         labels = y.to(DOUBLE) - 1.0
     clients = list(torch.split(order, list(sizes)))
-    made: Task = make_task(task, outputs)
-    federation = Federation(x, labels, clients, made, test=(x, labels), dtype=DOUBLE)
+    task_object: Task = make_task(task, outputs)
+    federation = Federation(x, labels, clients, task_object, test=(x, labels), dtype=DOUBLE)
     work = LocalWork(batch=batch, steps=steps)
     optim = optim or SGD(lr=0.05, momentum=0.0)
     return Problem(federation, small_net(norm, outputs, dropout), work, optim, batchnorm)
 
 
 def small_net(norm: str, outputs: int, dropout: float = 0.0) -> nn.Sequential:
-    """conv, pool | hidden layer | head, for 8x8 images with one channel."""
+    """A network for 8x8 images with one channel: convolution and pooling, hidden layer, head."""
     layer = {"bn": nn.BatchNorm2d(4), "gn": nn.GroupNorm(2, 4), "none": nn.Identity()}[norm]
     net = nn.Sequential()
     net.add_module(
@@ -144,7 +147,7 @@ def small_net(norm: str, outputs: int, dropout: float = 0.0) -> nn.Sequential:
 
 
 def step_view(run: Simulation, client: int, part: Part, hook: str = "term") -> tuple[View, Batch]:
-    """What a hook of a part gets in a client's first step: its view and the batch."""
+    """``(view, batch)`` that a hook of a part receives in a client's first local step."""
     cohort = run.cohort([client])
     job, first = take_jobs(cohort.jobs, 0), torch.zeros((), dtype=torch.int32)
     context = client_context(run.bound.at(run.round), job, {}, first)

@@ -1,6 +1,6 @@
-"""One identity or more per built-in part, worked out by hand from its paper.
+"""Identities of the built-in parts, at least one per part, derived by hand from its paper.
 
-Each module here belongs to the module of the same name in :mod:`kedge.parts`; importing the package
+Each module covers the module of the same name in :mod:`kedge.parts`. Importing the package
 registers them all.
 """
 

@@ -18,9 +18,9 @@ from kedge.parts.adaptive import FedAdagrad, FedAdam, FedExP, FedYogi, GroupDRO
 
 
 @oracle(FedAdagrad)
-def sum_of_squares_by_hand(cls: type[FedAdagrad]) -> Iterator[Claim]:
+def two_rounds_by_hand(cls: type[FedAdagrad]) -> Iterator[Claim]:
     """lr = 0.5, tau = 0.1, no momentum. d = 0.25 and v = 0.01 + 0.0625; then d is FedAvg's update
-    at the new w, and its square adds to v. Catches a v that starts at 0 or forgets."""
+    at the new w, and its square adds to v. Detects a v that starts at 0 or forgets."""
     first = 0.5 * 0.25 / (math.sqrt(0.0725) + 0.1)
     d = _update(first)
     second = first + 0.5 * d / (math.sqrt(0.0725 + d * d) + 0.1)
@@ -28,9 +28,9 @@ def sum_of_squares_by_hand(cls: type[FedAdagrad]) -> Iterator[Claim]:
 
 
 @oracle(FedAdam)
-def running_means_by_hand(cls: type[FedAdam]) -> Iterator[Claim]:
+def moments_by_hand(cls: type[FedAdam]) -> Iterator[Claim]:
     """lr = 0.5, tau = 0.1, beta = (0.8, 0.6). m = 0.2 * 0.25 and v = 0.6 * 0.01 + 0.4 * 0.0625 =
-    0.031. Catches bias correction, a v that starts at 0, tau under the root, and momentum without
+    0.031. Detects bias correction, a v that starts at 0, tau under the root, and momentum without
     its factor 1 - beta."""
     first = 0.5 * 0.05 / (math.sqrt(0.031) + 0.1)
     d = _update(first)
@@ -42,8 +42,8 @@ def running_means_by_hand(cls: type[FedAdam]) -> Iterator[Claim]:
 @oracle(FedYogi)
 def additive_second_moment_by_hand(cls: type[FedYogi]) -> Iterator[Claim]:
     """lr = 0.5, tau = 0.1, beta = (0.8, 0.6). v = 0.01 lies below d^2 = 0.0625 and grows by 0.4
-    d^2, to 0.035; so it does again. With tau = 1 it lies above and shrinks: 1 - 0.025. Catches a
-    turned sign."""
+    d^2, to 0.035; so it does again. With tau = 1 it lies above and shrinks: 1 - 0.025. Detects a
+    flipped sign."""
     first = 0.5 * 0.05 / (math.sqrt(0.035) + 0.1)
     d = _update(first)
     assert d * d > 0.035
@@ -52,43 +52,43 @@ def additive_second_moment_by_hand(cls: type[FedYogi]) -> Iterator[Claim]:
     yield from _two_rounds(cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6), first, second)
     run = quadratics(H, A, LR, steps=1).simulate(cls(lr=0.5, tau=1.0, beta1=0.8, beta2=0.6))
     run.run_round()
-    yield Claim("v above d^2", 0.5 * 0.05 / (math.sqrt(0.975) + 1), position(run))
+    yield Claim("w with v above d^2", 0.5 * 0.05 / (math.sqrt(0.975) + 1), position(run))
 
 
 @oracle(FedAdagrad)
-def every_coordinate_by_itself(cls: type[FedAdagrad]) -> Iterator[Claim]:
+def second_moment_per_coordinate(cls: type[FedAdagrad]) -> Iterator[Claim]:
     """First round on a network, from FedAvg's update d of the same clients: v is tau^2 + d^2."""
     yield from _coordinates(cls(lr=0.3, tau=0.01), 1.0, 1.0, 1.0)
 
 
 @oracle(FedAdam)
-def every_coordinate_of_both_moments(cls: type[FedAdam]) -> Iterator[Claim]:
+def moments_per_coordinate(cls: type[FedAdam]) -> Iterator[Claim]:
     """First round on a network, from FedAvg's update d of the same clients: m = (1 - beta1) d, v =
     beta2 tau^2 + (1 - beta2) d^2. BatchNorm statistics are FedAvg's."""
     yield from _coordinates(cls(lr=0.3, tau=0.01, beta1=0.7, beta2=0.9), 0.3, 0.9, 0.1)
 
 
 @oracle(FedExP)
-def disagreement_extrapolates(cls: type[FedExP]) -> Iterator[Claim]:
+def server_step_size_by_hand(cls: type[FedExP]) -> Iterator[Claim]:
     """h = 10, a step of 0.05 makes updates of a/2. For (0.5, -0.25) the mean is 0.125, the mean
     square 0.15625, and eta = 0.15625/(2 (0.015625 + 0.001)). Equal updates give eta = 1, not 1/2;
-    opposite ones move nothing. Catches a missing 2, max, square or 1/M."""
+    opposite ones move nothing. Detects a missing 2, max, square or 1/M."""
     eta = 0.15625 / (2 * (0.015625 + 0.001))
-    yield Claim("updates 0.5 and -0.25", 0.125 * eta, _halves(cls(eps=1e-3), (1.0, -0.5)))
-    yield Claim("equal updates", 0.5, _halves(cls(eps=1e-3), (1.0, 1.0)))
-    yield Claim("opposite updates", 0.0, _halves(cls(eps=1e-3), (1.0, -1.0)))
+    yield Claim("w for updates 0.5 and -0.25", 0.125 * eta, _halves(cls(eps=1e-3), (1.0, -0.5)))
+    yield Claim("w for equal updates", 0.5, _halves(cls(eps=1e-3), (1.0, 1.0)))
+    yield Claim("w for opposite updates", 0.0, _halves(cls(eps=1e-3), (1.0, -1.0)))
 
 
 @oracle(FedExP)
-def sizes_weigh_both_means(cls: type[FedExP]) -> Iterator[Claim]:
+def client_weights_enter_both_means(cls: type[FedExP]) -> Iterator[Claim]:
     """p = (1/4, 3/4): the mean is -0.0625, the mean square 0.0625 + 0.046875 = 0.109375."""
     eta = 0.109375 / (2 * (0.00390625 + 0.001))
     got = _halves(cls(eps=1e-3), (1.0, -0.5), copies=(1, 3))
-    yield Claim("updates 0.5 and -0.25 of 1 and 3 samples", -0.0625 * eta, got)
+    yield Claim("w for updates 0.5 and -0.25 of 1 and 3 samples", -0.0625 * eta, got)
 
 
 @oracle(FedExP)
-def one_step_size_for_all_leaves(cls: type[FedExP]) -> Iterator[Claim]:
+def norms_are_over_all_parameters(cls: type[FedExP]) -> Iterator[Claim]:
     """On a network the step is a multiple of FedAvg's update, by norms over all leaves."""
     problem = images(sizes=(5, 9, 14))
     deltas = [_moved(problem.simulate("fedavg"), [k]) for k in range(3)]
@@ -98,13 +98,13 @@ def one_step_size_for_all_leaves(cls: type[FedExP]) -> Iterator[Claim]:
     eta = max(1.0, spread / (2 * (_square(mean) + 1e-6)))
     got = _moved(problem.simulate(cls(eps=1e-6)), [0, 1, 2])
     yield Claim("eta is above 1", 1.0, float(eta > 1), 0.0)
-    yield Claim("the update", 0.0, tree.gap(got, tree.scale(mean, eta)), 1e-12)
+    yield Claim("error of the update", 0.0, tree.gap(got, tree.scale(mean, eta)), 1e-12)
 
 
 @oracle(GroupDRO)
-def high_losses_weigh_more(cls: type[GroupDRO]) -> Iterator[Claim]:
+def high_losses_increase_the_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
     """At w = 0 the losses are 0 and 5, the updates 0 and 0.5: with eta = 0.2, q = (1, e) and w =
-    0.5 e/(1 + e). The next losses multiply q further. Three samples count as one. Catches a turned
+    0.5 e/(1 + e). The next losses multiply q further. Three samples count as one. Detects a turned
     sign, q that is forgotten, and weights by size."""
     for copies in (None, (1, 3)):
         run = quadratics(H, A, LR, steps=1, copies=copies).simulate(cls(eta=0.2))
@@ -115,23 +115,23 @@ def high_losses_weigh_more(cls: type[GroupDRO]) -> Iterator[Claim]:
             d = [-LR * h * (w - a) for h, a in zip(H, A, strict=True)]
             w += sum(x * y for x, y in zip(q, d, strict=True)) / sum(q)
             run.run_round()
-            yield Claim(f"w after {t + 1} with sizes {copies or (1, 1)}", w, position(run))
-    yield Claim("the first of them", 0.5 * math.e / (1 + math.e), _first(cls(eta=0.2), 1))
+            yield Claim(f"w at t = {t + 1}, client sizes {copies or (1, 1)}", w, position(run))
+    yield Claim("w at t = 1 in closed form", 0.5 * math.e / (1 + math.e), _first(cls(eta=0.2), 1))
 
 
 @oracle(GroupDRO)
-def loss_of_the_steps(cls: type[GroupDRO]) -> Iterator[Claim]:
+def mean_or_first_loss(cls: type[GroupDRO]) -> Iterator[Claim]:
     """Two steps of client 1 go 0, 0.5, 0.75 with losses 5 and 1.25, the mean is 3.125; the first
-    step's is 5. Client 0 stays at 0 with loss 0. Catches the loss after the step, and a sum."""
+    step's is 5. Client 0 stays at 0 with loss 0. Detects the loss after the step, and a sum."""
     for part, value in ((cls(eta=0.2), 3.125), (cls(eta=0.2, loss="first"), 5.0)):
         q = math.exp(0.2 * value)
-        yield Claim(f"{part.loss} loss", 0.75 * q / (1 + q), _first(part, 2))
+        yield Claim(f"w with the {part.loss} loss", 0.75 * q / (1 + q), _first(part, 2))
 
 
 @oracle(GroupDRO)
-def who_stays_away_keeps_its_place(cls: type[GroupDRO]) -> Iterator[Claim]:
+def absent_clients_keep_their_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
     """Client 1 alone, both, client 1 alone, both. Alone it moves w by its own update, whatever q_1
-    is, but its loss goes on to raise q_1; q_0 stays. Catches a q that is brought to a sum of 1 over
+    is, but its loss goes on to raise q_1; q_0 stays. Detects a q that is brought to a sum of 1 over
     the cohort for good, or that moves for clients who did not take part."""
     run = quadratics(H, A, LR, steps=1).simulate(cls(eta=0.2))
     w, log_q = 0.0, [0.0, 0.0]
@@ -143,11 +143,11 @@ def who_stays_away_keeps_its_place(cls: type[GroupDRO]) -> Iterator[Claim]:
             total += math.exp(log_q[k])
         w += updates / total
         run.run_round(cohort)
-        yield Claim(f"w after {run.round}", w, position(run))
+        yield Claim(f"w at t = {run.round}", w, position(run))
 
 
 def _update(w: float) -> float:
-    """FedAvg's update of the usual pair in one step."""
+    """FedAvg's update of the standard pair in one step."""
     return sum(-LR * h * (w - a) for h, a in zip(H, A, strict=True)) / 2
 
 
@@ -155,7 +155,7 @@ def _two_rounds(part: Part, first: float, second: float) -> Iterator[Claim]:
     run = quadratics(H, A, LR, steps=1).simulate(part)
     for w in (first, second):
         run.run_round()
-        yield Claim(f"w after {run.round}", w, position(run))
+        yield Claim(f"w at t = {run.round}", w, position(run))
 
 
 def _coordinates(part: Any, share: float, keep: float, add: float) -> Iterator[Claim]:
@@ -168,9 +168,9 @@ def _coordinates(part: Any, share: float, keep: float, add: float) -> Iterator[C
         n: part.lr * share * x / (torch.sqrt(keep * part.tau**2 + add * x**2) + part.tau)
         for n, x in d.items()
     }
-    yield Claim("the update", 0.0, tree.gap(got, expected), 1e-12)
+    yield Claim("error of the update", 0.0, tree.gap(got, expected), 1e-12)
     same = tree.gap(run.weights.buffers, plain.weights.buffers)
-    yield Claim("BatchNorm statistics", 0.0, same, 0.0)
+    yield Claim("error of BatchNorm statistics", 0.0, same, 0.0)
 
 
 def _halves(part: Part, optima: tuple[float, ...], copies: tuple[int, ...] | None = None) -> float:

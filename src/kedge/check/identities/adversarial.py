@@ -19,52 +19,55 @@ LR = 0.05
 
 
 @oracle(DANN)
-def both_sides_by_autograd(cls: type[DANN]) -> Iterator[Claim]:
-    """Three full-batch steps of client 1. At the same time: D descends on CE(D(f(x)), 1), the
-    model on CE(y) - lam CE(D(f(x)), 1), each at the other's old value. In turns: D at steps 0 and
-    2, the model at step 1, against the new D. Catches a turned sign on either side, lam on D's own
-    step, a domain loss that reaches the head, another client's number, and a wrong turn."""
+def three_steps_by_autograd(cls: type[DANN]) -> Iterator[Claim]:
+    """Three full-batch steps of client 1. At the same time: D descends on CE(D(f(x)), 1), the model
+    on CE(y) - lam CE(D(f(x)), 1), each at the other's old value. In turns: D at steps 0 and 2, the
+    model at step 1, against the new D. Detects a flipped sign on either side, lam on D's own step,
+    a domain loss that reaches the head, another client's number, and a wrong turn."""
     for alternate in (False, True):
         part = cls(lam=0.6, width=5, alternate=alternate)
         run = images(sizes=(5, 9, 14), batch=9, steps=3).simulate(part)
-        plan, params, start = run.cohort([1]).batches[0], run.weights.params, cls.name + "/"
+        batches, params, start = run.cohort([1]).batches[0], run.weights.params, cls.name + "/"
         for t in range(3):
-            batch = run.federation.clean(plan[t])
+            batch = run.federation.clean(batches[t])
             client = torch.ones(len(batch.y), dtype=torch.int64)
             leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
             own = {n.removeprefix(start): p for n, p in leaves.items() if n.startswith(start)}
             net = {n: p for n, p in leaves.items() if not n.startswith(start)}
-            done = run.bound.model.forward(Weights(net, {}), batch.x)
-            assert done.features is not None
-            guess = F.cross_entropy(_three_layers(own, done.features), client)
-            model_loss = F.cross_entropy(done.logits, batch.y) - 0.6 * guess
-            up = dict(zip(own, torch.autograd.grad(guess, list(own.values()), retain_graph=True),
-                          strict=True))  # fmt: skip
-            down = dict(zip(net, torch.autograd.grad(model_loss, list(net.values())), strict=True))
+            out = run.bound.model.forward(Weights(net, {}), batch.x)
+            assert out.features is not None
+            domain_loss = F.cross_entropy(_three_layers(own, out.features), client)
+            model_loss = F.cross_entropy(out.logits, batch.y) - 0.6 * domain_loss
+            grads = torch.autograd.grad(domain_loss, list(own.values()), retain_graph=True)
+            domain_grads = dict(zip(own, grads, strict=True))
+            grads = torch.autograd.grad(model_loss, list(net.values()))
+            model_grads = dict(zip(net, grads, strict=True))
             if not alternate or t % 2 == 0:
-                params = params | {start + n: own[n].detach() - LR * g for n, g in up.items()}
+                params = params | {
+                    start + n: own[n].detach() - LR * g for n, g in domain_grads.items()
+                }
             if not alternate or t % 2 == 1:
-                params = params | {n: net[n].detach() - LR * g for n, g in down.items()}
+                params = params | {n: net[n].detach() - LR * g for n, g in model_grads.items()}
         run.run_round([1])
-        what = "in turns" if alternate else "at the same time"
-        for name, mine in (("the discriminator", True), ("the model", False)):
-            names = [n for n in params if n.startswith(start) == mine]
+        what = "alternating" if alternate else "simultaneous"
+        for name, is_own in (("discriminator", True), ("model", False)):
+            names = [n for n in params if n.startswith(start) == is_own]
             gap = max(tree.gap(run.weights.params[n], params[n]) for n in names)
-            yield Claim(f"{name}, {what}", 0.0, gap, 1e-12)
+            yield Claim(f"error of the {name}, {what}", 0.0, gap, 1e-12)
 
 
 @oracle(DANN)
-def a_blind_discriminator_guesses(cls: type[DANN]) -> Iterator[Claim]:
+def loss_of_an_uninformative_discriminator(cls: type[DANN]) -> Iterator[Claim]:
     """One output for every client, so that an untrained D of small weights has a loss near log N;
     the term is 1 - lam of it."""
     part = cls(lam=0.25, width=5)
     run = images(sizes=(5, 9, 14), batch=5, steps=1).simulate(part)
     weight = run.weights.params[f"{cls.name}/weight2"]
-    yield Claim("outputs", 3.0, float(len(weight)), 0.0)
+    yield Claim("discriminator outputs", 3.0, float(len(weight)), 0.0)
     small = {n: 1e-9 * p if n.startswith(cls.name) else p for n, p in run.weights.params.items()}
     run.server = run.server._replace(weights=run.weights._replace(params=small))
     term = run.run_round([0])["terms"][cls.name][0]
-    yield Claim("term", 0.75 * math.log(3), float(term), 1e-6)
+    yield Claim("value of the term", 0.75 * math.log(3), float(term), 1e-6)
 
 
 def _three_layers(p: Params, z: Tensor) -> Tensor:

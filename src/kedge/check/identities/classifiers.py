@@ -1,7 +1,7 @@
 """Identities of the methods in parts/classifiers.py.
 
 All run on the small network of :func:`kedge.check.problems.images`, which has six features, and
-take these from ordinary passes of it.
+take these from plain forward passes of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kedge.sim.simulation import Simulation
 
 
 @oracle(CCVR)
-def pooled_covariance_is_that_of_all_samples(cls: type[CCVR]) -> Iterator[Claim]:
+def pooled_statistics_equal_those_of_all_samples(cls: type[CCVR]) -> Iterator[Claim]:
     """Mean and unbiased covariance of all clients' features of a class, by torch.cov, and by the
     paper's formula from every client's own mean and covariance. A division by n_c, covariances
     averaged without the spread of the means, or means that are not weighted by counts fail."""
@@ -35,8 +35,10 @@ def pooled_covariance_is_that_of_all_samples(cls: type[CCVR]) -> Iterator[Claim]
     for c in range(3):
         own = z[y == c]
         yield Claim(f"samples of class {c}", float(len(own)), float(count[c]), 0.0)
-        yield Claim(f"mean of class {c}", 0.0, _gap(mean[c], own.mean(0)), 1e-13)
-        yield Claim(f"covariance of class {c}", 0.0, _gap(covariance[c], own.T.cov()), 1e-13)
+        yield Claim(f"error of the mean of class {c}", 0.0, _gap(mean[c], own.mean(0)), 1e-13)
+        yield Claim(
+            f"error of the covariance of class {c}", 0.0, _gap(covariance[c], own.T.cov()), 1e-13
+        )
         total, n = torch.zeros(6, 6, dtype=DOUBLE), len(own)
         for k in range(3):
             some = z[(y == c) & (owner == k)]
@@ -46,29 +48,34 @@ def pooled_covariance_is_that_of_all_samples(cls: type[CCVR]) -> Iterator[Claim]
             if len(some) > 1:
                 total = total + (len(some) - 1) * some.T.cov()
         total = (total - n * torch.outer(own.mean(0), own.mean(0))) / (n - 1)
-        yield Claim(f"formula for class {c}", 0.0, _gap(covariance[c], total), 1e-13)
+        yield Claim(
+            f"error against the formula of the paper for class {c}",
+            0.0,
+            _gap(covariance[c], total),
+            1e-13,
+        )
 
 
 @oracle(CCVR)
-def virtual_features_have_these_moments(cls: type[CCVR]) -> Iterator[Claim]:
+def virtual_features_have_the_given_moments(cls: type[CCVR]) -> Iterator[Claim]:
     """20 000 draws from a normal with singular covariance ((2, 1, 0), (1, 1, 0), (0, 0, 0)) have
-    its mean and covariance up to sampling error, and no spread where it has none; with covariance
-    0 all draws are the mean. A covariance taken for its root gives 5 in place of 2."""
+    its mean and covariance up to sampling error, and no spread where it has none; with covariance 0
+    all draws are the mean. A covariance taken for its root gives 5 in place of 2."""
     sigma = torch.tensor([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=DOUBLE)
     mean = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.0, 1.0]], dtype=DOUBLE)
     part = cls(samples=20000, jitter=0.0)
     z = part._draw(rng.key(3), mean, torch.stack([sigma, 0 * sigma]))
-    yield Claim("mean", 0.0, _gap(z[0].mean(0), mean[0]), 0.04)
-    yield Claim("covariance", 0.0, _gap(z[0].T.cov(), sigma), 0.08)
-    yield Claim("no spread", 0.0, _gap(z[0, :, 2], mean[0, 2]), 1e-7)
-    yield Claim("covariance 0", 0.0, _gap(z[1], mean[1]), 0.0)
+    yield Claim("error of the mean", 0.0, _gap(z[0].mean(0), mean[0]), 0.04)
+    yield Claim("error of the covariance", 0.0, _gap(z[0].T.cov(), sigma), 0.08)
+    yield Claim("spread along the null space", 0.0, _gap(z[0, :, 2], mean[0, 2]), 1e-7)
+    yield Claim("spread for covariance 0", 0.0, _gap(z[1], mean[1]), 0.0)
 
 
 @oracle(CCVR)
-def head_by_plain_torch(cls: type[CCVR]) -> Iterator[Claim]:
+def head_training_equals_torch_sgd(cls: type[CCVR]) -> Iterator[Claim]:
     """Three steps of the head against torch.optim.SGD with momentum on batches of the same virtual
-    features; the body stays, bit for bit, and the class that nobody has is never drawn. A head
-    that starts anew, a loss summed over the batch, or a body that learns fail."""
+    features; the body stays, bit for bit, and the absent class is never drawn. A head that starts
+    anew, a loss summed over the batch, or a body that learns fail."""
     part = cls(samples=7, steps=3, batch=9, lr=0.3, momentum=0.5)
     run = images(sizes=(5, 9, 14)).simulate(part)
     sums = _survey(run, part)
@@ -87,42 +94,42 @@ def head_by_plain_torch(cls: type[CCVR]) -> Iterator[Claim]:
         F.cross_entropy(F.linear(features[y, row], *head.values()), y).backward()
         sgd.step()
     gap = max(_gap(new.params[n], p.detach()) for n, p in head.items())
-    yield Claim("head", 0.0, gap, 1e-13)
-    yield Claim("absent class", 0.0, float(absent), 0.0)
+    yield Claim("error of the head", 0.0, gap, 1e-13)
+    yield Claim("draws of the absent class", 0.0, float(absent), 0.0)
     body = [n for n in new.params if n not in head]
     moved = max(_gap(new.params[n], run.weights.params[n]) for n in body)
-    yield Claim("body", 0.0, moved, 0.0)
+    yield Claim("error of the body", 0.0, moved, 0.0)
 
 
 @oracle(CCVR)
-def labels_equal_or_in_proportion(cls: type[CCVR]) -> Iterator[Claim]:
-    """n = (30, 10, 0): the classes that are there share a batch alike, or 3 : 1."""
+def class_balance_of_batches(cls: type[CCVR]) -> Iterator[Claim]:
+    """n = (30, 10, 0): the classes that are present share a batch alike, or 3 : 1."""
     count = torch.tensor([30.0, 10.0, 0.0], dtype=DOUBLE)
     for labels, expected in (("equal", 0.5), ("proportional", 0.75)):
         y, row = cls(labels=labels, batch=8000, samples=5)._rows(rng.key(2), count)  # type: ignore[arg-type]
         yield Claim(
             f"share of class 0 ({labels})", expected, float((y == 0).to(DOUBLE).mean()), 0.02
         )
-        yield Claim(f"absent class ({labels})", 0.0, float((y == 2).sum()), 0.0)
-        yield Claim(f"last feature drawn ({labels})", 4.0, float(row.max()), 0.0)
+        yield Claim(f"draws of the absent class ({labels})", 0.0, float((y == 2).sum()), 0.0)
+        yield Claim(f"largest feature index ({labels})", 4.0, float(row.max()), 0.0)
 
 
 @oracle(SphereFed)
-def rows_are_orthonormal(cls: type[SphereFed]) -> Iterator[Claim]:
+def classifier_rows_are_orthonormal(cls: type[SphereFed]) -> Iterator[Claim]:
     """W W' = I, whatever the key, and the global model's head is W, without bias, after a round."""
     run = images(sizes=(5, 9), steps=1).simulate(cls())
     w = cls()._classifier(run.bound.spec)
-    yield Claim("W W' - I", 0.0, _gap(w @ w.T, torch.eye(3, dtype=DOUBLE)), 1e-14)
+    yield Claim("error of W W' = I", 0.0, _gap(w @ w.T, torch.eye(3, dtype=DOUBLE)), 1e-14)
     run.run_round()
     head = run.weights.params
-    yield Claim("weight of the head", 0.0, _gap(head["head.weight"], w), 0.0)
+    yield Claim("error of the head's weight", 0.0, _gap(head["head.weight"], w), 0.0)
     yield Claim("bias of the head", 0.0, float(head["head.bias"].abs().max()), 0.0)
 
 
 @oracle(SphereFed)
-def sphere_step_by_hand(cls: type[SphereFed]) -> Iterator[Claim]:
-    """One step by plain autograd on 1/(3 B) sum |W f/|f| - e_y|^2 alone: the task's loss, features
-    of any length, the initial head, or a sum over classes move the body elsewhere."""
+def one_step_by_autograd(cls: type[SphereFed]) -> Iterator[Claim]:
+    """One step by autograd on 1/(3 B) sum |W f/|f| - e_y|^2 alone: the task's loss, features of any
+    length, the initial head, or a sum over classes move the body elsewhere."""
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls())
     start, w = run.weights.params, cls()._classifier(run.bound.spec)
     _, batch = step_view(run, 1, cls())
@@ -131,27 +138,27 @@ def sphere_step_by_hand(cls: type[SphereFed]) -> Iterator[Claim]:
     assert f is not None
     error = (f / f.norm(dim=1, keepdim=True)) @ w.T - torch.eye(3, dtype=DOUBLE)[batch.y]
     loss = (error**2).sum() / 15
-    slopes = torch.autograd.grad(loss, list(leaves.values()))
+    grads = torch.autograd.grad(loss, list(leaves.values()))
     found = run.run_round([1])["terms"]
     yield Claim("loss", float(loss.detach()), float(found[cls.name][0] + found["task"][0]))
     gap = max(
         _gap(run.weights.params[n], p.detach() - 0.05 * g)
-        for (n, p), g in zip(leaves.items(), slopes, strict=True)
+        for (n, p), g in zip(leaves.items(), grads, strict=True)
     )
-    yield Claim("body", 0.0, gap, 1e-13)
+    yield Claim("error of the body", 0.0, gap, 1e-13)
     x = run.federation.clean(torch.arange(14)).x
-    done = run.bound.model.forward(run.weights, x, "eval")
-    assert done.features is not None
-    said = F.normalize(done.features, dim=1) @ w.T
-    same = (done.logits.argmax(1) == said.argmax(1)).to(DOUBLE).mean()
-    yield Claim("predictions are those of W f/|f|", 1.0, float(same), 0.0)
+    out = run.bound.model.forward(run.weights, x, "eval")
+    assert out.features is not None
+    scores = F.normalize(out.features, dim=1) @ w.T
+    same = (out.logits.argmax(1) == scores.argmax(1)).to(DOUBLE).mean()
+    yield Claim("agreement with the predictions of W f/|f|", 1.0, float(same), 0.0)
 
 
 @oracle(SphereFed)
-def calibration_is_least_squares(cls: type[SphereFed]) -> Iterator[Claim]:
-    """The head after the last round against torch.linalg.lstsq on all clients' normed features,
-    with sqrt(rho n) I below them and zeros below the one-hot labels. Features that are not normed,
-    a ridge that is not scaled by n, or the solution untransposed fail."""
+def calibration_equals_ridge_regression(cls: type[SphereFed]) -> Iterator[Claim]:
+    """The head after the last round against torch.linalg.lstsq on all clients' normalised features,
+    with sqrt(rho n) I below them and zeros below the one-hot labels. Features that are not
+    normalised, a ridge that is not scaled by n, or the solution untransposed fail."""
     part = cls(ridge=0.01)
     run = images(sizes=(5, 9, 14), steps=1).simulate(part)
     run.run_round()
@@ -161,27 +168,29 @@ def calibration_is_least_squares(cls: type[SphereFed]) -> Iterator[Claim]:
     right = torch.cat([torch.eye(3, dtype=DOUBLE)[y], torch.zeros(6, 3, dtype=DOUBLE)])
     expected = torch.linalg.lstsq(left, right).solution.T
     run.finish()
-    yield Claim("weight", 0.0, _gap(run.weights.params["head.weight"], expected), 1e-11)
-    yield Claim("bias", 0.0, float(run.weights.params["head.bias"].abs().max()), 0.0)
+    yield Claim(
+        "error of the head's weight", 0.0, _gap(run.weights.params["head.weight"], expected), 1e-11
+    )
+    yield Claim("bias of the head", 0.0, float(run.weights.params["head.bias"].abs().max()), 0.0)
 
 
 @oracle(FedETF)
-def any_rotation_of_the_frame(cls: type[FedETF]) -> Iterator[Claim]:
+def one_step_with_a_rotated_frame(cls: type[FedETF]) -> Iterator[Claim]:
     """The loss and one step with the frame written out, M = sqrt(C/(C-1)) U (I - 11'/C) for a
     random rotation U and the projection U P: unit columns at cosines -1/(C-1), balanced softmax
-    over the classes that the client has. Body, s and, turned back, P move as the part's. A frame
-    of another length, features that are not normed, counts forgotten, an absent class in the
+    over the classes that the client has. Body, s and, turned back, P move as the part's. A frame of
+    another length, features that are not normalised, counts forgotten, an absent class in the
     softmax, or the task's loss beside it fail."""
     part = cls(scale=2.0)
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(part)
     u = torch.linalg.qr(rng.normal(rng.key(8), (3, 3), DOUBLE)).Q
     frame = math.sqrt(1.5) * u @ (torch.eye(3, dtype=DOUBLE) - 1 / 3)
     cosines = torch.full((3, 3), -0.5, dtype=DOUBLE).fill_diagonal_(1.0)
-    yield Claim("cosines of the frame", 0.0, _gap(frame.T @ frame, cosines), 1e-14)
+    yield Claim("error of the frame's cosines", 0.0, _gap(frame.T @ frame, cosines), 1e-14)
     _, batch = step_view(run, 0, part)
     counts = run.federation.label_counts()[0]
     has = counts > 0
-    yield Claim("classes of the client", 2.0, float(has.sum()), 0.0)
+    yield Claim("number of the client's classes", 2.0, float(has.sum()), 0.0)
     start = dict(run.weights.params)
     start |= {n: u @ start[n] for n in ("head.weight", "head.bias")}  # the projection, turned
     leaves = {n: p.clone().requires_grad_() for n, p in start.items()}
@@ -190,18 +199,18 @@ def any_rotation_of_the_frame(cls: type[FedETF]) -> Iterator[Claim]:
     weight = counts[has] * torch.exp(logits[:, has])
     own = counts[batch.y] * torch.exp(logits.gather(1, batch.y[:, None])[:, 0])
     loss = -torch.log(own / weight.sum(1)).mean()
-    slopes = torch.autograd.grad(loss, list(leaves.values()))
+    grads = torch.autograd.grad(loss, list(leaves.values()))
     after: Params = {
-        n: p.detach() - 0.05 * g for (n, p), g in zip(leaves.items(), slopes, strict=True)
+        n: p.detach() - 0.05 * g for (n, p), g in zip(leaves.items(), grads, strict=True)
     }
     after |= {n: u.T @ after[n] for n in ("head.weight", "head.bias")}
     found = run.run_round([0])["terms"]
     yield Claim("loss", float(loss.detach()), float(found[cls.name][0] + found["task"][0]))
-    yield Claim("model", 0.0, tree.gap(after, run.weights.params), 1e-12)
+    yield Claim("error of the model", 0.0, tree.gap(after, run.weights.params), 1e-12)
     x = run.federation.clean(torch.arange(14)).x
     mu = run.bound.model.forward(run.weights, x, "eval").logits @ u.T
     same = ((mu @ frame).argmax(1) == (mu @ u).argmax(1)).to(DOUBLE).mean()
-    yield Claim("predictions are the head's", 1.0, float(same), 0.0)
+    yield Claim("agreement with the predictions of the head", 1.0, float(same), 0.0)
 
 
 def _features(run: Simulation) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""What the identities share: the pair of quadratics and its optimum.
+"""The standard pair of quadratics and its optimum, shared by many identities.
 
 Most identities run on quadratic clients :math:`f_k(w) = h_k(w - a_k)^2/2`, where :math:`\\tau`
 gradient steps from w give :math:`a_k + r_k(w - a_k)` with :math:`r_k = (1 - \\eta h_k)^\\tau`, so
-that fixed points are known in closed form. The usual pair is h = (1, 10), a = (0, 1),
+that fixed points are known in closed form. The standard pair is h = (1, 10), a = (0, 1),
 :math:`\\eta` = 0.05, :math:`\\tau` = 10.
 """
 
@@ -17,8 +17,8 @@ H, A, LR, STEPS = (1.0, 10.0), (0.0, 1.0), 0.05, 10
 BEST = optimum(H, A)  # 10/11
 
 
-def settled(method: Part | Method | str, rounds: int = 60) -> Simulation:
-    """The usual pair after some rounds."""
+def run_quadratics(method: Part | Method | str, rounds: int = 60) -> Simulation:
+    """A simulation of the standard pair of quadratics, after ``rounds`` rounds."""
     run = quadratics(H, A, LR, STEPS).simulate(method)
     for _ in range(rounds):
         run.run_round()

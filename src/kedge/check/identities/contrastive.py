@@ -22,16 +22,15 @@ def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
     plain = problem.simulate("fedavg")
     terms = run.run_round()["terms"][cls.name]
     plain.run_round()
-    yield Claim("term at equal models over mu", math.log(2), float(terms[0]) / 3.0)
+    yield Claim("term / mu at equal models", math.log(2), float(terms[0]) / 3.0)
     gap = tree.gap(plain.weights, tree.map(lambda _, w: w, plain.weights, run.weights))
-    yield Claim("its gradient there", 0.0, gap, 1e-12)
+    yield Claim("effect of its gradient on the model", 0.0, gap, 1e-12)
 
 
 @oracle(MOON)
-def second_round_by_formula(cls: type[MOON]) -> Iterator[Claim]:
-    """At the first step of round 1, z = z_glob, so the cosine to the global model is 1, and that
-    to the previous model is taken here from two ordinary modules: mean log(1 + e^{(cos -
-    1)/tau})."""
+def term_of_the_second_round(cls: type[MOON]) -> Iterator[Claim]:
+    """At the first step of round 1, z = z_glob, so the cosine to the global model is 1, and that to
+    the previous model is taken here from two plain modules: mean log(1 + e^{(cos - 1)/tau})."""
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(mu=1.0, projection=0, tau=0.5))
     run.run_round()
     _, batch = step_view(run, 1, cls(projection=0))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from kedge.check.identities.common import BEST, LR, STEPS, A, H, settled
+from kedge.check.identities.common import BEST, LR, STEPS, A, H, run_quadratics
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core.tree import Params, Weights
@@ -17,140 +17,142 @@ from kedge.sim.simulation import Simulation
 
 
 @oracle(FedDC)
-def drift_and_slopes_at_rest(cls: type[FedDC]) -> Iterator[Claim]:
-    """At rest no client moves, so s = 0, the h_k add up to 0, and grad f_k(w) + alpha h_k - s_k =
-    0. Every update d adds d to h_k and -d/(K lr) - s to s_k, and the s of all rounds add up to 0,
-    hence s_k = -h_k/(K lr) and h_k = -grad f_k(w)/(alpha + 1/(K lr)). Catches alpha without its
-    half, a correction that is lost or not sent, and a wrong K."""
+def drift_and_control_variates_at_the_fixed_point(cls: type[FedDC]) -> Iterator[Claim]:
+    """At the fixed point no client moves, so s = 0, the h_k add up to 0, and grad f_k(w) + alpha
+    h_k - s_k = 0. Every update d adds d to h_k and -d/(K lr) - s to s_k, and the s of all rounds
+    add up to 0, hence s_k = -h_k/(K lr) and h_k = -grad f_k(w)/(alpha + 1/(K lr)). Detects alpha
+    without its half, a correction that is lost or not sent, and a wrong K."""
     alpha = 1.0
-    run = settled(cls(alpha=alpha))
-    yield Claim("settles at the optimum", BEST, position(run))
+    run = run_quadratics(cls(alpha=alpha))
+    yield Claim("w at the fixed point", BEST, position(run))
     for k in range(2):
-        slope = H[k] * (BEST - A[k])
-        drift = -slope / (alpha + 1 / (STEPS * LR))
-        kept = {n: float(x["head.weight"][k]) for n, x in run.store.rows[cls.name].items()}
-        yield Claim(f"h_{k}", drift, kept["drift"])
-        yield Claim(f"s_{k}", -drift / (STEPS * LR), kept["slope"])
-    yield Claim("s", 0.0, float(run.server.slots[cls.name]["slope"]["head.weight"]))
+        gradient = H[k] * (BEST - A[k])
+        drift = -gradient / (alpha + 1 / (STEPS * LR))
+        state = {n: float(x["head.weight"][k]) for n, x in run.store.rows[cls.name].items()}
+        yield Claim(f"h_{k}", drift, state["drift"])
+        yield Claim(f"s_{k}", -drift / (STEPS * LR), state["slope"])
+    yield Claim(
+        "s at the fixed point", 0.0, float(run.server.slots[cls.name]["slope"]["head.weight"])
+    )
 
 
 @oracle(FedDC)
 def two_rounds_of_one_step(cls: type[FedDC]) -> Iterator[Claim]:
     """From w = 0 the gradients are (0, -10): w_k = h_k = (0, 0.5), s_k = (0, -10), s = -5, and w =
-    0.25 + 0.25. At w = 0.5, alpha = 1 the directions are 0.5 + 0 - 5 = -4.5 and -5 + 0.5 + 5 =
-    0.5, so w_k = (0.725, 0.475), h_k = (0.225, 0.475), s_k = (0.5, -4.5), s = -2, w = 0.6 + 0.35.
-    Catches a turned sign of h, s or s_k."""
+    0.25 + 0.25. At w = 0.5, alpha = 1 the directions are 0.5 + 0 - 5 = -4.5 and -5 + 0.5 + 5 = 0.5,
+    so w_k = (0.725, 0.475), h_k = (0.225, 0.475), s_k = (0.5, -4.5), s = -2, w = 0.6 + 0.35.
+    Detects a flipped sign of h, s or s_k."""
     run = quadratics(H, A, LR, steps=1).simulate(cls(alpha=1.0))
-    for w, drift, slope, s in (
+    for w, drift, variates, s in (
         (0.5, (0.0, 0.5), (0.0, -10.0), -5.0),
         (0.95, (0.225, 0.475), (0.5, -4.5), -2.0),
     ):
         run.run_round()
-        yield Claim(f"w after {run.round}", w, position(run))
-        kept = {n: x["head.weight"].flatten() for n, x in run.store.rows[cls.name].items()}
+        yield Claim(f"w at t = {run.round}", w, position(run))
+        state = {n: x["head.weight"].flatten() for n, x in run.store.rows[cls.name].items()}
         for k in range(2):
-            yield Claim(f"h_{k} after {run.round}", drift[k], float(kept["drift"][k]))
-            yield Claim(f"s_{k} after {run.round}", slope[k], float(kept["slope"][k]))
+            yield Claim(f"h_{k} at t = {run.round}", drift[k], float(state["drift"][k]))
+            yield Claim(f"s_{k} at t = {run.round}", variates[k], float(state["slope"][k]))
         got = float(run.server.slots[cls.name]["slope"]["head.weight"])
-        yield Claim(f"s after {run.round}", s, got)
+        yield Claim(f"s at t = {run.round}", s, got)
 
 
 @oracle(FedDC)
-def pull_within_a_round(cls: type[FedDC]) -> Iterator[Claim]:
+def two_steps_of_one_client(cls: type[FedDC]) -> Iterator[Claim]:
     """Two steps of client 1 alone at alpha = 2: 0 to 0.5, where the gradient is -5 + 2 * 0.5, to
-    0.7. One client of two: h has the mean 0.35, s_1 = -0.7/(2 * 0.05) = -7, s = -3.5. Catches a
+    0.7. One client of two: h has the mean 0.35, s_1 = -0.7/(2 * 0.05) = -7, s = -3.5. Detects a
     mean over the cohort in place of all clients."""
     run = quadratics(H, A, LR, steps=2).simulate(cls(alpha=2.0))
     run.run_round([1])
-    yield Claim("w_1 + h_1 / N", 1.05, position(run))
+    yield Claim("w = w_1 + h_1 / N", 1.05, position(run))
     got = float(run.server.slots[cls.name]["slope"]["head.weight"])
-    yield Claim("s moves by 1/N", -3.5, got)
+    yield Claim("s changes by 1/N", -3.5, got)
 
 
 @oracle(FedSpeed)
-def optimum_without_the_ascent(cls: type[FedSpeed]) -> Iterator[Claim]:
-    """At rest the h_k add up to 0 and grad f_k(w) + lam h_k = 0."""
-    run = settled(cls(lam=2.0, rho=0.0))
-    yield Claim("settles at the optimum", BEST, position(run))
+def optimum_without_ascent(cls: type[FedSpeed]) -> Iterator[Claim]:
+    """At the fixed point the h_k add up to 0 and grad f_k(w) + lam h_k = 0."""
+    run = run_quadratics(cls(lam=2.0, rho=0.0))
+    yield Claim("w at the fixed point", BEST, position(run))
     for k in range(2):
         got = float(run.store.rows[cls.name]["head.weight"][k])
-        yield Claim(f"h_{k} is -grad/lam", -H[k] * (BEST - A[k]) / 2.0, got)
+        yield Claim(f"h_{k} = -grad f_{k} / lam", -H[k] * (BEST - A[k]) / 2.0, got)
 
 
 @oracle(FedSpeed)
-def rest_point_with_the_ascent(cls: type[FedSpeed]) -> Iterator[Claim]:
+def fixed_point_with_ascent(cls: type[FedSpeed]) -> Iterator[Claim]:
     """In one dimension the ascent step is rho times the gradient's sign, + for client 0 and - for
     client 1, so the optimum moves to a with sum h_k (w + rho sign_k - a_k) = 0: w = (10 + 9
-    rho)/11. Catches a descent step, and one that is not normalised."""
-    yield Claim("rho = 0.1", 10.9 / 11, position(settled(cls(lam=2.0, rho=0.1))))
+    rho)/11. Detects a descent step, and one that is not normalised."""
+    yield Claim("w at rho = 0.1", 10.9 / 11, position(run_quadratics(cls(lam=2.0, rho=0.1))))
 
 
 @oracle(FedSpeed)
 def two_rounds_by_hand(cls: type[FedSpeed]) -> Iterator[Claim]:
     """lam = 2, rho = 0.2. Client 0 rests at w = 0; client 1 has g = -10, g' = -12: w_k = h_k = (0,
     0.6), w = 0.3 + 0.3. At 0.6: g' = 0.8 at the point 0.8 and -6 at 0.4, lam h_k = (0, 1.2), hence
-    w_k = 0.6 - 0.05 (0.8, -4.8) = (0.56, 0.84), h_k = (-0.04, 0.84), w = 0.7 + 0.4. Catches a
-    turned sign of h and a proximal term that takes part in the ascent."""
+    w_k = 0.6 - 0.05 (0.8, -4.8) = (0.56, 0.84), h_k = (-0.04, 0.84), w = 0.7 + 0.4. Detects a
+    flipped sign of h and a proximal term that takes part in the ascent."""
     run = quadratics(H, A, LR, steps=1).simulate(cls(lam=2.0, rho=0.2))
     for w in (0.6, 1.1):
         run.run_round()
-        yield Claim(f"w after {run.round}", w, position(run))
+        yield Claim(f"w at t = {run.round}", w, position(run))
     for k, h in enumerate((-0.04, 0.84)):
         yield Claim(f"h_{k}", h, float(run.store.rows[cls.name]["head.weight"][k]))
 
 
 @oracle(FedSpeed)
-def pull_and_merging_within_a_round(cls: type[FedSpeed]) -> Iterator[Claim]:
+def two_steps_with_merged_gradients(cls: type[FedSpeed]) -> Iterator[Claim]:
     """Client 1 alone, lam = 2, rho = 0.2, merge = 1/4: -0.75 * 10 - 0.25 * 12 = -10.5 leads to
     0.525; there g = -4.75, g' = -6.75, 0.75 g + 0.25 g' = -5.25, the pull is 2 * 0.525, and w_1 =
     0.525 + 0.05 * 4.2 = 0.735. One client of two adds half of its h."""
     run = quadratics(H, A, LR, steps=2).simulate(cls(lam=2.0, rho=0.2, merge=0.25))
     run.run_round([1])
-    yield Claim("w_1 + h_1 / N", 1.5 * 0.735, position(run))
+    yield Claim("w = w_1 + h_1 / N", 1.5 * 0.735, position(run))
 
 
 @oracle(FedPVR)
-def head_is_corrected_and_body_is_not(cls: type[FedPVR]) -> Iterator[Claim]:
+def only_the_head_is_corrected(cls: type[FedPVR]) -> Iterator[Claim]:
     """After one full-batch step c_k is the head's gradient of client k. Client 0's step in the
     second round is -lr (g - c_0 + c) in the head, and -lr g in the body."""
     run = images(sizes=(5, 5, 5), batch=5, steps=1).simulate(cls())
     head = set(run.bound.model.head_names())
-    first = [_slope(run, k) for k in range(3)]
+    first = [_gradient(run, k) for k in range(3)]
     run.run_round()
-    kept, c = run.store.rows[cls.name], run.server.slots[cls.name]
-    yield Claim("variates beside the head's", 0.0, float(len(set(c) ^ head)), 0.0)
+    state, c = run.store.rows[cls.name], run.server.slots[cls.name]
+    yield Claim("control variates outside the head", 0.0, float(len(set(c) ^ head)), 0.0)
     if not head <= set(c):
         return
-    away = [_gap(kept[n][k], first[k][n]) for n in head for k in range(3)]
-    yield Claim("c_k is the gradient", 0.0, max(away), 1e-12)
+    errors = [_gap(state[n][k], first[k][n]) for n in head for k in range(3)]
+    yield Claim("error of c_k = grad f_k", 0.0, max(errors), 1e-12)
     mean = {n: torch.stack([g[n] for g in first]).mean(0) for n in head}
-    yield Claim("c is their mean", 0.0, max(_gap(c[n], mean[n]) for n in head), 1e-12)
-    before, now = run.weights.params, _slope(run, 0)
+    yield Claim("error of c = mean of c_k", 0.0, max(_gap(c[n], mean[n]) for n in head), 1e-12)
+    before, now = run.weights.params, _gradient(run, 0)
     run.run_round([0])
     for what, names in (("head", head), ("body", set(before) - head)):
-        away = []
+        errors = []
         for n in names:
             change = now[n] + mean[n] - first[0][n] if n in head else now[n]
-            away.append(_gap(run.weights.params[n], before[n] - LR * change))
-        yield Claim(f"second step of the {what}", 0.0, max(away), 1e-12)
+            errors.append(_gap(run.weights.params[n], before[n] - LR * change))
+        yield Claim(f"error of the second step of the {what}", 0.0, max(errors), 1e-12)
 
 
 @oracle(FedCM)
-def two_rounds_of_one_step_with_momentum(cls: type[FedCM]) -> Iterator[Claim]:
-    """The first round is FedAvg's: w_k = (0, 0.5), w = 0.25, m = -0.25/0.05, the mean gradient.
-    At 0.25 the gradients are (0.25, -7.5), the directions 0.1 g + 0.9 m are (-4.475, -5.25), and
-    w = 0.25 + 0.05 * 4.8625, m = -4.8625 = 0.1 mean g + 0.9 m. Catches a turned sign of m, the
-    factors swapped, and a first round with a share of the gradient."""
+def two_rounds_with_momentum(cls: type[FedCM]) -> Iterator[Claim]:
+    """The first round is FedAvg's: w_k = (0, 0.5), w = 0.25, m = -0.25/0.05, the mean gradient. At
+    0.25 the gradients are (0.25, -7.5), the directions 0.1 g + 0.9 m are (-4.475, -5.25), and w =
+    0.25 + 0.05 * 4.8625, m = -4.8625 = 0.1 mean g + 0.9 m. Detects a flipped sign of m, the factors
+    swapped, and a first round with a share of the gradient."""
     run = quadratics(H, A, LR, steps=1).simulate(cls(alpha=0.1))
     for w, m in ((0.25, -5.0), (0.493125, -4.8625)):
         run.run_round()
-        yield Claim(f"w after {run.round}", w, position(run))
+        yield Claim(f"w at t = {run.round}", w, position(run))
         got = float(run.server.slots[cls.name]["head.weight"])
-        yield Claim(f"m after {run.round}", m, got)
+        yield Claim(f"m at t = {run.round}", m, got)
 
 
 @oracle(FedCM)
-def direction_per_step(cls: type[FedCM]) -> Iterator[Claim]:
+def momentum_is_divided_by_the_steps(cls: type[FedCM]) -> Iterator[Claim]:
     """h = (1, 10), a = (1, 1), 1 and 3 steps, p = (1/4, 3/4), from 0: the updates are 0.05 and 1 -
     0.5^3, their mean 0.66875, and K = 2.5, so m = -0.66875/(0.05 * 2.5) = -5.35. The server's step
     is doubled, m is not."""
@@ -160,7 +162,7 @@ def direction_per_step(cls: type[FedCM]) -> Iterator[Claim]:
     yield Claim("w", 1.3375, position(run))
 
 
-def _slope(run: Simulation, k: int) -> Params:
+def _gradient(run: Simulation, k: int) -> Params:
     """Gradient of a client's loss on its whole data at the global model."""
     batch = run.federation.clean(run.federation.rows[5 * k : 5 * k + 5])
     leaves = {n: p.clone().requires_grad_() for n, p in run.weights.params.items()}

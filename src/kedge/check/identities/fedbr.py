@@ -31,22 +31,24 @@ def equal_cosines_give_log_2(cls: type[FedBR]) -> Iterator[Claim]:
     run, plain = problem.simulate(cls(lam=0.0, mu=3.0, rows=4, width=5)), problem.simulate("fedavg")
     term = run.run_round()["terms"][cls.name][0]
     plain.run_round()
-    yield Claim("term over mu", math.log(2), float(term) / 3)
-    yield Claim("its gradient", 0.0, tree.gap(plain.weights, run.weights), 1e-12)
+    yield Claim("term / mu", math.log(2), float(term) / 3)
+    yield Claim(
+        "effect of its gradient on the model", 0.0, tree.gap(plain.weights, run.weights), 1e-12
+    )
 
 
 @oracle(FedBR)
-def two_steps_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
-    """Both steps of the min-max game by plain autograd, twice: P ascends on L_con at fixed
-    features, then body and head descend on CE + lam CE(x_p, 1/C) + mu L_con at fixed P, where the
-    global features stay those of the first model. Catches a wrong sign, factor or order of the two
-    steps, temperatures that divide, cosines that are swapped, and a gradient or update that
-    reaches P or the global features in the second step."""
+def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
+    """Both steps of the min-max game by autograd, twice: P ascends on L_con at fixed features, then
+    body and head descend on CE + lam CE(x_p, 1/C) + mu L_con at fixed P, where the global features
+    stay those of the first model. Detects a wrong sign, factor or order of the two steps,
+    temperatures that divide, cosines that are swapped, and a gradient or update that reaches P or
+    the global features in the second step."""
     part = cls(lam=0.3, mu=0.7, rows=5, width=4, out=3, inv_temperature1=2.0, inv_temperature2=1.5)
     run = images(sizes=(5, 9), batch=5, steps=2).simulate(part)
     run.survey(part, [0])
     body, head, model = run.weights.params, run.bound.model.head_names(), run.bound.model
-    plan, slot = run.cohort([0]).batches[0], run.server.slots[cls.name]
+    batches, slot = run.cohort([0]).batches[0], run.server.slots[cls.name]
     pseudo, projection = slot["pseudo"], slot["projection"]
 
     def features(params: Params, x: Tensor) -> Tensor:
@@ -55,39 +57,39 @@ def two_steps_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
         return found
 
     def contrast(p: Params, z_pseudo: Tensor, z_real: Tensor) -> Tensor:
-        mine, other, real = (_three_layers(p, z) for z in (z_pseudo, z_global, z_real))
-        f1, f2 = torch.exp(2.0 * _cosine(mine, other)), torch.exp(1.5 * _cosine(mine, real))
+        local, anchor, real = (_three_layers(p, z) for z in (z_pseudo, z_global, z_real))
+        f1, f2 = torch.exp(2.0 * _cosine(local, anchor)), torch.exp(1.5 * _cosine(local, real))
         return -torch.log(f1 / (f1 + f2)).mean()
 
     z_global, params, terms = features(body, pseudo).detach(), dict(body), []
     for t in range(2):
-        real = run.federation.clean(plan[t])
+        real = run.federation.clean(batches[t])
         leaves = {n: p.clone().requires_grad_() for n, p in projection.items()}
         z_pseudo, z_real = (features(params, x).detach() for x in (pseudo, real.x))
-        slopes = torch.autograd.grad(contrast(leaves, z_pseudo, z_real), list(leaves.values()))
-        projection = {n: projection[n] + 0.05 * g for n, g in zip(leaves, slopes, strict=True)}
+        grads = torch.autograd.grad(contrast(leaves, z_pseudo, z_real), list(leaves.values()))
+        projection = {n: projection[n] + 0.05 * g for n, g in zip(leaves, grads, strict=True)}
 
         leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
         z_pseudo, z_real = features(leaves, pseudo), features(leaves, real.x)
-        said = model.head(leaves, z_pseudo)
-        term = -0.3 * F.log_softmax(said, 1).mean() + 0.7 * contrast(projection, z_pseudo, z_real)
+        log_probs = F.log_softmax(model.head(leaves, z_pseudo), 1)
+        term = -0.3 * log_probs.mean() + 0.7 * contrast(projection, z_pseudo, z_real)
         loss = F.cross_entropy(model.head(leaves, z_real), real.y) + term
-        slopes = torch.autograd.grad(loss, list(leaves.values()))
-        params = {n: params[n] - 0.05 * g for n, g in zip(leaves, slopes, strict=True)}
+        grads = torch.autograd.grad(loss, list(leaves.values()))
+        params = {n: params[n] - 0.05 * g for n, g in zip(leaves, grads, strict=True)}
         terms.append(float(term.detach()))
 
     # the same pseudo-data again: the survey of round 0 draws from the same keys
     found = run.run_round([0])["terms"][cls.name][0]
     after = run.server.slots[cls.name]["projection"]
     yield Claim("mean of the two terms", sum(terms) / 2, float(found))
-    yield Claim("the projection", 0.0, tree.gap(projection, after), 1e-12)
+    yield Claim("error of the projection", 0.0, tree.gap(projection, after), 1e-12)
     for what, names in (("head", head), ("body", [n for n in body if n not in head])):
         gaps = [float((params[n] - run.weights.params[n]).abs().max()) for n in names]
-        yield Claim(f"the {what}", 0.0, max(gaps), 1e-12)
+        yield Claim(f"error of the {what}", 0.0, max(gaps), 1e-12)
 
 
 @oracle(FedBR)
-def component_1_flattens_the_output(cls: type[FedBR]) -> Iterator[Claim]:
+def gradient_of_component_1(cls: type[FedBR]) -> Iterator[Claim]:
     """One step moves the head's bias by -lr (mean(p - y) + lam mean(p_pseudo - 1/C))."""
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(lam=2.0, mu=0.0, rows=3, width=4))
     run.survey(run.bound.parts[0], [0])
@@ -96,31 +98,36 @@ def component_1_flattens_the_output(cls: type[FedBR]) -> Iterator[Claim]:
     p, p_pseudo = (
         torch.softmax(run.bound.model.forward(start, x, "eval").logits, 1) for x in (real.x, pseudo)
     )
-    slope = (p - F.one_hot(real.y, 3)).mean(0) + 2.0 * (p_pseudo - 1 / 3).mean(0)
+    grad = (p - F.one_hot(real.y, 3)).mean(0) + 2.0 * (p_pseudo - 1 / 3).mean(0)
     run.run_round([0])
-    away = run.weights.params["head.bias"] - (start.params["head.bias"] - 0.05 * slope)
-    yield Claim("the head's bias", 0.0, float(away.abs().max()), 1e-12)
+    error = run.weights.params["head.bias"] - (start.params["head.bias"] - 0.05 * grad)
+    yield Claim("error of the head's bias", 0.0, float(error.abs().max()), 1e-12)
 
 
 @oracle(FedBR)
 def pseudo_samples_are_means_of_one_client(cls: type[FedBR]) -> Iterator[Claim]:
     """Where sample i is the i-th unit vector, M times a pseudo-sample counts how often each sample
     is in it: whole numbers that add up to M, all of one client, which is either of the two equally
-    often, though one has ten times the samples. Catches means over all clients or by size."""
+    often, though one has ten times the samples. Detects means over all clients or by size."""
     run = _unit_vectors((3, 30)).simulate(cls(rows=400, samples=10, width=4))
     run.run_round()
     counts = 10 * run.server.slots[cls.name]["pseudo"]  # [rows, samples]
-    yield Claim("whole numbers", 0.0, float((counts - counts.round()).abs().max()), 1e-9)
+    yield Claim(
+        "distance of the sample counts from integers",
+        0.0,
+        float((counts - counts.round()).abs().max()),
+        1e-9,
+    )
     first, second = counts[:, :3].sum(1), counts[:, 3:].sum(1)
-    yield Claim("they add up to M", 0.0, float((first + second - 10).abs().max()))
-    yield Claim("of one client", 0.0, float((first * second).abs().max()))
-    yield Claim("share of the first client", 0.5, float((first > 0).to(DOUBLE).mean()), 0.08)
+    yield Claim("error of their sum, M", 0.0, float((first + second - 10).abs().max()))
+    yield Claim("overlap of two clients", 0.0, float((first * second).abs().max()))
+    yield Claim("fraction from the first client", 0.5, float((first > 0).to(DOUBLE).mean()), 0.08)
     inside = counts[first > 0, :3].mean(0) / 10
-    yield Claim("its samples alike", 0.0, float((inside - 1 / 3).abs().max()), 0.05)
+    yield Claim("deviation from uniform sampling", 0.0, float((inside - 1 / 3).abs().max()), 0.05)
 
 
 @oracle(FedBR)
-def mixture_by_formula(cls: type[FedBR]) -> Iterator[Claim]:
+def mixture_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
     """(K + 1) x~ - x_p is a sum of K samples of the batch, here read off unit vectors, and (K + 1)
     y~ - 1/C the sum of the same samples' labels (eq. 4). The global features belong to x~."""
     run = _unit_vectors((4, 4)).simulate(cls(rows=6, samples=3, width=4, mixture=2))
@@ -134,15 +141,15 @@ def mixture_by_formula(cls: type[FedBR]) -> Iterator[Claim]:
         added = 3 * local["x"] - run.server.slots[cls.name]["pseudo"]  # [rows, samples]
         labels = added[:, 4:] @ F.one_hot(run.federation.y[4:], 3).to(DOUBLE)
         off = (added - added.round()).abs().max() + (added[:, 4:].sum(1) - 2).abs().max()
-        yield Claim(f"two samples of the client, step {t}", 0.0, float(off))
+        yield Claim(f"error of the two added samples, step {t}", 0.0, float(off))
         gap = (3 * local["target"] - 1 / 3 - labels).abs().max()
-        yield Claim(f"their labels, step {t}", 0.0, float(gap))
+        yield Claim(f"error of their labels, step {t}", 0.0, float(gap))
         z_global = run.bound.model.forward(run.weights, local["x"], "eval").features
         assert z_global is not None
         gap = (local["z_global"] - z_global).abs().max()
-        yield Claim(f"global features, step {t}", 0.0, float(gap))
+        yield Claim(f"error of the global features, step {t}", 0.0, float(gap))
         seen.append(local["x"])
-    yield Claim("drawn anew", 1.0, float(not torch.equal(*seen)), 0.0)
+    yield Claim("steps draw different samples", 1.0, float(not torch.equal(*seen)), 0.0)
 
 
 def _unit_vectors(sizes: tuple[int, ...]) -> Problem:

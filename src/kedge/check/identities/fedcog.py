@@ -23,28 +23,28 @@ from kedge.sim.simulation import Simulation
 
 
 @oracle(FedCOG)
-def targets_of_the_papers_example(cls: type[FedCOG]) -> Iterator[Claim]:
+def targets_of_the_example_in_the_paper(cls: type[FedCOG]) -> Iterator[Claim]:
     """A.1.1: d = (500, 0, 400, 200, 400) lacks (0, 500, 100, 300, 100), so that of 256 samples the
     classes get (0, 128, 25.6, 76.8, 25.6), by largest remainders (0, 128, 26, 77, 25). A client
     with one class lacks the others alike, 64 each; one that lacks nothing gets 52, then 51 each.
-    Catches own classes in place of the lacking ones, and counts rounded down."""
+    Detects own classes in place of the lacking ones, and counts rounded down."""
     counts = ((500, 0, 400, 200, 400), (0, 0, 7, 0, 0), (3, 3, 3, 3, 3))
-    wanted = ((0, 128, 26, 77, 25), (64, 64, 0, 64, 64), (52, 51, 51, 51, 51))
+    expected = ((0, 128, 26, 77, 25), (64, 64, 0, 64, 64), (52, 51, 51, 51, 51))
     run = _linear(_classes(*counts), classes=5).simulate(cls(samples=256, steps=0))
     for k in range(3):
         found = torch.bincount(_generated(run, k)["y"], minlength=5)
-        off = (found - torch.tensor(wanted[k])).abs().sum()
-        yield Claim(f"targets of client {k}", 0.0, float(off), 0.0)
+        off = (found - torch.tensor(expected[k])).abs().sum()
+        yield Claim(f"error of the targets of client {k}", 0.0, float(off), 0.0)
 
 
 @oracle(FedCOG)
 def generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
-    """For linear models p = softmax(W x + b), q = softmax(V x + c) with mean m, L_gen's gradient
-    is W'(p - e_y) - lambda (W'(J_p log(p/m)) + V'(J_q log(q/m)))/2 with J_p u = p (u - p.u), here
-    followed for three steps of Adam; without a previous model the second part is missing. Catches
-    a wrong sign or factor of the disagreement, and a previous model that is forgotten."""
+    """For linear models p = softmax(W x + b), q = softmax(V x + c) with mean m, L_gen's gradient is
+    W'(p - e_y) - lambda (W'(J_p log(p/m)) + V'(J_q log(q/m)))/2 with J_p u = p (u - p.u), here
+    followed for three steps of Adam; without a previous model the second part is missing. Detects a
+    wrong sign or factor of the disagreement, and a previous model that is forgotten."""
 
-    def slope(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
+    def gradient(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
         w, v = now["head.weight"], old["head.weight"]
         p, q = (
             torch.softmax(x @ w.T + now["head.bias"], 1),
@@ -55,16 +55,15 @@ def generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
         way_q = q * (uq - (q * uq).sum(1, keepdim=True))
         return (p - F.one_hot(y, 3)) @ w - weight * (way_p @ w + way_q @ v)
 
-    yield from _by_hand(cls, _classes((3, 2, 0), (0, 1, 4)), slope)
+    yield from _by_hand(cls, _classes((3, 2, 0), (0, 1, 4)), gradient)
 
 
 @oracle(FedCOG)
-def generation_of_several_labels_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
-    """The same with p = s(W x + b) label by label, s the logistic function: the loss is a mean
-    over the 3 labels, the divergence a sum, and J_p log(p/m) becomes p (1 - p) (logit p - logit
-    m)."""
+def multilabel_generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
+    """The same with p = s(W x + b) label by label, s the logistic function: the loss is a mean over
+    the 3 labels, the divergence a sum, and J_p log(p/m) becomes p (1 - p) (logit p - logit m)."""
 
-    def slope(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
+    def gradient(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
         w, v = now["head.weight"], old["head.weight"]
         p, q = torch.sigmoid(x @ w.T + now["head.bias"]), torch.sigmoid(x @ v.T + old["head.bias"])
         middle = torch.logit((p + q) / 2)
@@ -72,29 +71,29 @@ def generation_of_several_labels_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
         return (p - y) @ w / 3 - weight * (way_p @ w + way_q @ v)
 
     labels = [[[1, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]], [[0, 0, 1], [1, 0, 1]]]
-    yield from _by_hand(cls, [torch.tensor(own, dtype=DOUBLE) for own in labels], slope)
+    yield from _by_hand(cls, [torch.tensor(own, dtype=DOUBLE) for own in labels], gradient)
 
 
 @oracle(FedCOG)
-def the_first_step_is_a_share_of_fedavgs(cls: type[FedCOG]) -> Iterator[Claim]:
+def first_step_is_a_fraction_of_fedavg(cls: type[FedCOG]) -> Iterator[Claim]:
     """At the global model the divergence from it is 0, and so is its gradient. With the class
-    counts (4, 1, 0) the client lacks 7 samples, so the task's loss has the weight 5/12 and one
-    step goes 5/12 of FedAvg's way. Catches weights that are swapped or taken from N."""
+    counts (4, 1, 0) the client lacks 7 samples, so the task's loss has the weight 5/12 and one step
+    goes 5/12 of FedAvg's step. Detects weights that are swapped or taken from N."""
     problem = _linear(_classes((4, 1, 0)), steps=1)
     run, plain = problem.simulate(cls(samples=4, steps=2)), problem.simulate("fedavg")
     start = run.weights.params
     term = float(run.run_round()["terms"][cls.name][0])
     plain.run_round()
     part = tree.map(lambda s, w: s + (w - s) * 5 / 12, start, plain.weights.params)
-    yield Claim("distillation at the global model", 0.0, term, 1e-12)
-    yield Claim("5/12 of FedAvg's step", 0.0, tree.gap(part, run.weights.params), 1e-12)
+    yield Claim("distillation loss at the global model", 0.0, term, 1e-12)
+    yield Claim("error of 5/12 of FedAvg's step", 0.0, tree.gap(part, run.weights.params), 1e-12)
 
 
 @oracle(FedCOG)
-def distillation_by_formula(cls: type[FedCOG]) -> Iterator[Claim]:
+def distillation_loss_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
     """Two full-batch steps with the weight 0.7 at T = 2: the first term is 0 and has no gradient,
     so that the second is 0.7 T^2 mean sum_c g_c log(g_c / s_c), with s the model that FedAvg has
-    after one step and g the global one. Catches the other direction, and a forgotten T^2."""
+    after one step and g the global one. Detects the other direction, and a forgotten T^2."""
     settings: dict[str, Any] = {"weighting": "lambda", "lambda_kd": 0.7, "temperature": 2.0}
     run = _linear(_classes((4, 2, 0)), steps=2).simulate(
         cls(samples=4, batch=4, steps=2, **settings)
@@ -108,11 +107,11 @@ def distillation_by_formula(cls: type[FedCOG]) -> Iterator[Claim]:
     )
     expected = 0.7 * 4 * (g * torch.log(g / s)).sum(1).mean()
     found = 2 * run.run_round()["terms"][cls.name][0]  # a mean over two steps
-    yield Claim("second step's term", float(expected), float(found))
+    yield Claim("term of the second step", float(expected), float(found))
 
 
 @oracle(FedCOG)
-def every_generated_sample_in_turn(cls: type[FedCOG]) -> Iterator[Claim]:
+def samples_are_used_equally_often(cls: type[FedCOG]) -> Iterator[Claim]:
     """Six samples in batches of four: three steps use each of them twice."""
     run = _linear(_classes((4, 2, 0)), steps=3).simulate(cls(samples=6, batch=4, steps=0))
     part = run.bound.parts[0]
@@ -124,27 +123,27 @@ def every_generated_sample_in_turn(cls: type[FedCOG]) -> Iterator[Claim]:
         context = client.client_context(run.bound.at(run.round), job, carry.local, torch.tensor(t))
         view = View(context, part, "term")
         used += torch.bincount(part._rows(view), minlength=6)
-    yield Claim("uses of each sample", 0.0, float((used - 2).abs().max()), 0.0)
+    yield Claim("error of the uses per sample, 2", 0.0, float((used - 2).abs().max()), 0.0)
 
 
 @oracle(FedCOG)
-def soft_targets_are_the_global_models(cls: type[FedCOG]) -> Iterator[Claim]:
-    """The logits to distil are those of the global model, as an ordinary module in evaluation
-    mode, on the images that are kept. Catches logits of an earlier image, or of another mode."""
+def soft_targets_are_global_logits(cls: type[FedCOG]) -> Iterator[Claim]:
+    """The logits to distil are those of the global model, as a plain module in evaluation mode, on
+    the images that are kept. Detects logits of an earlier image, or of another mode."""
     run = images(norm="bn", sizes=(5, 9)).simulate(cls(samples=6, steps=3, batch=4, lr=0.5))
     for _ in range(2):
         made = _generated(run, 1)
         with torch.no_grad():
             logits = run.module()(made["x"])
-        away = float((logits - made["logits"]).abs().max())
-        yield Claim(f"logits in round {run.round}", 0.0, away, 1e-12)
+        error = float((logits - made["logits"]).abs().max())
+        yield Claim(f"error of the logits in round {run.round}", 0.0, error, 1e-12)
         run.run_round()
 
 
 @oracle(FedCOG)
-def two_steps_by_hand_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
+def two_steps_by_autograd_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
     """w_real CE(real) + w_kd KL over two passes in training mode, so that BatchNorm sees real and
-    generated rows apart and both move its running statistics. Catches a joint pass, an evaluation
+    generated rows apart and both move its running statistics. Detects a joint pass, an evaluation
     pass, and a gradient into the teacher."""
     part = cls(samples=5, batch=5, steps=2, weighting="lambda", lambda_kd=0.5)
     run = images(norm="bn", sizes=(5, 9), batch=5, steps=2).simulate(part)
@@ -164,26 +163,28 @@ def two_steps_by_hand_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
     run.run_round([0])
     state = module.state_dict()
     for what, found in (("parameters", run.weights.params), ("statistics", run.weights.buffers)):
-        yield Claim(what, 0.0, tree.gap(found, {n: state[n] for n in found}), 1e-11)
+        yield Claim(
+            f"error of the {what}", 0.0, tree.gap(found, {n: state[n] for n in found}), 1e-11
+        )
 
 
 @oracle(FedCOG)
-def remembers_its_own_model(cls: type[FedCOG]) -> Iterator[Claim]:
+def client_keeps_its_local_model(cls: type[FedCOG]) -> Iterator[Claim]:
     """With one client in the round the global model is this client's, and so is what it keeps."""
     run = _linear(_classes((3, 2, 0), (0, 1, 4))).simulate(cls(samples=4, steps=1))
     run.run_round([1])
-    kept = run.store.rows[cls.name]
+    state = run.store.rows[cls.name]
     yield Claim(
-        "the previous model",
+        "error of the previous model",
         0.0,
-        tree.gap(run.weights.params, tree.take(kept["previous"], 1)),
+        tree.gap(run.weights.params, tree.take(state["previous"], 1)),
         1e-15,
     )
-    yield Claim("the other client has none", 0.0, float(kept["seen"][0]), 0.0)
+    yield Claim("previous model of the absent client", 0.0, float(state["seen"][0]), 0.0)
 
 
 @oracle(FedCOG)
-def several_labels_are_drawn_as_often_as_the_client_has_them(
+def multilabel_targets_follow_label_frequencies(
     cls: type[FedCOG],
 ) -> Iterator[Claim]:
     """Labels that 1 in 4 and 3 in 4 of the client's samples have, and one that none has."""
@@ -191,7 +192,7 @@ def several_labels_are_drawn_as_often_as_the_client_has_them(
     run = _linear([y]).simulate(cls(samples=4000, steps=0))
     found = _generated(run, 0)["y"].mean(0)
     for label, (share, tolerance) in enumerate(((0.25, 0.03), (0.75, 0.03), (0.0, 0.0))):
-        yield Claim(f"share of label {label}", share, float(found[label]), tolerance)
+        yield Claim(f"frequency of label {label}", share, float(found[label]), tolerance)
 
 
 def _classes(*counts: tuple[int, ...]) -> list[Tensor]:
@@ -226,7 +227,7 @@ def _generated(run: Simulation, k: int) -> Tree:
 def _by_hand(
     cls: type[FedCOG],
     owned: list[Tensor],
-    slope: Callable[[Tensor, Tensor, Tree, Tree, float], Tensor],
+    gradient: Callable[[Tensor, Tensor, Tree, Tree, float], Tensor],
 ) -> Iterator[Claim]:
     """Three steps of Adam with the decay rates 0.5 and 0.9, written out, from the same noise: in
     round 0 without, in round 1 with a previous model."""
@@ -238,10 +239,10 @@ def _by_hand(
         old = tree.take(run.store.rows[cls.name]["previous"], 1)
         m, v = torch.zeros_like(x), torch.zeros_like(x)
         for t in range(1, 4):
-            g = slope(x, made["y"], run.weights.params, old, 5.0 * round) / 4
+            g = gradient(x, made["y"], run.weights.params, old, 5.0 * round) / 4
             m, v = 0.5 * m + 0.5 * g, 0.9 * v + 0.1 * g * g
             x = x - 0.1 * (m / (1 - 0.5**t)) / (torch.sqrt(v / (1 - 0.9**t)) + 1e-8)
-        away = float((x - made["x"]).abs().max())
-        yield Claim(f"generated inputs of round {round}", 0.0, away)
+        error = float((x - made["x"]).abs().max())
+        yield Claim(f"error of the inputs generated in round {round}", 0.0, error)
         run.run_round()
         noise.server, noise.round, noise.store.rows = run.server, run.round, run.store.rows

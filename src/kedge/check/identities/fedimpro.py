@@ -1,7 +1,7 @@
 """Identities of FedImpro (parts/fedimpro.py).
 
 All run on the small network of :func:`kedge.check.problems.images`, cut after its first stage,
-where a class has 16 activations, and take features from ordinary passes of that network.
+where a class has 16 activations, and take features from plain forward passes of that network.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ CUT = "stage1"
 
 @oracle(FedImpro)
 def statistics_of_one_batch(cls: type[FedImpro]) -> Iterator[Claim]:
-    """One step on a batch of 9, beta_m = 0, no bound: mean and unbiased deviation of each class
-    by plain torch; a class with one sample keeps its old deviation, an absent one keeps both. A
-    division by n, statistics of the drawn rows or of the new weights, or zeros for absent classes
-    fail."""
+    """One step on a batch of 9, beta_m = 0, no bound: mean and unbiased deviation of each class by
+    torch; a class with one sample keeps its old deviation, an absent one keeps both. A division by
+    n, statistics of the drawn rows or of the new weights, or zeros for absent classes fail."""
     part = cls(cut=CUT, s_max=0.0, ramp=0)
     run = images(sizes=(5, 9, 14), batch=9, steps=1).simulate(part)
     first = run.server.slots[cls.name]
@@ -38,15 +37,15 @@ def statistics_of_one_batch(cls: type[FedImpro]) -> Iterator[Claim]:
         expected["mean"][c] = own.mean(0)
         expected["scale"][c] = own.std(0) if len(own) > 1 else first["scale"][c]
     absent = [c for c in range(3) if c not in y]
-    yield Claim("one class is absent", 1.0, float(len(absent) > 0))
+    yield Claim("a class is absent from the batch", 1.0, float(len(absent) > 0))
     got = run.server.slots[cls.name]
-    yield Claim("statistics of the batch", 0.0, tree.gap(got, expected), 1e-12)
-    kept = tree.gap(tree.take(got, absent), tree.take(first, absent))
-    yield Claim("an absent class is untouched", 0.0, kept, 0.0)
+    yield Claim("error of the statistics", 0.0, tree.gap(got, expected), 1e-12)
+    change = tree.gap(tree.take(got, absent), tree.take(first, absent))
+    yield Claim("change of the absent class", 0.0, change, 0.0)
 
 
 @oracle(FedImpro)
-def momenta_of_client_and_server(cls: type[FedImpro]) -> Iterator[Claim]:
+def momentum_of_client_and_server(cls: type[FedImpro]) -> Iterator[Claim]:
     """Two clients of 5 and 14 samples, one step each: H_m = beta_m H + (1 - beta_m) H(batch), then
     H <- beta_g H + (1 - beta_g)(H_1 + H_2)/2, so a class that one of them lacks gets half of the
     old value. Weights by size, or momenta on the wrong side, give another value."""
@@ -64,7 +63,7 @@ def momenta_of_client_and_server(cls: type[FedImpro]) -> Iterator[Claim]:
     expected = g * first + (1 - g) * (clients[0] + clients[1]) / 2
     run.run_round([0, 2])
     got = run.server.slots[cls.name]["mean"]
-    yield Claim("plain mean over the cohort", 0.0, tree.gap(got, expected), 1e-12)
+    yield Claim("error of the mean", 0.0, tree.gap(got, expected), 1e-12)
 
 
 @oracle(FedImpro)
@@ -85,7 +84,7 @@ def term_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
 
 
 @oracle(FedImpro)
-def lower_layers_learn_from_real_samples_only(cls: type[FedImpro]) -> Iterator[Claim]:
+def lower_layers_train_on_real_samples_only(cls: type[FedImpro]) -> Iterator[Claim]:
     """Drawn features are constants that enter at the cut: one step with weight 1 and one with
     weight 0 move the layers below by the same, those above by something else."""
     moved = []
@@ -99,12 +98,12 @@ def lower_layers_learn_from_real_samples_only(cls: type[FedImpro]) -> Iterator[C
     for name, p in moved[0].items():
         change = float((p - moved[1][name]).abs().max())
         (below if name.startswith(CUT) else above).append(change)
-    yield Claim("below the cut", 0.0, max(below), 1e-14)
-    yield Claim("above the cut", 1.0, float(min(above) > 1e-4))
+    yield Claim("change below the cut", 0.0, max(below), 1e-14)
+    yield Claim("layers above the cut change", 1.0, float(min(above) > 1e-4))
 
 
 @oracle(FedImpro)
-def drawn_rows_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
+def drawn_features_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
     """B = 5, C = 3: labels 0 1 2 0 1 2, rows mu + sigma eps with the eps of the part's key; with
     variances sigma is their root (0.1 = sqrt(0.01) at first), and then labels are the batch's."""
     for preset, labels in (("official", torch.tensor([0, 1, 2, 0, 1, 2])), ("paper", None)):
@@ -114,17 +113,17 @@ def drawn_rows_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
         y = batch.y if labels is None else labels
         eps = rng.normal(v.key, (len(y), 16, 1), torch.float64).flatten(1)
         rows = part.inject(v, batch)[1].flatten(1)
-        wanted = run.server.slots[cls.name]["mean"][y] + 0.1 * eps
+        expected = run.server.slots[cls.name]["mean"][y] + 0.1 * eps
         yield Claim(f"number of rows ({preset})", float(len(y)), float(len(rows)))
-        gap = tree.gap(rows[: len(y)], wanted[: len(rows)])
-        yield Claim(f"rows ({preset})", 0.0, gap, 1e-14)
+        gap = tree.gap(rows[: len(y)], expected[: len(rows)])
+        yield Claim(f"error of the rows ({preset})", 0.0, gap, 1e-14)
 
 
 @oracle(FedImpro)
-def pooling_by_counts(cls: type[FedImpro]) -> Iterator[Claim]:
-    """One step on all 9 samples of each client: a class of which client k has n_k samples with
-    mean m_k and deviation s_k (the first one, 0.1, where n_k = 1) gets m = sum n_k m_k/n, the mean
-    of all its samples, and the root of sum n_k (s_k^2 + (m_k - m)^2)/n."""
+def pooling_by_label_counts(cls: type[FedImpro]) -> Iterator[Claim]:
+    """One step on all 9 samples of each client: a class of which client k has n_k samples with mean
+    m_k and deviation s_k (the first one, 0.1, where n_k = 1) gets m = sum n_k m_k/n, the mean of
+    all its samples, and the root of sum n_k (s_k^2 + (m_k - m)^2)/n."""
     part = cls(cut=CUT, s_max=0.0, ramp=0, count_weighted=True)
     run = images(sizes=(9, 9, 9), batch=9, steps=1).simulate(part)
     clients = [_features(run, k) for k in range(3)]
@@ -136,15 +135,17 @@ def pooling_by_counts(cls: type[FedImpro]) -> Iterator[Claim]:
         spread = [h.std(0) if len(h) > 1 else torch.full_like(m, 0.1) for h in own]
         each = [len(h) * (s**2 + (h.mean(0) - m) ** 2) for h, s in zip(own, spread, strict=True)]
         scale = torch.stack(each).sum(0).div(n).sqrt()
-        yield Claim(f"mean of class {c}", 0.0, tree.gap(got["mean"][c], m), 1e-12)
-        yield Claim(f"scale of class {c}", 0.0, tree.gap(got["scale"][c], scale), 1e-12)
+        yield Claim(f"error of the mean of class {c}", 0.0, tree.gap(got["mean"][c], m), 1e-12)
+        yield Claim(
+            f"error of the scale of class {c}", 0.0, tree.gap(got["scale"][c], scale), 1e-12
+        )
 
 
 def _features(run: Simulation, client: int) -> tuple[Tensor, Tensor]:
     """Activations at the cut and labels of a client's first batch, at the present weights."""
     batch = run.federation.clean(run.cohort([client]).batches[0, 0])
-    done = run.bound.model.forward(run.weights, batch.x, "eval", taps=(CUT,))
-    return done.at[CUT].flatten(1), batch.y
+    out = run.bound.model.forward(run.weights, batch.x, "eval", taps=(CUT,))
+    return out.at[CUT].flatten(1), batch.y
 
 
 def _upper(run: Simulation, rows: Tensor) -> Tensor:

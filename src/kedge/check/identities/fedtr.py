@@ -23,23 +23,25 @@ LR, DECAY = 0.5, 0.5
 
 
 @oracle(FedTR)
-def one_step_counts_twice(cls: type[FedTR]) -> Iterator[Claim]:
+def drift_scales_the_first_update(cls: type[FedTR]) -> Iterator[Claim]:
     """From d = 0 one local step is FedAvg's, d_i = w_i - w, and w + sum lambda_i (Delta_i + d_i)
-    moves by twice FedAvg's update, sizes 5, 9 and 14 or not. If client 1 alone takes part, the
-    mean of d over all three is Delta/3, and w moves by (1 + 1/3) Delta."""
+    moves by twice FedAvg's update, sizes 5, 9 and 14 or not. If client 1 alone takes part, the mean
+    of d over all three is Delta/3, and w moves by (1 + 1/3) Delta."""
     for cohort, factor in (([0, 1, 2], 2.0), ([1], 4 / 3)):
         problem = images(steps=1)
         own, plain = problem.simulate(cls()), problem.simulate("fedavg")
         start = plain.weights.params
         own.run_round(cohort)
         plain.run_round(cohort)
-        wanted = tree.map(lambda w, p, f=factor: w + f * (p - w), start, plain.weights.params)
-        gap = tree.gap(own.weights.params, wanted)
-        yield Claim(f"{len(cohort)} of 3 clients: {factor:.3g} times", 0.0, gap, 1e-12)
+        expected = tree.map(lambda w, p, f=factor: w + f * (p - w), start, plain.weights.params)
+        gap = tree.gap(own.weights.params, expected)
+        yield Claim(
+            f"error of {factor:.3g} x FedAvg's update, {len(cohort)} of 3 clients", 0.0, gap, 1e-12
+        )
 
 
 @oracle(FedTR)
-def descent_damps_the_update(cls: type[FedTR]) -> Iterator[Claim]:
+def recursion_of_the_descent_rule(cls: type[FedTR]) -> Iterator[Claim]:
     """With u = w_i + d_i - w a step with gradient g is u <- (1 - alpha eta_g)((1 - alpha eta) u -
     eta g), and the server moves by u. Without the factor alpha on the step of d, with a turned
     sign, or with w in place of w + d sent, it does not."""
@@ -60,14 +62,14 @@ def descent_damps_the_update(cls: type[FedTR]) -> Iterator[Claim]:
         drift = carry.local[cls.name]["drift"]
         got = tree.map(lambda p, d, w: p + d - w, carry.weights.params, drift, start)
         worst = max(worst, tree.gap(got, u))
-    yield Claim("recursion of u over four steps", 0.0, worst, 1e-12)
+    yield Claim("error of u over four steps", 0.0, worst, 1e-12)
     run.run_round([1])
     moved = tree.sub(run.weights.params, start)
-    yield Claim("the server moves by u", 0.0, tree.gap(moved, u), 1e-12)
+    yield Claim("error of the server step u", 0.0, tree.gap(moved, u), 1e-12)
 
 
 @oracle(FedTR)
-def penalty_pulls_to_the_drifted_anchor(cls: type[FedTR]) -> Iterator[Claim]:
+def gradient_of_the_drift_term(cls: type[FedTR]) -> Iterator[Claim]:
     """The gradient of alpha/2 ||p + d - w||^2 is alpha (p + d - w), at any p, with d = w_1 - w of
     the round before. A missing 1/2 or square, or d with the other sign, differ."""
     alpha = 0.7
@@ -81,8 +83,8 @@ def penalty_pulls_to_the_drifted_anchor(cls: type[FedTR]) -> Iterator[Claim]:
     out = v.forward(point, batch.x)
     got = torch.func.grad(lambda p: part.term(v, p, batch, out))(point)
     drift = tree.take(run.store.rows[cls.name]["drift"], 1)
-    wanted = tree.map(lambda d, z: alpha * (d + z), drift, noise)
-    yield Claim("gradient of the drift term", 0.0, tree.gap(got, wanted), 1e-12)
+    expected = tree.map(lambda d, z: alpha * (d + z), drift, noise)
+    yield Claim("error of the gradient", 0.0, tree.gap(got, expected), 1e-12)
 
 
 @oracle(FedTR)
@@ -96,7 +98,7 @@ def centroids_are_pooled_class_means(cls: type[FedTR]) -> Iterator[Claim]:
     features = features_of(run, run.weights, batch.x)
     for j in range(3):
         pooled = features[batch.y == j].mean(0)
-        yield Claim(f"centroid of class {j}", 0.0, tree.gap(got[j], pooled), 1e-12)
+        yield Claim(f"error of the centroid of class {j}", 0.0, tree.gap(got[j], pooled), 1e-12)
 
 
 @oracle(FedTR)
@@ -106,7 +108,7 @@ def centroids_of_the_trained_model(cls: type[FedTR]) -> Iterator[Claim]:
     has no centroid, and keeps an old one afterwards."""
     run = images(norm="bn", sizes=(5, 9, 14)).simulate(cls(drift_rule="none"))
     have: set[int] = set()
-    wanted = torch.zeros(3, run.bound.spec.features, dtype=DOUBLE)
+    expected = torch.zeros(3, run.bound.spec.features, dtype=DOUBLE)
     for k in (0, 2):
         run.run_round([k])
         start = run.federation.offsets[k]
@@ -114,53 +116,62 @@ def centroids_of_the_trained_model(cls: type[FedTR]) -> Iterator[Claim]:
         batch = run.federation.clean(rows)
         features = features_of(run, run.weights, batch.x)
         for j in batch.y.unique():
-            wanted[j] = features[batch.y == j].mean(0)
+            expected[j] = features[batch.y == j].mean(0)
         have |= set(batch.y.tolist())
         slot = run.server.slots[cls.name]
-        yield Claim(f"after client {k}", 0.0, tree.gap(slot["centroids"], wanted), 1e-12)
+        yield Claim(
+            f"error of the centroids after client {k}",
+            0.0,
+            tree.gap(slot["centroids"], expected),
+            1e-12,
+        )
         valid = [float(j in have) for j in range(3)]
-        yield Claim(f"known after client {k}", 0.0, tree.gap(slot["valid"], torch.tensor(valid)))
+        yield Claim(
+            f"error of their validity after client {k}",
+            0.0,
+            tree.gap(slot["valid"], torch.tensor(valid)),
+        )
 
 
 @oracle(FedTR)
-def pull_to_the_centroids_by_formula(cls: type[FedTR]) -> Iterator[Claim]:
+def centroid_term_by_hand(cls: type[FedTR]) -> Iterator[Claim]:
     """Round 0 has no centroids and no pull. In round 1, after client 0 alone, client 1 adds at its
     one step the mean over 9 rows and 6 features of (f - c_y)^2, with 0 for the rows whose class
     client 0 lacks; the printed sum is 54 times that."""
     for extra, factor in (({}, 1.0), ({"reduction": "sum"}, 54.0)):
         part = cls(drift_rule="none", lambda_R=0.5, **extra)  # type: ignore[arg-type]
         run = images(sizes=(5, 9, 14), batch=9, steps=1).simulate(part)
-        yield Claim("no pull in round 0", 0.0, float(run.run_round([0])["terms"][cls.name]), 0.0)
+        yield Claim("term in round 0", 0.0, float(run.run_round([0])["terms"][cls.name]), 0.0)
         slot = run.server.slots[cls.name]
         _, batch = step_view(run, 1, part)
-        away = (features_of(run, run.weights, batch.x) - slot["centroids"][batch.y]) ** 2
+        square = (features_of(run, run.weights, batch.x) - slot["centroids"][batch.y]) ** 2
         known = [bool(slot["valid"][j]) for j in batch.y]
-        wanted = 0.5 * factor * float(away[known].sum()) / 54
+        expected = 0.5 * factor * float(square[known].sum()) / 54
         got = float(run.run_round([1])["terms"][cls.name])
         yield Claim("some rows have no centroid", 1.0, float(0 < sum(known) < 9))
-        yield Claim(f"pull in round 1, times {factor:g}", wanted, got)
+        yield Claim(f"term in round 1, scaled by {factor:g}", expected, got)
 
 
 @oracle(FedTR)
-def accumulated_drift_reaches_the_optimum(cls: type[FedTR]) -> Iterator[Claim]:
+def accumulated_drift_at_the_optimum(cls: type[FedTR]) -> Iterator[Claim]:
     """Clients with one sample each of their own class, softmax regression with weight decay: every
-    f_k is strongly convex. At rest no client moves, so grad f_k + alpha d_k = 0 and sum lambda_k
-    d_k = 0 with lambda = (1, 1, 2)/4: the gradient of sum lambda_k f_k is zero there, with all
-    clients or two of them a round; at FedAvg's rest point its norm is 0.14. A mean of d over the
-    cohort, 1/N for unequal sizes, or a turned sign settle elsewhere or nowhere."""
+    f_k is strongly convex. At the fixed point no client moves, so grad f_k + alpha d_k = 0 and sum
+    lambda_k d_k = 0 with lambda = (1, 1, 2)/4: the gradient of sum lambda_k f_k is zero there, with
+    all clients or two of them a round; at FedAvg's fixed point its norm is 0.14. A mean of d over
+    the cohort, 1/N for unequal sizes, or a flipped sign converge elsewhere or diverge."""
     alpha = 1.0
     for cohort, rounds in ((3, 60), (2, 100)):
         run = convex().simulate(cls(alpha=alpha, lambda_R=0.0), per_round=cohort)
         for _ in range(rounds):
             run.run_round()
-        slopes = [slope(run, k) for k in range(3)]
-        mean = tree.map(lambda a, b, c: (a + b + 2 * c) / 4, *slopes)
+        grads = [client_gradient(run, k) for k in range(3)]
+        mean = tree.map(lambda a, b, c: (a + b + 2 * c) / 4, *grads)
         norm = float(tree.sq_norm(mean).sqrt())
-        yield Claim(f"gradient of the sum, {cohort} of 3 clients", 0.0, norm)
+        yield Claim(f"norm of the global gradient, {cohort} of 3 clients", 0.0, norm)
         for k in range(3):
             drift = tree.take(run.store.rows[cls.name]["drift"], k)
-            gap = tree.gap(drift, tree.scale(slopes[k], -1 / alpha))
-            yield Claim(f"d_{k} is -grad f_{k}/alpha, {cohort} of 3 clients", 0.0, gap)
+            gap = tree.gap(drift, tree.scale(grads[k], -1 / alpha))
+            yield Claim(f"error of d_{k} = -grad f_{k}/alpha, {cohort} of 3 clients", 0.0, gap)
 
 
 def convex() -> Problem:
@@ -177,7 +188,7 @@ def convex() -> Problem:
     return Problem(federation, module, LocalWork(batch=1, steps=4), SGD(lr=LR, weight_decay=DECAY))
 
 
-def slope(run: Simulation, k: int) -> Params:
+def client_gradient(run: Simulation, k: int) -> Params:
     """Gradient of f_k of :func:`convex` at the global model."""
     start = run.federation.offsets[k]
     batch = run.federation.clean(run.federation.rows[start : start + 1])

@@ -27,20 +27,25 @@ ONE: dict[str, Any] = SMALL | {"steps": 1, "generator_steps": 1, "student_steps"
 
 
 @oracle(FLBoost)
-def weights_of_the_ensemble(cls: type[FLBoost]) -> Iterator[Claim]:
-    """n = (6, 1, 0), (2, 3, 0) gives a = (3/4, 1/4, 0), (1/4, 3/4, 0), which sums to 1 for the
-    classes that are there. Shares of a client's own data, 6/7 and 2/5, do not."""
+def ensemble_weights(cls: type[FLBoost]) -> Iterator[Claim]:
+    """n = (6, 1, 0), (2, 3, 0) gives a = (3/4, 1/4, 0), (1/4, 3/4, 0), which sum to 1 for the
+    classes that are present. Shares of a client's own data, 6/7 and 2/5, do not."""
     a = cls()._ensemble(COUNTS)
     expected = torch.tensor([[0.75, 0.25, 0.0], [0.25, 0.75, 0.0]], dtype=DOUBLE)
-    yield Claim("a_{k,y}", 0.0, _gap(a, expected), 0.0)
+    yield Claim("error of a_{k,y}", 0.0, _gap(a, expected), 0.0)
     plain = cls(attention=False)._ensemble(COUNTS)
-    yield Claim("without attention", 0.0, _gap(plain, torch.full_like(plain, 0.5)), 0.0)
+    yield Claim(
+        "error of the uniform weights without attention",
+        0.0,
+        _gap(plain, torch.full_like(plain, 0.5)),
+        0.0,
+    )
 
 
 @oracle(FLBoost)
-def labels_in_proportion(cls: type[FLBoost]) -> Iterator[Claim]:
+def label_proportions(cls: type[FLBoost]) -> Iterator[Claim]:
     """n = (8, 4, 0) and 2 x 7 labels: quotas 9 1/3, 4 2/3, so the second gets what is left: 9, 5,
-    0. Unfocused, the classes that are there share alike: 7, 7, 0."""
+    0. Unfocused, the classes that are present share alike: 7, 7, 0."""
     part = cls(steps=2, batch=7)
     for what, one, expected in (
         ("focused", part, (9, 5, 0)),
@@ -53,7 +58,7 @@ def labels_in_proportion(cls: type[FLBoost]) -> Iterator[Claim]:
     _, y = cls(steps=40, batch=100, labels="drawn")._draw(rng.key(1), COUNTS.sum(0), DOUBLE)
     share = torch.bincount(y.flatten(), minlength=3) / y.numel()
     yield Claim("drawn: share of class 0", 2 / 3, float(share[0]), 0.03)
-    yield Claim("drawn: absent class", 0.0, float(share[2]), 0.0)
+    yield Claim("drawn: share of the absent class", 0.0, float(share[2]), 0.0)
 
 
 @oracle(FLBoost)
@@ -61,7 +66,7 @@ def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
     """With s and t_k the softmax of student and clients, the gradient of KL(t || s) in the logits
     is s - sum_k a_k t_k, and of KL(s || t) it is s (g - <s, g>) with g = log s - sum_k a_k log t_k;
     a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. A loss that is summed over the
-    batch, divided by C, unweighted, turned round or of the wrong sign gives another W."""
+    batch, divided by C, unweighted, reversed or of the wrong sign gives another W."""
     for direction in ("teacher_student", "student_teacher"):
         part = cls(**ONE, direction=direction)
         r, weights = server_round_of(part, round=3)
@@ -86,11 +91,11 @@ def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
             "head.bias": grad.mean(0) + 1e-3 * w["head.bias"],
         }
         gap = max(_gap(new.params[n], w[n] - lr * expected[n]) for n in expected)
-        yield Claim(f"global model after a step ({direction})", 0.0, gap, 1e-13)
+        yield Claim(f"error of the global model after a step ({direction})", 0.0, gap, 1e-13)
 
 
 @oracle(FLBoost)
-def one_player_raises_what_the_other_lowers(cls: type[FLBoost]) -> Iterator[Claim]:
+def generator_ascends_and_student_descends(cls: type[FLBoost]) -> Iterator[Claim]:
     """To first order, Adam's first step of size e moves every parameter by e sign(g), so the
     generator's step changes L_md by + e |g|_1, and the student's plain step by - e |g|^2."""
     e = 1e-6
@@ -107,22 +112,32 @@ def one_player_raises_what_the_other_lowers(cls: type[FLBoost]) -> Iterator[Clai
     before = r.server["params"]
     leaves = {n: p.clone().requires_grad_() for n, p in before.items()}
     first = md(leaves, weights.params, True)
-    slope = torch.autograd.grad(first, list(leaves.values()))
+    grads = torch.autograd.grad(first, list(leaves.values()))
     after = part.server_step(r, weights)[1]["params"]
     rise = float(md(after, weights.params, True) - first.detach()) / e
-    yield Claim("rise", 1.0, rise / float(sum(g.abs().sum() for g in slope)), 1e-3)
+    yield Claim(
+        "increase of L_md by the generator, normalised",
+        1.0,
+        rise / float(sum(g.abs().sum() for g in grads)),
+        1e-3,
+    )
 
     part = cls(**ONE | {"generator_steps": 0}, lr=e, **alone)
     leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
     first = md(before, leaves, False)
-    slope = torch.autograd.grad(first, list(leaves.values()))
+    grads = torch.autograd.grad(first, list(leaves.values()))
     new = part.server_step(r, weights)[0].params
     fall = float(md(before, new, False) - first.detach()) / e
-    yield Claim("fall", -1.0, fall / float(sum((g * g).sum() for g in slope)), 1e-3)
+    yield Claim(
+        "decrease of L_md by the student, normalised",
+        -1.0,
+        fall / float(sum((g * g).sum() for g in grads)),
+        1e-3,
+    )
 
 
 @oracle(FLBoost)
-def generator_steps_by_plain_torch(cls: type[FLBoost]) -> Iterator[Claim]:
+def generator_steps_equal_torch_adam(cls: type[FLBoost]) -> Iterator[Claim]:
     """Two passes of the generator against torch.optim.Adam on -L_md + 0.7 L_cls + 0.3 L_r, summed
     here sample by sample and client by client: the ratio of the three, every stop-gradient and the
     order of the authors' steps are in it."""
@@ -134,9 +149,9 @@ def generator_steps_by_plain_torch(cls: type[FLBoost]) -> Iterator[Claim]:
         slot = part.server_step(r, weights)[1]
         expected = _generator_by_torch(part, r, weights, official=preset == "official")
         gap = max(_gap(slot["params"][n], p) for n, p in expected.params.items())
-        yield Claim(f"generator {preset or 'by default'}", 0.0, gap, 1e-11)
+        yield Claim(f"error of the generator ({preset or 'default'})", 0.0, gap, 1e-11)
         gap = max(_gap(slot["buffers"][n], b) for n, b in expected.buffers.items())
-        yield Claim(f"its statistics {preset or 'by default'}", 0.0, gap, 1e-11)
+        yield Claim(f"error of its statistics ({preset or 'default'})", 0.0, gap, 1e-11)
 
 
 @oracle(FLBoost)
@@ -149,36 +164,36 @@ def diversity_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
 
 
 @oracle(FLBoost)
-def not_adversarial(cls: type[FLBoost]) -> Iterator[Claim]:
-    """Without AdvLearning the generator never looks at the global model, and it is done before
-    that starts to learn: two iterations are two of the generator, then two of the student."""
+def without_adversarial_learning(cls: type[FLBoost]) -> Iterator[Claim]:
+    """Without AdvLearning the generator never looks at the global model, and it is done before that
+    starts to learn: two iterations are two of the generator, then two of the student."""
     part = cls(**ONE | {"steps": 2}, adversarial=False)
     r, weights = server_round_of(part)
     other = weights._replace(params=tree.scale(weights.params, -2.0))
     new, slot = part.server_step(r, weights)
     gap = tree.gap(slot, part.server_step(r, other)[1])
-    yield Claim("generator beside another global model", 0.0, gap, 0.0)
+    yield Claim("effect of the global model on the generator", 0.0, gap, 0.0)
     still = cls(**ONE | {"steps": 2, "generator_steps": 0}, adversarial=True)
     r.server = slot
     gap = tree.gap(still.server_step(r, weights)[0], new)
-    yield Claim("student after the generator is done", 0.0, gap, 1e-13)
+    yield Claim("error of the student trained after the generator", 0.0, gap, 1e-13)
 
 
 @oracle(FLBoost)
-def equal_clients_teach_nothing(cls: type[FLBoost]) -> Iterator[Claim]:
-    """Two clients with the same data have the same model, which is their mean: all divergences
-    are zero with zero gradient, and without weight decay the whole round is FedAvg's. A student
-    that starts from last round's model would be pulled."""
+def equal_clients_equal_fedavg(cls: type[FLBoost]) -> Iterator[Claim]:
+    """Two clients with the same data have the same model, which is their mean: all divergences are
+    zero with zero gradient, and without weight decay the whole round is FedAvg's. A student that
+    starts from last round's model would be pulled."""
     part = cls(**SMALL, steps=3, student_steps=2, weight_decay=0.0)
     plain, run = (linear_clients().simulate(m) for m in ("fedavg", part))
     plain.run_round()
     run.run_round()
     gap = tree.gap(plain.weights.params, run.weights.params)
-    yield Claim("global model", 0.0, gap, 1e-12)
+    yield Claim("difference from FedAvg's model", 0.0, gap, 1e-12)
 
 
 @oracle(FLBoost)
-def features_reach_the_head_alone(cls: type[FLBoost]) -> Iterator[Claim]:
+def feature_level_trains_the_head_only(cls: type[FLBoost]) -> Iterator[Claim]:
     """FLBoost-f on a net whose only layer is the head equals the linear classifier of features: a
     step with the generator at rest is student_step_by_hand's, on what the generator gives."""
     part = cls(**ONE | {"generator_steps": 0}, level="feature", weight_decay=0.0)
@@ -187,13 +202,15 @@ def features_reach_the_head_alone(cls: type[FLBoost]) -> Iterator[Claim]:
     x = part._generator(r.spec)(Weights(**r.server), z, y, train=False)[0]
     leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
     loss = _discrepancy(r, x, y, leaves)
-    slope = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-    expected = tree.map(lambda w, g: w - 0.1 * g, weights.params, slope)
-    yield Claim("head", 0.0, tree.gap(expected, part.server_step(r, weights)[0].params), 1e-13)
+    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    expected = tree.map(lambda w, g: w - 0.1 * g, weights.params, grads)
+    yield Claim(
+        "error of the head", 0.0, tree.gap(expected, part.server_step(r, weights)[0].params), 1e-13
+    )
 
 
 def _discrepancy(r: Round, x: Tensor, y: Tensor, student: Params) -> Tensor:
-    """The mean over samples of sum_k a_{k,y} KL(t_k || s), in plain torch."""
+    """The mean over samples of sum_k a_{k,y} KL(t_k || s), in torch."""
     s = torch.log_softmax(F.linear(x.flatten(1), *student.values()), 1)
     total = torch.zeros((), dtype=DOUBLE)
     for k in range(2):
@@ -233,8 +250,8 @@ def _generator_by_torch(part: FLBoost, r: Round, weights: Weights, official: boo
             mean = torch.zeros((), dtype=DOUBLE)
             for i in range(len(y)):
                 for j in range(len(y)):
-                    away = ((z[i] - z[j]) ** 2).mean() * (flat[i] - flat[j]).abs().mean()
-                    mean = mean + away / len(y) ** 2
+                    product = ((z[i] - z[j]) ** 2).mean() * (flat[i] - flat[j]).abs().mean()
+                    mean = mean + product / len(y) ** 2
             loss = loss + 0.3 * torch.exp(-mean) * len(group) / 2
             adam.zero_grad()
             loss.backward()

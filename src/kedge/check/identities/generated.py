@@ -1,7 +1,7 @@
 """Identities of the methods in parts/generated.py.
 
 On the server two clients are chosen by hand, both linear classifiers :math:`\\omega(x) = Wx + b` of
-8x8 images, which are their own features; of the three classes nobody has the last one.
+8x8 images, which are their own features; the last of the three classes is absent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 
 
 @oracle(FedGen)
-def generator_steps_by_plain_torch(cls: type[FedGen]) -> Iterator[Claim]:
+def generator_steps_equal_torch_adam(cls: type[FedGen]) -> Iterator[Claim]:
     """Two rounds of two steps against torch.optim.Adam with weight decay, the loss summed sample by
     sample and client by client: sum_k a_{k,y} CE + 0.3 L_div, labels uniform over the two classes
-    that are there. Equal weights of the clients, shares of their own data, labels in proportion, a
-    sum over the batch, a lost decay or optimiser state give another generator."""
+    that are present. Equal weights of the clients, shares of their own data, labels in proportion,
+    a sum over the batch, a lost decay or optimiser state give another generator."""
     for level, keep in (("feature", True), ("feature", False), ("input", True)):
         part = cls(**SMALL, steps=2, eta=0.3, level=level, keep_moments=keep, generator_lr=0.01)  # type: ignore[arg-type]
         r, weights = server_round_of(part)
@@ -50,9 +50,9 @@ def generator_steps_by_plain_torch(cls: type[FedGen]) -> Iterator[Claim]:
                 x, buffers = net(Weights(leaves, buffers), z, y, train=True)
                 loss = 0.3 * _diversity(z, x)
                 for k in range(2):
-                    said = torch.log_softmax(_linear(tree.take(r.clients.params, k), x), 1)
+                    log_probs = torch.log_softmax(_linear(tree.take(r.clients.params, k), x), 1)
                     for b in range(6):
-                        loss = loss - SHARE[k, y[b]] * said[b, y[b]] / 6
+                        loss = loss - SHARE[k, y[b]] * log_probs[b, y[b]] / 6
                 adam.zero_grad()
                 loss.backward()
                 adam.step()
@@ -60,18 +60,18 @@ def generator_steps_by_plain_torch(cls: type[FedGen]) -> Iterator[Claim]:
             same, r.server = part.server_step(r, weights)
         found, what = r.server["generator"], f"{level}, {'kept' if keep else 'new'} moments"
         gap = max(_gap(found["params"][n], p) for n, p in leaves.items())
-        yield Claim(f"generator ({what})", 0.0, gap, 1e-11)
+        yield Claim(f"error of the generator ({what})", 0.0, gap, 1e-11)
         gap = max(_gap(found["buffers"][n], b) for n, b in buffers.items())
-        yield Claim(f"its statistics ({what})", 0.0, gap, 1e-11)
-        yield Claim(f"global model ({what})", 0.0, tree.gap(same, weights), 0.0)
+        yield Claim(f"error of its statistics ({what})", 0.0, gap, 1e-11)
+        yield Claim(f"change of the global model ({what})", 0.0, tree.gap(same, weights), 0.0)
 
 
 @oracle(FedGen)
-def local_step_by_hand(cls: type[FedGen]) -> Iterator[Claim]:
-    """The one step of round 1 by plain autograd: CE + 3/2 (4/5) CE(h(G(z', y')), y') + (2/2) mean
+def local_step_by_autograd(cls: type[FedGen]) -> Iterator[Claim]:
+    """The one step of round 1 by autograd: CE + 3/2 (4/5) CE(h(G(z', y')), y') + (2/2) mean
     KL(h(G(z, y)) || f(x)), the first argument constant, weights 3 and 2 halved once. A gradient
-    into h(G(z, y)), the divergence turned round, a missing B'/B = 4/5, or a weight that fades once
-    too often or too rarely move the model elsewhere."""
+    into h(G(z, y)), the divergence reversed, a missing B'/B = 4/5, or a weight that decays once too
+    often or too rarely move the model elsewhere."""
     for level in ("feature", "input"):
         part = cls(
             alpha=3.0, beta=2.0, fade=0.5, rows=4, steps=2, batch=6, noise=3, width=2, level=level
@@ -87,28 +87,30 @@ def local_step_by_hand(cls: type[FedGen]) -> Iterator[Claim]:
         same = net(generator, rng.uniform(key_same, (5, 3), DOUBLE), batch.y, train=False)[0]
         leaves = _leaves(run.weights.params)
 
-        def say(x: Tensor, level: str = level, leaves: Params = leaves) -> Tensor:
+        def logits_of(x: Tensor, level: str = level, leaves: Params = leaves) -> Tensor:
             if level == "feature":
                 return F.linear(x, leaves["head.weight"], leaves["head.bias"])
             return run.bound.model.forward(Weights(leaves, {}), x, "eval").logits  # noqa: B023
 
         real = model.forward(Weights(leaves, {}), batch.x, "eval").logits
-        taught = torch.softmax(say(same), 1).detach()
-        away = (taught * (taught.log() - torch.log_softmax(real, 1))).sum(1).mean()
-        term = 1.5 * 0.8 * F.cross_entropy(say(other), labels) + 1.0 * away
+        target = torch.softmax(logits_of(same), 1).detach()
+        divergence = (target * (target.log() - torch.log_softmax(real, 1))).sum(1).mean()
+        term = 1.5 * 0.8 * F.cross_entropy(logits_of(other), labels) + 1.0 * divergence
         total = F.cross_entropy(real, batch.y) + term
-        slopes = torch.autograd.grad(total, list(leaves.values()))
+        grads = torch.autograd.grad(total, list(leaves.values()))
         expected = {
-            n: p.detach() - 0.05 * g for (n, p), g in zip(leaves.items(), slopes, strict=True)
+            n: p.detach() - 0.05 * g for (n, p), g in zip(leaves.items(), grads, strict=True)
         }
         found = run.run_round([1])["terms"][cls.name][0]
         yield Claim(f"term ({level})", float(term.detach()), float(found))
-        yield Claim(f"model ({level})", 0.0, tree.gap(expected, run.weights.params), 1e-12)
+        yield Claim(
+            f"error of the model ({level})", 0.0, tree.gap(expected, run.weights.params), 1e-12
+        )
 
 
 @oracle(FedGen)
-def weights_fade_to_a_floor(cls: type[FedGen]) -> Iterator[Claim]:
-    """8 fades by halves to a floor of 1.5: 4, 2, 1.5 in rounds 1 to 3; 0 stays 0. In round 0 there
+def weights_decay_to_the_floor(cls: type[FedGen]) -> Iterator[Claim]:
+    """8 decays by halves to a floor of 1.5: 4, 2, 1.5 in rounds 1 to 3; 0 stays 0. In round 0 there
     is nothing to learn from, so the term is 0."""
     part = cls(**cls.tiny | {"fade": 0.5, "floor": 1.5})
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
@@ -116,7 +118,7 @@ def weights_fade_to_a_floor(cls: type[FedGen]) -> Iterator[Claim]:
     for round, expected in ((1, 4.0), (2, 2.0), (3, 1.5)):
         v, _ = step_view(run, 0, part)
         yield Claim(f"weight of round {round}", expected, float(part._weight(v, 8.0)))
-        yield Claim(f"none in round {round}", 0.0, float(part._weight(v, 0.0)), 0.0)
+        yield Claim(f"weight 0 in round {round}", 0.0, float(part._weight(v, 0.0)), 0.0)
         run.run_round()
 
 
@@ -124,12 +126,12 @@ def weights_fade_to_a_floor(cls: type[FedGen]) -> Iterator[Claim]:
 def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
     """With s and t_k the softmax of student and clients, the gradient in the logits is s - (t_1 +
     t_2)/2; a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. Logits averaged in place
-    of softmaxes, the divergence turned round, weights by size or class, or a sum over the batch
-    give another W."""
+    of softmaxes, the divergence reversed, weights by size or class, or a sum over the batch give
+    another W."""
     part = cls(**SMALL, generator_steps=0, student_steps=1)
     r, weights = server_round_of(part, round=3)
     new, slot = part.server_step(r, weights)
-    yield Claim("generator at rest", 0.0, tree.gap(slot, r.server), 0.0)
+    yield Claim("change of the generator without steps", 0.0, tree.gap(slot, r.server), 0.0)
     [(z, y)] = part._draws(r, "student", 1, torch.tensor([8, 4, 0]))
     x = part._generator(r.spec)(Weights(**slot), z, y, train=False)[0].flatten(1)
     w = weights.params
@@ -141,11 +143,11 @@ def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
         "head.bias": grad.mean(0) + 1e-3 * w["head.bias"],
     }
     gap = max(_gap(new.params[n], w[n] - 0.1 * 0.998**3 * g) for n, g in expected.items())
-    yield Claim("global model after a step", 0.0, gap, 1e-13)
+    yield Claim("error of the global model after a step", 0.0, gap, 1e-13)
 
 
 @oracle(FedDF)
-def ensemble_generator_by_plain_torch(cls: type[FedDF]) -> Iterator[Claim]:
+def ensemble_generator_equals_torch_adam(cls: type[FedDF]) -> Iterator[Claim]:
     """Two steps of the generator against torch.optim.Adam with weight decay on the clients' mean
     cross-entropy + 0.3 L_div, client by client."""
     part = cls(**SMALL, generator_steps=2, student_steps=0, eta=0.3)
@@ -154,22 +156,22 @@ def ensemble_generator_by_plain_torch(cls: type[FedDF]) -> Iterator[Claim]:
     adam = torch.optim.Adam(leaves.values(), lr=0.01 * 0.998**2, weight_decay=1e-3)
     for z, y in part._draws(r, "generator", 2, torch.tensor([8, 4, 0])):
         x, buffers = part._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)
-        said = [_linear(tree.take(r.clients.params, k), x) for k in range(2)]
-        loss = (F.cross_entropy(said[0], y) + F.cross_entropy(said[1], y)) / 2
+        logits = [_linear(tree.take(r.clients.params, k), x) for k in range(2)]
+        loss = (F.cross_entropy(logits[0], y) + F.cross_entropy(logits[1], y)) / 2
         adam.zero_grad()
         (loss + 0.3 * _diversity(z, x)).backward()
         adam.step()
         buffers = tree.detach(buffers)
     same, slot = part.server_step(r, weights)
     gap = max(_gap(slot["params"][n], p) for n, p in leaves.items())
-    yield Claim("generator", 0.0, gap, 1e-11)
+    yield Claim("error of the generator", 0.0, gap, 1e-11)
     gap = max(_gap(slot["buffers"][n], b) for n, b in buffers.items())
-    yield Claim("its statistics", 0.0, gap, 1e-11)
-    yield Claim("global model without steps", 0.0, tree.gap(same, weights), 0.0)
+    yield Claim("error of its statistics", 0.0, gap, 1e-11)
+    yield Claim("change of the global model without steps", 0.0, tree.gap(same, weights), 0.0)
 
 
 @oracle(FedDF)
-def labels_in_proportion(cls: type[FedDF]) -> Iterator[Claim]:
+def label_proportions(cls: type[FedDF]) -> Iterator[Claim]:
     """n = (8, 4, 0) and 2 x 7 labels: quotas 9 1/3 and 4 2/3, so the second gets what is left."""
     part = cls(**SMALL | {"batch": 7})
     r, _ = server_round_of(part)
@@ -178,11 +180,11 @@ def labels_in_proportion(cls: type[FedDF]) -> Iterator[Claim]:
     for c, expected in enumerate((9, 5, 0)):
         yield Claim(f"samples of class {c}", expected, found[c], 0.0)
     alone = allot_labels(rng.key(0), torch.tensor([0, 3, 0]), 5)
-    yield Claim("one class alone", 5.0, float((alone == 1).sum()), 0.0)
+    yield Claim("samples of the only class", 5.0, float((alone == 1).sum()), 0.0)
 
 
 @oracle(FedDF)
-def equal_clients_teach_nothing(cls: type[FedDF]) -> Iterator[Claim]:
+def equal_clients_equal_fedavg(cls: type[FedDF]) -> Iterator[Claim]:
     """Two clients with the same data have the same model, which is their mean: without weight decay
     the round is FedAvg's. A student that starts from last round's model would be pulled."""
     part = cls(**SMALL, generator_steps=1, student_steps=3, weight_decay=0.0)
@@ -190,11 +192,11 @@ def equal_clients_teach_nothing(cls: type[FedDF]) -> Iterator[Claim]:
     plain.run_round()
     run.run_round()
     gap = tree.gap(plain.weights.params, run.weights.params)
-    yield Claim("global model", 0.0, gap, 1e-12)
+    yield Claim("difference from FedAvg's model", 0.0, gap, 1e-12)
 
 
 @oracle(FedDF)
-def features_reach_the_head_alone(cls: type[FedDF]) -> Iterator[Claim]:
+def feature_level_trains_the_head_only(cls: type[FedDF]) -> Iterator[Claim]:
     """With G's samples as features, the body and its statistics stay, bit for bit."""
     part = cls(**cls.tiny | {"level": "feature"})
     runs: list[Simulation] = [images(norm="bn").simulate(m) for m in ("fedavg", part)]
@@ -203,10 +205,12 @@ def features_reach_the_head_alone(cls: type[FedDF]) -> Iterator[Claim]:
     plain, tuned = runs[0].weights, runs[1].weights
     head = runs[0].bound.model.head_names()
     body = [n for n in plain.params if n not in head]
-    yield Claim("body", 0.0, max(_gap(plain.params[n], tuned.params[n]) for n in body), 0.0)
-    yield Claim("statistics", 0.0, tree.gap(plain.buffers, tuned.buffers), 0.0)
+    yield Claim(
+        "change of the body", 0.0, max(_gap(plain.params[n], tuned.params[n]) for n in body), 0.0
+    )
+    yield Claim("change of the statistics", 0.0, tree.gap(plain.buffers, tuned.buffers), 0.0)
     moved = min(_gap(plain.params[n], tuned.params[n]) for n in head)
-    yield Claim("head", 1.0, float(moved > 1e-6))
+    yield Claim("the head changes", 1.0, float(moved > 1e-6))
 
 
 def _linear(params: Params, x: Tensor) -> Tensor:

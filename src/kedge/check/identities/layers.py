@@ -19,40 +19,40 @@ from kedge.sim.simulation import Simulation
 
 
 @oracle(FedPer)
-def heads_part_and_bodies_meet(cls: type[FedPer]) -> Iterator[Claim]:
+def heads_stay_private_and_bodies_are_averaged(cls: type[FedPer]) -> Iterator[Claim]:
     """Two full-batch steps on each of two clients of the same size, head and body together by
     autograd: the server's body is the mean of the two, its head stays; each client's model is that
-    body with its own head. Catches a head that is averaged, frozen, or trained apart."""
+    body with its own head. Detects a head that is averaged, frozen, or trained apart."""
     run = images(sizes=(5, 5), batch=5, steps=2).simulate(cls())
     yield from _parted(run, set(run.bound.model.head_names()))
 
 
 @oracle(FedBN)
-def batchnorm_stays_at_home(cls: type[FedBN]) -> Iterator[Claim]:
+def batchnorm_stays_private(cls: type[FedBN]) -> Iterator[Claim]:
     """The same with BatchNorm in place of the head; its running mean and variance stay, too, and
-    are for each client those of its own two batches. Catches parameters without statistics and
-    the other way round."""
+    are for each client those of its own two batches. Detects parameters without statistics and the
+    other way round."""
     run = images(sizes=(5, 5), batch=5, steps=2, norm="bn").simulate(cls())
     own = {n for n in (*run.weights.params, *run.weights.buffers) if n.startswith("stage1.1.")}
-    yield Claim("parameters and statistics", 5.0, float(len(own)), 0.0)
+    yield Claim("number of BatchNorm's parameters and buffers", 5.0, float(len(own)), 0.0)
     yield from _parted(run, own)
 
 
 @oracle(Local)
 def clients_train_alone(cls: type[Local]) -> Iterator[Claim]:
-    """On f_k = h_k (w - a_k)^2/2 from w = 0, T rounds of tau steps without anybody else lead to
-    a_k (1 - (1 - lr h_k)^(T tau)); the server stays at 0."""
+    """On f_k = h_k (w - a_k)^2/2 from w = 0, T rounds of tau steps without anybody else lead to a_k
+    (1 - (1 - lr h_k)^(T tau)); the server stays at 0."""
     run, rounds = quadratics(H, A, LR, STEPS).simulate(cls()), 3
     for _ in range(rounds):
         run.run_round()
     own = run.personal().params["head.weight"].flatten().tolist()
     for k, (h, a) in enumerate(zip(H, A, strict=True)):
-        yield Claim(f"client {k}", a * (1 - (1 - LR * h) ** (rounds * STEPS)), own[k])
+        yield Claim(f"w of client {k}", a * (1 - (1 - LR * h) ** (rounds * STEPS)), own[k])
     yield Claim("the server", 0.0, position(run), 0.0)
 
 
 @oracle(Local)
-def nothing_travels(cls: type[Local]) -> Iterator[Claim]:
+def nothing_is_communicated(cls: type[Local]) -> Iterator[Claim]:
     """No parameter and no statistic of the network goes either way; each client goes on from its
     own weights and statistics, as one who is alone with FedAvg."""
     run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
@@ -61,18 +61,18 @@ def nothing_travels(cls: type[Local]) -> Iterator[Claim]:
     for _ in range(2):
         totals = run.run_round()
         plain.run_round([0])
-        yield Claim("bytes", 0.0, float(totals["up_bytes"] + totals["down_bytes"]), 0.0)
+        yield Claim("bytes per round", 0.0, float(totals["up_bytes"] + totals["down_bytes"]), 0.0)
     yield Claim("the server", 0.0, tree.gap(run.weights, start), 0.0)
     own = tree.take(run.personal(), 0)
-    yield Claim("client 0", 0.0, tree.gap(own, plain.weights), 1e-12)
+    yield Claim("error of the model of client 0", 0.0, tree.gap(own, plain.weights), 1e-12)
 
 
 @oracle(Ditto)
 def personal_model_by_hand(cls: type[Ditto]) -> Iterator[Claim]:
     """On quadratics: u_k <- u_k - lr (h_k (u_k - a_k) + lam (u_k - w)), w as received in the round,
-    tau steps a round; w itself is FedAvg's, a_k + r_k (w - a_k) averaged. Client 1 sits out round
-    1. Catches a turned or missing pull, a pull to the local or the next w, and a u_k that starts
-    each round anew."""
+    tau steps a round; w itself is FedAvg's, a_k + r_k (w - a_k) averaged. Client 1 skips round 1.
+    Detects a turned or missing pull, a pull to the local or the next w, and a u_k that starts each
+    round anew."""
     lam, rounds = 0.7, ([0, 1], [0], [0, 1])
     run = quadratics(H, A, LR, STEPS).simulate(cls(lam=lam))
     w, u = 0.0, [0.0, 0.0]
@@ -86,12 +86,12 @@ def personal_model_by_hand(cls: type[Ditto]) -> Iterator[Claim]:
         run.run_round(cohort)
     own = run.personal().params["head.weight"].flatten().tolist()
     for k in range(2):
-        yield Claim(f"client {k}", u[k], own[k])
+        yield Claim(f"w of client {k}", u[k], own[k])
     yield Claim("the shared model", w, position(run))
 
 
 @oracle(Ditto)
-def personal_batchnorm_is_its_own(cls: type[Ditto]) -> Iterator[Claim]:
+def personal_model_has_its_own_batchnorm(cls: type[Ditto]) -> Iterator[Claim]:
     """With lam = 0 and all rounds on one client, u is what that client makes of the first model by
     itself, BatchNorm statistics included; with one client that is FedAvg's model, too. In round 1
     client 1 moves w away, and u goes on from where it was."""
@@ -99,41 +99,46 @@ def personal_batchnorm_is_its_own(cls: type[Ditto]) -> Iterator[Claim]:
     run = problem.simulate(cls(lam=0.0))
     run.run_round([0])
     first = tree.take(run.personal([0]), 0)
-    yield Claim("after one round", 0.0, tree.gap(first, run.weights), 1e-12)
+    yield Claim("error after one round", 0.0, tree.gap(first, run.weights), 1e-12)
     run.run_round([1])
-    yield Claim("after another's round", 0.0, tree.gap(tree.take(run.personal([0]), 0), first), 0.0)
+    yield Claim(
+        "change in a round of another client",
+        0.0,
+        tree.gap(tree.take(run.personal([0]), 0), first),
+        0.0,
+    )
     w, buffers = first
     for t in range(2):
         batch = run.federation.clean(run.cohort([0]).batches[0, t])
         w, buffers = _step(run, w, buffers, batch.x, batch.y)
     run.run_round([0])
     got = tree.take(run.personal([0]), 0)
-    yield Claim("parameters", 0.0, tree.gap(got.params, w), 1e-12)
-    yield Claim("statistics", 0.0, tree.gap(got.buffers, buffers), 1e-12)
+    yield Claim("error of the parameters", 0.0, tree.gap(got.params, w), 1e-12)
+    yield Claim("error of the statistics", 0.0, tree.gap(got.buffers, buffers), 1e-12)
 
 
 @oracle(FineTune)
-def the_model_before_aggregation(cls: type[FineTune]) -> Iterator[Claim]:
-    """On quadratics client k ends its steps at a_k + r_k (w - a_k), from the w of the last round
-    in which it took part; w is FedAvg's. A client that was never there has w. Catches the model
-    after aggregation, a stale start, and zeros for newcomers."""
+def personal_model_before_aggregation(cls: type[FineTune]) -> Iterator[Claim]:
+    """On quadratics client k ends its steps at a_k + r_k (w - a_k), from the w of the last round in
+    which it took part; w is FedAvg's. A client that was never there has w. Detects the model after
+    aggregation, a stale start, and zeros for newcomers."""
     h, a = (*H, 3.0), (*A, 0.5)
     run = quadratics(h, a, LR, STEPS).simulate(cls())
     w = 0.0
-    kept: dict[int, float] = {}
+    personal: dict[int, float] = {}
     for cohort in ([0, 1], [0], [0]):
         local = {k: a[k] + (1 - LR * h[k]) ** STEPS * (w - a[k]) for k in cohort}
-        kept |= local
+        personal |= local
         w = sum(local.values()) / len(local)
         run.run_round(cohort)
     own = run.personal().params["head.weight"].flatten().tolist()
-    for k, what in enumerate(("of the last round", "of round 0", "that was never there")):
-        yield Claim(f"client {k}, {what}", kept.get(k, w), own[k])
+    for k, what in enumerate(("trained in the last round", "trained in round 0", "never trained")):
+        yield Claim(f"w of client {k}, {what}", personal.get(k, w), own[k])
     yield Claim("the shared model", w, position(run))
 
 
 @oracle(FineTune)
-def statistics_belong_to_it(cls: type[FineTune]) -> Iterator[Claim]:
+def personal_model_includes_statistics(cls: type[FineTune]) -> Iterator[Claim]:
     """With BatchNorm each client has its own trained parameters and statistics, whose mean is the
     shared model."""
     run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
@@ -144,10 +149,12 @@ def statistics_belong_to_it(cls: type[FineTune]) -> Iterator[Claim]:
         carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[1, t])
     run.run_round()
     own = run.personal()
-    yield Claim("client 1", 0.0, tree.gap(tree.take(own, 1), carry.weights), 1e-12)
+    yield Claim(
+        "error of the model of client 1", 0.0, tree.gap(tree.take(own, 1), carry.weights), 1e-12
+    )
     mean = tree.map(lambda x: x.double().mean(0), own)
     shared = tree.map(lambda x: x.double(), run.weights)
-    yield Claim("the mean", 0.0, tree.gap(mean, shared), 1e-12)
+    yield Claim("error of the mean", 0.0, tree.gap(mean, shared), 1e-12)
 
 
 def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
@@ -163,24 +170,24 @@ def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
     run.run_round()
     old, shared = ({**w.params, **w.buffers} for w in (start, run.weights))
     moved = max(tree.gap(shared[n], old[n]) for n in private)
-    yield Claim("the server's stay", 0.0, moved, 0.0)
+    yield Claim("change of the private leaves on the server", 0.0, moved, 0.0)
     mean = {n: (x + local[1][n]) / 2 for n, x in local[0].items()}
     rest = max(tree.gap(shared[n].double(), x) for n, x in mean.items() if n not in private)
-    yield Claim("the others are averaged", 0.0, rest, 1e-12)
+    yield Claim("error of the averaged leaves", 0.0, rest, 1e-12)
     own = run.personal()
     for k in range(2):
-        mine = {**tree.take(own.params, k), **tree.take(own.buffers, k)}
-        wanted = {n: local[k][n] if n in private else x for n, x in mean.items()}
-        gap = max(tree.gap(mine[n].double(), x) for n, x in wanted.items())
-        yield Claim(f"model of client {k}", 0.0, gap, 1e-12)
+        model = {**tree.take(own.params, k), **tree.take(own.buffers, k)}
+        expected = {n: local[k][n] if n in private else x for n, x in mean.items()}
+        gap = max(tree.gap(model[n].double(), x) for n, x in expected.items())
+        yield Claim(f"error of the model of client {k}", 0.0, gap, 1e-12)
 
 
 def _step(
     run: Simulation, params: Params, buffers: Params, x: Tensor, y: Tensor
 ) -> tuple[Params, Params]:
-    """One step on cross-entropy by plain autograd, and the next statistics."""
+    """One step on cross-entropy by autograd, and the next statistics."""
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    done = run.bound.model.forward(Weights(leaves, buffers), x, "train")
-    slopes = torch.autograd.grad(F.cross_entropy(done.logits, y), list(leaves.values()))
-    new = {n: p - LR * g for (n, p), g in zip(params.items(), slopes, strict=True)}
-    return new, tree.detach(done.buffers)
+    out = run.bound.model.forward(Weights(leaves, buffers), x, "train")
+    grads = torch.autograd.grad(F.cross_entropy(out.logits, y), list(leaves.values()))
+    new = {n: p - LR * g for (n, p), g in zip(params.items(), grads, strict=True)}
+    return new, tree.detach(out.buffers)

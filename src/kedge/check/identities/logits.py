@@ -26,7 +26,7 @@ from kedge.parts.logits import FedLC, LogitAdjust
 def margins_by_hand(cls: type[FedLC]) -> Iterator[Claim]:
     """With 16, 1 and 81 samples the margins are tau (1/2, 1, 1/3). At logits 0 the softmax is that
     of minus the margins, the loss the mean of -log of it over the samples, and one full-batch step
-    of 1 moves the bias by the classes' shares less the softmax. Catches a turned sign, another
+    of 1 moves the bias by the classes' shares less the softmax. Detects a flipped sign, another
     power, margins from shares in place of counts, and margins of the true class alone."""
     for tau in (1.0, 0.3):
         q = _softmax([-tau / 2, -tau, -tau / 3])
@@ -34,16 +34,16 @@ def margins_by_hand(cls: type[FedLC]) -> Iterator[Claim]:
 
 
 @oracle(FedLC)
-def a_missing_class_is_left_alone(cls: type[FedLC]) -> Iterator[Claim]:
-    """n = 0 has an infinite margin: the others share the softmax, and its bias does not move."""
+def absent_class_gets_no_gradient(cls: type[FedLC]) -> Iterator[Claim]:
+    """n = 0 has an infinite margin: the others share the softmax, and its bias does not change."""
     q = _softmax([-1 / 2, -1])
     yield from _claims(cls(tau=1.0), (16, 1, 0), [*q, 0.0], "two classes of three")
 
 
 @oracle(LogitAdjust)
-def the_prior_explains_the_labels(cls: type[LogitAdjust]) -> Iterator[Claim]:
+def softmax_of_the_log_prior(cls: type[LogitAdjust]) -> Iterator[Claim]:
     """At logits 0 and tau = 1 the softmax of log pi is pi itself: the bias has nothing to learn,
-    and the loss is the labels' entropy. At tau = 2 it is pi^2/sum pi^2. Catches a turned sign, a
+    and the loss is the labels' entropy. At tau = 2 it is pi^2/sum pi^2. Detects a flipped sign, a
     factor, and another client's or the whole federation's prior."""
     counts = (16, 1, 81)
     prior = [n / sum(counts) for n in counts]
@@ -53,11 +53,11 @@ def the_prior_explains_the_labels(cls: type[LogitAdjust]) -> Iterator[Claim]:
     run = _biased(counts).simulate(cls(tau=1.0))
     run.run_round([0])
     moved = float(run.weights.params["head.bias"].abs().max())
-    yield Claim("the bias stays where it is", 0.0, moved, 1e-12)
+    yield Claim("change of the bias", 0.0, moved, 1e-12)
 
 
 @oracle(LogitAdjust)
-def a_missing_class_is_left_out(cls: type[LogitAdjust]) -> Iterator[Claim]:
+def absent_class_drops_out(cls: type[LogitAdjust]) -> Iterator[Claim]:
     """With a share of 0 the other classes have the softmax to themselves."""
     yield from _claims(cls(tau=1.0), (3, 1, 0), [0.75, 0.25, 0.0], "two classes of three")
 
@@ -66,11 +66,11 @@ def _claims(part: Part, counts: tuple[int, ...], q: list[float], what: str) -> I
     """Loss and one full-batch step of 1 of the first client, whose softmax is q."""
     run, total = _biased(counts).simulate(part), sum(counts)
     loss = run.run_round([0])["terms"]["task"][0]
-    wanted = -sum(n / total * math.log(p) for n, p in zip(counts, q, strict=True) if n)
-    yield Claim(f"loss, {what}", wanted, float(loss))
+    expected = -sum(n / total * math.log(p) for n, p in zip(counts, q, strict=True) if n)
+    yield Claim(f"loss, {what}", expected, float(loss))
     moved = run.weights.params["head.bias"].tolist()
     for c, (n, p) in enumerate(zip(counts, q, strict=True)):
-        yield Claim(f"bias {c}, {what}", n / total - p, moved[c])
+        yield Claim(f"bias of class {c}, {what}", n / total - p, moved[c])
 
 
 def _softmax(logits: list[float]) -> list[float]:

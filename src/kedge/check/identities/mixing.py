@@ -14,7 +14,7 @@ from kedge.parts.mixing import Mixup
 
 
 @oracle(Mixup)
-def mixed_label_mixes_the_losses(cls: type[Mixup]) -> Iterator[Claim]:
+def mixed_label_equals_mixed_losses(cls: type[Mixup]) -> Iterator[Claim]:
     """CE(x~, lambda y_i + (1 - lambda) y_j) = lambda CE(x~, y_i) + (1 - lambda) CE(x~, y_j), where
     lambda is read off the mixed inputs."""
     part = cls(alpha=1.0)
@@ -26,7 +26,7 @@ def mixed_label_mixes_the_losses(cls: type[Mixup]) -> Iterator[Claim]:
     pair = [F.cross_entropy(logits, y) for y in (batch.y, batch.y[other])]
     expected = float(lam * pair[0] + (1 - lam) * pair[1])
     yield Claim("loss of the mixture", expected, float(run.bound.task.loss(logits, mixed).mean()))
-    yield Claim("labels stay integers", 0.0, float((mixed.y != batch.y).sum()))
+    yield Claim("changed integer labels", 0.0, float((mixed.y != batch.y).sum()))
 
 
 def _read_off(batch: Batch, mixed: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,10 +38,10 @@ def _read_off(batch: Batch, mixed: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         for j in range(n):
             if i == j:
                 continue
-            way = x[i] - x[j]
-            lam = ((mixed.x.flatten(1)[i] - x[j]) * way).sum() / (way * way).sum()
-            away = torch.cdist(mixed.x.flatten(1) - lam * x, (1 - lam) * x)
-            error, other = away.min(1)
+            direction = x[i] - x[j]
+            lam = ((mixed.x.flatten(1)[i] - x[j]) * direction).sum() / (direction * direction).sum()
+            distance = torch.cdist(mixed.x.flatten(1) - lam * x, (1 - lam) * x)
+            error, other = distance.min(1)
             if float(error.max()) < best[0]:
                 best = (float(error.max()), lam, other)
     return best[1], best[2]

@@ -32,9 +32,12 @@ def head_first_then_body(cls: type[FedRep]) -> Iterator[Claim]:
     run.run_round([0])
     own = run.store.rows["private"]["params"]
     moved = max(float((run.weights.params[n] - start[n]).abs().max()) for n in head)
-    yield Claim("the server's head does not move", 0.0, moved, 0.0)
+    yield Claim("change of the server's head", 0.0, moved, 0.0)
     yield Claim(
-        "client's head", 0.0, max(float((own[n][0] - params[n]).abs().max()) for n in head), 1e-12
+        "error of the client's head",
+        0.0,
+        max(float((own[n][0] - params[n]).abs().max()) for n in head),
+        1e-12,
     )
     body = max(float((run.weights.params[n] - params[n]).abs().max()) for n in set(start) - head)
-    yield Claim("body", 0.0, body, 1e-12)
+    yield Claim("error of the body", 0.0, body, 1e-12)

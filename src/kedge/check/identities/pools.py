@@ -22,44 +22,49 @@ LR = 0.05
 
 
 @oracle(_Pooled)
-def the_pool_holds_means_of_single_clients(cls: type[_Pooled]) -> Iterator[Claim]:
+def pool_rows_are_means_of_one_client(cls: type[_Pooled]) -> Iterator[Claim]:
     """Where sample i is the i-th unit vector, M times a mean counts how often each sample is in it:
     whole numbers that add up to M, all of one client, with the same samples' labels; of 12 rows
-    each of three clients gives 4. Catches means over all clients or by size, and labels that do not
+    each of three clients gives 4. Detects means over all clients or by size, and labels that do not
     belong to the inputs."""
     run = _unit_vectors((3, 30, 4)).simulate(cls(rows=12, samples=10))
     run.run_round()
     pool = run.server.slots[cls.name]
     counts = 10 * pool["x"]  # [rows, samples]
-    yield Claim("whole numbers", 0.0, float((counts - counts.round()).abs().max()))
+    yield Claim(
+        "distance of the sample counts from integers",
+        0.0,
+        float((counts - counts.round()).abs().max()),
+    )
     owners = torch.stack([c.sum(1) for c in torch.split(counts, [3, 30, 4], 1)], 1)  # [rows, 3]
-    yield Claim("they add up to M", 0.0, float((owners.sum(1) - 10).abs().max()))
-    yield Claim("of one client", 12.0, float((owners.round() == 10).sum()), 0.0)
+    yield Claim("error of their sum, M", 0.0, float((owners.sum(1) - 10).abs().max()))
+    yield Claim("rows from a single client", 12.0, float((owners.round() == 10).sum()), 0.0)
     shares = (owners.round() == 10).sum(0).tolist()
-    yield Claim("four of each", 0.0, float(max(abs(n - 4) for n in shares)), 0.0)
+    yield Claim("error of the rows per client, 4", 0.0, float(max(abs(n - 4) for n in shares)), 0.0)
     labels = counts @ F.one_hot(run.federation.y, 3).to(DOUBLE) / 10
-    yield Claim("with their labels", 0.0, tree.gap(pool["y"], labels))
+    yield Claim("error of the labels", 0.0, tree.gap(pool["y"], labels))
 
 
 @oracle(FedMix)
 def squared_error_by_hand(cls: type[FedMix]) -> Iterator[Claim]:
     """f = w x on the sample (1, 2), whose pool is the sample itself: with x' = (1 - lam) the
-    objective is (w x' - 2)^2 + lam 2 (w x' - 2) w, whose slope by w is 2 x' (w x' - 2) + 2 lam (2 w
-    x' - 2). Without the second derivative the last part would be 2 lam (w x' - 2) or nothing."""
+    objective is (w x' - 2)^2 + lam 2 (w x' - 2) w, whose derivative in w is 2 x' (w x' - 2) + 2 lam
+    (2 w x' - 2). Without the second derivative the last part would be 2 lam (w x' - 2) or
+    nothing."""
     for lam in (0.1, 0.4):
         run = _regression([1.0], [2.0]).simulate(cls(lam=lam, rows=1, samples=1))
         w, x = 0.0, 1 - lam
         for _ in range(3):
             w -= LR * (2 * x * (w * x - 2) + 2 * lam * (2 * w * x - 2))
         run.run_round()
-        yield Claim(f"three steps at lam = {lam:g}", w, position(run))
+        yield Claim(f"w after three steps at lam = {lam:g}", w, position(run))
 
 
 @oracle(FedMix)
-def second_order_by_autograd(cls: type[FedMix]) -> Iterator[Claim]:
-    """One full-batch step on the printed objective, by plain autograd with the derivative kept in
-    the graph, sample by sample; every sample meets the one row of the pool. Catches a lost or
-    doubled 1/B, a gradient with the pool's label, and inputs that are not shrunk."""
+def one_step_by_autograd(cls: type[FedMix]) -> Iterator[Claim]:
+    """One full-batch step on the printed objective, by autograd with the derivative kept in the
+    graph, sample by sample; every sample meets the one row of the pool. Detects a lost or doubled
+    1/B, a gradient with the pool's label, and inputs that are not shrunk."""
     lam = 0.3
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
     run.survey(run.bound.parts[0], None)
@@ -70,15 +75,19 @@ def second_order_by_autograd(cls: type[FedMix]) -> Iterator[Claim]:
         total = torch.zeros((), dtype=DOUBLE)
         for x, y in zip(batch.x, batch.y, strict=True):
             shrunk = ((1 - lam) * x)[None].requires_grad_()
-            said = torch.log_softmax(run.bound.model.forward(Weights(params, {}), shrunk).logits, 1)
-            own, others = -said[0, y], -(pool["y"][0] * said[0]).sum()
-            slope = torch.autograd.grad(own, shrunk, create_graph=True)[0]
-            total = total + (1 - lam) * own + lam * others + lam * (slope * pool["x"]).sum()
+            log_probs = torch.log_softmax(
+                run.bound.model.forward(Weights(params, {}), shrunk).logits, 1
+            )
+            own, others = -log_probs[0, y], -(pool["y"][0] * log_probs[0]).sum()
+            grad = torch.autograd.grad(own, shrunk, create_graph=True)[0]
+            total = total + (1 - lam) * own + lam * others + lam * (grad * pool["x"]).sum()
         return total / len(batch.y)
 
-    wanted = _descended(run.weights.params, loss)
+    expected = _descended(run.weights.params, loss)
     run.run_round([0])
-    yield Claim("model after one step", 0.0, tree.gap(run.weights.params, wanted), 1e-12)
+    yield Claim(
+        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
+    )
 
 
 @oracle(FedMix)
@@ -94,12 +103,12 @@ def agrees_with_mixup_to_first_order(cls: type[FedMix]) -> Iterator[Claim]:
             run.federation.clean(run.cohort([0]).batches[0, 0]),
         )
         mixed = (1 - lam) * batch.x + lam * pool["x"]
-        said = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
+        log_probs = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
         labels = (1 - lam) * F.one_hot(batch.y, 3) + lam * pool["y"]
         terms = run.run_round([0])["terms"]
         got = float(terms["task"][0] + terms[cls.name][0])
-        gaps.append(got + float((labels * said).sum(1).mean()))
-    yield Claim("error at lam over error at lam/2", 4.0, gaps[0] / gaps[1], 0.2)
+        gaps.append(got + float((labels * log_probs).sum(1).mean()))
+    yield Claim("error at lam / error at lam/2", 4.0, gaps[0] / gaps[1], 0.2)
 
 
 @oracle(NaiveMix)
@@ -110,17 +119,17 @@ def mixture_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
     run = _regression([1.0, 3.0], [2.0, -1.0]).simulate(cls(lam=lam, rows=1, samples=1))
     run.survey(run.bound.parts[0], None)
     row = (float(run.server.slots[cls.name]["x"]), float(run.server.slots[cls.name]["y"]))
-    yield Claim("the row is a sample", 1.0, float(row in ((1.0, 2.0), (3.0, -1.0))), 0.0)
+    yield Claim("the row is one of the samples", 1.0, float(row in ((1.0, 2.0), (3.0, -1.0))), 0.0)
     x, y = (1 - lam) * 1 + lam * row[0], (1 - lam) * 2 + lam * row[1]
     w = 0.0
     for _ in range(3):
         w -= LR * 2 * x * (w * x - y)
     run.run_round([0])
-    yield Claim("three steps", w, position(run))
+    yield Claim("w after three steps", w, position(run))
 
 
 @oracle(NaiveMix)
-def mixed_loss_by_formula(cls: type[NaiveMix]) -> Iterator[Claim]:
+def mixed_loss_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
     """CE at the mixed input, (1 - lam) with the own label and lam with the row's."""
     lam = 0.3
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
@@ -128,8 +137,8 @@ def mixed_loss_by_formula(cls: type[NaiveMix]) -> Iterator[Claim]:
     pool = run.server.slots[cls.name]
     batch = run.federation.clean(run.cohort([0]).batches[0, 0])
     mixed = (1 - lam) * batch.x + lam * pool["x"]
-    said = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
-    own, others = F.nll_loss(said, batch.y), -(pool["y"] * said).sum(1).mean()
+    log_probs = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
+    own, others = F.nll_loss(log_probs, batch.y), -(pool["y"] * log_probs).sum(1).mean()
     got = run.run_round([0])["terms"]["task"][0]
     yield Claim("loss", float((1 - lam) * own + lam * others), float(got))
 
@@ -160,7 +169,7 @@ def _unit_vectors(sizes: tuple[int, ...]) -> Problem:
 
 
 def _descended(params: Params, loss: Callable[[Params], Tensor]) -> Params:
-    """One step by plain autograd."""
+    """One step by autograd."""
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    slopes = torch.autograd.grad(loss(leaves), list(leaves.values()))
-    return {n: p - LR * g for (n, p), g in zip(params.items(), slopes, strict=True)}
+    grads = torch.autograd.grad(loss(leaves), list(leaves.values()))
+    return {n: p - LR * g for (n, p), g in zip(params.items(), grads, strict=True)}

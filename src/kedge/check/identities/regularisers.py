@@ -30,8 +30,8 @@ LR = 0.05
 def one_sample_by_hand(cls: type[FedNTD]) -> Iterator[Claim]:
     """x = (0, log 2, log 3) of class 0. The global model has logits x, so that the other two
     classes have 2/5 and 3/5; the local one has logits 0, so that they have 1/2 each: KL = 0.4 log
-    0.8 + 0.6 log 1.2. The slope by a logit is tau (1/2 - p_c), and 0 for the true one. Catches the
-    two models swapped, the true class left in, a sum over classes in place of the mean over
+    0.8 + 0.6 log 1.2. The derivative in a logit is tau (1/2 - p_c), and 0 for the true one. Detects
+    the two models swapped, the true class left in, a sum over classes in place of the mean over
     samples, and a missing tau^2."""
     for tau, p in ((1.0, 2 / 5), (2.0, 2**0.5 / (2**0.5 + 3**0.5))):
         part = cls(beta=3.0, tau=tau)
@@ -41,25 +41,27 @@ def one_sample_by_hand(cls: type[FedNTD]) -> Iterator[Claim]:
         local = {"head.weight": torch.diag(torch.tensor([1.0, 0.0, 0.0], dtype=DOUBLE))}
         kl = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
         yield Claim(f"term at tau = {tau:g}", 3 * tau**2 * kl, float(term(local)))
-        slope = torch.func.grad(term)(local)["head.weight"]  # [class, input]
+        grad = torch.func.grad(term)(local)["head.weight"]  # [class, input]
         x = torch.tensor([0, math.log(2), math.log(3)], dtype=DOUBLE)
-        wanted = torch.stack([0 * x, 3 * tau * (0.5 - p) * x, 3 * tau * (p - 0.5) * x])
-        yield Claim(f"its slope at tau = {tau:g}", 0.0, tree.gap(slope, wanted))
-        yield Claim(f"by the true logit at tau = {tau:g}", 0.0, float(slope[0].abs().max()), 0.0)
+        expected = torch.stack([0 * x, 3 * tau * (0.5 - p) * x, 3 * tau * (p - 0.5) * x])
+        yield Claim(f"error of its gradient at tau = {tau:g}", 0.0, tree.gap(grad, expected))
+        yield Claim(
+            f"gradient of the true logit at tau = {tau:g}", 0.0, float(grad[0].abs().max()), 0.0
+        )
 
 
 @oracle(FedNTD)
 def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
-    """At the first step the two models are the same and the term is 0 with slope 0; the second
+    """At the first step the two models are the same and the term is 0 with gradient 0; the second
     step descends on CE + beta KL against the model of the round's start, not the step's."""
     run = images(sizes=(9, 9), batch=9, steps=2).simulate(cls(beta=2.0))
-    model, start, plan = run.bound.model, run.weights.params, run.cohort([0]).batches[0]
+    model, start, batches = run.bound.model, run.weights.params, run.cohort([0]).batches[0]
 
     def loss(params: Params, *, t: int) -> Tensor:
-        batch = run.federation.clean(plan[t])
-        mine, known = (model.forward(Weights(w, {}), batch.x).logits for w in (params, start))
-        total = F.cross_entropy(mine, batch.y)
-        for one, other, y in zip(mine, known, batch.y, strict=True):
+        batch = run.federation.clean(batches[t])
+        local, anchor = (model.forward(Weights(w, {}), batch.x).logits for w in (params, start))
+        total = F.cross_entropy(local, batch.y)
+        for one, other, y in zip(local, anchor, batch.y, strict=True):
             rest = [c for c in range(3) if c != int(y)]
             q, p = torch.softmax(one[rest], 0), torch.softmax(other[rest], 0)
             total = total + 2.0 / len(batch.y) * (p * torch.log(p / q)).sum()
@@ -69,14 +71,16 @@ def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
     for t in range(2):
         params = _descended(params, partial(loss, t=t))
     run.run_round([0])
-    yield Claim("model after two steps", 0.0, tree.gap(run.weights.params, params), 1e-12)
+    yield Claim(
+        "error of the model after two steps", 0.0, tree.gap(run.weights.params, params), 1e-12
+    )
 
 
 @oracle(FedDecorr)
 def three_samples_by_hand(cls: type[FedDecorr]) -> Iterator[Claim]:
     """Features (1, 2, 3) and (0, 0, 3): centred and divided by their deviations 1 and sqrt 3 they
     are (-1, 0, 1) and (-1, -1, 2)/sqrt 3, with product sqrt 3. Both entries off the diagonal have
-    the square 3; over B = 3 that is 1. Catches a biased variance, a kept diagonal (2 more), a
+    the square 3; over B = 3 that is 1. Detects a biased variance, a kept diagonal (2 more), a
     factor B."""
     part = cls(beta=0.7)
     got = _decorrelated(part, torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 3.0]], dtype=DOUBLE))
@@ -84,37 +88,43 @@ def three_samples_by_hand(cls: type[FedDecorr]) -> Iterator[Claim]:
 
 
 @oracle(FedDecorr)
-def white_features_have_no_term(cls: type[FedDecorr]) -> Iterator[Claim]:
+def white_features_have_zero_loss(cls: type[FedDecorr]) -> Iterator[Claim]:
     """Orthogonal columns give 0 at any scale and shift, two equal columns of three give the mean
     square (B - 1)^2 of two in six entries, over B; one sample has no term."""
     white = torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=DOUBLE)
     scale, shift = torch.tensor([0.1, 3.0, 40.0]), torch.tensor([1.0, -2.0, 5.0])
-    yield Claim("whitened features", 0.0, _decorrelated(cls(beta=1.0), white), 1e-12)
+    yield Claim("term of white features", 0.0, _decorrelated(cls(beta=1.0), white), 1e-12)
     moved = white * scale + shift
-    yield Claim("scaled and shifted", 0.0, _decorrelated(cls(beta=1.0), moved), 1e-12)
+    yield Claim(
+        "term of scaled and shifted features", 0.0, _decorrelated(cls(beta=1.0), moved), 1e-12
+    )
     twice = white[:, [0, 0, 1]]
-    yield Claim("two equal ones", 2 / 6 * 9 / 4, _decorrelated(cls(beta=1.0), twice), 1e-7)
-    yield Claim("one sample", 0.0, _decorrelated(cls(beta=1.0), white[:1]), 0.0)
+    yield Claim(
+        "term of two equal features", 2 / 6 * 9 / 4, _decorrelated(cls(beta=1.0), twice), 1e-7
+    )
+    yield Claim("term of one sample", 0.0, _decorrelated(cls(beta=1.0), white[:1]), 0.0)
 
 
 @oracle(FedDecorr)
-def one_step_through_the_body(cls: type[FedDecorr]) -> Iterator[Claim]:
+def gradient_reaches_the_body(cls: type[FedDecorr]) -> Iterator[Claim]:
     """One full-batch step by autograd on CE + beta mean_{i != j} (B - 1)^2 corr_ij^2 / B, from
-    torch's own covariances. Catches features that are cut off from the body."""
+    torch's own covariances. Detects features that are cut off from the body."""
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(beta=0.3))
     batch = run.federation.clean(run.cohort([0]).batches[0, 0])
 
     def loss(params: Params) -> Tensor:
-        done = run.bound.model.forward(Weights(params, {}), batch.x)
-        assert done.features is not None
-        cov = torch.cov(done.features.T)  # [6, 6]
+        out = run.bound.model.forward(Weights(params, {}), batch.x)
+        assert out.features is not None
+        cov = torch.cov(out.features.T)  # [6, 6]
         scale = torch.sqrt(cov.diagonal() + 1e-8)
         off = (cov / (scale[:, None] * scale))[~torch.eye(6, dtype=torch.bool)]
-        return F.cross_entropy(done.logits, batch.y) + 0.3 * (8**2 * off**2).mean() / 9
+        return F.cross_entropy(out.logits, batch.y) + 0.3 * (8**2 * off**2).mean() / 9
 
-    wanted = _descended(run.weights.params, loss)
+    expected = _descended(run.weights.params, loss)
     run.run_round([0])
-    yield Claim("model after one step", 0.0, tree.gap(run.weights.params, wanted), 1e-12)
+    yield Claim(
+        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
+    )
 
 
 @oracle(FedProto)
@@ -124,14 +134,14 @@ def first_round_is_fedavg(cls: type[FedProto]) -> Iterator[Claim]:
     run, plain = problem.simulate(cls(lam=5.0)), problem.simulate("fedavg")
     run.run_round()
     plain.run_round()
-    yield Claim("FedAvg's model", 0.0, tree.gap(run.weights, plain.weights), 0.0)
+    yield Claim("difference from FedAvg's model", 0.0, tree.gap(run.weights, plain.weights), 0.0)
 
 
 @oracle(FedProto)
 def prototypes_by_hand(cls: type[FedProto]) -> Iterator[Claim]:
     """At learning rate 0 all clients have one extractor: the pool of samples is the mean feature of
-    a class over all of them, that of clients the mean of the clients' own means. A class that
-    nobody of the cohort has keeps its prototype."""
+    a class over all of them, that of clients the mean of the clients' own means. A class that is
+    absent from the cohort keeps its prototype."""
     for pool in ("samples", "clients"):
         part = cls(pool=pool)
         run = images(optim=SGD(lr=0.0)).simulate(part)
@@ -143,12 +153,12 @@ def prototypes_by_hand(cls: type[FedProto]) -> Iterator[Claim]:
             own = [z[b.y == j] for z, b in zip(features, data, strict=True) if (b.y == j).any()]
             every = torch.cat(own) if pool == "samples" else torch.stack([z.mean(0) for z in own])
             gap = tree.gap(got[j], every.mean(0))
-            yield Claim(f"class {j}, mean over {pool}", 0.0, gap, 1e-12)
+            yield Claim(f"error of prototype {j}, mean over {pool}", 0.0, gap, 1e-12)
         lacks = [j for j in range(3) if not (data[0].y == j).any()]
         run.run_round([0])
-        kept = run.server.slots[cls.name]["prototypes"]
-        yield Claim("some class is missing", 1.0, float(bool(lacks)), 0.0)
-        yield Claim("and keeps its own", 0.0, tree.gap(kept[lacks], got[lacks]), 0.0)
+        after = run.server.slots[cls.name]["prototypes"]
+        yield Claim("a class is absent", 1.0, float(bool(lacks)), 0.0)
+        yield Claim("change of the absent prototype", 0.0, tree.gap(after[lacks], got[lacks]), 0.0)
 
 
 @oracle(FedProto)
@@ -160,33 +170,37 @@ def prototypes_of_the_trained_model(cls: type[FedProto]) -> Iterator[Claim]:
     batch = run.federation.clean(_rows(run)[1])
     z, got = _features(run, batch.x), run.server.slots[cls.name]["prototypes"]
     for j in batch.y.unique().tolist():
-        yield Claim(f"class {j}", 0.0, tree.gap(got[j], z[batch.y == j].mean(0)), 1e-12)
+        yield Claim(
+            f"error of prototype {j}", 0.0, tree.gap(got[j], z[batch.y == j].mean(0)), 1e-12
+        )
 
 
 @oracle(FedProto)
-def pull_by_autograd(cls: type[FedProto]) -> Iterator[Claim]:
+def one_step_by_autograd(cls: type[FedProto]) -> Iterator[Claim]:
     """One full-batch step of round 1 on CE + lam/(B F) sum ||z - C_y||^2, prototypes constant. Only
     client 0 was there in round 0, so that samples of other classes have no prototype and no pull.
-    Catches a wrong sign or factor, and a pull to the zeros of prototypes that do not exist."""
+    Detects a wrong sign or factor, and a pull to the zeros of prototypes that do not exist."""
     run = images(sizes=(5, 14), batch=14, steps=1).simulate(cls(lam=0.8))
     run.run_round([0])
     slot, known = run.server.slots[cls.name], set(run.federation.y[_rows(run)[0]].tolist())
     batch = run.federation.clean(run.cohort([1]).batches[0, 0])
 
     def loss(params: Params) -> Tensor:
-        done = run.bound.model.forward(Weights(params, {}), batch.x)
-        assert done.features is not None
-        total = F.cross_entropy(done.logits, batch.y)
-        for z, y in zip(done.features, batch.y, strict=True):
+        out = run.bound.model.forward(Weights(params, {}), batch.x)
+        assert out.features is not None
+        total = F.cross_entropy(out.logits, batch.y)
+        for z, y in zip(out.features, batch.y, strict=True):
             if int(y) in known:
-                away = ((z - slot["prototypes"][int(y)]) ** 2).sum()
-                total = total + 0.8 / (len(batch.y) * 6) * away
+                square = ((z - slot["prototypes"][int(y)]) ** 2).sum()
+                total = total + 0.8 / (len(batch.y) * 6) * square
         return total
 
-    wanted = _descended(run.weights.params, loss)
+    expected = _descended(run.weights.params, loss)
     run.run_round([1])
-    yield Claim("some class has none", 1.0, float(len(known) < 3), 0.0)
-    yield Claim("model after one step", 0.0, tree.gap(run.weights.params, wanted), 1e-12)
+    yield Claim("a class has no prototype", 1.0, float(len(known) < 3), 0.0)
+    yield Claim(
+        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
+    )
 
 
 def _linear(weight: Tensor) -> Problem:
@@ -212,10 +226,10 @@ def _decorrelated(part: FedDecorr, features: Tensor) -> float:
 
 
 def _descended(params: Params, loss: Callable[[Params], Tensor]) -> Params:
-    """One step by plain autograd."""
+    """One step by autograd."""
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    slopes = torch.autograd.grad(loss(leaves), list(leaves.values()))
-    return {n: p - LR * g for (n, p), g in zip(params.items(), slopes, strict=True)}
+    grads = torch.autograd.grad(loss(leaves), list(leaves.values()))
+    return {n: p - LR * g for (n, p), g in zip(params.items(), grads, strict=True)}
 
 
 def _rows(run: Simulation) -> list[Tensor]:

@@ -25,56 +25,60 @@ LR = 0.05
 @oracle(FedReg)
 def one_step_by_hand(cls: type[FedReg]) -> Iterator[Claim]:
     """Two classes, p(w x) = sigmoid(w x) for class 0, to which the one sample x = 1 belongs, w = 1:
-    a step leads to some v > w. One ascent step of eta_s = 2 leads to x = -1, as the slope of -log
-    p(w x) by x is negative; w gives it the label q = p(-1), and the slope of its loss by w at m =
-    (v + w)/2 is q - p(-m) > 0. It has the sign of D = v - w, so that k_2 g_2, in one dimension the
-    whole of D, is taken back and nothing moves. With eta_s = 0 the sample itself is labelled p(1),
-    its slope is p(m) - p(1) > 0: again the model stays, where a true label, a slope at w (which is
-    0) or a turned sign would let it go or push it on."""
+    a step leads to some v > w. One ascent step of eta_s = 2 leads to x = -1, as the derivative of
+    -log p(w x) in x is negative; w gives it the label q = p(-1), and the derivative of its loss in
+    w at m = (v + w)/2 is q - p(-m) > 0. It has the sign of D = v - w, so that k_2 g_2, in one
+    dimension the whole of D, is removed and nothing moves. With eta_s = 0 the sample itself is
+    labelled p(1), its derivative is p(m) - p(1) > 0: again the model stays, where a true label, a
+    derivative at w (which is 0) or a flipped sign would let it go or push it on."""
     for eta_s in (2.0, 0.0):
         run = _sigmoid().simulate(cls(gamma=0.5, ascents=1, eta_s=eta_s, eta_p=0.0))
         start = run.weights.params["head.weight"].clone()
         run.run_round()
         moved = run.weights.params["head.weight"] - start
-        yield Claim(f"nothing moves at eta_s = {eta_s:g}", 0.0, float(moved.abs().max()), 1e-12)
+        yield Claim(
+            f"change of the model at eta_s = {eta_s:g}", 0.0, float(moved.abs().max()), 1e-12
+        )
 
 
 @oracle(FedReg)
 def three_steps_by_autograd(cls: type[FedReg]) -> Iterator[Claim]:
     """All of it on a small network: data by sign steps uphill at w with soft labels of w, the
-    gradient at gamma v + (1 - gamma) w, both slopes at (v + w)/2, the second after the first was
+    gradient at gamma v + (1 - gamma) w, both grads at (v + w)/2, the second after the first was
     taken off. In these steps k_2 is above 0, and k_3 above it as well as cut off."""
     size, ups = {"s": 0.4, "p": 1.0}, 2
     used: set[tuple[str, bool]] = set()
     for k, gamma in ((0, 0.3), (1, 0.7)):
         part = cls(gamma=gamma, ascents=ups, eta_s=size["s"], eta_p=size["p"])
         run = images(sizes=(5, 14), batch=5, steps=3).simulate(part)
-        w, plan = run.weights.params, run.cohort([k]).batches[0]
+        w, batches = run.weights.params, run.cohort([k]).batches[0]
         v = w
         for t in range(3):
-            batch = run.federation.clean(plan[t])
+            batch = run.federation.clean(batches[t])
             own = F.one_hot(batch.y, 3).to(DOUBLE)
             data = {}
             for kind, eta in size.items():
                 x = batch.x
                 for _ in range(ups):
                     leaf = x.clone().requires_grad_()
-                    slope = torch.autograd.grad(_loss(run, w, leaf, own), leaf)[0]
-                    x = x + eta * slope.sign()
-                said = torch.softmax(_logits(run, w, x), 1)
-                data[kind] = (x, said if kind == "s" else own)
-            grads = _slope(run, _between(v, w, gamma), batch.x, own)
+                    grad = torch.autograd.grad(_loss(run, w, leaf, own), leaf)[0]
+                    x = x + eta * grad.sign()
+                probs = torch.softmax(_logits(run, w, x), 1)
+                data[kind] = (x, probs if kind == "s" else own)
+            grads = _gradient(run, _between(v, w, gamma), batch.x, own)
             v = tree.map(lambda v, g: v - LR * g, v, grads)
-            away, middle = tree.sub(v, w), _between(v, w, 0.5)
+            delta, midpoint = tree.sub(v, w), _between(v, w, 0.5)
             for kind, (x, y) in data.items():
-                slopes = _slope(run, middle, x, y)
-                share = float(tree.dot(away, slopes) / tree.sq_norm(slopes))
+                grads = _gradient(run, midpoint, x, y)
+                share = float(tree.dot(delta, grads) / tree.sq_norm(grads))
                 used.add((kind, share > 0))
-                taken = tree.scale(slopes, max(0.0, share))
-                v, away = tree.sub(v, taken), tree.sub(away, taken)
+                taken = tree.scale(grads, max(0.0, share))
+                v, delta = tree.sub(v, taken), tree.sub(delta, taken)
         run.run_round([k])
-        yield Claim(f"model of client {k}", 0.0, tree.gap(run.weights.params, v), 1e-11)
-    yield Claim("cases seen", 3.0, float(len(used)), 0.0)
+        yield Claim(
+            f"error of the model of client {k}", 0.0, tree.gap(run.weights.params, v), 1e-11
+        )
+    yield Claim("sign cases of k_2 and k_3", 3.0, float(len(used)), 0.0)
 
 
 def _logits(run: Simulation, params: Params, x: Tensor) -> Tensor:
@@ -85,10 +89,10 @@ def _loss(run: Simulation, params: Params, x: Tensor, target: Tensor) -> Tensor:
     return -(target * torch.log_softmax(_logits(run, params, x), 1)).sum(1).mean()
 
 
-def _slope(run: Simulation, params: Params, x: Tensor, target: Tensor) -> Params:
+def _gradient(run: Simulation, params: Params, x: Tensor, target: Tensor) -> Params:
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    slopes = torch.autograd.grad(_loss(run, leaves, x, target), list(leaves.values()))
-    return dict(zip(leaves, slopes, strict=True))
+    grads = torch.autograd.grad(_loss(run, leaves, x, target), list(leaves.values()))
+    return dict(zip(leaves, grads, strict=True))
 
 
 def _between(v: Params, w: Params, share: float) -> Params:

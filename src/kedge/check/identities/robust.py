@@ -21,20 +21,22 @@ from kedge.parts.robust import Krum, Median, TrimmedMean
 
 
 @oracle(Krum)
-def nearest_to_its_neighbours(cls: type[Krum]) -> Iterator[Claim]:
-    """Updates 10, 12, 13, 20 and 1000 with f = 1, so 2 neighbours: the scores are 4 + 9, 4 + 1, 1
-    + 9, 49 + 64, huge. Sizes do not matter."""
+def update_nearest_to_its_neighbours(cls: type[Krum]) -> Iterator[Claim]:
+    """Updates 10, 12, 13, 20 and 1000 with f = 1, so 2 neighbours: the scores are 4 + 9, 4 + 1, 1 +
+    9, 49 + 64, huge. Sizes do not matter."""
     values = (10.0, 12.0, 13.0, 20.0, 1000.0)
     yield Claim("one outlier", 12.0, _after(cls(byzantine=1), values))
-    yield Claim("sizes", 12.0, _after(cls(byzantine=1), values, copies=(1, 1, 5, 1, 9)))
+    yield Claim(
+        "unequal client sizes", 12.0, _after(cls(byzantine=1), values, copies=(1, 1, 5, 1, 9))
+    )
 
 
 @oracle(Krum)
-def how_many_neighbours(cls: type[Krum]) -> Iterator[Claim]:
-    """Updates 2, 13, 16, 17, 21 and 30. f = 0, 4 neighbours: the scores of the middle four are
-    210, 1 + 9 + 25 + 196 = 231, 1 + 16 + 16 + 169 = 202 and 16 + 25 + 64 + 81 = 186, so 21 is
-    chosen. f = 1, 3 neighbours: 89, 35, 33 and 105, so 17 is. Two neighbours and five would choose
-    16. Catches n - f - 1 and n - f - 3 neighbours, the update itself counted as one of them, and
+def number_of_neighbours(cls: type[Krum]) -> Iterator[Claim]:
+    """Updates 2, 13, 16, 17, 21 and 30. f = 0, 4 neighbours: the scores of the middle four are 210,
+    1 + 9 + 25 + 196 = 231, 1 + 16 + 16 + 169 = 202 and 16 + 25 + 64 + 81 = 186, so 21 is chosen. f
+    = 1, 3 neighbours: 89, 35, 33 and 105, so 17 is. Two neighbours and five would choose 16.
+    Detects n - f - 1 and n - f - 3 neighbours, the update itself counted as one of them, and
     distances that are not squared."""
     values = (2.0, 13.0, 16.0, 17.0, 21.0, 30.0)
     yield Claim("f = 0", 21.0, _after(cls(byzantine=0), values))
@@ -42,31 +44,31 @@ def how_many_neighbours(cls: type[Krum]) -> Iterator[Claim]:
 
 
 @oracle(Krum)
-def ties_go_to_the_smallest_client(cls: type[Krum]) -> Iterator[Claim]:
-    """Updates 0, 1, 3, 4 and 100 with 2 neighbours: 1 and 3 both have the score 5, and 1 belongs
-    to the smaller client, in whatever order they answer. Two of three clients are always each
-    other's nearest."""
+def ties_go_to_the_lowest_client(cls: type[Krum]) -> Iterator[Claim]:
+    """Updates 0, 1, 3, 4 and 100 with 2 neighbours: 1 and 3 both have the score 5, and 1 belongs to
+    the smaller client, in whatever order they answer. Two of three clients are always each other's
+    nearest."""
     values = (0.0, 1.0, 3.0, 4.0, 100.0)
     for order in ([0, 1, 2, 3, 4], [4, 2, 1, 3, 0], [2, 1, 0, 4, 3]):
         got = _after(cls(byzantine=1), values, order=order)
-        yield Claim(f"answers in the order {order}", 1.0, got)
+        yield Claim(f"five clients in the order {order}", 1.0, got)
     for triple in permutations(range(3)):
         got = _after(cls(byzantine=0), (5.0, 8.0, 6.0), order=list(triple))
         yield Claim(f"three clients in the order {list(triple)}", 5.0, got)
 
 
 @oracle(Krum)
-def mean_of_the_best(cls: type[Krum]) -> Iterator[Claim]:
-    """Multi-Krum: of 10, 12, 13, 20 and 1000 the best three are 12, 13 and 10; sizes do not
-    matter. All of them give the plain mean."""
+def multi_krum_averages_the_best(cls: type[Krum]) -> Iterator[Claim]:
+    """Multi-Krum: of 10, 12, 13, 20 and 1000 the best three are 12, 13 and 10; sizes do not matter.
+    All of them give the plain mean."""
     values = (10.0, 12.0, 13.0, 20.0, 1000.0)
     got = _after(cls(byzantine=1, select=3), values, copies=(1, 2, 5, 1, 9))
-    yield Claim("three best", 35 / 3, got)
-    yield Claim("all", 211.0, _after(cls(byzantine=1, select=5), values))
+    yield Claim("mean of the best three", 35 / 3, got)
+    yield Claim("mean of all", 211.0, _after(cls(byzantine=1, select=5), values))
 
 
 @oracle(Krum)
-def distances_over_all_leaves(cls: type[Krum]) -> Iterator[Claim]:
+def distances_over_all_parameters(cls: type[Krum]) -> Iterator[Claim]:
     """On a network, by brute force over flat vectors; parameters and BatchNorm statistics are the
     chosen client's."""
     clients, flat = _network()
@@ -79,19 +81,21 @@ def distances_over_all_leaves(cls: type[Krum]) -> Iterator[Claim]:
 
 
 @oracle(TrimmedMean)
-def ends_are_left_out(cls: type[TrimmedMean]) -> Iterator[Claim]:
+def extremes_are_trimmed(cls: type[TrimmedMean]) -> Iterator[Claim]:
     """Of -500, 1, 2, 6 and 1000 the middle three have the mean 3, the middle one is 2; sizes do not
     matter, and nor does the order. Without trimming it is the plain mean."""
     values, sizes = (1000.0, 1.0, 6.0, 2.0, -500.0), (7, 1, 1, 3, 1)
-    yield Claim("one at each end", 3.0, _after(cls(byzantine=1), values))
-    yield Claim("sizes", 3.0, _after(cls(byzantine=1), values, copies=sizes))
-    yield Claim("order", 3.0, _after(cls(byzantine=1), values, order=[2, 4, 0, 3, 1]))
-    yield Claim("two at each end", 2.0, _after(cls(byzantine=2), values))
-    yield Claim("none", 101.8, _after(cls(byzantine=0), values))
+    yield Claim("one trimmed at each end", 3.0, _after(cls(byzantine=1), values))
+    yield Claim("unequal client sizes", 3.0, _after(cls(byzantine=1), values, copies=sizes))
+    yield Claim(
+        "another client order", 3.0, _after(cls(byzantine=1), values, order=[2, 4, 0, 3, 1])
+    )
+    yield Claim("two trimmed at each end", 2.0, _after(cls(byzantine=2), values))
+    yield Claim("none trimmed", 101.8, _after(cls(byzantine=0), values))
 
 
 @oracle(TrimmedMean)
-def ends_of_every_coordinate(cls: type[TrimmedMean]) -> Iterator[Claim]:
+def extremes_are_trimmed_per_coordinate(cls: type[TrimmedMean]) -> Iterator[Claim]:
     """On a network: the sum without the smallest and the largest value, over 3, coordinate by
     coordinate, for parameters and BatchNorm statistics."""
     clients, _ = _network()
@@ -100,15 +104,15 @@ def ends_of_every_coordinate(cls: type[TrimmedMean]) -> Iterator[Claim]:
 
 
 @oracle(Median)
-def middle_value(cls: type[Median]) -> Iterator[Claim]:
+def median_of_scalars(cls: type[Median]) -> Iterator[Claim]:
     """2 of 10, 1, 2; 3 of 1, 100, 2, 4, the mean of the middle two; sizes do not matter."""
-    yield Claim("odd", 2.0, _after(cls(), (10.0, 1.0, 2.0), copies=(4, 1, 1)))
-    yield Claim("even", 3.0, _after(cls(), (1.0, 100.0, 2.0, 4.0), copies=(1, 5, 1, 1)))
-    yield Claim("alone", 7.0, _after(cls(), (7.0,)))
+    yield Claim("three clients", 2.0, _after(cls(), (10.0, 1.0, 2.0), copies=(4, 1, 1)))
+    yield Claim("four clients", 3.0, _after(cls(), (1.0, 100.0, 2.0, 4.0), copies=(1, 5, 1, 1)))
+    yield Claim("one client", 7.0, _after(cls(), (7.0,)))
 
 
 @oracle(Median)
-def middle_of_every_coordinate(cls: type[Median]) -> Iterator[Claim]:
+def median_per_coordinate(cls: type[Median]) -> Iterator[Claim]:
     """On a network with five clients, coordinate by coordinate, by torch's own median."""
     clients, _ = _network()
     yield from _same(cls(), tree.map(lambda x: x.median(0).values, clients))
@@ -146,6 +150,8 @@ def _network() -> tuple[Weights, Tensor]:
 def _same(part: Part, expected: Weights) -> Iterator[Claim]:
     run = images(norm="bn", sizes=_SIZES).simulate(part)
     run.run_round()
-    yield Claim("parameters", 0.0, tree.gap(run.weights.params, expected.params), 1e-12)
+    yield Claim(
+        "error of the parameters", 0.0, tree.gap(run.weights.params, expected.params), 1e-12
+    )
     found = {n: run.weights.buffers[n] for n in expected.buffers}
-    yield Claim("BatchNorm statistics", 0.0, tree.gap(found, expected.buffers), 1e-12)
+    yield Claim("error of BatchNorm statistics", 0.0, tree.gap(found, expected.buffers), 1e-12)

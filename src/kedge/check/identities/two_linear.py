@@ -19,7 +19,7 @@ from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.sim.simulation import Simulation
 
-COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)  # class 2: nobody has it
+COUNTS = torch.tensor([[6.0, 1.0, 0.0], [2.0, 3.0, 0.0]], dtype=DOUBLE)  # class 2 is absent
 
 
 def linear_clients() -> Problem:

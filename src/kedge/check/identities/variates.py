@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kedge.check.identities.common import BEST, LR, A, H, settled
+from kedge.check.identities.common import BEST, LR, A, H, run_quadratics
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import position, quadratics
 from kedge.parts.variates import SCAFFOLD
 
 
 @oracle(SCAFFOLD)
-def control_variates_remove_the_drift(cls: type[SCAFFOLD]) -> Iterator[Claim]:
+def control_variates_at_the_optimum(cls: type[SCAFFOLD]) -> Iterator[Claim]:
     """At the optimum c_k is the local gradient there and c is zero, so no client moves."""
-    run = settled(cls())
-    yield Claim("settles at the optimum", BEST, position(run))
+    run = run_quadratics(cls())
+    yield Claim("w at the fixed point", BEST, position(run))
     yield Claim("c at the optimum", 0.0, float(run.server.slots[cls.name]["head.weight"]))
     for k in range(2):
         gradient = H[k] * (BEST - A[k])
         got = float(run.store.rows[cls.name]["head.weight"][k])
-        yield Claim(f"c_{k} is the local gradient", gradient, got)
+        yield Claim(f"c_{k} is the gradient", gradient, got)
 
 
 @oracle(SCAFFOLD)
@@ -28,10 +28,10 @@ def one_full_batch_step(cls: type[SCAFFOLD]) -> Iterator[Claim]:
     With the sign of x - y turned, c_k is +10."""
     run = quadratics(H, A, LR, steps=1).simulate(cls())
     run.run_round()
-    kept = run.store.rows[cls.name]["head.weight"].flatten()
-    yield Claim("c_0 is the gradient", 0.0, float(kept[0]))
-    yield Claim("c_1 is the gradient", -10.0, float(kept[1]))
-    yield Claim("c is their sum over N", -5.0, float(run.server.slots[cls.name]["head.weight"]))
+    c_k = run.store.rows[cls.name]["head.weight"].flatten()
+    yield Claim("c_0 is the gradient", 0.0, float(c_k[0]))
+    yield Claim("c_1 is the gradient", -10.0, float(c_k[1]))
+    yield Claim("c is their mean", -5.0, float(run.server.slots[cls.name]["head.weight"]))
 
 
 @oracle(SCAFFOLD)
@@ -40,4 +40,6 @@ def partial_participation(cls: type[SCAFFOLD]) -> Iterator[Claim]:
     -10/2."""
     run = quadratics(H, A, LR, steps=1).simulate(cls())
     run.run_round([1])
-    yield Claim("c moves by 1/N, not 1/|S|", -5.0, float(run.server.slots[cls.name]["head.weight"]))
+    yield Claim(
+        "c changes by 1/N, not 1/|S|", -5.0, float(run.server.slots[cls.name]["head.weight"])
+    )

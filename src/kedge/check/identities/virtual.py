@@ -17,26 +17,26 @@ from kedge.parts.virtual import VHL, _contrast
 
 
 @oracle(VHL)
-def contrast_by_hand(cls: type[VHL]) -> Iterator[Claim]:
-    """Rows along x, x, y, y and -x, of the classes 0, 0, 1, 1, 2, tau = 1/2: the first two have
-    log p = 2 - log(e^2 + 2 + e^-2), the next two 2 - log(e^2 + 3), the last one has no partner and
+def contrastive_loss_by_hand(cls: type[VHL]) -> Iterator[Claim]:
+    """Rows along x, x, y, y and -x, of the classes 0, 0, 1, 1, 2, tau = 1/2: the first two have log
+    p = 2 - log(e^2 + 2 + e^-2), the next two 2 - log(e^2 + 3), the last one has no partner and
     counts as 0 in the mean over five. Lengths do not matter; a row among its own rivals, or a mean
     over the four, gives another value."""
     z = torch.tensor([[1, 0], [3, 0], [0, 2], [0, 1], [-1, 0]], dtype=DOUBLE)
     e = math.exp(2)
     expected = (2 * (math.log(e + 2 + 1 / e) - 2) + 2 * (math.log(e + 3) - 2)) / 5
     found = _contrast(z, torch.tensor([0, 0, 1, 1, 2]), 0.5)
-    yield Claim("L_con", expected, float(found))
+    yield Claim("loss by hand", expected, float(found))
     alike = _contrast(torch.ones(4, 2, dtype=DOUBLE), torch.zeros(4, dtype=torch.int64), 0.07)
-    yield Claim("four rows alike", math.log(3), float(alike))
+    yield Claim("loss of four equal rows", math.log(3), float(alike))
 
 
 @oracle(VHL)
-def one_step_by_hand(cls: type[VHL]) -> Iterator[Claim]:
-    """One step by plain autograd of CE(x, y) + 0.7 CE(x~, C + y~) + 0.6 L_con(z, [z~]) + 0.4
-    L_con(z~) with the classifier of 2C outputs written out and the contrasts summed pair by pair.
-    A gradient through the constants [z~], real samples that do not see the extra outputs, virtual
-    ones labelled as real, or features that are not normed move the model elsewhere."""
+def one_step_by_autograd(cls: type[VHL]) -> Iterator[Claim]:
+    """One step by autograd of CE(x, y) + 0.7 CE(x~, C + y~) + 0.6 L_con(z, [z~]) + 0.4 L_con(z~)
+    with the classifier of 2C outputs written out and the contrasts summed pair by pair. A gradient
+    through the constants [z~], real samples that do not see the extra outputs, virtual ones
+    labelled as real, or features that are not normalised move the model elsewhere."""
     part = cls(alpha=0.7, lam=0.6, lam_virtual=0.4, tau=0.5, rows=6, per_class=4)
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
     v, batch = step_view(run, 1, part)
@@ -58,12 +58,12 @@ def one_step_by_hand(cls: type[VHL]) -> Iterator[Claim]:
     both = torch.cat([z, z_virtual.detach()])
     total = real + 0.7 * virtual + 0.6 * _pairs(both, torch.cat([batch.y, y]))
     total = total + 0.4 * _pairs(z_virtual, y)
-    slopes = torch.autograd.grad(total, list(leaves.values()))
+    grads = torch.autograd.grad(total, list(leaves.values()))
     found = run.run_round([1])["terms"]
     yield Claim("loss", float(total.detach()), float(found["task"][0] + found[cls.name][0]))
-    for (name, p), g in zip(leaves.items(), slopes, strict=True):
+    for (name, p), g in zip(leaves.items(), grads, strict=True):
         gap = (run.weights.params[name] - (p.detach() - 0.05 * g)).abs().max()
-        yield Claim(name, 0.0, float(gap), 1e-12)
+        yield Claim(f"error of {name}", 0.0, float(gap), 1e-12)
 
 
 @oracle(VHL)
@@ -86,13 +86,13 @@ def virtual_samples_are_shared(cls: type[VHL]) -> Iterator[Claim]:
                     gap, float((seen.setdefault(i, one) - one).abs().max()), float(c != i % 3)
                 )
         run.run_round()
-    yield Claim("gap between clients and rounds", 0.0, gap, 0.0)
-    yield Claim("numbers met again", 154.0, float(meetings), 0.0)
+    yield Claim("difference between clients and rounds", 0.0, gap, 0.0)
+    yield Claim("repeated indices", 154.0, float(meetings), 0.0)
     key, every = run.server.slots[cls.name]["key"], torch.arange(3000)
     x = part._virtual(run.bound.spec, key, every).flatten(1)  # [3000, 64]
     means = torch.stack([x[every % 3 == c].mean(0) for c in range(3)])
-    yield Claim("deviation in a class", 0.5, float((x - means[every % 3]).std()), 0.01)
-    yield Claim("deviation of the means", 1.0, float(means.std()), 0.15)
+    yield Claim("standard deviation within a class", 0.5, float((x - means[every % 3]).std()), 0.01)
+    yield Claim("standard deviation of the class means", 1.0, float(means.std()), 0.15)
 
 
 def _pairs(z: Tensor, y: Tensor) -> Tensor:

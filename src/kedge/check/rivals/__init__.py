@@ -1,6 +1,6 @@
-"""Other libraries on the quadratics of ``kedge conformance``.
+"""Scripts that run other libraries on the quadratics of ``kedge conformance``.
 
-Each file but this one is a script for the Python of that library's own environment. It needs that
-library, torch and numpy, not kedge, and prints one line of JSON: where FedAvg, SCAFFOLD and FedProx
-(mu = 1) stand after the rounds. Nothing here is imported by kedge.
+Each other file here is a script for the library's own Python environment. It needs the library,
+torch and numpy, but not kedge, and prints one line of JSON: the final w of FedAvg, SCAFFOLD and
+FedProx (mu = 1). kedge imports none of them.
 """

@@ -11,10 +11,10 @@ CURVATURES, OPTIMA, LR, STEPS, ROUNDS, MU = (1.0, 10.0), (0.0, 1.0), 0.05, 10, 6
 
 
 def positions() -> dict[str, float | str]:
-    """Where each algorithm stands after the rounds."""
+    """Final w of each algorithm."""
     import torch
 
-    _without_torchvision()
+    _mock_torchvision()
     from fedlab.contrib.algorithm import fedavg, fedprox, scaffold
 
     class Clients:
@@ -35,7 +35,7 @@ def positions() -> dict[str, float | str]:
         if server is scaffold.ScaffoldServerHandler:
             handler.setup_optim(lr=1.0)
         clients.setup_dataset(Clients())
-        clients.setup_optim(STEPS, 1, LR, **own)  # epochs of one batch: as many steps
+        clients.setup_optim(STEPS, 1, LR, **own)  # one batch per epoch: epochs are steps
         clients.criterion = torch.nn.MSELoss()
         while not handler.if_stop:
             chosen = handler.sample_clients()
@@ -51,9 +51,8 @@ def positions() -> dict[str, float | str]:
     }
 
 
-def _without_torchvision() -> None:
-    """fedlab imports torchvision for datasets, which these clients do not use; where it is absent
-    or does not fit torch, a blank stands in."""
+def _mock_torchvision() -> None:
+    """Mock torchvision if it is missing or incompatible: fedlab imports it for unused datasets."""
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError):
@@ -62,10 +61,10 @@ def _without_torchvision() -> None:
 
 
 def number(w: float) -> float | str:
-    """JSON has no word for infinity or for what is not a number."""
+    """A finite number, or its name: JSON has no inf and nan."""
     return w if w - w == 0 else str(w)
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: its files are named after the libraries
+    sys.path.pop(0)  # this folder, whose files would shadow the libraries
     sys.stdout.write(json.dumps(positions()) + "\n")

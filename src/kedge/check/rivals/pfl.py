@@ -10,7 +10,7 @@ CURVATURES, OPTIMA, LR, STEPS, ROUNDS, MU = (1.0, 10.0), (0.0, 1.0), 0.05, 10, 6
 
 
 def positions() -> dict[str, float | str]:
-    """Where each algorithm stands after the rounds."""
+    """Final w of each algorithm."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -23,7 +23,7 @@ def positions() -> dict[str, float | str]:
     from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
     from pfl.model.pytorch import PyTorchModel
 
-    class Line(torch.nn.Module):
+    class Scalar(torch.nn.Module):
         """One weight; (w x - y)^2 with x = sqrt(h/2), y = a x is h (w - a)^2 / 2."""
 
         def __init__(self) -> None:
@@ -45,7 +45,7 @@ def positions() -> dict[str, float | str]:
         users = [str(k) for k in range(len(CURVATURES))]
         calls = iter(users * (ROUNDS + 1))  # both clients in turn: full participation
         data = FederatedDataset(client, lambda: next(calls))
-        line = Line()
+        line = Scalar()
         central = torch.optim.SGD(line.parameters(), lr=1.0)
         model = PyTorchModel(line, torch.optim.SGD, central)
         settings = kind(
@@ -81,10 +81,10 @@ def positions() -> dict[str, float | str]:
 
 
 def number(w: float) -> float | str:
-    """JSON has no word for infinity or for what is not a number."""
+    """A finite number, or its name: JSON has no inf and nan."""
     return w if w - w == 0 else str(w)
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: its files are named after the libraries
+    sys.path.pop(0)  # this folder, whose files would shadow the libraries
     sys.stdout.write(json.dumps(positions()) + "\n")
