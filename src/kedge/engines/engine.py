@@ -82,7 +82,7 @@ class Engine(ABC):
         return False
 
     @classmethod
-    def is_usual(cls, request: Request) -> bool:
+    def is_default(cls, request: Request) -> bool:
         """Whether this engine is the one to take where nothing was measured."""
         return False
 
@@ -124,6 +124,6 @@ def make_engine(execution: Execution, device: torch.device) -> Engine:
     return engines[execution.engine].create(execution, device)
 
 
-def settings_of(engine: Any) -> Execution:
+def as_execution(engine: Any) -> Execution:
     """Settings from an engine's name, or as they are."""
     return engine if isinstance(engine, Execution) else Execution(engine)

@@ -92,7 +92,7 @@ class Loop(Engine):
         return device.type == "cuda"
 
     @classmethod
-    def is_usual(cls, request: Request) -> bool:
+    def is_default(cls, request: Request) -> bool:
         # on a CPU a grouped convolution over clients is slower than one client at a time
         return request.convolves and request.device.type == "cpu"
 

@@ -74,7 +74,7 @@ class Vector(Engine):
         return True
 
     @classmethod
-    def is_usual(cls, request: Request) -> bool:
+    def is_default(cls, request: Request) -> bool:
         return not (request.convolves and request.device.type == "cpu")
 
     @property

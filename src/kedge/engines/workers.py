@@ -67,7 +67,7 @@ class Workers(Loop):
             torch.set_num_threads(threads)
 
 
-def possible() -> bool:
+def can_start_workers() -> bool:
     """Whether this process can have workers: it forks them, and Linux has the memory they share."""
     forks = "fork" in multiprocessing.get_all_start_methods()
     return hasattr(os, "memfd_create") and forks and not multiprocessing.current_process().daemon
@@ -80,7 +80,7 @@ def check_workers(workers: int, device: torch.device) -> None:
             f"workers = {workers}: worker processes share the cores of a CPU, but this run is on "
             f"{device.type}; leave workers out, or set device = cpu"
         )
-    if not possible():
+    if not can_start_workers():
         raise FieldError(
             f"workers = {workers}: worker processes need Linux, and a process that may have "
             "children (a daemon of multiprocessing may not); leave workers out"
