@@ -162,7 +162,7 @@ def test_a_gpu_has_the_wanted_precision_for_as_long_as_a_run_takes() -> None:
 
 def test_tf32_on_a_cpu_is_fp32_and_says_so(tmp_path: Path) -> None:
     settings = {"clients": 4, "rounds": 2, "seeds": (0,), "engine": "loop"}
-    with pytest.warns(UserWarning, match="precision tf32 is for GPUs; on this cpu it is fp32"):
+    with pytest.warns(UserWarning, match="precision tf32 needs a GPU; cpu uses fp32"):
         found = kedge.run(precision="tf32", out=tmp_path / "run", **settings)
     assert np.array_equal(found.array("loss"), kedge.run(**settings).array("loss"))
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["precision"] == "fp32"
