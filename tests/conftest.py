@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kedge.engines.choice import timings as measure
+from kedge.engines.choice import timings
 
 torch.set_num_threads(1)
 
@@ -17,5 +17,5 @@ torch.set_num_threads(1)
 def _nothing_measured() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "KEDGE_CACHE", folder)
-        patch.setattr(measure, "MIN_RUN_S", float("inf"))
+        patch.setattr(timings, "MIN_RUN_S", float("inf"))
         yield

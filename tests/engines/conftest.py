@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.engines.choice import timings as measure
+from kedge.engines.choice import timings
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +19,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run is long enough to be measured, and that takes a moment only."""
-    monkeypatch.setattr(measure, "MIN_RUN_S", 0.0)
-    monkeypatch.setattr(measure, "MIN_TRIAL_S", 0.3)
+    monkeypatch.setattr(timings, "MIN_RUN_S", 0.0)
+    monkeypatch.setattr(timings, "MIN_TRIAL_S", 0.3)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

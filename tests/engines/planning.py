@@ -12,13 +12,13 @@ from kedge.data.datasets import load
 from kedge.engines.choice import plan
 from kedge.engines.loop import Loop
 from kedge.engines.vector import Vector
-from kedge.engines.workers import Workers, possible
+from kedge.engines.workers import Workers, can_start_workers
 from kedge.runs import runner
 from kedge.runs.config import Config
 
 CPU = torch.device("cpu")
 FORKS = pytest.mark.skipif(
-    not possible() or torch.accelerator.is_available(),
+    not can_start_workers() or torch.accelerator.is_available(),
     reason="forks after gradients were taken, which needs Linux without a GPU",
 )
 TRAIN = {engine: engine.train for engine in (Loop, Vector, Workers)}
@@ -26,7 +26,7 @@ TRAIN = {engine: engine.train for engine in (Loop, Vector, Workers)}
 
 def make(config: Config) -> runner.Make:
     dataset = load(config.data)
-    return lambda seed, how: runner.simulation(config, dataset, seed, CPU, how)
+    return lambda seed, execution: runner.simulation(config, dataset, seed, CPU, execution)
 
 
 def planned(**settings: Any) -> plan.Plan:

@@ -1,4 +1,4 @@
-"""Which ways to compute a run are tried."""
+"""Which executions of a run are tried."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from torch.utils import backend_registration
 import kedge
 from kedge.core.tree import Weights
 from kedge.engines import Execution
-from kedge.engines.choice import fit, plan
-from kedge.engines.choice import timings as measure
+from kedge.engines.choice import placement, plan, timings
 from kedge.engines.choice.memory import Need
-from kedge.engines.choice.trial import Piece, need
+from kedge.engines.choice.trial import Piece, measure_need
 from kedge.engines.vector import Vector
-from kedge.engines.workers import possible
+from kedge.engines.workers import can_start_workers
 from kedge.runs.config import Config
 from kedge.runs.runner import settings_of
 
@@ -43,7 +42,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
-def ways(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[Execution]:
+def candidates(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[Execution]:
     sim: Any = SimpleNamespace(
         federation=SimpleNamespace(device=torch.device(device)),
         per_round=cohort,
@@ -65,7 +64,7 @@ def ways(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[Executio
     ],
 )
 def test_what_is_tried(device: str, compile: str, expected: list[Execution]) -> None:
-    assert ways(device, compile=compile) == expected
+    assert candidates(device, compile=compile) == expected
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -84,34 +83,34 @@ def test_what_is_tried(device: str, compile: str, expected: list[Execution]) -> 
 def test_what_was_named_is_not_compared(
     settings: dict[str, Any], device: str, expected: Execution
 ) -> None:
-    assert ways(device, **settings) == [expected]
+    assert candidates(device, **settings) == [expected]
 
 
 @pytest.mark.usefixtures("four_cores")
 def test_a_cpu_compiles_if_it_has_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert ways() == [LOOP, VECTOR, SHARED]
-    assert ways("cuda") == [LOOP, VECTOR, STREAMS, FUSED_STREAMS, FUSED]
+    assert candidates() == [LOOP, VECTOR, SHARED]
+    assert candidates("cuda") == [LOOP, VECTOR, STREAMS, FUSED_STREAMS, FUSED]
 
 
 @pytest.mark.usefixtures("four_cores")
 def test_streams_are_for_several_clients() -> None:
-    assert ways("cuda", cohort=1) == [LOOP, VECTOR, FUSED_LOOP, FUSED]
-    assert ways("cuda", cohort=3)[2:4] == [
+    assert candidates("cuda", cohort=1) == [LOOP, VECTOR, FUSED_LOOP, FUSED]
+    assert candidates("cuda", cohort=3)[2:4] == [
         Execution("loop", streams=3),
         Execution("loop", streams=3, compile=True),
     ]
 
 
 def test_more_at_once_than_was_asked_for_is_not_tried() -> None:
-    assert ways("cuda", chunk=2) == [
+    assert candidates("cuda", chunk=2) == [
         LOOP,
         Execution("vector", chunk=2),
         Execution("loop", streams=2),
         Execution("loop", streams=2, compile=True),
         Execution("vector", chunk=2, compile=True),
     ]
-    assert ways("cuda", chunk=1)[2] == FUSED_LOOP
+    assert candidates("cuda", chunk=1)[2] == FUSED_LOOP
 
 
 @pytest.mark.filterwarnings("ignore:.*do not fit")
@@ -129,23 +128,28 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
 
     sim = make(Config(clients=3))(0, LOOP)
     pieces = [Piece([0, 1, 2], sim.work)]
-    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP, VECTOR}
+    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP, VECTOR}
     monkeypatch.setattr(Vector, "replies", small)
-    assert set(measure._tried(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP}
+    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP}
     assert sizes[:2] == [3, 1]
 
 
 def test_clients_side_by_side_take_their_memory_each() -> None:
     config = Config(clients=6)
     sim = make(config)(0, Execution("loop"))
-    one, four = (fit.fit(how, Need(1000, 10), settings_of(config), sim) for how in (LOOP, STREAMS))
+    one, four = (
+        placement.place(execution, Need(1000, 10), settings_of(config), sim)
+        for execution in (LOOP, STREAMS)
+    )
     assert (one.at_once, four.at_once) == (1, 4)
     assert four.total - one.total == 3 * 1000
     for share, streams in ((0.3, 2), (0.5, 0)):  # of the free memory for each, of which 0.8 is used
-        large = fit.fit(STREAMS, Need(int(share * one.available), 10), settings_of(config), sim)
+        large = placement.place(
+            STREAMS, Need(int(share * one.available), 10), settings_of(config), sim
+        )
         assert (large.at_once, large.execution.streams) == (max(1, streams), streams)
         assert large.total < large.available
-    assert [measure.label(how) for how in (LOOP, STREAMS, FUSED_STREAMS)] == [
+    assert [timings.label(execution) for execution in (LOOP, STREAMS, FUSED_STREAMS)] == [
         "loop",
         "loop on 4 streams",
         "loop on 4 streams compiled",
@@ -155,7 +159,7 @@ def test_clients_side_by_side_take_their_memory_each() -> None:
 @pytest.mark.usefixtures("four_cores")
 def test_workers_are_tried_where_there_can_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
     def tried(**given: Any) -> list[int]:
-        return [how.workers for how in ways(**given) if how.workers]
+        return [execution.workers for execution in candidates(**given) if execution.workers]
 
     assert tried() == [4]
     assert tried(cohort=3) == [3]  # one for each client at most
@@ -196,7 +200,8 @@ except kedge.KedgeError as error:
 
 
 @pytest.mark.skipif(
-    not possible() or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    not can_start_workers()
+    or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="needs Linux, and a torch that lets a device be made up",
 )
 def test_workers_that_were_asked_for_start_beside_a_gpu(cache: Path) -> None:
@@ -227,21 +232,21 @@ def test_the_memory_of_workers_is_that_of_the_loop(monkeypatch: pytest.MonkeyPat
 
     def noted(*args: Any) -> Need | None:
         trials.append(os.getpid())
-        return need(*args)
+        return measure_need(*args)
 
-    monkeypatch.setattr(plan, "need", noted)
-    found = plan._need(sim, LOOP, config.rounds)
+    monkeypatch.setattr(plan, "measure_need", noted)
+    found = plan._measure_need_before_fork(sim, LOOP, config.rounds)
     assert trials == [here]
-    assert plan._need(sim, SHARED, config.rounds) == found is not None
+    assert plan._measure_need_before_fork(sim, SHARED, config.rounds) == found is not None
     assert trials == [here]  # that was another process
     gpu: Any = SimpleNamespace(federation=SimpleNamespace(device=torch.device("cuda")))
-    monkeypatch.setattr(plan, "need", lambda *_: os.getpid())
-    assert plan._need(gpu, SHARED, config.rounds) == here  # where there will be none
-    monkeypatch.setattr(plan, "need", lambda *_: os._exit(3))
-    assert plan._need(sim, SHARED, config.rounds) is None
+    monkeypatch.setattr(plan, "measure_need", lambda *_: os.getpid())
+    assert plan._measure_need_before_fork(gpu, SHARED, config.rounds) == here
+    monkeypatch.setattr(plan, "measure_need", lambda *_: os._exit(3))
+    assert plan._measure_need_before_fork(sim, SHARED, config.rounds) is None
     monkeypatch.setattr(plan, "TRIAL_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(plan, "need", lambda *_: time.sleep(60))
-    assert plan._need(sim, SHARED, config.rounds) is None
+    monkeypatch.setattr(plan, "measure_need", lambda *_: time.sleep(60))
+    assert plan._measure_need_before_fork(sim, SHARED, config.rounds) is None
     assert multiprocessing.active_children() == []
 
 
@@ -249,7 +254,7 @@ def test_the_memory_of_workers_is_that_of_the_loop(monkeypatch: pytest.MonkeyPat
 def test_a_process_that_failed_is_not_remembered(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    monkeypatch.setattr(plan, "need", lambda *_: os._exit(3))
+    monkeypatch.setattr(plan, "measure_need", lambda *_: os._exit(3))
     assert planned(workers=2).total_bytes == 0
     assert not cache.exists()
     monkeypatch.undo()

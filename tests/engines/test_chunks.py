@@ -13,7 +13,7 @@ from kedge.core.task import Classification
 from kedge.data.federation import Federation
 from kedge.engines import Execution
 from kedge.engines.capture import Captures
-from kedge.engines.lanes import cut
+from kedge.engines.lanes import split
 from kedge.engines.loop import Loop
 from kedge.engines.oom import is_out_of_memory, retry_smaller
 from kedge.engines.vector import Vector
@@ -59,12 +59,12 @@ def test_pieces_change_nothing(method: str) -> None:
 
 
 def test_pieces_have_one_size_and_clients_of_similar_length() -> None:
-    pieces = cut([[1, 9, 4], [7, 2, 2, 8]], 3)
+    pieces = split([[1, 9, 4], [7, 2, 2, 8]], 3)
     assert [[lane.steps for lane in piece] for piece in pieces] == [[9, 8, 7], [4, 2, 2], [1]]
     assert pieces[0][1][:2] == (1, 3)
     # 10 lanes, 4 at once: three pieces, of which none is nearly empty
-    assert [len(piece) for piece in cut([[1] * 10], 4)] == [4, 4, 2]
-    assert [len(piece) for piece in cut([[1] * 9], 4)] == [3, 3, 3]
+    assert [len(piece) for piece in split([[1] * 10], 4)] == [4, 4, 2]
+    assert [len(piece) for piece in split([[1] * 9], 4)] == [3, 3, 3]
     seen = []
 
     class Counted(Vector):
@@ -75,7 +75,7 @@ def test_pieces_have_one_size_and_clients_of_similar_length() -> None:
     sim = simulate("fedavg", 3)
     sim.engine = Counted(sim.execution)
     sim.run_round()
-    # filled up to one size, for which a graph is recorded once
+    # filled up to one size, for which a graph is captured once
     assert seen == [(3, 3, 6), (3, 3, 2), (3, 3, 1)]
 
 
@@ -142,8 +142,8 @@ def test_where_memory_runs_out_fewer_train_at_once(inside_a_hook: bool) -> None:
     with pytest.warns(UserWarning, match="do not fit") as caught:
         sim.run_round()
     assert [str(w.message) for w in caught] == [
-        "7 clients at once do not fit into the memory: going on with 3",
-        "3 clients at once do not fit into the memory: going on with 1",
+        "7 clients at once do not fit into memory: continuing with 3",
+        "3 clients at once do not fit into memory: continuing with 1",
     ]
     plain.run_round()
     sim.run_round()  # it is remembered, so nothing is tried again
@@ -156,7 +156,7 @@ def test_a_fleet_shrinks_too() -> None:
     sims, plain = ([simulate("scaffold", seed=s) for s in (0, 1)] for _ in range(2))
     sims[0].engine = Small(sims[0].execution, 8)
     fleet = Fleet(sims)
-    with pytest.warns(UserWarning, match="14 clients at once do not fit .* going on with 7"):
+    with pytest.warns(UserWarning, match="14 clients at once do not fit .* continuing with 7"):
         fleet.run_round()
     for sim in plain:
         sim.run_round()
@@ -235,8 +235,8 @@ class Crowded(Loop):
         super().__init__(Execution("loop", streams=streams))
         self.room = room
 
-    def each(self, cohort, ask):
-        for i, done in enumerate(super().each(cohort, ask)):
+    def answers(self, cohort, query):
+        for i, done in enumerate(super().answers(cohort, query)):
             if i == 1 and self.streams > self.room:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             yield done
@@ -251,7 +251,7 @@ def test_where_memory_runs_out_fewer_train_side_by_side() -> None:
     plain.run_round()
     assert tree.equal(sim.state(), plain.state())
     sim.engine.room = 0
-    with pytest.raises(KedgeError, match="one client alone does not fit into the memory"):
+    with pytest.raises(KedgeError, match="one client alone does not fit into memory"):
         sim.run_round()
     assert tree.equal(sim.state(), plain.state())
 
@@ -269,10 +269,10 @@ def test_surveys_and_personal_models_with_too_little_memory() -> None:
     assert tree.equal(sim.state(), plain.state())
 
 
-def test_what_was_recorded_for_other_rounds_goes_first() -> None:
+def test_graphs_of_other_rounds_are_freed_first() -> None:
     """Graphs of an earlier phase hold memory that may be just enough."""
     captures, narrowed, tries = Captures(True), [], []
-    captures._made["an earlier phase"] = None
+    captures._captured["an earlier phase"] = None
 
     def work(times: int) -> str:
         tries.append(len(captures))
@@ -283,7 +283,7 @@ def test_what_was_recorded_for_other_rounds_goes_first() -> None:
     assert retry_smaller(captures, lambda: work(1), lambda: narrowed.append(1)) == "done"
     assert (tries, narrowed) == ([1, 0], [])
     tries.clear()
-    captures._made["an earlier phase"] = None
+    captures._captured["an earlier phase"] = None
     assert retry_smaller(captures, lambda: work(3), lambda: narrowed.append(1)) == "done"
     assert (tries, narrowed) == ([1, 0, 0, 0], [1, 1])
     tries.clear()

@@ -18,8 +18,8 @@ from kedge.data.federation import Federation
 from kedge.engines import Execution, torch_private, vector
 from kedge.engines import compiled as module
 from kedge.engines.capture import shapes_of
-from kedge.engines.compiled import compiled
-from kedge.engines.vector import _mapped
+from kedge.engines.compiled import compile_function
+from kedge.engines.vector import _map_over_clients
 from kedge.sim.simulation import Simulation
 
 RAGGED = (5, 9, 26, 14)  # in batches of 5: 1, 2, 6 and 3 steps
@@ -35,9 +35,9 @@ def test_a_step_of_three_clients_with_dropout() -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     sim = Simulation(fed, net, "scaffold", work=LocalWork(batch=4, steps=2))
     cohort = sim.cohort([0, 1, 2])
-    begin, step, _ = _mapped(sim.bound, {})
+    begin, step, _ = _map_over_clients(sim.bound, {})
     carry, rows = begin(cohort.jobs), cohort.batches[:, 0]
-    fast = compiled(step, cohort.jobs, carry, rows)
+    fast = compile_function(step, cohort.jobs, carry, rows)
     wanted = step(cohort.jobs, step(cohort.jobs, carry, rows), cohort.batches[:, 1])
     found = fast(cohort.jobs, fast(cohort.jobs, carry, rows), cohort.batches[:, 1])
     assert tree.gap(found, wanted) < 1e-6
@@ -48,13 +48,13 @@ def test_totals_are_summed_up_in_a_compiled_end() -> None:
     """As on a GPU: sums, means, single clients and numbers, with leaves that stay on clients."""
     sim = images(norm="bn").simulate("scaffold+fedbn+krum(byzantine=0)")
     cohort = sim.cohort([0, 1, 2])
-    begin, step, end = _mapped(sim.bound, {})
+    begin, step, end = _map_over_clients(sim.bound, {})
 
     def totals(jobs: Job, carry: Carry) -> dict[str, Any]:
         return server.totals(sim.bound, end(jobs, carry), jobs.anchor)
 
     carry = step(cohort.jobs, begin(cohort.jobs), cohort.batches[:, 0])
-    found = compiled(totals, cohort.jobs, carry)(cohort.jobs, carry)
+    found = compile_function(totals, cohort.jobs, carry)(cohort.jobs, carry)
     wanted = totals(cohort.jobs, carry)
     assert found.keys() == wanted.keys() >= {"clients", "client_weights", "uploads"}
     for name in ("count", "up_bytes"):
@@ -67,7 +67,7 @@ def test_numbers_of_a_result_stay_as_they_are() -> None:
     def counted(x: Tensor) -> dict[Any, Any]:
         return {"size": x.numel(), ("a", "b"): x * 2, "name": "x", "more": {"last": x + 1}}
 
-    fast, x = compiled(counted, torch.zeros(3)), torch.arange(3.0)
+    fast, x = compile_function(counted, torch.zeros(3)), torch.arange(3.0)
     found, wanted = fast(x), counted(x)
     assert list(found) == list(wanted)
     assert (found["size"], found["name"]) == (3, "x")
@@ -76,12 +76,12 @@ def test_numbers_of_a_result_stay_as_they_are() -> None:
 
 
 def test_what_is_too_long_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST", 3)
+    monkeypatch.setattr(module, "MAX_NODES", 3)
 
     def long(x: Tensor) -> Tensor:
         return ((x + 1) * 2 - 3) / 4
 
-    assert compiled(long, torch.ones(2)) is long
+    assert compile_function(long, torch.ones(2)) is long
 
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,8 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     def double(x: Tensor) -> Tensor:
         return x * 2
 
-    with pytest.warns(UserWarning, match="run as they are: no compiler here"):
-        assert compiled(double, torch.ones(2)) is double
+    with pytest.warns(UserWarning, match="run eagerly: no compiler here"):
+        assert compile_function(double, torch.ones(2)) is double
 
 
 # -- the vectorised engine ---------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr(vector, "compiled", made)
+    monkeypatch.setattr(vector, "compile_function", made)
     return made
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 import kedge
 from kedge.engines import Execution
 from kedge.engines import device as precision
-from kedge.engines.choice import fit, memory, plan
-from kedge.engines.choice.fit import in_bytes
+from kedge.engines.choice import memory, placement, plan
 from kedge.engines.choice.memory import Need
-from kedge.engines.choice.trial import Piece, need, start_trial, training
+from kedge.engines.choice.placement import format_bytes
+from kedge.engines.choice.trial import Piece, measure_need, start_trial, training
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
 from kedge.runs.runner import settings_of
@@ -45,7 +45,7 @@ def test_bytes_are_counted_while_they_are_held() -> None:
 def test_the_memory_of_a_cohort_is_foretold(engine: str, method: str) -> None:
     config = Config(method=method, clients=12, model="mlp(hidden=[128])", engine=engine)
     sim = make(config)(0, Execution("loop", state="host"))
-    found = need(sim, engine, config.rounds)
+    found = measure_need(sim, engine, config.rounds)
     assert found is not None
     whole = start_trial(sim, Execution(engine), config.rounds)
     piece = Piece(list(range(12)), dataclasses.replace(sim.work, steps=3))
@@ -86,10 +86,10 @@ def test_not_even_one_client_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KedgeError) as caught:
         planned(model="mlp(hidden=[512])", batch=64)
     text = str(caught.value)
-    assert text.startswith("this run does not fit into the memory: one client takes 1 MB beside")
+    assert text.startswith("this run does not fit into memory: one client takes 1 MB beside")
     assert "Make the batch smaller (--batch, now 64), use --precision bf16" in text
     assert "--state" not in text
-    with pytest.raises(KedgeError, match="or keep clients' state elsewhere: --state host"):
+    with pytest.raises(KedgeError, match="or move client state off the device: --state host"):
         planned(model="mlp(hidden=[512])", method="scaffold", state="device")
 
 
@@ -106,11 +106,13 @@ def test_where_clients_state_lies(
     there = sim.federation.nbytes + 2 * kept // 20  # data, and c of the server beside the weights
     monkeypatch.setattr(memory, "available", lambda _: int(free * kept) - there)
     monkeypatch.setattr(memory, "host_available", lambda: int(host * kept))
-    found = fit.fit(Execution("loop"), None, settings_of(config), sim)
+    found = placement.place(Execution("loop"), None, settings_of(config), sim)
     assert found.execution.state == where
     assert bool(found.notes) == (where != "device")
     named = dataclasses.replace(config, state="host")
-    assert fit.fit(Execution("loop"), None, settings_of(named), sim).execution.state == "host"
+    assert (
+        placement.place(Execution("loop"), None, settings_of(named), sim).execution.state == "host"
+    )
 
 
 def test_a_file_of_state_stays_with_its_run_and_goes_with_it(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_a_gpu_has_the_wanted_precision_for_as_long_as_a_run_takes() -> None:
 
 def test_tf32_on_a_cpu_is_fp32_and_says_so(tmp_path: Path) -> None:
     settings = {"clients": 4, "rounds": 2, "seeds": (0,), "engine": "loop"}
-    with pytest.warns(UserWarning, match="precision tf32 is for GPUs; on this cpu it is fp32"):
+    with pytest.warns(UserWarning, match="precision tf32 needs a GPU; cpu uses fp32"):
         found = kedge.run(precision="tf32", out=tmp_path / "run", **settings)
     assert np.array_equal(found.array("loss"), kedge.run(**settings).array("loss"))
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["precision"] == "fp32"
@@ -184,7 +186,7 @@ def test_bf16_keeps_float32_weights_and_the_accuracy(engine: str, tmp_path: Path
 
 
 def test_numbers_in_words() -> None:
-    assert in_bytes(139_000_000_000) == "139 GB"
-    assert [plan.in_seconds(s) for s in (0.0312, 9.4, 9.6, 119, 200, 9000)] == [
+    assert format_bytes(139_000_000_000) == "139 GB"
+    assert [plan.format_seconds(s) for s in (0.0312, 9.4, 9.6, 119, 200, 9000)] == [
         "0.03 s", "9 s", "10 s", "119 s", "3.3 min", "2.5 h",
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.engines import Execution
 from kedge.engines import compiled as module
-from kedge.engines.compiled import compiled
+from kedge.engines.compiled import compile_function
 from kedge.engines.layout import EngineLayout, to_channels_last
 from kedge.models.resnet import BasicBlock
 from kedge.sim.simulation import Simulation
@@ -151,7 +151,7 @@ def test_a_compiled_gradient_takes_the_layouts_of_cudnn() -> None:
         return {n: v - 0.01 * g for (n, v), g in zip(values.items(), found, strict=True)}
 
     values = to_channels_last(weights | inputs)
-    fast = compiled(gradients, values)
+    fast = compile_function(gradients, values)
     assert tree.gap(fast(values), gradients(values)) < 1e-12
     twice = gradients(gradients(values))  # what it gives need not be laid out as what it takes
     assert tree.gap(fast(fast(values)), twice) < 1e-12
@@ -170,11 +170,11 @@ def test_compiled_rounds_of_all_clients() -> None:
 
 def test_strides_along_sizes_of_one_are_no_reason_to_copy() -> None:
     x = torch.arange(12.0).reshape(3, 4, 1, 1)
-    again = module._laid(x, (4, 1, 4, 4))
+    again = module._with_strides(x, (4, 1, 4, 4))
     assert again.stride() == (4, 1, 4, 4)
     assert again.data_ptr() == x.data_ptr()
     assert torch.equal(again, x)
-    turned = module._laid(x, (1, 3, 1, 1))
+    turned = module._with_strides(x, (1, 3, 1, 1))
     assert turned.stride() == (1, 3, 1, 1)
     assert turned.data_ptr() != x.data_ptr()
     assert torch.equal(turned, x)

@@ -1,4 +1,4 @@
-"""Before a run: the way that is the fastest, and the time that it will take."""
+"""The plan of a run: the fastest execution, and the time that it will take."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 import kedge
 from kedge.engines import Execution
-from kedge.engines.choice import cache as remember
-from kedge.engines.choice import plan
-from kedge.engines.choice import timings as measure
+from kedge.engines.choice import cache as plan_cache
+from kedge.engines.choice import plan, timings
 from kedge.engines.choice.timings import Timings
 from kedge.engines.choice.trial import Piece
 from kedge.engines.loop import Loop
@@ -51,7 +50,7 @@ def test_the_fastest_way_is_taken_and_remembered(
     assert first.reason.startswith(
         "engine loop with 2 workers: " if chosen.workers else f"engine {chosen.engine}: "
     )
-    for other in {"loop", "vector", "2 workers"} - {measure.label(chosen)}:
+    for other in {"loop", "vector", "2 workers"} - {timings.label(chosen)}:
         assert f", {other} " in first.reason
     assert first.reason.endswith("; measured, 3 clients, batch 32, 1 thread")
     assert len(json.loads(cache.read_text())) == 1
@@ -59,14 +58,14 @@ def test_the_fastest_way_is_taken_and_remembered(
     def never(*_: Any) -> None:
         raise AssertionError("it was to be remembered")
 
-    monkeypatch.setattr(measure, "times", never)
-    monkeypatch.setattr(plan, "need", never)
+    monkeypatch.setattr(timings, "measure", never)
+    monkeypatch.setattr(plan, "measure_need", never)
     again = planned(**small)
-    assert again.reason == first.reason + " (remembered)"
+    assert again.reason == first.reason + " (cached)"
     assert (again.execution, again.total_seconds) == (first.execution, first.total_seconds)
 
 
-WAYS = [
+CANDIDATES = [
     Execution("loop"),
     Execution("vector"),
     Execution("loop", workers=2),
@@ -90,9 +89,9 @@ WAYS = [
 def test_the_simplest_of_equally_fast_ones(
     steps: tuple[float, ...], chosen: int, in_a_long_run: int
 ) -> None:
-    took = dict(zip(map(measure.label, WAYS), steps, strict=True))
-    assert measure.fastest(WAYS, Timings(took, took, 0.0), 100) == WAYS[chosen]
-    assert measure.fastest(WAYS, Timings(took, took, 0.0), 1000) == WAYS[in_a_long_run]
+    took = dict(zip(map(timings.label, CANDIDATES), steps, strict=True))
+    assert timings.fastest(CANDIDATES, Timings(took, took, 0.0), 100) == CANDIDATES[chosen]
+    assert timings.fastest(CANDIDATES, Timings(took, took, 0.0), 1000) == CANDIDATES[in_a_long_run]
 
 
 @pytest.mark.parametrize(("vector", "tried"), [(1.4, True), (1.6, False)])
@@ -102,14 +101,16 @@ def test_compiling_is_tried_for_what_is_not_far_behind(
     took = {"loop": 1.0, "vector": vector, "2 workers": 1.2, "vector compiled": 0.5}
     asked: list[str] = []
 
-    def tell(sim: Any, ways: Any, rounds: int, seeds: int, pieces: list[Any], *_: Any) -> Any:
-        asked.extend(map(measure.label, ways))
-        return {how: [took[measure.label(how)]] * len(pieces) for how in ways}
+    def tell(sim: Any, candidates: Any, rounds: int, seeds: int, pieces: list[Any], *_: Any) -> Any:
+        asked.extend(map(timings.label, candidates))
+        return {
+            execution: [took[timings.label(execution)]] * len(pieces) for execution in candidates
+        }
 
-    monkeypatch.setattr(measure, "_tried", tell)
+    monkeypatch.setattr(timings, "_time_pieces", tell)
     for bound in ("MIN_RUN_S", "MIN_COMPILED_RUN_S"):
-        monkeypatch.setattr(measure, bound, 0.0)
-    found = measure.times(make(Config(clients=3))(0, Execution("loop")), WAYS, 10, 1)
+        monkeypatch.setattr(timings, bound, 0.0)
+    found = timings.measure(make(Config(clients=3))(0, Execution("loop")), CANDIDATES, 10, 1)
     assert asked == list(took)[: 4 if tried else 3]
     assert found is not None
     assert math.isfinite(found.steps["vector compiled"]) == tried
@@ -117,7 +118,7 @@ def test_compiling_is_tried_for_what_is_not_far_behind(
 
 def test_a_short_run_and_a_named_engine_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned().reason == "engine vector: too short a run to measure"
-    monkeypatch.setattr(measure, "times", None)
+    monkeypatch.setattr(timings, "measure", None)
     for engine in ("loop", "vector"):
         found = planned(engine=engine)
         assert (found.execution.engine, found.reason) == (engine, "")
@@ -146,7 +147,7 @@ def test_everything_that_matters_is_part_of_what_is_remembered() -> None:
         assert json.dumps(plan._key(settings_of(config), sim), sort_keys=True) not in keys
     finally:
         torch.set_num_threads(1)
-    # how long a run is does not change which way is the fastest
+    # the length of a run does not change which execution is the fastest
     longer = Config(**base | {"rounds": 99, "eval_every": 7, "seeds": (5, 6), "target": 3.0})
     assert json.dumps(plan._key(settings_of(longer), sim), sort_keys=True) == keys[0]
 
@@ -162,7 +163,7 @@ def test_a_damaged_cache_is_ignored(content: str, cache: Path) -> None:
     cache.write_text("{" + content.replace("DIGEST", f'"{digest}"') + "}" * ("DIGEST" in content))
     again = planned()
     assert again.reason.endswith("1 thread")
-    assert planned().reason == again.reason + " (remembered)"
+    assert planned().reason == again.reason + " (cached)"
 
 
 @pytest.mark.usefixtures("quick")
@@ -176,20 +177,20 @@ def test_a_cache_that_cannot_be_written_is_ignored(
 
 
 def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert remember._path() == tmp_path / "cache" / "plans.json"
+    assert plan_cache._path() == tmp_path / "cache" / "plans.json"
     monkeypatch.delenv("KEDGE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert remember._path() == Path("/elsewhere/kedge/plans.json")
+    assert plan_cache._path() == Path("/elsewhere/kedge/plans.json")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert remember._path() == Path("/home/somebody/.cache/kedge/plans.json")
+    assert plan_cache._path() == Path("/home/somebody/.cache/kedge/plans.json")
 
 
 def test_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remember, "ENTRIES", 3)
+    monkeypatch.setattr(plan_cache, "MAX_ENTRIES", 3)
     for i in (0, 1, 2, 0, 3):
-        remember.keep({"i": i}, {"value": i})
-    assert [remember.recall({"i": i}) for i in range(4)] == [
+        plan_cache.store({"i": i}, {"value": i})
+    assert [plan_cache.load({"i": i}) for i in range(4)] == [
         {"value": 0}, None, {"value": 2}, {"value": 3},
     ]  # fmt: skip
 
@@ -250,8 +251,8 @@ def test_a_candidate_that_fails_in_any_way_is_left_out(
     error = AssertionError("expected size 3==3, stride 1==512 at dim=1\nThis error most often ...")
     failing(monkeypatch, Vector, True, error)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(measure, "MIN_COMPILED_RUN_S", 0.0)
-    monkeypatch.setattr(measure, "MAX_COMPILE_SPEEDUP", math.inf)
+    monkeypatch.setattr(timings, "MIN_COMPILED_RUN_S", 0.0)
+    monkeypatch.setattr(timings, "MAX_COMPILE_SPEEDUP", math.inf)
     note = (
         "engine vector compiled failed in a trial and is left out: "
         "AssertionError: expected size 3==3, stride 1==512 at dim=1"
@@ -297,17 +298,17 @@ def test_a_round_follows_from_its_pieces(budget: float, settings: dict) -> None:
     """With costs that are linear in clients and steps, what follows is what a round takes."""
     config = Config(clients=8, **settings)
     sim = make(config)(0, Execution("loop"))
-    own, cost = list(range(8)), measure.Cost(0.003, 0.01)
+    own, cost = list(range(8)), timings.Cost(0.003, 0.01)
     steps = Piece(own, sim.work).steps(sim)
     assert steps == (
         320 if settings["steps"] else sum(-(-4 * n // 32) for n in sim.federation.sizes)
     )
-    pieces, repeats = measure._pieces(sim, own, cost, budget)
+    pieces, repeats = timings._choose_pieces(sim, own, cost, budget)
     took = [cost.of(piece, sim) for piece in pieces]
-    assert repeats == (measure.REPEATS if budget > 0.05 else 0)
+    assert repeats == (timings.REPEATS if budget > 0.05 else 0)
     assert (1 + repeats) * sum(took) <= 1.2 * budget
     assert len(pieces) == {0.05: 1, 0.5: 2, 5.0: 2, 100.0: 1}[budget]
-    found = measure._whole(took, pieces, sim, own, cost)
+    found = timings._extrapolate(took, pieces, sim, own, cost)
     assert found == pytest.approx(8 * 0.003 + steps * 0.01)
 
 
@@ -335,6 +336,6 @@ def test_in_words() -> None:
         "about 0.03 s a round, 40 s in all",
     ]
     assert plan.Plan(Execution("loop"), "cpu").lines() == []
-    assert [plan._in_ms(s) for s in (0.0000123, 0.00011, 0.0003, 0.0123, 1.5)] == [
+    assert [plan._format_ms(s) for s in (0.0000123, 0.00011, 0.0003, 0.0123, 1.5)] == [
         "0.012", "0.11", "0.30", "12", "1500",
     ]  # fmt: skip

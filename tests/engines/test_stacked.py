@@ -28,7 +28,7 @@ def both(name: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     net = nn.Sequential(LAYERS[name](), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).double()
     other = copy.deepcopy(net)
-    stacked.replaced(other)
+    stacked.replace_layers(other)
     assert isinstance(other[0], stacked.Conv2d)
     assert isinstance(other[2], stacked.GlobalPool)
     other[0].stacked = True
@@ -113,7 +113,7 @@ def test_layers_of_other_kinds_stay_as_they_are() -> None:
         nn.AdaptiveAvgPool2d(2),
     ]
     net = nn.Sequential(*kinds)
-    stacked.replaced(net)
+    stacked.replace_layers(net)
     assert [type(layer) for layer in net] == [nn.Conv2d] * 5 + [nn.AdaptiveAvgPool2d]
 
 

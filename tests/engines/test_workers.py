@@ -276,7 +276,7 @@ def test_errors_outside_of_hooks(error: str, raised: Any, text: str) -> None:
 
 def test_a_worker_that_is_killed_is_reported() -> None:
     sim = images(sizes=(20,) * 4).simulate(Trips(how="killed"), Execution("loop", workers=2))
-    with pytest.raises(KedgeError, match=r"a worker process has ended \(SIGKILL\).*fewer workers"):
+    with pytest.raises(KedgeError, match=r"a worker process died \(SIGKILL\).*fewer workers"):
         sim.run_round()
     idle = images(sizes=(8, 8)).simulate("fedavg", Execution("loop", workers=2))
     idle.run_round()
@@ -292,12 +292,12 @@ def test_workers_that_cannot_take_gradients_or_do_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sim = images(sizes=(8, 8)).simulate("fedavg", Execution("loop", workers=2))
-    monkeypatch.setattr(workers, "_refusal", lambda: KedgeError("hide the GPU"))
+    monkeypatch.setattr(workers, "_gradient_error", lambda: KedgeError("hide the GPU"))
     with pytest.raises(KedgeError, match="hide the GPU"):
         sim.run_round()
-    monkeypatch.setattr(workers, "_refusal", lambda: time.sleep(60))
-    monkeypatch.setattr(workers, "START_SECONDS", 0.2)
-    with pytest.raises(KedgeError, match=r"do not start within 0.2 s"):
+    monkeypatch.setattr(workers, "_gradient_error", lambda: time.sleep(60))
+    monkeypatch.setattr(workers, "START_TIMEOUT_S", 0.2)
+    with pytest.raises(KedgeError, match=r"did not start within 0.2 s"):
         sim.run_round()
     assert not multiprocessing.active_children()
     monkeypatch.undo()

@@ -19,7 +19,7 @@ from kedge.core.view import Spec, View
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.engines import Execution, make_engine
-from kedge.engines.cohort import cloned
+from kedge.engines.cohort import clone_totals
 from kedge.errors import FieldError, IncompatibleError, KedgeError, ModelError, NotFinite
 from kedge.models import build
 from kedge.sim.simulation import Simulation
@@ -328,7 +328,7 @@ def test_clients_on_streams_of_a_gpu(norm: str) -> None:
         sim = Simulation(fed, net, "scaffold", work=LocalWork(batch=10, epochs=2), engine=how)
         for _ in range(4):
             sim.run_round()
-        assert len(sim.engine._sides) == streams
+        assert len(sim.engine._streams) == streams
         states.append(sim.state())
     assert tree.gap(*states) == 0
 
@@ -345,7 +345,7 @@ def test_totals_of_a_gpu_outlive_the_round(engine: str, compile: bool) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     sim = Simulation(fed, net, "scaffold", engine=Execution(engine, compile=compile))
     first = sim.run_round()
-    before = cloned(first)
+    before = clone_totals(first)
     second = sim.run_round()
     tensors = [x for x in tree.leaves(first) if isinstance(x, Tensor)]
     assert len(tensors) > 10

@@ -1,6 +1,6 @@
-"""How a round is computed: engines, and what makes them fast.
+"""Engines compute rounds: loop, vector and reference, and the machinery that makes them fast.
 
-Importing this package registers the engines. A new one is a file with one class, named here.
+Importing this package registers the engines. A new engine is one class in one file, imported here.
 """
 
 from kedge.engines import loop, reference, vector

@@ -1,9 +1,9 @@
 """Local steps as CUDA graphs: one launch runs several steps of all clients.
 
-A captured graph reads and writes fixed memory, so everything a step depends on is copied into
-static buffers at the start of a round: the jobs, the carry, and the rows of the batches. A graph
-holds ``UNROLL`` steps where the round is long enough, so that what goes from step to step stays
-inside it. Several clients may run their graphs at the same time, on streams of their own.
+A captured graph reads and writes fixed memory, so all inputs of a step are copied into static
+buffers at the start of a round: the jobs, the carry, and the batch indices. A graph holds
+``UNROLL`` steps if the round is long enough, so that the carry between them stays inside the graph.
+Several clients may replay their graphs at the same time, each on its own stream.
 """
 
 from __future__ import annotations
@@ -22,13 +22,22 @@ from kedge.core.view import Job
 from kedge.core.work import take_jobs
 
 Step = Callable[[Job, Carry, Tensor], Carry]
-Fuse = Callable[..., Callable[..., Any]]  # of a function and examples of what it will be given
-UNROLL = 10
+Fuse = Callable[..., Callable[..., Any]]  # (function, *examples of its arguments)
+UNROLL = 10  # steps in one graph
 
 
 class CapturedSteps:
-    """Replays ``step`` on static copies of a job and a carry. ``rows`` is the shape of one
-    index."""
+    """Captures and replays the steps of a round on static copies of jobs and carry.
+
+    Args:
+        begin: ``begin(jobs)`` returns the first carry.
+        step: ``step(jobs, carry, index)`` returns the next carry.
+        end: ``end(jobs, carry)`` returns the result.
+        jobs: of the shapes of later jobs.
+        carry: of the shapes of later carries.
+        rows: the shape of one step's batch indices, ``(batch,)`` or ``(lanes, batch)``.
+        fuse: compiles ``step`` and ``end``; None: they run eagerly.
+    """
 
     def __init__(
         self,
@@ -44,71 +53,75 @@ class CapturedSteps:
         self.jobs, self.rows = _static(jobs), rows
         self._device = next(iter(tree.leaves(carry))).device
         self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=self._device)
-        # laid out as a step returns it, so that every step finds what the one before it left
+        # in the memory format that a step returns, which the next step reads
         self.carry = _static(step(self.jobs, carry, self.index[0]))
-        self.whole = step  # for all lanes
+        self.full_step = step  # for all lanes
         if fuse is not None:
-            self.whole = fuse(step, self.jobs, self.carry, self.index[0])
+            self.full_step = fuse(step, self.jobs, self.carry, self.index[0])
             self.end = fuse(end, self.jobs, self.carry)
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
-        # graphs run one after the other, and what they leave behind is copied or held, so that
-        # they can share their memory
+        # graphs replay one after the other and their results are copied or kept, so they can share
+        # a memory pool
         self._pool = torch.cuda.graph_pool_handle()
         self._result: Any = None
 
     def start(self, jobs: Job) -> None:
-        """Put a round's jobs into the static buffers and make the first carry of them."""
+        """Copy the jobs of a round into the static buffers and begin the round."""
         _copy(self.jobs, jobs)
-        self._run("begin", lambda: _copy(self.carry, self.begin(self.jobs)))
+        self._replay("begin", lambda: _copy(self.carry, self.begin(self.jobs)))
 
     def finish(self) -> Any:
-        """What ``end`` gives; it stays valid until the next round."""
+        """The result of ``end``, valid until the next round."""
 
-        def record() -> None:
+        def store_result() -> None:
             self._result = self.end(self.jobs, self.carry)
 
-        self._run("end", record)
+        self._replay("end", store_result)
         return self._result
 
-    def run(self, plan: Tensor, lanes: int | None = None) -> None:
-        """Steps on ``plan`` ``[steps, *rows]``, on the first ``lanes`` clients (None: no such
-        axis)."""
-        done, total = 0, len(plan)
+    def run(self, batches: Tensor, lanes: int | None = None) -> None:
+        """Run steps.
+
+        Args:
+            batches: ``[steps, *rows]`` batch indices.
+            lanes: run the first so many lanes; None: there is no client axis.
+        """
+        done, total = 0, len(batches)
         while done < total:
             count = UNROLL if total - done >= UNROLL else 1
             if total <= UNROLL and done == 0:
                 count = total  # a short round is one graph
-            piece = plan[done : done + count]
+            indices = batches[done : done + count]
             target = self.index[:count] if lanes is None else self.index[:count, :lanes]
-            target.copy_(piece)
-            self._run((count, lanes), partial(self._steps, count, lanes))
+            target.copy_(indices)
+            self._replay((count, lanes), partial(self._steps, count, lanes))
             done += count
 
-    def _run(self, name: Any, work: Callable[[], None]) -> None:
-        """Replay a piece of work, recorded the first time it is asked for."""
-        with torch.cuda.device(self._device):  # of several, graphs belong to the current one
+    def _replay(self, name: Any, work: Callable[[], None]) -> None:
+        """Replay some work, captured on its first use."""
+        with torch.cuda.device(self._device):  # graphs belong to the current device
             if name not in self._graphs:
                 self._graphs[name] = self._capture(work)
             self._graphs[name].replay()
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record some work; the warm-up before it must leave no trace in the carry.
+        """Capture some work after a warm-up, which must not change the carry.
 
-        Graphs that were recorded on one stream share the memory in which its matrix products are
-        computed, so what will run at the same time is recorded on the streams that it runs on.
+        Graphs captured on one stream share its cuBLAS workspace, so graphs that replay at the same
+        time must be captured on the streams on which they replay.
         """
         before = tree.map(torch.clone, self.carry)
-        here = torch.cuda.current_stream()
-        alone = here == torch.cuda.default_stream()  # on which nothing can be recorded
-        side = torch.cuda.Stream() if alone else here
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
+        current = torch.cuda.current_stream()
+        is_default = current == torch.cuda.default_stream()  # which cannot be captured
+        stream = torch.cuda.Stream() if is_default else current
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             for _ in range(2):
                 work()
-        here.wait_stream(side)
+        current.wait_stream(stream)
         _copy(self.carry, before)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=None if alone else here):
+        with torch.cuda.graph(graph, pool=self._pool, stream=None if is_default else current):
             work()
         return graph
 
@@ -117,7 +130,7 @@ class CapturedSteps:
         if lanes is not None:
             carry, jobs = tree.take(carry, slice(lanes)), take_jobs(jobs, slice(lanes))
         target = carry
-        step = self.whole if lanes is None or lanes == self.rows[0] else self.step
+        step = self.full_step if lanes is None or lanes == self.rows[0] else self.step
         for t in range(count):
             index = self.index[t] if lanes is None else self.index[t, :lanes]
             carry = step(jobs, carry, index)
@@ -133,64 +146,66 @@ def _copy(target: Any, source: Any) -> None:
 
 
 def shapes_of(value: Any) -> tuple[Any, ...]:
-    """What must stay the same for a graph to be reused."""
+    """Shapes and dtypes of all leaves: the key under which a graph can be reused."""
     return tuple((tuple(x.shape), x.dtype) for x in tree.leaves(value))
 
 
 class Captures:
-    """Graphs by what they were recorded for; recording that fails is remembered, too."""
+    """Captured steps by key; None where capture failed."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self._made: dict[Any, CapturedSteps | None] = {}
+        self._captured: dict[Any, CapturedSteps | None] = {}
 
     def get(self, key: Any, make: Callable[[], CapturedSteps]) -> CapturedSteps | None:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        """The steps of a key, made on first use; None after :meth:`give_up`."""
+        if key not in self._captured:
+            self._captured[key] = make()
+        return self._captured[key]
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._captured)
 
-    def forget(self) -> None:
-        """Let all graphs go, which hold memory of their own."""
-        self._made.clear()
+    def clear(self) -> None:
+        """Free all graphs and their memory."""
+        self._captured.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def give_up(self, key: Any, error: Exception) -> None:
-        self._made[key] = None
+        """Run the steps of a key eagerly from now on, with a warning."""
+        self._captured[key] = None
         warnings.warn(
-            f"steps could not be recorded as a CUDA graph and run one by one: {error}", stacklevel=2
+            f"steps could not be captured as a CUDA graph and run eagerly: {error}", stacklevel=2
         )
 
 
 def side_by_side(
-    work: Callable[[int, int], Any], count: int, sides: Sequence[torch.cuda.Stream]
+    work: Callable[[int, int], Any], count: int, streams: Sequence[torch.cuda.Stream]
 ) -> Iterator[Any]:
-    """``work(i, slot)`` for every i, as many at a time as there are streams, in order."""
-    main = torch.cuda.current_stream(sides[0].device)
+    """The results of ``work(i, slot)`` for ``i < count`` in order, one at a time per stream."""
+    main = torch.cuda.current_stream(streams[0].device)
     waiting: list[tuple[Any, torch.cuda.Stream]] = []
 
-    def taken() -> Any:
-        done, side = waiting.pop(0)
-        main.wait_stream(side)
-        for x in tree.leaves(done):
+    def take() -> Any:
+        result, stream = waiting.pop(0)
+        main.wait_stream(stream)
+        for x in tree.leaves(result):
             if isinstance(x, Tensor):
-                x.record_stream(main)  # its memory must not be given away before it is read
-        return done
+                x.record_stream(main)  # do not reuse its memory before it is read
+        return result
 
     try:
         for i in range(count):
-            slot = i % len(sides)
-            side = sides[slot]
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
-                waiting.append((work(i, slot), side))
-            if len(waiting) == len(sides):
-                yield taken()
+            slot = i % len(streams)
+            stream = streams[slot]
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                waiting.append((work(i, slot), stream))
+            if len(waiting) == len(streams):
+                yield take()
         while waiting:
-            yield taken()
-    finally:  # whatever happens: what they read must not be given away before
-        for side in sides:
-            main.wait_stream(side)
+            yield take()
+    finally:  # the streams' inputs must stay alive until they are read
+        for stream in streams:
+            main.wait_stream(stream)

@@ -1,4 +1,4 @@
-"""The clients of a round as an engine gets them, and what it returns."""
+"""The input and the output of an engine: the cohort of a round, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kedge.core.view import Job
 
 
 class Group(NamedTuple):
-    """The clients of one run, and what the server sent them."""
+    """The clients of one run, and what the server sends them."""
 
     bound: Bound
     clients: list[int]
@@ -26,15 +26,16 @@ class Group(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients of a round, of one run or of several that train together.
+    """The clients of a round, of one run or of several runs that train together.
 
-    ``states(run, places)`` gathers the clients' own state when a chunk is about to start, unless
-    ``jobs`` hold it already, and ``park`` puts the next state where it waits for the end of the
-    round. Of one run, ``anchor`` and ``sent`` are shared and all else in ``jobs`` is stacked; of
-    several, these and ``fields`` are stacked run by run.
+    Of one run, ``jobs.anchor`` and ``jobs.sent`` are shared, and everything else in ``jobs`` is
+    stacked by client. Of several, these two and ``jobs.fields`` are stacked by run.
+
+    ``states(run, positions)`` loads client state when a chunk starts, unless ``jobs`` hold it
+    already. ``park`` moves the next state to where it stays until the round ends.
     """
 
-    bound: Bound  # with the phases of the round
+    bound: Bound  # in the phases of the round
     groups: list[Group]
     jobs: Job
     batches: Tensor  # [clients, max steps, batch] rows of the data
@@ -43,7 +44,7 @@ class Cohort(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Clients of all runs."""
+        """The number of clients of all runs."""
         return len(self.batches)
 
     @property
@@ -53,11 +54,11 @@ class Cohort(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """Their numbers of steps."""
+        """The numbers of steps of the clients of the first run."""
         return self.groups[0].steps
 
     def with_states(self) -> Cohort:
-        """The same with the clients' own state in ``jobs``; for one run."""
+        """This cohort with client state in ``jobs``; for one run."""
         if self.jobs.client:
             return self
         states = self.states(0, list(range(self.size)))
@@ -65,45 +66,45 @@ class Cohort(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What training gave: what the server takes in, and the clients' next state."""
+    """The result of training: totals for the server, and the clients' next state."""
 
     totals: Totals
     next_state: Tree
 
 
 class Outcome(NamedTuple):
-    """What a run has of a round: totals, and the next state of its clients in pieces."""
+    """The result of a round of one run: totals, and the clients' next state by chunk."""
 
     totals: Totals
-    next_states: list[tuple[list[int], Tree]]  # (places in the cohort, state)
+    next_states: list[tuple[list[int], Tree]]  # (positions in the cohort, state)
 
 
-def cloned(totals: Totals) -> Totals:
-    """Totals in memory of their own: a captured graph writes to the same place again."""
+def clone_totals(totals: Totals) -> Totals:
+    """A copy of totals. The next replay of a captured graph overwrites the original."""
     return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else x, totals)
 
 
 def take_rows(stacked: Tree, rows: list[int]) -> Tree:
-    """Some rows of every leaf; all of them, or neighbours, are not copied."""
+    """Some rows of every leaf; a view if they are contiguous."""
     first, last = rows[0], rows[-1] + 1
     if rows == list(range(first, last)):
         return tree.map(lambda x: x if last - first == len(x) else x[first:last], stacked)
-    places: dict[torch.device, Tensor] = {}
+    indices: dict[torch.device, Tensor] = {}
 
     def take(x: Tensor) -> Tensor:
-        if x.device not in places:
-            places[x.device] = on_device(rows, x.device)
-        return x[places[x.device]]
+        if x.device not in indices:
+            indices[x.device] = on_device(rows, x.device)
+        return x[indices[x.device]]
 
     return tree.map(take, stacked)
 
 
 def on_device(values: Sequence[Any], device: torch.device) -> Tensor:
-    """A tensor of numbers. Unlike ``torch.tensor(values, device=...)``, this does not wait until a
-    GPU has done all that it was given before."""
+    """A tensor of numbers. Unlike ``torch.tensor(values, device=...)``, this does not synchronize
+    with a GPU."""
     return to_device(torch.tensor(values), device)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device, without waiting for a GPU."""
+    """Copy a tensor of the host to a device, without synchronizing with a GPU."""
     return x.to(device, non_blocking=device.type == "cuda")

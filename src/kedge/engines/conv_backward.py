@@ -1,12 +1,12 @@
-"""Gradients of convolutions whose layout is certain, for compiled steps.
+"""Gradients of convolutions with a defined memory format, for compiled steps.
 
-A tensor such as ``[N, C, 1, 1]`` is contiguous and channels-last at once: its strides along the
-sizes of 1 place no element, but they decide which of the two torch takes it for. The compiler
-expects the gradients of a convolution in the layout that its input and its weight ask for. cuDNN
-lays out the gradient of the weight by input and output gradient, and that of the input by output
-gradient and weight. Where one of the three is ambiguous these answers may differ, and the compiled
-step fails in its check of strides ("expected size 3==3, stride 1==512"). ResNets whose last maps
-have one pixel do.
+A tensor such as ``[N, C, 1, 1]`` is contiguous and channels-last at once. The strides of its
+dimensions of size 1 address no element, but torch infers the memory format from them. The compiler
+expects each gradient of a convolution in the memory format of the tensor that it belongs to. cuDNN
+infers that of the weight gradient from input and output gradient, and that of the input gradient
+from output gradient and weight. If one of the three is ambiguous, the two may differ, and the
+compiled step fails its check of strides ("expected size 3==3, stride 1==512"). An example are
+ResNets whose last feature maps have one pixel.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _OPERATIONS.define(
 
 
 def fix_layouts(graph: fx.GraphModule) -> None:
-    """Replace, in a traced graph, gradients of convolutions on ambiguous tensors by ones that lie
-    as what they are gradients of."""
+    """Replace the convolution gradients of a traced graph that involve ambiguous tensors by ones in
+    the memory format of the input and the weight."""
     for node in graph.graph.nodes:
         if node.target is not torch.ops.aten.convolution_backward.default:
             continue
@@ -48,10 +48,10 @@ def _convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *options, channels_last = rest
-    found = torch.ops.aten.convolution_backward(grad, x, w, *options)
-    bias = found[2] if options[-1][2] else x.new_empty(0)
-    pairs = zip(found[:2], channels_last, options[-1][:2], strict=True)
-    by_input, by_weight = (_in_layout(g, last) if on else x.new_empty(0) for g, last, on in pairs)
+    grads = torch.ops.aten.convolution_backward(grad, x, w, *options)
+    bias = grads[2] if options[-1][2] else x.new_empty(0)
+    pairs = zip(grads[:2], channels_last, options[-1][:2], strict=True)
+    by_input, by_weight = (_to_format(g, last) if on else x.new_empty(0) for g, last, on in pairs)
     return by_input, by_weight, bias
 
 
@@ -61,17 +61,17 @@ def _convolution_backward_shapes(
     *_, mask, channels_last = rest
     pairs = zip((x, w), channels_last, mask[:2], strict=True)
     by_input, by_weight = (
-        torch.empty_like(like, memory_format=_layout(last)) if on else x.new_empty(0)
+        torch.empty_like(like, memory_format=_memory_format(last)) if on else x.new_empty(0)
         for like, last, on in pairs
     )
     return by_input, by_weight, x.new_empty(grad.shape[1] if mask[2] else 0)
 
 
-def _in_layout(x: Tensor, channels_last: bool) -> Tensor:
-    return x.contiguous(memory_format=_layout(channels_last))
+def _to_format(x: Tensor, channels_last: bool) -> Tensor:
+    return x.contiguous(memory_format=_memory_format(channels_last))
 
 
-def _layout(channels_last: bool) -> torch.memory_format:
+def _memory_format(channels_last: bool) -> torch.memory_format:
     return torch.channels_last if channels_last else torch.contiguous_format
 
 

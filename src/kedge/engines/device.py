@@ -1,6 +1,6 @@
-"""The device of a run: its name, and the precision of its matrix products and convolutions.
+"""The device of a run: its name, and the precision of matrix products and convolutions.
 
-Passes in bfloat16 are the model's own matter, see :mod:`kedge.core.model`.
+For bfloat16, see the autocast of :mod:`kedge.core.model`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import torch
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a GPU, else the kind of device."""
+    """The name of a GPU, else the type of the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def effective(precision: str, device: torch.device) -> str:
-    """The precision that a device has for a wanted one: only GPUs know TF32."""
+    """The precision that a device uses for a given one; only GPUs have TF32.
+
+    >>> effective("tf32", torch.device("cpu"))
+    'fp32'
+    """
     return "fp32" if precision == "tf32" and device.type != "cuda" else precision
 
 
 @contextmanager
 def precise(precision: str, device: torch.device) -> Iterator[None]:
-    """Let matrix products and convolutions on a GPU be in TF32, or not, and then as before."""
+    """Set whether a GPU uses TF32 for matrix products and convolutions; restore it on exit."""
     if effective(precision, device) != precision:
-        warnings.warn(f"precision tf32 is for GPUs; on this {device.type} it is fp32", stacklevel=4)
+        warnings.warn(f"precision tf32 needs a GPU; {device.type} uses fp32", stacklevel=4)
     if device.type != "cuda":
         yield
         return

@@ -1,8 +1,8 @@
-"""The protocol of an engine, and the registry in which engines are found by name.
+"""The protocol of an engine, and the registry of engines.
 
-A new engine is one class in one file: it derives from :class:`Engine`, is decorated with
-``@engines.register("name")``, and is imported by :mod:`kedge.engines`. The laws test it against the
-reference.
+A new engine is one class in one file. It derives from :class:`Engine`, is decorated with
+``@engines.register("name")`` and imported by :mod:`kedge.engines`. The laws compare it with the
+reference engine.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ engines: Registry[type[Engine]] = Registry("engine")
 
 
 class Request(NamedTuple):
-    """What is known of a run before its engine is chosen."""
+    """The facts about a run that decide which executions are candidates."""
 
     device: torch.device
-    cohort: int  # clients of a round
-    convolves: bool  # whether the model has convolutions
-    chunk: int = 0  # clients at once, as the user set it; 0: not set
+    cohort: int  # clients per round
+    convolves: bool  # the model has convolutions
+    chunk: int = 0  # clients at once, set by the user; 0: not set
     cores: int = 1
-    can_fork: bool = False  # worker processes can be started
+    can_fork: bool = False  # worker processes can start
     can_compile: bool = False
 
 
 class Engine(ABC):
-    """Computes the rounds of one simulation, or of several that train together.
+    """Computes the rounds of one run, or of several runs that train together.
 
-    The class variables declare what an engine is able to do; nobody asks for its name.
+    The class variables declare the abilities of an engine. Callers ask for these, never for the
+    name.
     """
 
     name: ClassVar[str]
-    #: Clients train as one computation, and so can those of several runs.
+    #: Trains all clients as one computation, also those of several runs.
     batches_clients: ClassVar[bool] = False
-    #: Worker processes can share its clients.
+    #: Can share its clients among worker processes.
     has_workers: ClassVar[bool] = False
-    #: A candidate of ``--engine auto``.
+    #: Is a candidate of ``--engine auto``.
     is_candidate: ClassVar[bool] = True
 
     def __init__(self, execution: Execution | None = None) -> None:
@@ -58,7 +59,11 @@ class Engine(ABC):
 
     @classmethod
     def create(cls, execution: Execution, device: torch.device) -> Engine:
-        """An engine for these settings, or a FieldError that says which of them do not fit."""
+        """An engine with these settings.
+
+        Raises:
+            FieldError: the engine, or the device, does not support one of the settings.
+        """
         if execution.workers:
             raise FieldError(
                 f"workers = {execution.workers}: worker processes share the clients of a loop; set "
@@ -73,46 +78,61 @@ class Engine(ABC):
 
     @classmethod
     def candidates(cls, request: Request) -> list[Execution]:
-        """Settings of this engine that may be the fastest, the simplest first."""
+        """Executions of this engine to compare for a run, the simplest first."""
         return [Execution(cls.name)] if cls.is_candidate else []
 
     @classmethod
     def fusible(cls, device: torch.device) -> bool:
-        """Whether steps can be compiled on a device."""
+        """Whether this engine can compile steps on a device."""
         return False
 
     @classmethod
-    def is_usual(cls, request: Request) -> bool:
-        """Whether this engine is the one to take where nothing was measured."""
+    def is_default(cls, request: Request) -> bool:
+        """Whether this engine is the default for a run that is not measured."""
         return False
 
     @property
     def shrunk(self) -> bool:
-        """Whether memory was too small for as many clients at once as there were to be."""
+        """Whether fewer clients than set train at once, after out of memory."""
         return False
 
     @abstractmethod
     def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
-        """The model as this engine computes it; the given one stays as it is."""
+        """A copy of the model with this engine's layout; see ``Model.prepared``.
+
+        Args:
+            model: as the user gave it; it is not changed.
+            device: of the run.
+            dtype: of weights and inputs.
+        """
 
     @abstractmethod
     def train(self, cohort: Cohort) -> list[Outcome]:
-        """Train all clients of a round; one outcome for each run."""
+        """Train all clients of a round. Returns one outcome per run."""
 
     @abstractmethod
     def survey(self, cohort: Cohort, part: Part) -> Totals:
-        """Reduced answers to a part's survey."""
+        """The totals of the answers to a part's survey."""
 
     @abstractmethod
     def personal(self, cohort: Cohort) -> Weights:
-        """The weights that each client would use itself, stacked."""
+        """The personal weights of every client, stacked along a first axis."""
 
     @abstractmethod
     def evaluate(
         self, bound: Bound, weights: Weights, rows: Sequence[Tensor], personal: bool
     ) -> list[dict[str, Tensor]]:
-        """The task's sums over rows of the data, for each client; ``{}`` where it has none.
-        ``personal`` says that weights are stacked, one model per client."""
+        """The task's sums over rows of the data, one dictionary per client.
+
+        Args:
+            bound: the method and the data.
+            weights: of one model, or of one per client, stacked.
+            rows: of each client, ``[n_k]``.
+            personal: whether ``weights`` are stacked.
+
+        Returns:
+            ``{}`` for a client without rows.
+        """
 
     def why_not_together(self, cohort: Cohort) -> str:
         """Why the runs of a cohort cannot train as one computation; empty if they can."""
@@ -120,10 +140,18 @@ class Engine(ABC):
 
 
 def make_engine(execution: Execution, device: torch.device) -> Engine:
-    """The engine that the settings name."""
+    """The engine of an execution.
+
+    >>> make_engine(Execution("loop"), torch.device("cpu")).name
+    'loop'
+
+    Raises:
+        UnknownName: there is no such engine.
+        FieldError: the engine, or the device, does not support one of the settings.
+    """
     return engines[execution.engine].create(execution, device)
 
 
-def settings_of(engine: Any) -> Execution:
-    """Settings from an engine's name, or as they are."""
+def as_execution(engine: Any) -> Execution:
+    """The execution, made from a name if need be."""
     return engine if isinstance(engine, Execution) else Execution(engine)

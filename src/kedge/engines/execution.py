@@ -1,4 +1,4 @@
-"""The settings that say how rounds are computed."""
+"""The execution settings of a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Execution:
-    """How rounds are computed. None of it changes what is computed, but for rounding."""
+    """How rounds are computed. Results do not depend on it, except for rounding.
+
+    >>> Execution("loop", workers=4).state
+    'device'
+    """
 
     engine: str = "vector"
-    workers: int = 0  # processes that share the clients of a loop on a CPU; 0: this one alone
-    chunk: int = 0  # clients at once, at most; 0: the whole cohort
-    streams: int = 0  # clients of a loop side by side on a GPU; 0: one
-    compile: bool = False  # let torch's compiler fuse the steps (of a loop: on a GPU)
-    state: str = "device"  # where clients' own state lies: device, host or file
-    folder: str = ""  # where such a file lies; "": the folder for temporary files
+    workers: int = 0  # processes that share the clients of a loop on a CPU; 0: none
+    chunk: int = 0  # maximal number of clients at once; 0: the whole cohort
+    streams: int = 0  # clients of a loop side by side on a GPU; 0: one at a time
+    compile: bool = False  # fuse the steps with torch's compiler (those of a loop on a GPU only)
+    state: str = "device"  # location of client state: device, host or file
+    folder: str = ""  # folder of that file; "": the folder for temporary files

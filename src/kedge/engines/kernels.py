@@ -1,13 +1,13 @@
 """Convolutions with a client axis as Triton kernels, for a GPU.
 
-``vmap`` turns the convolutions of K clients into one convolution with K groups, for which cuDNN has
-no good kernel: it runs one small kernel per group, or the wrong one. Here each is one matrix
-product per client, over patches that are read where they lie (an implicit product): pixels of the
-target by its channels, summed over taps and source channels. The gradient with respect to the
-inputs is the same product with source and target exchanged; that with respect to the weights sums
-over pixels, in a fixed number of pieces that are added in a fixed order.
+``vmap`` turns the convolutions of K clients into one convolution with K groups, for which cuDNN
+runs one small kernel per group, or an inefficient one. Here each client is one implicit matrix
+product: target pixels times target channels, summed over taps and source channels, with patches
+read in place. The gradient with respect to the inputs is the same product with source and target
+exchanged. The gradient with respect to the weights sums over pixels, in a fixed number of pieces
+that are added in a fixed order.
 
-Sums are in float32; products are in the inputs' type, float32 ones in TF32 unless that is off.
+Sums are in float32. Products are in the dtype of the inputs, for float32 in TF32 unless disabled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kedge.engines.stacked import Pair, empty, empty_target
 
-PROCESSORS = 132  # of a large GPU
+NUM_PROCESSORS = 132  # of an H200
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _product(
     x += k * x_k
     w += k * w_k
     row = b.to(tl.int64) * x_b
-    inside_m, inside_n = m < pixels, n < N
+    mask_m, mask_n = m < pixels, n < N
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, R * S * C, BK):
         i = start + tl.arange(0, BK)
@@ -49,20 +49,22 @@ def _product(
         r, s = tap // S, tap % S
         if BACK:
             h, v = oh[:, None] + PAD_H - r[None, :], ow[:, None] + PAD_W - s[None, :]
-            fits = (h >= 0) & (v >= 0) & (h % STRIDE == 0) & (v % STRIDE == 0)
+            mask = (h >= 0) & (v >= 0) & (h % STRIDE == 0) & (v % STRIDE == 0)
             h, v = h // STRIDE, v // STRIDE
         else:
             h = oh[:, None] * STRIDE - PAD_H + r[None, :]
             v = ow[:, None] * STRIDE - PAD_W + s[None, :]
-            fits = (h >= 0) & (v >= 0)
-        fits = fits & (h < H) & (v < W) & inside_m[:, None] & (i < R * S * C)[None, :]
-        place = row[:, None] + h * x_h + v * x_w + c[None, :] * x_c
-        a = tl.load(x + place, mask=fits, other=0.0)
-        there = w + tap[:, None] * w_tap + c[:, None] * w_c + n[None, :] * w_o
-        f = tl.load(there, mask=(i < R * S * C)[:, None] & inside_n[None, :], other=0.0)
+            mask = (h >= 0) & (v >= 0)
+        mask = mask & (h < H) & (v < W) & mask_m[:, None] & (i < R * S * C)[None, :]
+        offsets = row[:, None] + h * x_h + v * x_w + c[None, :] * x_c
+        a = tl.load(x + offsets, mask=mask, other=0.0)
+        pointers = w + tap[:, None] * w_tap + c[:, None] * w_c + n[None, :] * w_o
+        f = tl.load(pointers, mask=(i < R * S * C)[:, None] & mask_n[None, :], other=0.0)
         total = tl.dot(a, f, total, input_precision="ieee" if EXACT else "tf32")
-    there = y + k * y_k + (b.to(tl.int64) * y_b + oh * y_h + ow * y_w)[:, None] + n[None, :] * y_o
-    tl.store(there, total.to(y.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+    pointers = (
+        y + k * y_k + (b.to(tl.int64) * y_b + oh * y_h + ow * y_w)[:, None] + n[None, :] * y_o
+    )
+    tl.store(pointers, total.to(y.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
 
 
 @triton.jit
@@ -81,7 +83,7 @@ def _weights(
     i = tl.program_id(0) % COLUMNS * BN + tl.arange(0, BN)
     tap, c = i // C, i % C
     r, s = tap // S - PAD_H, tap % S - PAD_W
-    inside_o, inside_i = o < N, i < R * S * C
+    mask_o, mask_i = o < N, i < R * S * C
     x += k * x_k
     g += k * g_k
     total = tl.zeros((BM, BN), dtype=tl.float32)
@@ -89,37 +91,37 @@ def _weights(
         m = start + tl.arange(0, BK)
         b, at = m // (OH * OW), m % (OH * OW)
         oh, ow = at // OW, at % OW
-        inside = m < pixels
+        mask_m = m < pixels
         h, v = oh[:, None] * STRIDE + r[None, :], ow[:, None] * STRIDE + s[None, :]
-        fits = (h >= 0) & (v >= 0) & (h < H) & (v < W) & inside[:, None] & inside_i[None, :]
-        place = (b.to(tl.int64) * x_b)[:, None] + h * x_h + v * x_w + c[None, :] * x_c
-        a = tl.load(x + place, mask=fits, other=0.0)
-        place = (b.to(tl.int64) * g_b + oh * g_h + ow * g_w)[None, :] + o[:, None] * g_o
-        f = tl.load(g + place, mask=inside[None, :] & inside_o[:, None], other=0.0)
+        mask = (h >= 0) & (v >= 0) & (h < H) & (v < W) & mask_m[:, None] & mask_i[None, :]
+        offsets = (b.to(tl.int64) * x_b)[:, None] + h * x_h + v * x_w + c[None, :] * x_c
+        a = tl.load(x + offsets, mask=mask, other=0.0)
+        offsets = (b.to(tl.int64) * g_b + oh * g_h + ow * g_w)[None, :] + o[:, None] * g_o
+        f = tl.load(g + offsets, mask=mask_m[None, :] & mask_o[:, None], other=0.0)
         total = tl.dot(f, a, total, input_precision="ieee" if EXACT else "tf32")
-    there = w + p * w_p + k * w_k + o[:, None] * (R * S * C) + i[None, :]
-    tl.store(there, total, mask=inside_o[:, None] & inside_i[None, :])
+    pointers = w + p * w_p + k * w_k + o[:, None] * (R * S * C) + i[None, :]
+    tl.store(pointers, total, mask=mask_o[:, None] & mask_i[None, :])
 
 
 def _power(n: int, low: int, high: int) -> int:
     return min(high, max(low, triton.next_power_of_2(n)))
 
 
-# Blocks were chosen by measurement on an H200: bench/NOTES.md.
+# Block sizes were tuned on an H200: bench/NOTES.md.
 
 
 def _blocks(
     clients: int, pixels: int, out: int, channels: int, small: bool
 ) -> tuple[int, int, int, int]:
-    """Pixels, target channels and terms of a block, and its warps."""
+    """Block sizes (pixels, target channels, terms of the sum), and warps."""
     bn = _power(out, 16, 128)
-    few = triton.cdiv(pixels, 128) * triton.cdiv(out, bn) * clients < 3 * PROCESSORS
+    few = triton.cdiv(pixels, 128) * triton.cdiv(out, bn) * clients < 3 * NUM_PROCESSORS
     bm = 64 if few else 128
     return bm, bn, 64 if small and channels >= 64 else 32, 8 if bm * bn > 8192 else 4
 
 
 def _weight_blocks(out: int, reduced: int) -> tuple[int, int, int, int]:
-    """Target channels, taps times source channels and pixels of a block, and its warps."""
+    """Block sizes (target channels, taps times source channels, pixels), and warps."""
     bm = _power(out, 16, 128)
     bn = _power(reduced, 16, 256 if bm == 16 else bm if bm >= 64 else 128)
     return bm, bn, 64, 8 if bm * bn > 8192 or bn == 256 else 4
@@ -130,13 +132,13 @@ def _exact() -> bool:
 
 
 def _run(x: Tensor, w: Tensor, y: Tensor, stride: int, padding: Pair, back: bool) -> Tensor:
-    """``w`` is ``[K, R, S, target channels, source channels]``."""
+    """Launch ``_product``; ``w`` is ``[K, R, S, target channels, source channels]``."""
     clients, batch, channels, height, width = x.shape
     out, (oh, ow), (rows, columns) = y.shape[2], y.shape[3:], w.shape[1:3]
     pixels, small = batch * oh * ow, x.element_size() == 2
     bm, bn, bk, warps = _blocks(clients, pixels, out, channels, small)
     grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
-    with torch.cuda.device_of(x):  # of several GPUs, a kernel runs on the current one
+    with torch.cuda.device_of(x):  # kernels run on the current device
         _product[grid](
             x, w, y, pixels,
             *x.stride(), w.stride(0), w.stride(2), w.stride(4), w.stride(3), *y.stride(),
@@ -159,13 +161,13 @@ def conv_inputs(g: Tensor, w: Tensor, size: Pair, stride: int, padding: Pair) ->
 
 
 def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
-    """Gradient, in float32, with respect to weights whose kernels have ``size``."""
+    """Gradient, in float32, with respect to weights ``[K, O, C, R, S]`` with (R, S) = ``size``."""
     clients, batch, channels, height, width = x.shape
     out, oh, ow = g.shape[2:]
     pixels, reduced = batch * oh * ow, size[0] * size[1] * channels
     bm, bn, bk, warps = _weight_blocks(out, reduced)
     rows, columns = triton.cdiv(out, bm), triton.cdiv(reduced, bn)
-    wanted = max(1, 4 * PROCESSORS // (clients * rows * columns))
+    wanted = max(1, 4 * NUM_PROCESSORS // (clients * rows * columns))
     pieces = max(1, min(wanted, pixels // (8 * bk)))
     piece = triton.cdiv(triton.cdiv(pixels, pieces), bk) * bk
     pieces = triton.cdiv(pixels, piece)

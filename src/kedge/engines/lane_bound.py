@@ -1,8 +1,8 @@
-"""Several simulations as lanes of one computation: what differs between them, seen by one lane.
+"""Several simulations as lanes of one computation: the fields that differ between them.
 
-Simulations of one structure that differ in their seeds, or in numbers such as a learning rate or
-``fedprox(mu=0.1)``, can train side by side. The mapped functions are then given one
-:class:`LaneBound` for all of them, and in ``Job.fields`` the values of their own lane.
+Simulations of equal structure that differ in their seeds, or in numbers such as a learning rate or
+``fedprox(mu=0.1)``, can train side by side. The mapped functions then share one
+:class:`LaneBound`, and ``Job.fields`` holds the values of each lane.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from kedge.core.tree import Params
 from kedge.core.view import Data, Fields
 from kedge.errors import HookError
 
-# owners of fields beside the parts; no part can be called so
+# owners of fields that are not parts; no part can have such a name
 SPEC, OPTIM = "(spec)", "(optimiser)"
 
 
 class Number:
-    """A field that has another value in every lane, where a part expects a plain number.
+    """A field with a different value in every lane, where a part expects a plain number.
 
-    Arithmetic gives tensors. What has the same answer in all lanes may be asked (``if self.mu``,
-    ``self.mu > 0``); all else that needs one number for all of them raises.
+    Arithmetic gives tensors. A comparison gives a bool if all lanes agree (``if self.mu``,
+    ``self.mu > 0``). Anything else that needs one number for all lanes raises a TypeError.
     """
 
-    def __init__(self, value: Tensor, every: Sequence[float]) -> None:
-        self.value, self.every = value, every
+    def __init__(self, value: Tensor, values: Sequence[float]) -> None:
+        self.value, self.values = value, values  # of this lane, of all lanes
 
     @classmethod
     def __torch_function__(
@@ -43,7 +43,7 @@ class Number:
         return func(*_values(args), **_values(kwargs or {}))
 
     def _all(self, test: Callable[[float], bool]) -> bool:
-        answers = {test(value) for value in self.every}
+        answers = {test(value) for value in self.values}
         if len(answers) > 1:
             raise TypeError("a Python branch depends on a field that differs between lanes")
         return answers.pop()
@@ -52,7 +52,7 @@ class Number:
         return self._all(bool)
 
     def __float__(self) -> float:
-        raise TypeError("one plain number is wanted of a field that differs between lanes")
+        raise TypeError("a field that differs between lanes cannot be converted to a plain number")
 
     def __hash__(self) -> int:
         return id(self)
@@ -96,10 +96,10 @@ for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
 
 
 class _Names(dict[str, Tensor]):
-    """The names of the first weights; their values belong to each simulation by itself."""
+    """The names of the initial weights; their values differ between simulations."""
 
     def __getitem__(self, name: str) -> Tensor:
-        raise HookError("v.spec.params holds other values in every lane; only names may be read")
+        raise HookError("v.spec.params differs between lanes; only its names can be read")
 
     def values(self) -> Any:
         return self[""]
@@ -112,21 +112,21 @@ class _Names(dict[str, Tensor]):
 
 
 class LaneBound(Bound):
-    """The bindings of several simulations as one; :meth:`lane` gives that of a single lane."""
+    """The bindings of several simulations as one; :meth:`lane` returns that of a single lane."""
 
     def __init__(self, bounds: Sequence[Bound], data: Data) -> None:
         vars(self).update(vars(bounds[0]))
         self._by_phases = {}
         self.data = data
-        self.every = _differing(bounds)
+        self.differing = _differing_fields(bounds)
         names: tuple[Params, Params] = _Names(self.spec.params), _Names(self.spec.buffers)
         self.spec = dataclasses.replace(self.spec, params=names[0], buffers=names[1])
 
     def fields(self, bounds: Sequence[Bound]) -> Fields:
-        """What differs, one row per simulation: ``Job.fields`` before lanes are formed."""
+        """The differing fields, stacked by simulation."""
         like = next(iter(self.initial.params.values()))
         found: Fields = {SPEC: {"key": torch.stack([b.spec.key for b in bounds])}}
-        for owner, fields in self.every.items():
+        for owner, fields in self.differing.items():
             found[owner] = {
                 name: torch.tensor(values, dtype=like.dtype, device=like.device)
                 for name, values in fields.items()
@@ -134,35 +134,36 @@ class LaneBound(Bound):
         return found
 
     def lane(self, fields: Fields) -> Bound:
-        """The binding of the lane that has these fields; for mapped functions."""
-        own = copy.copy(self)
-        own.spec = dataclasses.replace(self.spec, key=fields[SPEC]["key"])
-        own.optim = self._set(self.optim, OPTIM, fields)
-        parts = {part.name: self._set(part, part.name, fields) for part in self.parts}
-        own.parts = tuple(parts.values())
-        own._hooked = {hook: tuple(parts[p.name] for p in self._hooked[hook]) for hook in HOOKS}
-        return own
+        """The binding of the lane with these fields; for mapped functions."""
+        bound = copy.copy(self)
+        bound.spec = dataclasses.replace(self.spec, key=fields[SPEC]["key"])
+        bound.optim = self._with_fields(self.optim, OPTIM, fields)
+        parts = {part.name: self._with_fields(part, part.name, fields) for part in self.parts}
+        bound.parts = tuple(parts.values())
+        bound._hooked = {hook: tuple(parts[p.name] for p in self._hooked[hook]) for hook in HOOKS}
+        return bound
 
-    def _set(self, thing: Any, owner: str, fields: Fields) -> Any:
-        """A copy with the lane's values, past the checks that want plain numbers."""
-        if owner not in self.every:
-            return thing
-        thing = copy.copy(thing)
-        for name, values in self.every[owner].items():
-            object.__setattr__(thing, name, Number(fields[owner][name], values))
-        return thing
+    def _with_fields(self, target: Any, owner: str, fields: Fields) -> Any:
+        """A copy of a part or optimizer with the lane's values, without validation."""
+        if owner not in self.differing:
+            return target
+        target = copy.copy(target)
+        for name, values in self.differing[owner].items():
+            object.__setattr__(target, name, Number(fields[owner][name], values))
+        return target
 
 
 def difference(first: Bound, other: Bound) -> str:
-    """What keeps two bindings from being lanes of one computation; empty if nothing does."""
-    mine, its = _structure(first), _structure(other)
-    return next((what for what in mine if mine[what] != its[what]), "")
+    """The first structural difference that keeps two bindings from sharing a computation; empty if
+    there is none."""
+    a, b = _structure(first), _structure(other)
+    return next((name for name in a if a[name] != b[name]), "")
 
 
-def floats(thing: Part | Optimizer) -> Iterator[str]:
-    """Names of the fields that can differ between lanes."""
-    for field in dataclasses.fields(thing):
-        if type(getattr(thing, field.name)) is float:
+def floats(target: Part | Optimizer) -> Iterator[str]:
+    """Names of the float fields, which can differ between lanes."""
+    for field in dataclasses.fields(target):
+        if type(getattr(target, field.name)) is float:
             yield field.name
 
 
@@ -180,21 +181,22 @@ def _structure(bound: Bound) -> dict[str, Any]:
     }
 
 
-def static(thing: Part | Optimizer) -> dict[str, Any]:
-    """The fields that must be equal; a schedule is in the learning rate of each lane."""
-    lanes = {*floats(thing), "schedule"}
-    names = [f.name for f in dataclasses.fields(thing)]
-    return {name: getattr(thing, name) for name in names if name not in lanes}
+def static(target: Part | Optimizer) -> dict[str, Any]:
+    """The fields that must be equal in all lanes. A schedule may differ: it acts on the learning
+    rate of each lane."""
+    per_lane = {*floats(target), "schedule"}
+    names = [f.name for f in dataclasses.fields(target)]
+    return {name: getattr(target, name) for name in names if name not in per_lane}
 
 
-def _differing(bounds: Sequence[Bound]) -> dict[str, dict[str, list[float]]]:
-    """The values of every field that is not the same in all simulations, by owner and name."""
+def _differing_fields(bounds: Sequence[Bound]) -> dict[str, dict[str, list[float]]]:
+    """The values of every field that differs between simulations, by owner and name."""
     rows = [[(OPTIM, b.optim), *((p.name, p) for p in b.parts)] for b in bounds]
     found: dict[str, dict[str, list[float]]] = {}
-    for things in zip(*rows, strict=True):
-        owner, first = things[0]
+    for column in zip(*rows, strict=True):
+        owner, first = column[0]
         for name in floats(first):
-            values = [getattr(thing, name) for _, thing in things]
+            values = [getattr(target, name) for _, target in column]
             if len(set(values)) > 1 and (owner, name) != (OPTIM, "lr"):
                 found.setdefault(owner, {})[name] = values
     return found

@@ -1,8 +1,8 @@
 """Clients of one or several runs as lanes of one computation, trained chunk by chunk.
 
-Lanes are sorted by falling number of steps and cut into chunks of one size. The replies of a chunk
-are reduced run by run before the next chunk starts, so that single updates take the memory of one
-chunk only.
+Lanes are sorted by decreasing number of steps and split into chunks of equal size. The replies of a
+chunk are reduced run by run before the next chunk starts, so memory holds the updates of one chunk
+at a time.
 """
 
 from __future__ import annotations
@@ -24,111 +24,115 @@ from kedge.core.view import Job
 from kedge.engines.cohort import Cohort, Outcome, Trained, take_rows
 from kedge.engines.ops import MAPPED
 
-Replies = Callable[..., Any]  # of bound, jobs, steps, batches, and whether to reduce
-PER_CLIENT = {"terms", "client_weights"}  # totals that are no sums; they may lie in the replies
+Replies = Callable[..., Any]  # Vector.replies
+PER_CLIENT = {"terms", "client_weights"}  # totals that are not sums; they may be views of replies
 
 
 class Lane(NamedTuple):
     """One client of one run."""
 
     run: int
-    at: int  # the client's place in its cohort
+    position: int  # in its cohort
     steps: int
 
 
 def train(replies: Replies, cohort: Cohort, chunk: int) -> list[Outcome]:
     """Train all lanes, at most ``chunk`` at once (0: all of them)."""
-    pieces = cut([group.steps for group in cohort.groups], chunk)
-    if len(pieces) == len(cohort.groups) == 1:
-        return [_train_whole(replies, cohort, pieces[0])]
+    chunks = split([group.steps for group in cohort.groups], chunk)
+    if len(chunks) == len(cohort.groups) == 1:
+        return [_train_whole(replies, cohort, chunks[0])]
     totals: list[Totals] = [{} for _ in cohort.groups]
     order: list[list[int]] = [[] for _ in cohort.groups]
     states: list[list[tuple[list[int], Tree]]] = [[] for _ in cohort.groups]
-    size = len(pieces[0])
-    for piece in pieces:
-        full = [*piece, *[piece[-1]] * (size - len(piece))]  # one size: one captured graph
-        jobs, batches = some_jobs(cohort, full)
-        done: Reply = replies(cohort.bound, jobs, [lane.steps for lane in full], batches)
-        for run, rows in _by_run(piece).items():
-            places, mine = [piece[i].at for i in rows], take_rows(done, rows)
+    size = len(chunks[0])
+    for lanes in chunks:
+        padded = [*lanes, *[lanes[-1]] * (size - len(lanes))]  # one size: one captured graph
+        jobs, batches = jobs_of(cohort, padded)
+        done: Reply = replies(cohort.bound, jobs, [lane.steps for lane in padded], batches)
+        for run, rows in _rows_by_run(lanes).items():
+            positions, reply = [lanes[i].position for i in rows], take_rows(done, rows)
             group, before = cohort.groups[run], totals[run]
-            found = server.totals(group.bound, mine, group.anchor, MAPPED)
-            state = cohort.park(mine.client)
-            # a captured graph writes its replies to the same place again
+            found = server.totals(group.bound, reply, group.anchor, MAPPED)
+            state = cohort.park(reply.client)
+            # the next replay of a captured graph overwrites its replies
             found |= {n: tree.map(torch.clone, found[n]) for n in found.keys() & PER_CLIENT}
-            if len(pieces) > 1:
+            if len(chunks) > 1:
                 state = tree.map(torch.clone, state)
             totals[run] = server.add_totals(before, found) if before else found
-            order[run] += places
-            states[run].append((places, state))
-        del done, mine, state, jobs
+            order[run] += positions
+            states[run].append((positions, state))
+        del done, reply, state, jobs
     triples = zip(totals, order, states, strict=True)
-    return [Outcome(_in_order(found, places), some) for found, places, some in triples]
+    return [Outcome(_in_order(total, positions), some) for total, positions, some in triples]
 
 
-def _train_whole(replies: Replies, cohort: Cohort, piece: list[Lane]) -> Outcome:
-    """One run in one chunk: replies are reduced where they are computed."""
-    jobs, batches = some_jobs(cohort, piece)
-    done: Trained = replies(cohort.bound, jobs, [lane.steps for lane in piece], batches, True)
-    places = [lane.at for lane in piece]
-    return Outcome(_in_order(done.totals, places), [(places, cohort.park(done.next_state))])
+def _train_whole(replies: Replies, cohort: Cohort, lanes: list[Lane]) -> Outcome:
+    """Train one run in one chunk, with replies reduced inside the computation."""
+    jobs, batches = jobs_of(cohort, lanes)
+    done: Trained = replies(cohort.bound, jobs, [lane.steps for lane in lanes], batches, True)
+    positions = [lane.position for lane in lanes]
+    return Outcome(_in_order(done.totals, positions), [(positions, cohort.park(done.next_state))])
 
 
-def cut(steps: Sequence[Sequence[int]], chunk: int) -> list[list[Lane]]:
-    """Lanes sorted by falling number of steps, in chunks of one size but for the last.
+def split(steps: Sequence[Sequence[int]], chunk: int) -> list[list[Lane]]:
+    """Lanes sorted by decreasing number of steps, in chunks of equal size but for the last.
 
-    >>> [[lane.steps for lane in piece] for piece in cut([[1, 5], [3, 5, 2]], 2)]
+    Args:
+        steps: the number of steps of every client of every run.
+        chunk: the maximal size of a chunk; 0: no limit.
+
+    >>> [[lane.steps for lane in lanes] for lanes in split([[1, 5], [3, 5, 2]], 2)]
     [[5, 5], [3, 2], [1]]
     """
-    lanes = [Lane(s, i, count) for s, own in enumerate(steps) for i, count in enumerate(own)]
+    lanes = [Lane(run, i, n) for run, counts in enumerate(steps) for i, n in enumerate(counts)]
     lanes.sort(key=lambda lane: -lane.steps)
-    pieces = math.ceil(len(lanes) / chunk) if chunk else 1
-    size = math.ceil(len(lanes) / pieces)
+    num_chunks = math.ceil(len(lanes) / chunk) if chunk else 1
+    size = math.ceil(len(lanes) / num_chunks)
     return [lanes[i : i + size] for i in range(0, len(lanes), size)]
 
 
-def some_jobs(cohort: Cohort, piece: list[Lane]) -> tuple[Job, Tensor]:
-    """The jobs of some lanes, and what they train on."""
+def jobs_of(cohort: Cohort, lanes: list[Lane]) -> tuple[Job, Tensor]:
+    """The jobs of some lanes, and their batch indices ``[lanes, max steps, batch]``."""
     first = [0, *accumulate(len(group.clients) for group in cohort.groups)]
-    places = [first[lane.run] + lane.at for lane in piece]
-    common = {name: getattr(cohort.jobs, name) for name in ("anchor", "sent", "fields")}
-    own = cohort.jobs._replace(anchor=Weights({}, {}), sent={}, fields={})
+    rows = [first[lane.run] + lane.position for lane in lanes]
+    shared = {name: getattr(cohort.jobs, name) for name in ("anchor", "sent", "fields")}
+    stacked = cohort.jobs._replace(anchor=Weights({}, {}), sent={}, fields={})
     if len(cohort.groups) > 1:
-        common = take_rows(common, [lane.run for lane in piece])
-    jobs = take_rows(own, places)
-    client = jobs.client or _states(cohort, piece)
-    return jobs._replace(client=client, **common), take_rows(cohort.batches, places)
+        shared = take_rows(shared, [lane.run for lane in lanes])
+    jobs = take_rows(stacked, rows)
+    client = jobs.client or _states(cohort, lanes)
+    return jobs._replace(client=client, **shared), take_rows(cohort.batches, rows)
 
 
-def _states(cohort: Cohort, piece: list[Lane]) -> Tree:
-    """Clients' own state in the order of the lanes."""
-    runs = _by_run(piece)
-    found = [cohort.states(run, [piece[i].at for i in rows]) for run, rows in runs.items()]
-    together = [i for rows in runs.values() for i in rows]
-    where = sorted(range(len(piece)), key=together.__getitem__)
-    return take_rows(tree.concat(found), where)
+def _states(cohort: Cohort, lanes: list[Lane]) -> Tree:
+    """Client state in the order of the lanes."""
+    runs = _rows_by_run(lanes)
+    states = [cohort.states(run, [lanes[i].position for i in rows]) for run, rows in runs.items()]
+    by_run = [i for rows in runs.values() for i in rows]
+    inverse = sorted(range(len(lanes)), key=by_run.__getitem__)
+    return take_rows(tree.concat(states), inverse)
 
 
-def _by_run(piece: list[Lane]) -> dict[int, list[int]]:
-    """Which of some lanes belong to each run."""
+def _rows_by_run(lanes: list[Lane]) -> dict[int, list[int]]:
+    """The rows among some lanes that belong to each run."""
     found: dict[int, list[int]] = {}
-    for i, lane in enumerate(piece):
+    for i, lane in enumerate(lanes):
         found.setdefault(lane.run, []).append(i)
     return found
 
 
-def _in_order(found: Totals, places: list[int]) -> Totals:
-    """What totals say of single clients, in the order of the cohort."""
-    back = sorted(range(len(places)), key=places.__getitem__)
-    if back == list(range(len(places))):
-        return found
+def _in_order(totals: Totals, positions: list[int]) -> Totals:
+    """Totals whose per-client values are in the order of the cohort."""
+    inverse = sorted(range(len(positions)), key=positions.__getitem__)
+    if inverse == list(range(len(positions))):
+        return totals
 
     def take(value: Any) -> Any:
-        return take_rows(value, back)
+        return take_rows(value, inverse)
 
-    out = found | {n: take(found[n]) for n in found.keys() & {*PER_CLIENT, "clients"}}
+    out = totals | {n: take(totals[n]) for n in totals.keys() & {*PER_CLIENT, "clients"}}
     out["uploads"] = {
         path: Stack(take(up.value)) if isinstance(up, Stack) else up
-        for path, up in found["uploads"].items()
+        for path, up in totals["uploads"].items()
     }
     return out

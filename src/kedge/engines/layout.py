@@ -1,4 +1,4 @@
-"""How an engine lays out the tensors of a model, and which layers it puts in place of others."""
+"""The layout of an engine's model: memory format, and replaced layers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from kedge.core.tree import Params, Tree
 from kedge.engines import stacked
 from kedge.engines.torch_private import transforms_active
 
-MAX_CONV_WEIGHTS = 4_000_000  # above it, converting filters costs more than channels-last gains
+MAX_CONV_WEIGHTS = 4_000_000  # with more, converting them costs more than channels-last gains
 
 
 @dataclass(frozen=True)
 class EngineLayout(Layout):
-    """The layout of an engine's own model."""
+    """The layout of a model that an engine has prepared."""
 
-    channels_last: bool = False  # for convolutions of one client at a time
-    stacked: bool = False  # convolutions of many clients at once have a client axis
+    channels_last: bool = False  # memory format of one client at a time
+    stacked: bool = False  # convolutions of all clients at once have a client axis
 
     def replace_layers(self, net: nn.Module) -> None:
-        stacked.replaced(net)
+        stacked.replace_layers(net)
         for layer in net.modules():
             if isinstance(layer, stacked.Conv2d):
                 layer.stacked = self.stacked
             elif isinstance(layer, NORMS):
-                layer.register_forward_pre_hook(_in_full_precision)
+                layer.register_forward_pre_hook(_contiguous_float32)
             elif self.channels_last and isinstance(layer, nn.MaxPool2d):
                 layer.register_forward_hook(pool_grad_to_channels_last)
             elif self.channels_last and type(layer) is Dropout:
@@ -45,14 +45,14 @@ class EngineLayout(Layout):
         return x, params
 
     def place(self, values: Tree) -> Tree:
-        """Tensors without gaps, convolution weights converted once rather than in every step."""
+        """Contiguous tensors, or in channels-last, so that weights are converted once per round."""
         return to_channels_last(values) if self.channels_last else tree.map(_contiguous, values)
 
 
 def initial_weight(model: Model, w: Tensor) -> Tensor:
-    """A first weight in the memory format that the kernels of stacked convolutions read."""
-    wanted = isinstance(model.layout, EngineLayout) and model.layout.stacked and w.ndim == 4
-    return w.contiguous(memory_format=torch.channels_last) if wanted else w
+    """An initial weight in the memory format that the kernels of stacked convolutions read."""
+    is_filter = isinstance(model.layout, EngineLayout) and model.layout.stacked and w.ndim == 4
+    return w.contiguous(memory_format=torch.channels_last) if is_filter else w
 
 
 def layout_of(model: Model) -> EngineLayout:
@@ -62,11 +62,11 @@ def layout_of(model: Model) -> EngineLayout:
 
 
 def prefers_channels_last(model: Model, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether channels-last makes passes of one client at a time faster.
+    """Whether channels-last is faster for one client at a time.
 
-    On a CPU it does for convolutions in float32 (by 1.1 to 1.6), unless maps are normalised: group
-    norm then takes longer than the convolutions gain. With many filters, as VGG-11 has, converting
-    them takes longer.
+    On a GPU it is for all convolutions. On a CPU it is for those in float32 (by a factor of 1.1 to
+    1.6), except in networks with normalisation layers, where GroupNorm loses more than convolutions
+    gain, and in those with many weights such as VGG-11, where the conversion takes longer.
     """
     layers = list(model.template.modules())
     filters = [layer.weight.numel() for layer in layers if isinstance(layer, nn.Conv2d)]
@@ -77,24 +77,24 @@ def prefers_channels_last(model: Model, device: torch.device, dtype: torch.dtype
 
 
 def to_channels_last(values: Tree) -> Tree:
-    """Tensors of four dimensions in channels-last, all others contiguous."""
+    """Tensors of four dimensions in channels-last, the others contiguous."""
 
     def convert(x: Tensor) -> Tensor:
-        wanted = torch.channels_last if x.ndim == 4 else torch.contiguous_format
-        return x.contiguous(memory_format=wanted)
+        memory_format = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+        return x.contiguous(memory_format=memory_format)
 
     return tree.map(convert, values)
 
 
 def pool_grad_to_channels_last(pool: nn.Module, args: Any, out: Any) -> None:
-    """Give a pool its gradient in channels-last: in the other format, in which it comes from a
-    layer that flattens, the pool would convert its whole input there and back."""
+    """Forward hook of a pool: convert its output gradient to channels-last. A contiguous gradient,
+    as a flatten layer returns it, would make the pool convert its whole input twice."""
     if isinstance(out, Tensor) and out.requires_grad and not transforms_active():
         out.register_hook(to_channels_last)
 
 
 class ChannelsLastDropout(Dropout):
-    """The same draws, in the memory format of the maps."""
+    """Dropout whose mask has the same values in channels-last."""
 
     def draws(self, key: Tensor, x: Tensor) -> Tensor:
         if self.channels or x.ndim != 4 or x.device.type != "cpu" or transforms_active():
@@ -104,7 +104,7 @@ class ChannelsLastDropout(Dropout):
 
 @lru_cache(maxsize=64)
 def _counter(shape: tuple[int, ...]) -> Tensor:
-    """0, 1, 2, ... in channels-last, which is slow to make afresh."""
+    """0, 1, 2, ... in channels-last; cached, since the conversion is slow."""
     return to_channels_last(torch.arange(math.prod(shape), dtype=torch.int32).reshape(shape))
 
 
@@ -112,13 +112,16 @@ def _contiguous(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _in_full_precision(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """BatchNorm of many clients at once has no backward pass in half precision, nor one for maps
-    in channels-last."""
+def _contiguous_float32(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Forward pre-hook of BatchNorm: under ``vmap`` its backward pass supports neither bfloat16 nor
+    channels-last."""
     if not transforms_active():
         return None
     x = args[0].float() if args[0].dtype == torch.bfloat16 else args[0]
     x = x.contiguous()
-    if x.ndim == 4 and x.shape[-2:] == (1, 1):  # contiguous keeps the strides of either format
+    if x.ndim == 4 and x.shape[-2:] == (
+        1,
+        1,
+    ):  # contiguous() keeps the strides of either memory format
         x = x.flatten(1).reshape(x.shape)
     return (x,)

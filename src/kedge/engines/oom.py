@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is out of memory, or was caused by it (in a hook, or during capture)."""
+    """Whether an error is, or was caused by, out of memory (in a hook, or during capture)."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -23,17 +23,20 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def retry_smaller(captures: Captures, work: Callable[[], T], shrink: Callable[[], None]) -> T:
-    """Call ``work``. After out of memory, call it again: first without the graphs captured for
-    other rounds, then with fewer clients at once, for which ``shrink`` provides, or raises."""
-    earlier = len(captures) > 0
+    """Call ``work``, and retry after out of memory.
+
+    The first retry frees the graphs captured for other rounds. Before each further one, ``shrink``
+    reduces the number of clients at once, or raises.
+    """
+    has_graphs = len(captures) > 0
     while True:
         try:
             return work()
         except (RuntimeError, HookError) as error:
             if not is_out_of_memory(error):
                 raise
-        # outside the handler: there the tensors of the failed call are freed
-        if not earlier:
+        # outside the handler, where the traceback would keep the tensors of the failed call alive
+        if not has_graphs:
             shrink()
-        earlier = False
-        captures.forget()
+        has_graphs = False
+        captures.clear()

@@ -1,7 +1,7 @@
-"""One client after the other by the reference arithmetic: what every engine must agree with.
+"""The reference engine: one client after the other, in plain PyTorch.
 
-Nothing here is fast. The core's own functions run on the model as the user gave it, in plain
-PyTorch; the laws compare every other engine with this one.
+It calls the functions of the core on the model as the user gave it. It is slow and easy to read;
+the laws compare every other engine with it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kedge.core.work import take_jobs
 from kedge.engines.cohort import Cohort, Outcome
 from kedge.engines.engine import Engine, engines
 
-EVALUATION_ROWS = 1024  # samples in one pass
+EVALUATION_ROWS = 1024  # per forward pass
 
 
 @engines.register("reference")
 class Reference(Engine):
-    """Plain PyTorch, for proofs and for reading."""
+    """Plain PyTorch, as the standard of correctness."""
 
     name = "reference"
     is_candidate = False
@@ -50,28 +50,25 @@ class Reference(Engine):
 
     def survey(self, cohort: Cohort, part: Part) -> Totals:
         jobs = cohort.with_states().jobs
-        every = (take_jobs(jobs, i) for i in range(cohort.size))
-        answers = tree.stack([client.survey(cohort.bound, job, part) for job in every])
+        each = (take_jobs(jobs, i) for i in range(cohort.size))
+        answers = tree.stack([client.survey(cohort.bound, job, part) for job in each])
         return server.survey_totals(part, answers, jobs.info.weight)
 
     def personal(self, cohort: Cohort) -> Weights:
         jobs = cohort.with_states().jobs
-        every = (take_jobs(jobs, i) for i in range(cohort.size))
-        return tree.stack([client.personal(cohort.bound, job) for job in every])
+        each = (take_jobs(jobs, i) for i in range(cohort.size))
+        return tree.stack([client.personal(cohort.bound, job) for job in each])
 
     def evaluate(
         self, bound: Bound, weights: Weights, rows: Sequence[Tensor], personal: bool
     ) -> list[dict[str, Tensor]]:
-        found = []
-        for k, own in enumerate(rows):
-            mine = tree.take(weights, k) if personal else weights
-            found.append(sums_over(bound, mine, own))
-        return found
+        each = (tree.take(weights, k) if personal else weights for k in range(len(rows)))
+        return [sums_over(bound, w, indices) for w, indices in zip(each, rows, strict=True)]
 
 
 @torch.no_grad()
 def sums_over(bound: Bound, weights: Weights, rows: Tensor) -> dict[str, Tensor]:
-    """The task's sums of one model over some rows of the data; ``{}`` for no rows."""
+    """The task's sums of one model over rows ``[n]`` of the data; ``{}`` for no rows."""
     total: dict[str, Tensor] = {}
     for piece in torch.split(rows, EVALUATION_ROWS) if len(rows) else ():
         batch = bound.data.clean(piece)

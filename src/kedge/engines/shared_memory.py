@@ -1,4 +1,4 @@
-"""Memory that processes share: trees of tensors are written into it and read where they lie."""
+"""Shared memory of processes, for trees of tensors that are read without a copy."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ ALIGNMENT = 64  # bytes, as torch aligns its own tensors
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in a memory."""
+    """The place of a tensor in shared memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    start: int
+    start: int  # byte offset
 
     @property
     def end(self) -> int:
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
-class Memory:
-    """Shared memory that grows as needed.
+class SharedMemory:
+    """Anonymous shared memory that grows as needed.
 
-    It has no name and belongs to no file system: processes that are forked after it was made have
-    it, nobody else does, and it is gone when the last of them is.
+    Processes forked after its creation inherit it. It is freed when the last of them exits.
     """
 
     def __init__(self) -> None:
@@ -42,11 +41,11 @@ class Memory:
         self._map: mmap.mmap | None = None
 
     def write(self, places: Tree, values: Tree) -> None:
-        """Copy tensors to their places."""
+        """Copy tensors to their places; other leaves are ignored."""
         tree.map(lambda p, x: self._at(p).copy_(x) if isinstance(p, Place) else p, places, values)
 
     def read(self, places: Tree) -> Tree:
-        """The tensors at some places, not copied."""
+        """The tensors at some places, without a copy; other leaves are returned as they are."""
         return tree.map(lambda p: self._at(p) if isinstance(p, Place) else p, places)
 
     def _at(self, place: Place) -> Tensor:
@@ -56,15 +55,16 @@ class Memory:
         if self._map is None or len(self._map) < place.end:
             if os.fstat(self.file).st_size < place.end:
                 os.ftruncate(self.file, place.end)
-            self._map = mmap.mmap(self.file, 0)  # tensors in the old one keep it alive
+            self._map = mmap.mmap(self.file, 0)  # tensors keep the old map alive
         flat = torch.frombuffer(self._map, dtype=place.dtype, count=count, offset=place.start)
         return flat.reshape(place.shape)
 
 
-def places(values: Tree, start: int = 0) -> tuple[Tree, int]:
-    """A place for every tensor, one after the other, and where they end.
+def allocate(values: Tree, start: int = 0) -> tuple[Tree, int]:
+    """Assign places to the tensors of a tree, one after the other from byte ``start``.
 
-    What is not a tensor stays as it is.
+    Returns the tree with a :class:`Place` for every tensor, other leaves unchanged, and the byte
+    where the last tensor ends.
     """
     end = start
 

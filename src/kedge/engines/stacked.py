@@ -1,11 +1,11 @@
-"""Convolutions of many clients at once.
+"""Convolutions of all clients at once.
 
-Under ``vmap`` over clients, whose weights differ, a :class:`Conv2d` becomes one operation with a
-client axis: on a GPU a kernel of :mod:`kedge.engines.kernels`, several times faster than the
-grouped convolution that ``vmap`` makes of it. Inputs that clients have in common are repeated for
-it. Where clients share their weights it is the ordinary convolution of all their inputs in one
-batch, and only the gradient of the weights, each client's own, has a client axis. Outside ``vmap``,
-and in float64 on a GPU, it is the ordinary convolution.
+Under ``vmap`` over clients with different weights, a :class:`Conv2d` becomes one operation with a
+client axis. On a GPU this is a kernel of :mod:`kedge.engines.kernels`, several times faster than
+the grouped convolution of ``vmap``. Inputs that clients share are expanded. If clients share their
+weights, it is the ordinary convolution of all inputs as one batch, and only the gradient of the
+weights, which differs between clients, has a client axis. Outside ``vmap``, and in float64 on a
+GPU, it is the ordinary convolution.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Pair: TypeAlias = tuple[int, int]
 
 
 def available() -> bool:
-    """Whether there is what the kernels are written in."""
+    """Whether Triton is installed, in which the kernels are written."""
     return importlib.util.find_spec("triton") is not None
 
 
 class Conv2d(nn.Conv2d):
-    """An ``nn.Conv2d`` that can be stacked; ``stacked`` turns that on."""
+    """An ``nn.Conv2d`` with a client axis under ``vmap`` if ``stacked`` is set."""
 
     stacked = False
 
@@ -41,14 +41,14 @@ class Conv2d(nn.Conv2d):
 
 
 class GlobalPool(nn.AdaptiveAvgPool2d):
-    """The mean over a map; the original has no rule for ``vmap`` where channels come last."""
+    """Global average pooling; ``nn.AdaptiveAvgPool2d`` has no vmap rule for channels-last."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1), keepdim=True)
 
 
-def replaced(net: nn.Module) -> None:
-    """Let a network's layers be stacked, where they can."""
+def replace_layers(net: nn.Module) -> None:
+    """Replace, in place, the layers of a network that have a stacked version."""
     for layer in net.modules():
         if _can_be_stacked(layer):
             layer.__class__ = Conv2d
@@ -57,7 +57,7 @@ def replaced(net: nn.Module) -> None:
 
 
 def _can_be_stacked(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution of the kind that the kernels know."""
+    """Whether the kernels support a layer."""
     return (
         type(layer) is nn.Conv2d
         and layer.groups == 1
@@ -90,7 +90,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, stride: int, padding: Pair) -> Any:
-        if dims[1] is None:  # the same weights for all: one large batch
+        if dims[1] is None:  # shared weights: one large batch
             x = x.movedim(dims[0], 0)
             y = _Forward.apply(x.flatten(0, 1), w, stride, padding)
             return y.unflatten(0, x.shape[:2]), 0
@@ -112,7 +112,7 @@ class _Inputs(torch.autograd.Function):
         ctx.save_for_backward(g, w)
 
     @staticmethod
-    def backward(ctx: Any, gg: Tensor) -> Any:  # the product is linear in both
+    def backward(ctx: Any, gg: Tensor) -> Any:  # bilinear in g and w
         g, w = ctx.saved_tensors
         dg = _Forward.apply(gg, w, ctx.stride, ctx.padding)
         dw = _Weights.apply(g, gg, tuple(w.shape[-2:]), ctx.stride, ctx.padding).to(w.dtype)
@@ -134,7 +134,7 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
         shape = [g.shape[1], x.shape[1], *size]
-        return conv2d_weight(x, shape, g, stride, padding).to(_full(x))
+        return conv2d_weight(x, shape, g, stride, padding).to(_accumulator(x))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -155,11 +155,13 @@ class _Weights(torch.autograd.Function):
 
 
 class _Stacked(torch.autograd.Function):
-    """The operation with a client axis, for gradients that are taken outside ``vmap``."""
+    """The operation with a client axis, for gradients taken outside ``vmap``."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, padding: Pair) -> Tensor:
-        return torch.ops.kedge.conv(x, _laid(w, x.dtype, (0, 3, 4, 1, 2)), stride, padding)
+        return torch.ops.kedge.conv(
+            x, _permute_weights(w, x.dtype, (0, 3, 4, 1, 2)), stride, padding
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -184,7 +186,7 @@ class _Stacked(torch.autograd.Function):
 
 
 def _stacked(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The client axis first, also on what all clients share."""
+    """Tensors with the client axis first; shared ones are expanded."""
     return tuple(
         t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
         for t, d in zip(tensors, dims, strict=False)
@@ -192,8 +194,8 @@ def _stacked(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _inputs(g: Tensor, w: Tensor, size: Any, stride: int, padding: Any) -> Tensor:
-    laid = _laid(w, g.dtype, (0, 3, 4, 2, 1))
-    return torch.ops.kedge.conv_inputs(_channels_last(g), laid, size, stride, padding)
+    weights = _permute_weights(w, g.dtype, (0, 3, 4, 2, 1))
+    return torch.ops.kedge.conv_inputs(_channels_last(g), weights, size, stride, padding)
 
 
 def _weights(g: Tensor, x: Tensor, size: Any, stride: int, padding: Any) -> Tensor:
@@ -201,13 +203,14 @@ def _weights(g: Tensor, x: Tensor, size: Any, stride: int, padding: Any) -> Tens
     return torch.ops.kedge.conv_weights(g, x, size, stride, padding)
 
 
-def _laid(w: Tensor, dtype: torch.dtype, order: tuple[int, ...]) -> Tensor:
-    """Weights ``[K, O, C, R, S]`` as ``[K, R, S, target, source]``: source channels together."""
+def _permute_weights(w: Tensor, dtype: torch.dtype, order: tuple[int, ...]) -> Tensor:
+    """Weights ``[K, O, C, R, S]`` as contiguous ``[K, R, S, target, source]`` channels."""
     return w.permute(order).to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Laid out as :func:`empty` would; a compiler fuses the copy into what made ``x``."""
+    """Convert to the memory format of :func:`empty`; a compiler fuses the copy with the operation
+    before."""
     if x.shape[2] % 16:
         return x
     if _one_pixel(x.shape[3], x.shape[4]):
@@ -220,18 +223,18 @@ def _one_pixel(height: int, width: int) -> bool:
 
 
 def empty(clients: int, batch: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
-    """A result, its channels last where they fill a block: so they are read in whole pieces.
+    """An empty result ``[K, B, C, H, W]``, in channels-last if channels fill a block, so that reads
+    are coalesced.
 
-    A map of one pixel has its channels last in the usual layout, too. Strides that say otherwise
-    would not change that, but BatchNorm would take it for a map in the other layout, and its
-    backward pass cannot be mapped over those on a GPU."""
+    A map of one pixel is contiguous and channels-last at once. It gets contiguous strides: on
+    channels-last ones, the backward pass of BatchNorm has no vmap rule on a GPU."""
     if channels % 16 or _one_pixel(height, width):
         return like.new_empty(clients, batch, channels, height, width)
     return like.new_empty(clients, batch, height, width, channels).permute(0, 1, 4, 2, 3)
 
 
 def empty_target(x: Tensor, w: Tensor, stride: int, padding: Any) -> Tensor:
-    """What a convolution with laid-out weights ``[K, R, S, O, C]`` gives."""
+    """An empty result for the convolution of ``[K, B, C, H, W]`` with ``[K, R, S, O, C]``."""
     height = (x.shape[3] + 2 * padding[0] - w.shape[1]) // stride + 1
     width = (x.shape[4] + 2 * padding[1] - w.shape[2]) // stride + 1
     return empty(x.shape[0], x.shape[1], w.shape[3], height, width, like=x)
@@ -242,9 +245,9 @@ def _conv(x: Tensor, w: Tensor, stride: int, padding: list[int]) -> Tensor:
         from kedge.engines import kernels
 
         return kernels.conv(x, w, stride, (padding[0], padding[1]))
-    every = zip(x, w.permute(0, 3, 4, 1, 2), strict=True)
-    done = [F.conv2d(x, w, stride=stride, padding=padding) for x, w in every]
-    return empty_target(x, w, stride, padding).copy_(torch.stack(done))
+    clients = zip(x, w.permute(0, 3, 4, 1, 2), strict=True)
+    results = [F.conv2d(x, w, stride=stride, padding=padding) for x, w in clients]
+    return empty_target(x, w, stride, padding).copy_(torch.stack(results))
 
 
 def _conv_inputs(g: Tensor, w: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
@@ -253,9 +256,9 @@ def _conv_inputs(g: Tensor, w: Tensor, size: list[int], stride: int, padding: li
 
         return kernels.conv_inputs(g, w, (size[0], size[1]), stride, (padding[0], padding[1]))
     shape = [g.shape[1], w.shape[3], *size]
-    every = zip(g, w.permute(0, 4, 3, 1, 2), strict=True)
-    done = [conv2d_input(shape, w, g, stride, padding) for g, w in every]
-    return _empty_source(g, w, size).copy_(torch.stack(done))
+    clients = zip(g, w.permute(0, 4, 3, 1, 2), strict=True)
+    results = [conv2d_input(shape, w, g, stride, padding) for g, w in clients]
+    return _empty_source(g, w, size).copy_(torch.stack(results))
 
 
 def _conv_weights(g: Tensor, x: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
@@ -264,12 +267,13 @@ def _conv_weights(g: Tensor, x: Tensor, size: list[int], stride: int, padding: l
 
         return kernels.conv_weights(g, x, (size[0], size[1]), stride, (padding[0], padding[1]))
     shape = [g.shape[2], x.shape[2], *size]
-    done = [conv2d_weight(x, shape, g, stride, padding) for g, x in zip(g, x, strict=True)]
-    return _empty_weights(g, x, size).copy_(torch.stack(done))
+    clients = zip(g, x, strict=True)
+    results = [conv2d_weight(x, shape, g, stride, padding) for g, x in clients]
+    return _empty_weights(g, x, size).copy_(torch.stack(results))
 
 
-def _full(x: Tensor) -> torch.dtype:
-    """The type that gradients of weights are summed in."""
+def _accumulator(x: Tensor) -> torch.dtype:
+    """The dtype in which gradients of weights are summed."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -279,11 +283,11 @@ def _empty_source(g: Tensor, w: Tensor, size: Any, *_: Any) -> Tensor:
 
 def _empty_weights(g: Tensor, x: Tensor, size: Any, *_: Any) -> Tensor:
     shape = (x.shape[0], g.shape[2], *size, x.shape[2])
-    return x.new_empty(shape, dtype=_full(x)).permute(0, 1, 4, 2, 3)
+    return x.new_empty(shape, dtype=_accumulator(x)).permute(0, 1, 4, 2, 3)
 
 
-# Operations that compilers and graphs take as a whole. Their gradients are those of the functions
-# above, so they are defined without any.
+# Operators that compilers and traced graphs treat as opaque. The autograd functions above define
+# their gradients.
 _OPERATIONS = torch.library.Library("kedge", "DEF")
 for _schema, _work, _empty in (
     ("conv(Tensor x, Tensor w, int stride, int[] padding) -> Tensor", _conv, empty_target),

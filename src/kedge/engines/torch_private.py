@@ -1,12 +1,12 @@
-"""All private interfaces of torch that kedge uses, each with a fallback on public ones.
+"""All private interfaces of torch that kedge uses, each with a fallback to public ones.
 
-``torch.func`` takes every tree apart by general rules and records the backward pass to be
-differentiated again, which is half the time of a small step. kedge's trees are nothing but tensors,
-dicts and named tuples, and a step differentiates once; so :func:`over_clients` and :func:`gradient`
-call the functions that ``torch.func`` is made of.
+``torch.func`` flattens trees by general rules and records the backward pass for a second
+differentiation, which takes half the time of a small step. kedge's trees hold only tensors, dicts
+and named tuples, and a step differentiates once. So :func:`over_clients` and :func:`gradient` call
+the functions below ``torch.func``.
 
-A release of torch that moves one of these interfaces slows kedge down and does not break it: then
-the public functions serve. ``KEDGE_PUBLIC_TORCH=1`` asks for them, as the tests do.
+A release of torch that moves a private interface makes kedge slower, but does not break it.
+``KEDGE_PUBLIC_TORCH=1`` forces the fallback; the tests use it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kedge.core.tree import Params, Tree
 
 
 def _private(module: str, *names: str) -> Any:
-    """A private module of torch, or None where it lacks one of the names that are needed."""
+    """A private module of torch; None if it is missing, or lacks one of the names."""
     if os.environ.get("KEDGE_PUBLIC_TORCH"):
         return None
     try:
@@ -61,13 +61,21 @@ _core = _private("torch._C", "_are_functorch_transforms_active", "_len_torch_dis
 
 
 def over_clients(fn: Callable[..., Tree], *dims: Any) -> Callable[..., Tree]:
-    """``fn`` for all clients at once.
+    """Map ``fn`` over clients, as ``torch.func.vmap`` does.
 
-    Each of its arguments has the clients along a first axis (0), or is common to them (None), or,
-    if it is a named tuple, has one of the two for every field.
+    Args:
+        fn: of trees, returns a tree.
+        dims: for each argument 0, if it is stacked along a first axis, or None, if clients share
+            it; for a named tuple, also a named tuple with 0 or None for every field.
+
+    Returns:
+        A function whose result is stacked along a first axis.
+
+    >>> over_clients(lambda x, y: x + y, 0, None)(torch.ones(3), torch.ones(()))
+    tensor([2., 2., 2.])
     """
     if layers is None:
-        return _inside(torch.func.vmap(fn, in_dims=dims))
+        return _counted(torch.func.vmap(fn, in_dims=dims))
 
     def every(*trees: Tree) -> Tree:
         _load_rules()
@@ -85,12 +93,12 @@ def over_clients(fn: Callable[..., Tree], *dims: Any) -> Callable[..., Tree]:
 
 @cache
 def _load_rules() -> None:
-    """Load the vmap rules that torch registers with the first public call."""
+    """Load the vmap rules that torch registers on the first public call."""
     torch.func.vmap(torch.neg)(torch.zeros(1))
 
 
 def _counts(value: Tree, dim: Any) -> Any:
-    """The number of clients, from every leaf that has them."""
+    """The number of clients, from every stacked leaf."""
     if isinstance(dim, tuple):
         for field, own in zip(value, dim, strict=True):
             yield from _counts(field, own)
@@ -105,19 +113,28 @@ def _batched(value: Tree, dim: Any, level: int) -> Tree:
     return value if dim is None else tree.map(lambda x: layers._add_batch_dim(x, 0, level), value)
 
 
-# -- gradients under a map ----------------------------------------------------------------------
+# -- gradients under vmap -----------------------------------------------------------------------
 
 
 def gradient(fn: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
-    """Gradient of ``fn``, which works under ``vmap``, and what else it returns.
+    """Gradient of a function under ``vmap``.
 
-    It can be differentiated inside another gradient, and on a GPU, where steps are captured once
-    and some operators can only then be mapped.
+    The gradient itself can be differentiated inside another gradient, and on a GPU, where some
+    operators have a vmap rule only then.
+
+    Args:
+        fn: ``fn(params)`` returns a scalar and a tree.
+        params: the point.
+
+    Returns:
+        The gradient of the scalar, zero for unused parameters, and the tree.
     """
     if layers is None:
         with no_saved_tensor_hooks():
-            return _inside(torch.func.grad(fn, has_aux=True))(params)
-    again = any(i.key() == layers.TransformType.Grad for i in layers.get_interpreter_stack() or ())
+            return _counted(torch.func.grad(fn, has_aux=True))(params)
+    is_nested = any(
+        i.key() == layers.TransformType.Grad for i in layers.get_interpreter_stack() or ()
+    )
     level = layers._grad_increment_nesting()
     try:
         with torch.enable_grad(), no_saved_tensor_hooks():
@@ -126,7 +143,7 @@ def gradient(fn: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tup
             found = torch.autograd.grad(
                 value,
                 list(leaves.values()),
-                create_graph=again or value.is_cuda,
+                create_graph=is_nested or value.is_cuda,
                 allow_unused=True,
             )
         out = partial(_unwrapped, level)
@@ -152,11 +169,11 @@ def _unwrapped(level: int, x: Tensor) -> Tensor:
     return layers._unwrap_for_grad(x, level)
 
 
-# -- where we are -------------------------------------------------------------------------------
+# -- active transforms --------------------------------------------------------------------------
 
 
 class _Depth(threading.local):
-    """How many of kedge's own transforms this thread is inside, for the fallback."""
+    """The number of kedge's own transforms around this thread, for the fallback."""
 
     transforms = 0
 
@@ -164,8 +181,8 @@ class _Depth(threading.local):
 _depth = _Depth()
 
 
-def _inside(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Count a public transform while it runs."""
+def _counted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a public transform as active while it runs."""
 
     def call(*args: Any) -> Any:
         _depth.transforms += 1
@@ -178,8 +195,8 @@ def _inside(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def transforms_active() -> bool:
-    """Whether this is inside ``vmap`` or a mapped gradient, where tensors have no layout. The
-    fallback knows those of kedge's engines only."""
+    """Whether the caller is inside ``vmap`` or a mapped gradient, where tensors have no memory
+    format. The fallback knows the transforms of kedge's engines only."""
     if _core is None:
         return _depth.transforms > 0
     return _core._are_functorch_transforms_active()
@@ -193,7 +210,7 @@ if _core is not None:
     eager.set_predicate(_is_eager)
 
 
-# -- many tensors at once -----------------------------------------------------------------------
+# -- lists of tensors ----------------------------------------------------------------------------
 
 _lists = _private("torch", "_foreach_add", "_foreach_add_", "_foreach_mul")
 Tensors = Sequence[Tensor]
@@ -207,7 +224,7 @@ def foreach_add(a: Tensors, b: Tensors, alpha: float = 1) -> Tensors:
 
 
 def foreach_add_(a: Tensors, b: Tensors, alpha: float = 1) -> None:
-    """The same in the memory of ``a``."""
+    """``a += alpha * b`` for lists of tensors."""
     if _lists is None:
         for x, y in zip(a, b, strict=True):
             x.add_(y, alpha=alpha)
@@ -216,7 +233,7 @@ def foreach_add_(a: Tensors, b: Tensors, alpha: float = 1) -> None:
 
 
 def foreach_mul(a: Tensors, factor: Tensor) -> Tensors:
-    """Every tensor times a number that lies on the device."""
+    """Every tensor times a scalar on the device."""
     return [x * factor for x in a] if _lists is None else _lists._foreach_mul(a, factor)
 
 
@@ -230,8 +247,7 @@ def can_compile() -> bool:
 
 @cache
 def _compiler() -> tuple[Any, Any, Any] | None:
-    """(make_fx, common subexpressions, inductor), imported when a step is compiled: they take
-    a second."""
+    """(make_fx, fx_graph_cse, inductor), imported on first use, which takes a second."""
     try:
         from torch import _inductor
         from torch._functorch.compile_utils import fx_graph_cse
@@ -242,25 +258,25 @@ def _compiler() -> tuple[Any, Any, Any] | None:
 
 
 def trace(function: Callable[..., Any], *leaves: Tensor) -> torch.fx.GraphModule:
-    """What a function of tensors does, as a graph with ``vmap`` and ``grad`` resolved."""
+    """The graph of a function of tensors, with ``vmap`` and ``grad`` resolved."""
     compiler = _compiler()
     assert compiler is not None
     return compiler[0](function)(*leaves)
 
 
-def without_repeats(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph without common subexpressions."""
+def eliminate_common_subexpressions(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph in which equal subexpressions are computed once."""
     compiler = _compiler()
     assert compiler is not None
     return compiler[1](graph)
 
 
 def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """A graph compiled to few kernels."""
+    """Compile a graph to a function that returns a list of tensors."""
     compiler = _compiler()
     assert compiler is not None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about torch's own parts
+        warnings.simplefilter("ignore")  # about torch's own code
         return compiler[2].compile(graph, inputs)
 
 
@@ -269,7 +285,7 @@ def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
 
 @contextmanager
 def watching_tensors(watch: Callable[[Any, Any], None]) -> Iterator[bool]:
-    """Call ``watch(inputs, outputs)`` for every operator inside; yields False if torch cannot."""
+    """Call ``watch(inputs, outputs)`` for every operator; yields whether torch supports it."""
     module = _private("torch.utils._python_dispatch", "TorchDispatchMode")
     if module is None:
         yield False
@@ -278,7 +294,7 @@ def watching_tensors(watch: Callable[[Any, Any], None]) -> Iterator[bool]:
     class Watcher(module.TorchDispatchMode):  # type: ignore[name-defined]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # or torch would import its compiler, which takes seconds
+            return False  # True would import torch's compiler, which takes seconds
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -1,12 +1,13 @@
-"""All clients of a round as one batched computation.
+"""The vector engine: all clients of a round as one batched computation.
 
-Their weights are stacked along a first axis and the same ``begin``, ``step`` and ``end`` are mapped
-over it. Clients with fewer steps than others are not padded: sorted by their number of steps, those
-still running at step t are the first k_t of the stack, and step t runs on just these (a staircase).
-On a GPU the steps are captured as CUDA graphs (:mod:`kedge.engines.capture`) and replayed.
+Weights are stacked along a client axis, and ``begin``, ``step`` and ``end`` are mapped over it.
+Clients with fewer steps than others are not padded. Sorted by decreasing number of steps, the
+clients still running at step t are the first k_t of the stack, and step t runs on these alone (a
+staircase). On a GPU the steps are captured as CUDA graphs (:mod:`kedge.engines.capture`) and
+replayed.
 
-A cohort may hold clients of several runs (:mod:`kedge.sim.fleet`), and one that is too large for
-the memory is trained chunk by chunk (:mod:`kedge.engines.lanes`).
+A cohort may hold clients of several runs (:mod:`kedge.sim.fleet`). A cohort that does not fit into
+memory is trained chunk by chunk (:mod:`kedge.engines.lanes`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from kedge.core.view import Job
 from kedge.core.work import take_jobs
 from kedge.engines import lanes, stacked
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of
-from kedge.engines.cohort import Cohort, Outcome, Trained, cloned
-from kedge.engines.compiled import compiled
+from kedge.engines.cohort import Cohort, Outcome, Trained, clone_totals
+from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
 from kedge.engines.lane_bound import LaneBound
@@ -44,24 +45,26 @@ from kedge.engines.torch_private import over_clients
 from kedge.errors import HookError, KedgeError
 
 SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, sweep=0, fields=None)  # type: ignore[arg-type]
-MAX_IDLE = 4  # a compiled step of all lanes is taken as long as one in so many still runs
+MIN_RUNNING_SHARE = 0.25  # of the lanes, for the compiled step of all lanes to run
 Begin = Callable[[Job], Carry]
 Step = Callable[[Job, Carry, Tensor], Carry]
 End = Callable[[Job, Carry], Reply]
-What = tuple[int, bool]  # the binding, and whether replies are reduced
+Variant = tuple[int, bool]  # the binding, and whether replies are reduced
 T = TypeVar("T")
 
 
 @engines.register("vector")
 class Vector(Engine):
-    """All clients at once, by ``vmap``."""
+    """All clients at once, with ``vmap``."""
 
     name = "vector"
     batches_clients = True
 
     def __init__(self, execution: Execution | None = None, capture: bool = True) -> None:
         super().__init__(execution)
-        self.chunk = self.execution.chunk  # lanes at once, at most; less after out of memory
+        self.chunk = (
+            self.execution.chunk
+        )  # maximal number of lanes at once; smaller after out of memory
         self._captures = Captures(capture)
         self._compiled: dict[Any, Step] = {}
 
@@ -74,7 +77,7 @@ class Vector(Engine):
         return True
 
     @classmethod
-    def is_usual(cls, request: Request) -> bool:
+    def is_default(cls, request: Request) -> bool:
         return not (request.convolves and request.device.type == "cpu")
 
     @property
@@ -86,17 +89,18 @@ class Vector(Engine):
         return model.prepared(EngineLayout(stacked=on_gpu and stacked.available()))
 
     def train(self, cohort: Cohort) -> list[Outcome]:
-        """As many lanes at once as there is memory for."""
-        return self._retrying(cohort.size, lambda: lanes.train(self._named, cohort, self.chunk))
+        return self._with_retry(
+            cohort.size, lambda: lanes.train(self._replies_or_hint, cohort, self.chunk)
+        )
 
     def why_not_together(self, cohort: Cohort) -> str:
-        """Seen on one step of two lanes."""
+        """Tried on one step of two lanes."""
         two = [Lane(run, 0, 1) for run in range(len(cohort.groups))][:2]
-        jobs, batches = lanes.some_jobs(cohort, two)
-        begin, step, end = _mapped(cohort.bound, bool(jobs.fields))
+        jobs, batches = lanes.jobs_of(cohort, two)
+        begin, step, end = _map_over_clients(cohort.bound, bool(jobs.fields))
         try:
             end(jobs, step(jobs, begin(jobs), batches[:, 0]))
-        except Exception as error:  # noqa: BLE001  (whatever it is, they run one by one)
+        except Exception as error:  # noqa: BLE001  (the runs then train one by one)
             return str(error) or type(error).__name__
         return ""
 
@@ -108,21 +112,32 @@ class Vector(Engine):
         batches: Tensor,
         reduced: bool = False,
     ) -> Any:
-        """What clients return, who are sorted by falling number of steps: a :class:`Reply`, or,
-        ``reduced`` to what the server takes in, :class:`Trained`."""
-        begin, step, reply = _mapped(bound, bool(jobs.fields))
+        """Train lanes that are sorted by decreasing number of steps.
 
-        def trained(jobs: Job, carry: Carry) -> Trained:
-            every = reply(jobs, carry)
-            return Trained(server.totals(bound, every, jobs.anchor, MAPPED), every.client)
+        Args:
+            bound: in the phases of the round.
+            jobs: stacked by lane.
+            steps: of every lane.
+            batches: ``[lanes, max steps, batch]`` rows of the data.
+            reduced: whether to reduce the replies to totals.
 
-        end, what = trained if reduced else reply, (id(bound), reduced)
-        done = self._replayed(begin, step, end, what, jobs, steps, batches)
+        Returns:
+            A stacked :class:`Reply`, or :class:`Trained` if ``reduced``.
+        """
+        begin, step, reply = _map_over_clients(bound, bool(jobs.fields))
+
+        def reduce(jobs: Job, carry: Carry) -> Trained:
+            replies = reply(jobs, carry)
+            return Trained(server.totals(bound, replies, jobs.anchor, MAPPED), replies.client)
+
+        end, variant = reduce if reduced else reply, (id(bound), reduced)
+        done = self._replay(begin, step, end, variant, jobs, steps, batches)
         if done is not None:
-            return done._replace(totals=cloned(done.totals)) if reduced else done
-        return end(jobs, self._stepwise(begin, step, what, jobs, steps, batches))
+            return done._replace(totals=clone_totals(done.totals)) if reduced else done
+        return end(jobs, self._run_steps(begin, step, variant, jobs, steps, batches))
 
-    def _named(self, *args: Any) -> Any:
+    def _replies_or_hint(self, *args: Any) -> Any:
+        """:meth:`replies`, with a hint in the message of a HookError."""
         try:
             return self.replies(*args)
         except HookError as error:
@@ -130,63 +145,66 @@ class Vector(Engine):
                 f"{error} (all clients at once; engine=loop names the client)"
             ) from error
 
-    def _stepwise(
+    def _run_steps(
         self,
         begin: Begin,
         step: Step,
-        what: What,
+        variant: Variant,
         jobs: Job,
         steps: Sequence[int],
         batches: Tensor,
     ) -> Carry:
         carry, total = begin(jobs), len(steps)
-        whole = self._fused(step, what, jobs, carry, batches[:, 0])  # for all lanes
-        finished: list[Carry] = []  # those that ran out of steps, last clients first
-        running_lanes = running = total
-        for k, first, last in _stairs(steps):
+        full_step = self._compile(step, variant, jobs, carry, batches[:, 0])  # for all lanes
+        finished: list[Carry] = []  # in the order of lanes
+        stack_size = running = total
+        for k, first, last in _staircase(steps):
             if k < running:
                 finished.insert(0, tree.take(carry, slice(k, running)))
                 running = k
-            if k < running_lanes and (whole is step or k * MAX_IDLE < total):
+            if k < stack_size and (full_step is step or k < MIN_RUNNING_SHARE * total):
                 carry, jobs = tree.take(carry, slice(k)), take_jobs(jobs, slice(k))
-                running_lanes = k
-            advance = whole if running_lanes == total else step
+                stack_size = k
+            advance = full_step if stack_size == total else step
             for t in range(first, last):
-                carry = advance(jobs, carry, batches[:running_lanes, t])
+                carry = advance(jobs, carry, batches[:stack_size, t])
         return tree.concat([tree.take(carry, slice(running)), *finished])
 
-    def _fused(self, step: Step, what: What, jobs: Job, carry: Carry, index: Tensor) -> Step:
-        """The step as the compiler made it, if it is to: once for every shape."""
+    def _compile(
+        self, step: Step, variant: Variant, jobs: Job, carry: Carry, index: Tensor
+    ) -> Step:
+        """The step, compiled once for every shape if the execution says so."""
         if not self.execution.compile or jobs.key.is_cuda:
             return step
-        key = (what[0], shapes_of((jobs, carry, index)))
+        key = (variant[0], shapes_of((jobs, carry, index)))
         if key not in self._compiled:
-            self._compiled[key] = compiled(step, jobs, carry, index)
+            self._compiled[key] = compile_function(step, jobs, carry, index)
         return self._compiled[key]
 
-    def _replayed(
+    def _replay(
         self,
         begin: Begin,
         step: Step,
         end: Callable[[Job, Carry], Any],
-        what: What,
+        variant: Variant,
         jobs: Job,
         steps: Sequence[int],
         batches: Tensor,
     ) -> Any:
-        """The same by captured graphs, or None where there are none.
+        """Train by replaying captured graphs; None if there are none.
 
-        A graph is captured for few sizes of the stack only: with k clients left, the next larger
-        size runs, and what it does to clients that have finished is overwritten in the end.
+        Graphs are captured for few sizes of the stack. With k clients still running, the next
+        larger size is replayed, and the carries of finished clients are restored at the end.
         """
         if not self._captures.enabled or batches.device.type != "cuda":
             return None
         total = len(steps)
-        key = (*what, shapes_of(jobs), batches.shape[2])
-        rows, fused = (total, batches.shape[2]), compiled if self.execution.compile else None
+        key = (*variant, shapes_of(jobs), batches.shape[2])
+        rows = (total, batches.shape[2])
+        compiler = compile_function if self.execution.compile else None
         try:
             captured = self._captures.get(
-                key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows, fused)
+                key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows, compiler)
             )
             if captured is None:
                 return None
@@ -194,16 +212,16 @@ class Vector(Engine):
             finished: list[tuple[slice, Carry]] = []
             running = total
             by_step = batches.transpose(0, 1)  # [steps, K, batch]
-            for k, first, last in _stairs(steps):
+            for k, first, last in _staircase(steps):
                 if k < running:
-                    rest = slice(k, running)
-                    left = tree.take(captured.carry, rest)
-                    finished.append((rest, tree.map(torch.clone, left)))
+                    span = slice(k, running)
+                    carry = tree.take(captured.carry, span)
+                    finished.append((span, tree.map(torch.clone, carry)))
                     running = k
-                size = _size(k, total)
+                size = _captured_size(k, total)
                 captured.run(by_step[first:last, :size], size)
-            for rest, left in finished:
-                tree.map(lambda t, s: t.copy_(s), tree.take(captured.carry, rest), left)
+            for span, carry in finished:
+                tree.map(lambda t, s: t.copy_(s), tree.take(captured.carry, span), carry)
             return captured.finish()
         except (RuntimeError, HookError) as error:
             if is_out_of_memory(error):
@@ -213,22 +231,22 @@ class Vector(Engine):
 
     def survey(self, cohort: Cohort, part: Part) -> Totals:
         cohort, bound = cohort.with_states(), cohort.bound
-        ask = over_clients(lambda job: client.survey(bound, job, part), SHARED)
+        answer = over_clients(lambda job: client.survey(bound, job, part), SHARED)
 
         def work() -> Totals:
             total: Totals = {}
             for jobs in self._chunks(cohort):
-                found = server.survey_totals(part, ask(jobs), jobs.info.weight, MAPPED)
+                found = server.survey_totals(part, answer(jobs), jobs.info.weight, MAPPED)
                 total = server.add_totals(total, found) if total else found
             return total
 
-        return self._retrying(cohort.size, work)
+        return self._with_retry(cohort.size, work)
 
     def personal(self, cohort: Cohort) -> Weights:
         cohort, bound = cohort.with_states(), cohort.bound
-        ask = over_clients(lambda job: client.personal(bound, job), SHARED)
-        return self._retrying(
-            cohort.size, lambda: tree.concat([ask(jobs) for jobs in self._chunks(cohort)])
+        answer = over_clients(lambda job: client.personal(bound, job), SHARED)
+        return self._with_retry(
+            cohort.size, lambda: tree.concat([answer(jobs) for jobs in self._chunks(cohort)])
         )
 
     @torch.no_grad()
@@ -236,23 +254,23 @@ class Vector(Engine):
         self, bound: Bound, weights: Weights, rows: Sequence[Tensor], personal: bool
     ) -> list[dict[str, Tensor]]:
         if bound.model.batchnorm == "batch":
-            # normalised by the batch at hand, a client's result would depend on the others
-            every = [tree.take(weights, k) if personal else weights for k in range(len(rows))]
-            return [sums_over(bound, w, own) for w, own in zip(every, rows, strict=True)]
-        counts = [len(own) for own in rows]
-        index = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)  # [N, most]
-        place = torch.arange(index.shape[1], device=index.device)
-        mask = (place < torch.tensor(counts, device=index.device)[:, None]).to(bound.spec.dtype)
+            # batch statistics over padded rows would depend on other clients
+            each = [tree.take(weights, k) if personal else weights for k in range(len(rows))]
+            return [sums_over(bound, w, indices) for w, indices in zip(each, rows, strict=True)]
+        counts = [len(indices) for indices in rows]
+        index = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)  # [clients, max rows]
+        column = torch.arange(index.shape[1], device=index.device)
+        mask = (column < torch.tensor(counts, device=index.device)[:, None]).to(bound.spec.dtype)
 
         def test(weights: Weights, rows: Tensor, mask: Tensor) -> dict[str, Tensor]:
             batch = bound.data.clean(rows)
             logits = bound.model.forward(weights, batch.x, "eval").logits
             return bound.task.sums(logits, batch, mask.to(logits.dtype))
 
-        every_client = over_clients(test, 0 if personal else None, 0, 0)
+        test_all = over_clients(test, 0 if personal else None, 0, 0)
         total: dict[str, Tensor] = {}
-        for piece in torch.split(place, max(1, EVALUATION_ROWS // len(rows))):
-            sums = every_client(weights, index[:, piece], mask[:, piece])
+        for piece in torch.split(column, max(1, EVALUATION_ROWS // len(rows))):
+            sums = test_all(weights, index[:, piece], mask[:, piece])
             total = tree.add(total, sums) if total else sums
         total = tree.map(lambda x: x.cpu(), total)
         return [tree.take(total, k) if n else {} for k, n in enumerate(counts)]
@@ -264,8 +282,8 @@ class Vector(Engine):
         for i in range(0, count, size):
             yield cohort.jobs if size >= count else take_jobs(cohort.jobs, slice(i, i + size))
 
-    def _retrying(self, count: int, work: Callable[[], T]) -> T:
-        """Do some work on so many lanes; after out of memory, again on fewer at once."""
+    def _with_retry(self, count: int, work: Callable[[], T]) -> T:
+        """Call ``work`` on ``count`` lanes; after out of memory, retry with fewer at once."""
         return retry_smaller(self._captures, work, partial(self._shrink, count))
 
     def _shrink(self, count: int) -> None:
@@ -273,40 +291,40 @@ class Vector(Engine):
         before = min(self.chunk or count, count)
         if before == 1:
             raise KedgeError(
-                "one client alone does not fit into the memory. Make the batch smaller (--batch), "
+                "one client alone does not fit into memory. Make the batch smaller (--batch), "
                 "use a smaller model or --precision bf16, or try --engine loop"
             )
         self.chunk = before // 2
         warnings.warn(
-            f"{before} clients at once do not fit into the memory: going on with {self.chunk}",
+            f"{before} clients at once do not fit into memory: continuing with {self.chunk}",
             stacklevel=2,
         )
 
 
-def _mapped(bound: Bound, several: bool = False) -> tuple[Begin, Step, End]:
-    """The three functions of a client round, over all clients at once; those of several runs share
-    nothing."""
+def _map_over_clients(bound: Bound, several: bool = False) -> tuple[Begin, Step, End]:
+    """``begin``, ``step`` and ``end`` of a client round, mapped over clients. Clients of several
+    runs share nothing."""
 
-    def own(job: Job) -> Bound:
+    def bound_of(job: Job) -> Bound:
         return bound.lane(job.fields) if isinstance(bound, LaneBound) else bound
 
     def begin(job: Job) -> Carry:
-        return client.begin(own(job), job)
+        return client.begin(bound_of(job), job)
 
     def step(job: Job, carry: Carry, index: Tensor) -> Carry:
-        return client.step(own(job), job, carry, index, MAPPED)
+        return client.step(bound_of(job), job, carry, index, MAPPED)
 
     def end(job: Job, carry: Carry) -> Reply:
-        return client.end(own(job), job, carry)
+        return client.end(bound_of(job), job, carry)
 
-    job = 0 if several else SHARED
-    return over_clients(begin, job), over_clients(step, job, 0, 0), over_clients(end, job, 0)
+    dims = 0 if several else SHARED
+    return over_clients(begin, dims), over_clients(step, dims, 0, 0), over_clients(end, dims, 0)
 
 
-def _stairs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
-    """``(clients, first step, last step)`` of every stretch in which the same clients run.
+def _staircase(steps: Sequence[int]) -> list[tuple[int, int, int]]:
+    """``(clients, first step, end)`` of every range of steps in which the same clients run.
 
-    >>> _stairs([5, 5, 2])
+    >>> _staircase([5, 5, 2])
     [(3, 0, 2), (2, 2, 5)]
     """
     ends = sorted(set(steps))
@@ -314,8 +332,12 @@ def _stairs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(sum(s >= end for s in steps), a, end) for a, end in zip(starts, ends, strict=True)]
 
 
-def _size(k: int, total: int) -> int:
-    """The smallest recorded size that holds k clients: the total, its half, its quarter, ..."""
+def _captured_size(k: int, total: int) -> int:
+    """The smallest captured stack of at least k clients: the total, its half, its quarter, ...
+
+    >>> [_captured_size(k, 10) for k in (10, 6, 5, 3, 1)]
+    [10, 10, 5, 3, 1]
+    """
     size = total
     while size > 1 and (size + 1) // 2 >= k:
         size = (size + 1) // 2

@@ -52,7 +52,7 @@ class Cohorts:
             bounds = [sim.bound for sim in self.sims]
             data, self._starts = _joined([sim.federation for sim in self.sims])
             self.bound = several = LaneBound(bounds, data)
-            self._fields, self.differing = several.fields(bounds), several.every
+            self._fields, self.differing = several.fields(bounds), several.differing
             pairs = zip(self.sims, self._starts, strict=True)
             self._rows = torch.cat([sim.federation.rows + start for sim, start in pairs])
         self._first_row = [0, *accumulate(len(sim.federation.rows) for sim in self.sims)]

@@ -21,7 +21,7 @@ from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
 from kedge.engines import Execution, make_engine
 from kedge.engines.cohort import Cohort, Group, Outcome
-from kedge.engines.engine import settings_of
+from kedge.engines.engine import as_execution
 from kedge.engines.layout import initial_weight
 from kedge.errors import FieldError
 from kedge.session.check_client import Checks, check_client, check_survey, watching
@@ -51,7 +51,7 @@ class Simulation:
         seed: int = 0,
     ) -> None:
         model = model if isinstance(model, Model) else Model(model)
-        self.federation, self.execution = federation, settings_of(engine)
+        self.federation, self.execution = federation, as_execution(engine)
         device, dtype = federation.device, federation.dtype
         self.engine = make_engine(self.execution, device)
         model = self.engine.prepare(model, device, dtype)

@@ -1,1 +1,1 @@
-"""Which engine computes a run: candidates, trials, memory, timings."""
+"""The choice of an engine for a run: candidates, trials, memory, timings, and the plan."""

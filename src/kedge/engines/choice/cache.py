@@ -1,7 +1,7 @@
-"""What was measured once is remembered from run to run, in a file of the user's cache.
+"""The cache of measurements, a JSON file.
 
-``$KEDGE_CACHE`` names the folder, else it is ``$XDG_CACHE_HOME/kedge`` or ``~/.cache/kedge``. A
-file that cannot be read or written is no mistake: then things are measured again.
+It lies in ``$KEDGE_CACHE``, else in ``$XDG_CACHE_HOME/kedge`` or ``~/.cache/kedge``. A file that
+cannot be read or written is ignored: the run is then measured again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ENTRIES = 500  # the oldest are forgotten
+MAX_ENTRIES = 500  # the oldest are evicted
 
 
-def recall(key: dict[str, Any]) -> dict[str, Any] | None:
-    """What was kept under a key, if anything."""
+def load(key: dict[str, Any]) -> dict[str, Any] | None:
+    """The record stored under a key, or None."""
     return _read().get(_digest(key))
 
 
-def keep(key: dict[str, Any], record: dict[str, Any]) -> None:
+def store(key: dict[str, Any], record: dict[str, Any]) -> None:
+    """Store a record under a key; both are JSON objects."""
     path, digest = _path(), _digest(key)
-    every = {name: value for name, value in _read().items() if name != digest}
-    newest = [*every.items(), (digest, record)][-ENTRIES:]
+    others = {name: value for name, value in _read().items() if name != digest}
+    newest = [*others.items(), (digest, record)][-MAX_ENTRIES:]
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -35,20 +36,20 @@ def keep(key: dict[str, Any], record: dict[str, Any]) -> None:
 
 def _read() -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(_path().read_text(encoding="utf-8"))
+        records = json.loads(_path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(records, dict):
         return {}
-    return {name: value for name, value in found.items() if isinstance(value, dict)}
+    return {name: value for name, value in records.items() if isinstance(value, dict)}
 
 
 def _path() -> Path:
-    own = os.environ.get("KEDGE_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own) / "plans.json"
-    return (Path(shared) if shared else Path.home() / ".cache") / "kedge" / "plans.json"
+    folder = os.environ.get("KEDGE_CACHE")
+    user_cache = os.environ.get("XDG_CACHE_HOME")
+    if folder:
+        return Path(folder) / "plans.json"
+    return (Path(user_cache) if user_cache else Path.home() / ".cache") / "kedge" / "plans.json"
 
 
 def _digest(key: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What memory some work takes, and how much there is."""
+"""Memory: the peak of some work, and the bytes that are free."""
 
 from __future__ import annotations
 
@@ -13,74 +13,82 @@ from torch import Tensor
 
 from kedge.engines.torch_private import watching_tensors
 
-COARSE = 100_000_000  # bytes below which the segments of CUDA's allocator are too coarse to count
+MIN_RESERVED_BYTES = 100_000_000  # below it, the segments of CUDA's allocator are too coarse
 
 
 class Need(NamedTuple):
-    """Bytes that training takes beside data, server and state: for a first client, and for each
-    further one."""
+    """Bytes of training beside data, server and state: for the first client, and for each further
+    one."""
 
     first: int
     lane: int
 
     def of(self, lanes: int) -> int:
+        """Bytes of so many clients at once."""
         return self.first + (lanes - 1) * self.lane
 
-    def lanes(self, room: float) -> int:
-        """How many clients fit at once; 0: not even one."""
-        if room < self.first:
+    def lanes(self, budget: float) -> int:
+        """The number of clients at once that fit into ``budget`` bytes."""
+        if budget < self.first:
             return 0
-        return 1 + int((room - self.first) // self.lane) if self.lane > 0 else 1_000_000_000
+        return 1 + int((budget - self.first) // self.lane) if self.lane > 0 else 1_000_000_000
 
 
 def peak(work: Callable[[], Any], device: torch.device) -> int:
-    """Bytes that some work held at once, at most, on top of what was there before."""
+    """Peak memory of some work in bytes, beyond the memory in use before.
+
+    On a CPU the tensors that operators return are counted. If torch cannot report them, the growth
+    of the process is returned, at least 1.
+
+    >>> peak(lambda: torch.zeros(1000), torch.device("cpu"))
+    4000
+    """
     if device.type != "cuda":
-        held, earlier = _Held(), _process_bytes()
-        with watching_tensors(held.watch) as watched:
+        live, before_work = _LiveBytes(), _process_peak()
+        with watching_tensors(live.watch) as watched:
             work()
-        return held.most if watched else max(1, _process_bytes() - earlier)
+        return live.peak if watched else max(1, _process_peak() - before_work)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     work()
     torch.cuda.synchronize(device)
-    most = torch.cuda.max_memory_allocated(device) - before[0]
+    allocated = torch.cuda.max_memory_allocated(device) - before[0]
     torch.cuda.empty_cache()
-    # recorded graphs hold on to what they use when they run: it is reserved, but not allocated
-    kept = torch.cuda.memory_reserved(device) - before[1]
-    return max(most, kept) if kept > COARSE else most
+    # captured graphs keep the memory of their replays reserved, but not allocated
+    reserved = torch.cuda.memory_reserved(device) - before[1]
+    return max(allocated, reserved) if reserved > MIN_RESERVED_BYTES else allocated
 
 
-class _Held:
-    """Counts the bytes of all tensors that are made while some work runs, as long as they live."""
+class _LiveBytes:
+    """Bytes of the live tensors that were created while some work ran."""
 
     def __init__(self) -> None:
-        self.now = self.most = 0
-        self._known: set[int] = set()
+        self.current = self.peak = 0
+        self._storages: set[int] = set()
 
     def watch(self, inputs: Any, outputs: Any) -> None:
-        """Called for every operator; what was there before is not counted."""
+        """Called for every operator. Inputs that existed before are not counted."""
         for value in _tensors(inputs):
-            self._note(value, 0)
+            self._add(value, 0)
         for value in _tensors(outputs):
-            self._note(value, None)
+            self._add(value, None)
 
-    def _note(self, value: Tensor, size: int | None) -> None:
+    def _add(self, value: Tensor, size: int | None) -> None:
         storage = value.untyped_storage()
-        name = storage._cdata
-        if name in self._known:
+        address = storage._cdata
+        if address in self._storages:
             return
         size = storage.nbytes() if size is None else size
-        self._known.add(name)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._gone, name, size)
+        self._storages.add(address)
+        self.current += size
+        self.peak = max(self.peak, self.current)
+        weakref.finalize(storage, self._remove, address, size)
 
-    def _gone(self, name: int, size: int) -> None:
-        self._known.discard(name)
-        self.now -= size
+    def _remove(self, address: int, size: int) -> None:
+        self._storages.discard(address)
+        self.current -= size
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -95,15 +103,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _process_bytes() -> int:
-    """The most memory that this process has held, as the system counts it."""
+def _process_peak() -> int:
+    """Peak resident memory of this process in bytes."""
     import resource  # not on Windows
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def available(device: torch.device) -> int:
-    """Bytes that a run may take on a device now."""
+    """Free bytes on a device, with those that torch has cached."""
     if device.type != "cuda":
         return host_available()
     free, _ = torch.cuda.mem_get_info(device)
@@ -112,10 +120,10 @@ def available(device: torch.device) -> int:
 
 
 def host_available() -> int:
-    """Bytes of the host's memory that are free or can be freed, within the container's limit."""
+    """Free or reclaimable bytes of host memory, within the limit of the container."""
     free = _free_pages()
     try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())  # "max" where there is none
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())  # "max": no limit
         free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     except (OSError, ValueError):
         pass
@@ -129,4 +137,4 @@ def _free_pages() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: all there is
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: the total

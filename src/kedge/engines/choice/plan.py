@@ -1,4 +1,4 @@
-"""Before a run: how it is computed, what memory and time it will take."""
+"""The plan of a run: its execution, and estimates of its memory and time."""
 
 from __future__ import annotations
 
@@ -17,74 +17,81 @@ import torch
 
 from kedge._version import __version__
 from kedge.engines.choice import cache, timings
-from kedge.engines.choice.fit import Fit, fit, in_bytes
 from kedge.engines.choice.memory import Need
+from kedge.engines.choice.placement import Placement, format_bytes, place
 from kedge.engines.choice.subject import Settings, Subject
 from kedge.engines.choice.timings import Timings, label
-from kedge.engines.choice.trial import need
+from kedge.engines.choice.trial import measure_need
 from kedge.engines.device import device_name, effective
 from kedge.engines.engine import Request, engines
 from kedge.engines.execution import Execution
-from kedge.engines.workers import possible
+from kedge.engines.workers import can_start_workers
 from kedge.errors import KedgeError
 
-TRIAL_TIMEOUT_S = 600.0  # for two steps of one client, in a process of their own
+TRIAL_TIMEOUT_S = 600.0  # for two steps of one client in a separate process
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run is computed, and what it will take as far as that is known (else 0)."""
+    """The execution of a run, and estimates of its memory and time; 0 where unknown."""
 
     execution: Execution
     device: str
     at_once: int = 1  # clients that train at the same time
-    lane_bytes: int = 0  # of each of them
+    lane_bytes: int = 0  # per client at once
     total_bytes: int = 0
     available_bytes: int = 0
-    round_seconds: float = 0.0  # of one seed
+    round_seconds: float = 0.0  # per seed
     total_seconds: float = 0.0
-    reason: str = ""  # for the engine
+    reason: str = ""  # why this engine
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """The plan in words."""
-        about = []
+        """The plan as lines of text."""
+        estimates = []
         if self.total_bytes:
             clients = "one client" if self.at_once == 1 else f"{self.at_once} clients"
-            size, free = in_bytes(self.total_bytes), in_bytes(self.available_bytes)
-            about.append(f"about {size} of {free} free on {self.device} ({clients} at once)")
+            size, free = format_bytes(self.total_bytes), format_bytes(self.available_bytes)
+            estimates.append(f"about {size} of {free} free on {self.device} ({clients} at once)")
         if self.total_seconds:
-            each, every = in_seconds(self.round_seconds), in_seconds(self.total_seconds)
-            about.append(f"about {each} a round, {every} in all")
-        return [line for line in (self.reason, *self.notes, ", ".join(about)) if line]
+            each, total = format_seconds(self.round_seconds), format_seconds(self.total_seconds)
+            estimates.append(f"about {each} a round, {total} in all")
+        return [line for line in (self.reason, *self.notes, ", ".join(estimates)) if line]
 
 
 def choose(settings: Settings, sim: Subject) -> Plan:
-    """The fastest way to compute a run that works and fits, tried on one of its simulations."""
-    plan = _planned(settings, sim)
-    if sim.federation.device.type == "cuda":  # what trials have left belongs to the run
+    """Choose the fastest execution of a run that works and fits into memory.
+
+    Args:
+        settings: of the run; what they set is not changed.
+        sim: a simulation of the run, for trials; it is not changed.
+
+    Raises:
+        KedgeError: not even one client fits into memory.
+    """
+    plan = _make_plan(settings, sim)
+    if sim.federation.device.type == "cuda":  # free the memory of trials
         gc.collect()
         torch.cuda.empty_cache()
     return plan
 
 
 def candidates(settings: Settings, sim: Subject) -> list[Execution]:
-    """The ways to compute a run that may be the fastest, the simplest first."""
+    """The executions to compare, the simplest first."""
     request = _request(settings, sim)
     if settings.engine != "auto" or settings.workers:
-        shared = (name for name in engines if engines[name].has_workers)
-        name = settings.engine if settings.engine != "auto" else next(shared)
-        fused = settings.compile == "on" and engines[name].fusible(request.device)
-        given = {"workers": settings.workers, "chunk": settings.chunk, "compile": fused}
-        return [Execution(name, **given)]  # type: ignore[arg-type]
-    plain = [way for name in engines for way in engines[name].candidates(request)]
-    plain.sort(key=lambda way: (way.streams > 0) + 2 * (way.workers > 0))  # simplest first
-    last = {way.engine: way for way in plain if not way.workers}  # of each, with most streams
-    fusible = [way for way in last.values() if engines[way.engine].fusible(request.device)]
-    compiled = [dataclasses.replace(way, compile=True) for way in fusible]
+        with_workers = (name for name in engines if engines[name].has_workers)
+        name = settings.engine if settings.engine != "auto" else next(with_workers)
+        fuse = settings.compile == "on" and engines[name].fusible(request.device)
+        return [Execution(name, workers=settings.workers, chunk=settings.chunk, compile=fuse)]
+    eager = [x for name in engines for x in engines[name].candidates(request)]
+    eager.sort(key=lambda x: (x.streams > 0) + 2 * (x.workers > 0))
+    last = {x.engine: x for x in eager if not x.workers}  # of each engine, with most streams
+    fusible = [x for x in last.values() if engines[x.engine].fusible(request.device)]
+    compiled = [dataclasses.replace(x, compile=True) for x in fusible]
     if settings.compile == "on":
         return compiled
-    return plain + (compiled if settings.compile == "auto" and request.can_compile else [])
+    return eager + (compiled if settings.compile == "auto" and request.can_compile else [])
 
 
 def _request(settings: Settings, sim: Subject) -> Request:
@@ -95,34 +102,32 @@ def _request(settings: Settings, sim: Subject) -> Request:
         convolves=any(w.ndim > 2 for w in sim.weights.params.values()),
         chunk=settings.chunk,
         cores=os.cpu_count() or 1,
-        can_fork=_may_fork_after_trials(),
+        can_fork=_can_fork_after_trials(),
         can_compile=device.type == "cuda" or shutil.which("g++") is not None,
     )
 
 
-def _may_fork_after_trials() -> bool:
-    """Whether workers can be started once gradients were taken here: where torch sees a GPU, though
-    it is not used, the first gradient starts threads that no fork survives."""
-    return possible() and not torch.accelerator.is_available()
+def _can_fork_after_trials() -> bool:
+    """Whether workers can start after a gradient was taken in this process. If torch sees a GPU,
+    even one that is not used, the first gradient starts threads that do not survive a fork."""
+    return can_start_workers() and not torch.accelerator.is_available()
 
 
-def _planned(settings: Settings, sim: Subject) -> Plan:
-    """The fastest of the candidates that work and fit."""
-    ways, key = candidates(settings, sim), _key(settings, sim)
-    known = _Known.read(cache.recall(key))
-    for how in ways:
-        if how.engine not in known.needs:
-            found = _need(sim, how, settings.rounds)
-            known.needs[how.engine] = None if isinstance(found, str) else found
+def _make_plan(settings: Settings, sim: Subject) -> Plan:
+    every, key = candidates(settings, sim), _key(settings, sim)
+    known = _Measurements.from_record(cache.load(key))
+    for candidate in every:
+        if candidate.engine not in known.needs:
+            found = _measure_need_before_fork(sim, candidate, settings.rounds)
+            known.needs[candidate.engine] = None if isinstance(found, str) else found
             if isinstance(found, str):
-                known.failures[how.engine] = found
-    # where all fail the run will say why
-    able = [how for how in ways if known.needs[how.engine] is not None] or ways[:1]
-    fits = _fitting(able, known, settings, sim)
-    chosen, reason = _picked(fits, known, settings, sim)
-    if not settings.workers or None not in known.needs.values():  # a process may fail by chance
-        cache.keep(key, known.written())
-    notes = _failures(ways, able, known)
+                known.failures[candidate.engine] = found
+    # if all fail, the run itself raises the error
+    working = [x for x in every if known.needs[x.engine] is not None] or every[:1]
+    placements = _place_all(working, known, settings, sim)
+    chosen, reason = _select(placements, known, settings, sim)
+    if not settings.workers or None not in known.needs.values():  # a process may die by chance
+        cache.store(key, known.to_record())
     plan = Plan(
         execution=chosen.execution,
         device=device_name(sim.federation.device),
@@ -131,141 +136,145 @@ def _planned(settings: Settings, sim: Subject) -> Plan:
         total_bytes=chosen.total,
         available_bytes=chosen.available,
         reason=reason,
-        notes=(*notes, *chosen.notes),
+        notes=(*_failure_notes(every, working, known), *chosen.notes),
     )
-    each = (
-        known.timings.rounds.get(label(chosen.execution), math.inf) if known.timings else math.inf
-    )
-    if known.timings is None or not math.isfinite(each):
+    if known.timings is None:
         return plan
-    tests = math.ceil(settings.rounds / settings.eval_every)
-    total = settings.seeds * (settings.rounds * each + tests * known.timings.test)
-    return dataclasses.replace(plan, round_seconds=each, total_seconds=total)
+    round_seconds = known.timings.rounds.get(label(chosen.execution), math.inf)
+    if not math.isfinite(round_seconds):
+        return plan
+    evaluations = math.ceil(settings.rounds / settings.eval_every)
+    total = settings.seeds * (settings.rounds * round_seconds + evaluations * known.timings.test)
+    return dataclasses.replace(plan, round_seconds=round_seconds, total_seconds=total)
 
 
-def _failures(ways: Sequence[Execution], able: Sequence[Execution], known: _Known) -> list[str]:
-    """Which candidates were left out, and why."""
+def _failure_notes(
+    every: Sequence[Execution], working: Sequence[Execution], known: _Measurements
+) -> list[str]:
+    """A note for every candidate that was dropped, with the reason."""
     notes = []
-    for name in sorted({how.engine for how in ways if how not in able}):
-        why = known.failures.get(name, "")
+    for name in sorted({x.engine for x in every if x not in working}):
+        reason = known.failures.get(name, "")
         text = f"engine {name} cannot run this model with this method"
-        notes.append(f"{text}: {why}" if why else text)
-    labels = {label(how) for how in able}
-    for name, why in known.timings.failures.items() if known.timings else ():
+        notes.append(f"{text}: {reason}" if reason else text)
+    labels = {label(x) for x in working}
+    for name, reason in known.timings.failures.items() if known.timings else ():
         if name in labels:
-            notes.append(f"engine {name} failed in a trial and is left out: {why}")
+            notes.append(f"engine {name} failed in a trial and is left out: {reason}")
     return notes
 
 
-def _need(sim: Subject, how: Execution, rounds: int) -> Need | str | None:
-    """As :func:`need`; before workers are started in a process of its own, since gradients that are
-    taken in this one may keep it from starting them (:func:`_may_fork_after_trials`)."""
-    if not how.workers or sim.federation.device.type != "cpu" or not possible():
-        return need(sim, how.engine, rounds)
+def _measure_need_before_fork(sim: Subject, execution: Execution, rounds: int) -> Need | str | None:
+    """Call :func:`measure_need`, for an execution with workers in a separate process: gradients
+    taken in this one may prevent workers from starting (:func:`_can_fork_after_trials`). None if
+    that process dies or does not answer in time."""
+    is_on_cpu = sim.federation.device.type == "cpu"
+    if not execution.workers or not is_on_cpu or not can_start_workers():
+        return measure_need(sim, execution.engine, rounds)
     context = multiprocessing.get_context("fork")
-    line, there = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
 
-    def tell() -> None:
-        torch.set_num_threads(1)  # those of the other process are not here
-        there.send(need(sim, how.engine, rounds))
+    def main() -> None:
+        torch.set_num_threads(1)  # the parent's threads do not survive the fork
+        sender.send(measure_need(sim, execution.engine, rounds))
 
-    process = context.Process(target=tell, daemon=True)
+    process = context.Process(target=main, daemon=True)
     with warnings.catch_warnings():
-        # Python warns of threads that may hold a lock; between calls torch's hold none
+        # Python warns of threads that may hold a lock; torch's hold none between calls
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
-    there.close()
-    try:  # one that is stuck is not waited for, nor remembered
-        found: Need | str | None = line.recv() if line.poll(TRIAL_TIMEOUT_S) else None
-    except EOFError:  # it has ended, of which the run's own processes will say more
+    sender.close()
+    try:
+        found: Need | str | None = receiver.recv() if receiver.poll(TRIAL_TIMEOUT_S) else None
+    except EOFError:  # the process died; the run's own workers will raise the error
         found = None
     finally:
         process.kill()
         process.join()
         process.close()
-        line.close()
+        receiver.close()
     return found
 
 
-def _fitting(
-    ways: Sequence[Execution], known: _Known, settings: Settings, sim: Subject
-) -> list[Fit]:
-    """Those for which there is enough memory, made to fit."""
-    fits: list[Fit] = []
-    problems: list[KedgeError] = []
-    for how in ways:
+def _place_all(
+    executions: Sequence[Execution], known: _Measurements, settings: Settings, sim: Subject
+) -> list[Placement]:
+    """Placements of the executions that fit into memory, without duplicates."""
+    placements: list[Placement] = []
+    errors: list[KedgeError] = []
+    for execution in executions:
         try:
-            found = fit(how, known.needs[how.engine], settings, sim)
-            if all(found.execution != other.execution for other in fits):
-                fits.append(found)
+            placement = place(execution, known.needs[execution.engine], settings, sim)
+            if all(placement.execution != other.execution for other in placements):
+                placements.append(placement)
         except KedgeError as error:
-            problems.append(error)
-    if not fits:
-        raise problems[0]
-    return fits
+            errors.append(error)
+    if not placements:
+        raise errors[0]
+    return placements
 
 
-def _picked(
-    fits: Sequence[Fit], known: _Known, settings: Settings, sim: Subject
-) -> tuple[Fit, str]:
-    """The fastest of some ways, and why it is that."""
-    if len(fits) == 1 or known.needs.get("loop") is None:  # timings start from the loop's
-        return fits[0], ""
-    hows = [found.execution for found in fits]
-    remembered = known.timings is not None and not _lacking(known.timings, hows, settings)
-    if not remembered:
-        known.timings = timings.times(sim, hows, settings.rounds, settings.seeds) or known.timings
+def _select(
+    placements: Sequence[Placement], known: _Measurements, settings: Settings, sim: Subject
+) -> tuple[Placement, str]:
+    """The fastest placement, and the reason for it."""
+    if len(placements) == 1 or known.needs.get("loop") is None:  # trials start from the loop's cost
+        return placements[0], ""
+    executions = [placement.execution for placement in placements]
+    is_cached = known.timings is not None and not _lacks_trials(known.timings, executions, settings)
+    if not is_cached:
+        found = timings.measure(sim, executions, settings.rounds, settings.seeds)
+        known.timings = found or known.timings
     if known.timings is not None:
-        how = timings.fastest(hows, known.timings, settings.rounds * settings.seeds)
-        return fits[hows.index(how)], _because(how, known.timings, sim, remembered)
+        best = timings.fastest(executions, known.timings, settings.rounds * settings.seeds)
+        return placements[executions.index(best)], _explain(best, known.timings, sim, is_cached)
     request = _request(settings, sim)
-    usual = (found for found in fits if engines[found.execution.engine].is_usual(request))
-    chosen = next(usual, fits[0])
+    defaults = (p for p in placements if engines[p.execution.engine].is_default(request))
+    chosen = next(defaults, placements[0])
     return chosen, f"engine {label(chosen.execution)}: too short a run to measure"
 
 
-def _lacking(known: Timings, hows: Sequence[Execution], settings: Settings) -> bool:
-    """Whether this run is long enough to try what was not tried for a shorter one."""
+def _lacks_trials(known: Timings, executions: Sequence[Execution], settings: Settings) -> bool:
+    """Whether this run is long enough for candidates that a shorter one did not try."""
     seconds = min(known.rounds.values()) * settings.rounds * settings.seeds
-    new = any(label(how) not in known.steps for how in hows)
-    return seconds >= timings.MIN_COMPILED_RUN_S and new
+    has_new = any(label(x) not in known.steps for x in executions)
+    return seconds >= timings.MIN_COMPILED_RUN_S and has_new
 
 
-def _because(how: Execution, known: Timings, sim: Subject, remembered: bool) -> str:
-    took = {name: _in_ms(t) for name, t in known.steps.items() if math.isfinite(t)}
-    own = took.pop(label(how), "?")
-    engine = f"{how.engine} with {how.workers} workers" if how.workers else label(how)
-    all_of_them = [
-        f"engine {engine}: {own} ms a client-step",
-        *(f"{n} {t}" for n, t in took.items()),
-    ]
+def _explain(execution: Execution, known: Timings, sim: Subject, is_cached: bool) -> str:
+    """The timings that led to an execution, and how they were measured."""
+    steps = {name: _format_ms(s) for name, s in known.steps.items() if math.isfinite(s)}
+    own, workers = steps.pop(label(execution), "?"), execution.workers
+    engine = f"{execution.engine} with {workers} workers" if workers else label(execution)
+    others = "".join(f", {name} {ms}" for name, ms in steps.items())
     threads = torch.get_num_threads()
-    where = f"{threads} thread{'s' if threads > 1 else ''}"
+    hardware = f"{threads} thread{'s' if threads > 1 else ''}"
     if sim.federation.device.type != "cpu":
-        where = device_name(sim.federation.device)
-    what = f"measured, {sim.per_round} clients, batch {sim.work.batch}, {where}"
-    return f"{', '.join(all_of_them)}; {what}{' (remembered)' if remembered else ''}"
+        hardware = device_name(sim.federation.device)
+    conditions = f"measured, {sim.per_round} clients, batch {sim.work.batch}, {hardware}"
+    cached = " (cached)" if is_cached else ""
+    return f"engine {engine}: {own} ms a client-step{others}; {conditions}{cached}"
 
 
-# -- what is remembered -----------------------------------------------------------------------
+# -- cached measurements ----------------------------------------------------------------------
 
 
 @dataclass
-class _Known:
-    """What was measured, by engine; None for one that fails."""
+class _Measurements:
+    """Memory by engine, None for one that fails, and timings by candidate."""
 
     needs: dict[str, Need | None]
     timings: Timings | None = None
-    failures: dict[str, str] = field(default_factory=dict)  # why, by engine
+    failures: dict[str, str] = field(default_factory=dict)  # reasons, by engine
 
     @classmethod
-    def read(cls, record: dict[str, Any] | None) -> _Known:
-        """A record that is not as it should be counts as none."""
+    def from_record(cls, record: dict[str, Any] | None) -> _Measurements:
+        """Read a record of the cache. A malformed one counts as missing."""
         try:
             assert record is not None
             needs = {
-                name: some and Need(int(some[0]), int(some[1]))
-                for name, some in record["needs"].items()
+                name: need and Need(int(need[0]), int(need[1]))
+                for name, need in record["needs"].items()
             }
             given = record["timings"]
             timings = given and Timings(
@@ -275,7 +284,7 @@ class _Known:
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError):
             return cls({})
 
-    def written(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         return {
             "needs": self.needs,
             "timings": dataclasses.asdict(self.timings) if self.timings else None,
@@ -284,7 +293,7 @@ class _Known:
 
 
 def _key(settings: Settings, sim: Subject) -> dict[str, Any]:
-    """All that the measurements depend on."""
+    """Everything that the measurements depend on."""
     fed, bound = sim.federation, sim.bound
     weights = {**bound.initial.params, **bound.initial.buffers}
     return {
@@ -293,7 +302,7 @@ def _key(settings: Settings, sim: Subject) -> dict[str, Any]:
         "device": device_name(fed.device),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
-        "ways": [dataclasses.asdict(how) for how in candidates(settings, sim)],
+        "candidates": [dataclasses.asdict(x) for x in candidates(settings, sim)],
         "method": repr(bound.method),
         "optim": repr(bound.optim),
         "model": repr(bound.model.template),
@@ -308,12 +317,13 @@ def _key(settings: Settings, sim: Subject) -> dict[str, Any]:
     }
 
 
-# -- numbers in words -------------------------------------------------------------------------
+# -- numbers as text --------------------------------------------------------------------------
 
 
-def in_seconds(seconds: float) -> str:
-    """
-    >>> in_seconds(0.0312), in_seconds(40.2), in_seconds(200), in_seconds(9000)
+def format_seconds(seconds: float) -> str:
+    """A duration in seconds, minutes or hours.
+
+    >>> format_seconds(0.0312), format_seconds(40.2), format_seconds(200), format_seconds(9000)
     ('0.03 s', '40 s', '3.3 min', '2.5 h')
     """
     if seconds < 9.5:
@@ -323,7 +333,7 @@ def in_seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _in_ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     """Milliseconds to two digits."""
     digits = max(0, 1 - math.floor(math.log10(max(seconds * 1e3, 1e-6))))
     return f"{seconds * 1e3:.{digits}f}"

@@ -1,4 +1,4 @@
-"""What choosing an engine needs to know of a run: its simulation and its settings."""
+"""The simulation and the settings of a run, as the choice of an engine sees them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from kedge.engines.execution import Execution
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run that decide how it is computed. ``auto``, 0 and ``off`` leave it open."""
+    """Settings of a run that affect its execution.
+
+    ``engine="auto"``, ``compile="auto"``, ``state="auto"``, ``workers=0`` and ``chunk=0`` leave the
+    choice to the plan.
+    """
 
     rounds: int
     seeds: int = 1
@@ -35,7 +39,7 @@ class Settings:
 
 
 class Samples(Protocol):
-    """The federation of a simulation, as far as its size matters."""
+    """The federation of a simulation: its device and sizes."""
 
     device: torch.device
     sizes: list[int]
@@ -59,7 +63,7 @@ class Samples(Protocol):
 
 
 class Subject(Protocol):
-    """A simulation of which rounds can be tried."""
+    """A simulation on which rounds can be tried."""
 
     engine: Engine
     bound: Bound

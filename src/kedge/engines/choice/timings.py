@@ -1,8 +1,8 @@
-"""Which way to compute a run is the fastest: each is tried for a moment, on the run's own clients.
+"""Timings of the candidates of ``--engine auto``, from short trials on the run's own clients.
 
-Where a whole round would take too long, it is cut to fewer steps and, if need be, to fewer clients,
-and what it would take follows from two such pieces: one of a single step, in which beginning and
-ending a client's round weigh most, and a longer one.
+If a whole round takes too long for a trial, fewer steps are timed and, if necessary, fewer clients.
+The time of the whole round is extrapolated from two such pieces: one of a single step, dominated by
+``begin`` and ``end``, and a longer one.
 """
 
 from __future__ import annotations
@@ -21,134 +21,159 @@ import torch
 from kedge.core import client, server, tree
 from kedge.core.server import Totals
 from kedge.core.work import take_jobs
-from kedge.engines.choice.fit import together
+from kedge.engines.choice.placement import seeds_at_once
 from kedge.engines.choice.subject import Subject
 from kedge.engines.choice.trial import (
     Piece,
-    cohort_of,
+    failure_reason,
+    form_cohort,
+    isolated,
     one_step,
-    reason,
     start_trial,
     timed,
     training,
-    undisturbed,
 )
 from kedge.engines.engine import Engine
 from kedge.engines.execution import Execution
 
-REPEATS = 3
-MAX_TRIAL_SHARE = 0.1  # of a run may go into trials, within these bounds in seconds
+REPEATS = 3  # timed repeats after a warm-up
+MAX_TRIAL_SHARE = 0.1  # share of a run's time for trials, within the following bounds
 MIN_TRIAL_S, MAX_TRIAL_S = 1.0, 30.0
-MIN_RUN_S = 1.0  # a shorter run is not measured
-MIN_COMPILED_RUN_S = 300.0  # a shorter run is not compiled
-MAX_WARM_UP_S = 2.0  # a client that takes longer is not timed a second time
-MAX_COMPILE_SPEEDUP = 1.5  # a candidate this much slower than the best is not compiled
-MIN_COMPILE_SPEEDUP = 1.1  # a compiled candidate must be this much faster than the others
-MAX_NOISE = 0.05  # a relative difference that may be chance
-TEST_ROWS = 128  # of the test set, to time a test
+MIN_RUN_S = 1.0  # shorter runs are not measured
+MIN_COMPILED_RUN_S = 300.0  # shorter runs are not compiled
+MAX_WARM_UP_S = 2.0  # a client that takes longer is timed without a warm-up
+MAX_COMPILE_SPEEDUP = 1.5  # candidates slower than the fastest by this factor are not compiled
+MIN_COMPILE_SPEEDUP = 1.1  # required of a compiled candidate over the fastest eager one
+MAX_NOISE = 0.05  # relative difference attributed to noise
+EVALUATION_ROWS = 128  # rows of the test set that are timed
 
 
 @dataclass(frozen=True)
 class Timings:
-    """What was measured of a run."""
+    """Measured times in seconds, by :func:`label`. Failed candidates are recorded as infinite."""
 
-    steps: dict[str, float]  # seconds a client-step by :func:`label`, its share of begin and end in
-    rounds: dict[str, float]  # seconds of a round of one seed, without a test
-    test: float  # seconds of a test
-    failures: dict[str, str] = field(default_factory=dict)  # why a candidate failed, by label
-
-
-def label(how: Execution) -> str:
-    """A candidate in words."""
-    words = f"{how.workers} workers" if how.workers else how.engine
-    words += f" on {how.streams} streams" if how.streams else ""
-    return f"{words} compiled" if how.compile else words
+    steps: dict[str, float]  # per client-step, with its share of begin and end
+    rounds: dict[str, float]  # per round of one seed, without evaluation
+    test: float  # per evaluation
+    failures: dict[str, str] = field(default_factory=dict)  # reasons, by label
 
 
-def _plain(how: Execution) -> str:
-    """The label of the same without compiling."""
-    return label(dataclasses.replace(how, compile=False))
+def label(execution: Execution) -> str:
+    """The name of a candidate in messages and records.
+
+    >>> label(Execution("loop", streams=4, compile=True))
+    'loop on 4 streams compiled'
+    """
+    words = f"{execution.workers} workers" if execution.workers else execution.engine
+    words += f" on {execution.streams} streams" if execution.streams else ""
+    return f"{words} compiled" if execution.compile else words
+
+
+def _eager_label(execution: Execution) -> str:
+    return label(dataclasses.replace(execution, compile=False))
 
 
 def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> Execution:
-    """The first, that is the simplest, that is as fast as the fastest but for chance. What has to
-    be compiled is for long runs only, and has to be worth it."""
+    """The first candidate, that is the simplest, as fast as the fastest up to noise.
+
+    Compiled candidates count for long runs only, and if the speedup pays for compilation.
+    """
     is_long = rounds * min(timings.rounds.values()) >= MIN_COMPILED_RUN_S
-    there = [how for how in candidates if is_long or not how.compile]
-    took = {
-        how: timings.steps.get(label(how), math.inf) * (MIN_COMPILE_SPEEDUP if how.compile else 1.0)
-        for how in there
+    seconds = {
+        execution: timings.steps.get(label(execution), math.inf)
+        * (MIN_COMPILE_SPEEDUP if execution.compile else 1.0)
+        for execution in candidates
+        if is_long or not execution.compile
     }
-    best = min(took.values())
-    return next(how for how, t in took.items() if (1 - MAX_NOISE) * t <= best)
+    best = min(seconds.values())
+    return next(execution for execution, s in seconds.items() if (1 - MAX_NOISE) * s <= best)
 
 
-def times(sim: Subject, ways: Sequence[Execution], rounds: int, seeds: int) -> Timings | None:
-    """How fast some ways are; failed ones are recorded as infinite, with the reason. None if the
-    run is too short for measuring to pay. What has to be compiled is tried for long runs only, and
-    only where it is not far behind as it is; else it is recorded as infinite, too."""
-    with undisturbed(sim.federation.device):
-        plain = start_trial(sim, Execution("loop"), rounds)
-        own = plain.draw_cohort(plain.round)
-        whole = Piece(own, sim.work)
-        cost, totals = _client_cost(plain, own[0])
-        total = seeds * rounds * cost.of(whole, sim)
-        if total < MIN_RUN_S:
+def measure(
+    sim: Subject, candidates: Sequence[Execution], rounds: int, seeds: int
+) -> Timings | None:
+    """Time the candidates of a run in short trials.
+
+    Compilation is tried for long runs only, for candidates whose eager version is not far behind
+    the fastest; the others are recorded as infinite.
+
+    Args:
+        sim: a simulation of the run; it is not changed.
+        candidates: the executions to compare.
+        rounds: rounds of the run.
+        seeds: seeds of the run.
+
+    Returns:
+        The timings, or None if the run is too short for trials to pay.
+    """
+    with isolated(sim.federation.device):
+        trial = start_trial(sim, Execution("loop"), rounds)
+        clients = trial.draw_cohort(trial.round)
+        whole = Piece(clients, sim.work)
+        cost, totals = _client_cost(trial, clients[0])
+        run_seconds = seeds * rounds * cost.of(whole, sim)
+        if run_seconds < MIN_RUN_S:
             return None
-        tried = [how for how in ways if not how.compile] or list(ways)
-        at_once = sum(together(how, len(own), seeds) for how in tried)
-        budget = min(MAX_TRIAL_S, max(MIN_TRIAL_S, MAX_TRIAL_SHARE * total)) / at_once
-        pieces, repeats = _pieces(sim, own, cost, budget)
-        once = len(tried) * cost.of(pieces[0], sim)  # of each
-        if not repeats and once > max(MAX_TRIAL_S, MAX_TRIAL_SHARE * total):
+        eager = [x for x in candidates if not x.compile] or list(candidates)
+        at_once = sum(seeds_at_once(x, len(clients), seeds) for x in eager)
+        budget = min(MAX_TRIAL_S, max(MIN_TRIAL_S, MAX_TRIAL_SHARE * run_seconds)) / at_once
+        pieces, repeats = _choose_pieces(sim, clients, cost, budget)
+        once = len(eager) * cost.of(pieces[0], sim)  # seconds of one trial of each
+        if not repeats and once > max(MAX_TRIAL_S, MAX_TRIAL_SHARE * run_seconds):
             return None
-        if not repeats and 2 * once <= max(MAX_TRIAL_S, MAX_TRIAL_SHARE * total):
-            repeats = 1  # after a first time
+        if not repeats and 2 * once <= max(MAX_TRIAL_S, MAX_TRIAL_SHARE * run_seconds):
+            repeats = 1  # after a warm-up
         failures: dict[str, str] = {}
-        found = _tried(sim, tried, rounds, seeds, pieces, repeats, failures)
-        train = {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in tried}
-        rest = _rest_seconds(plain, own, totals)
-        fused = [how for how in ways if how not in tried]
-        if fused and seeds * rounds * (min(train.values()) + rest) >= MIN_COMPILED_RUN_S:
-            near = [
-                how
-                for how in fused
-                if train.get(_plain(how), 0) <= MAX_COMPILE_SPEEDUP * min(train.values())
-            ]
-            found = _tried(sim, near, rounds, seeds, pieces, max(1, repeats), failures)
-            train |= {label(how): _whole(found.get(how), pieces, sim, own, cost) for how in fused}
+
+        def train_seconds(some: Sequence[Execution], repeats: int) -> dict[Execution, float]:
+            """Seconds of training a whole cohort, by candidate."""
+            found = _time_pieces(sim, some, rounds, seeds, pieces, repeats, failures)
+            return {x: _extrapolate(found[x], pieces, sim, clients, cost) for x in found}
+
+        found = train_seconds(eager, repeats)
+        train = {label(x): found.get(x, math.inf) for x in eager}
+        overhead = _overhead_seconds(trial, clients, totals)
+        compiled = [x for x in candidates if x not in eager]
+        limit = MAX_COMPILE_SPEEDUP * min(train.values())
+        if compiled and seeds * rounds * (min(train.values()) + overhead) >= MIN_COMPILED_RUN_S:
+            near = [x for x in compiled if train.get(_eager_label(x), 0) <= limit]
+            found = train_seconds(near, max(1, repeats))
+            train |= {label(x): found.get(x, math.inf) for x in compiled}
         return Timings(
-            {name: took / whole.steps(sim) for name, took in train.items()},
-            {name: took + rest for name, took in train.items()},
-            _test_seconds(plain),
+            {name: seconds / whole.steps(sim) for name, seconds in train.items()},
+            {name: seconds + overhead for name, seconds in train.items()},
+            _evaluation_seconds(trial),
             failures,
         )
 
 
 class Cost(NamedTuple):
-    """Seconds of one client by itself: to begin and end its round, and of a step."""
+    """Seconds of one client by itself: of ``begin`` and ``end``, and of a step."""
 
-    once: float
+    fixed: float
     step: float
 
     def of(self, piece: Piece, sim: Subject) -> float:
-        return len(piece.clients) * self.once + piece.steps(sim) * self.step
+        """Seconds of a piece, client by client."""
+        return len(piece.clients) * self.fixed + piece.steps(sim) * self.step
 
 
-def _pieces(sim: Subject, own: list[int], cost: Cost, budget: float) -> tuple[list[Piece], int]:
-    """A whole round, or pieces of one, that can be tried in the given time, and how often after a
-    first time; 0 where even the smallest take so long that once must do."""
-    work, count = sim.work, len(own)
+def _choose_pieces(
+    sim: Subject, clients: list[int], cost: Cost, budget: float
+) -> tuple[list[Piece], int]:
+    """A whole round, or pieces of one, that fit into ``budget`` seconds, and the number of timed
+    repeats after a warm-up; 0 repeats: there is time for one trial without a warm-up."""
+    work, count = sim.work, len(clients)
     allowed = budget / (1 + REPEATS)
-    if cost.of(Piece(own, work), sim) <= allowed:
-        return [Piece(own, work)], REPEATS
-    least = 2 * cost.once + 3 * cost.step  # of a client: a piece of one step, another of two
-    clients = min(count, int(allowed / least))
-    if clients < min(2, count):
-        return [one_step(sim, own[:2])], 0
-    some = [own[i * count // clients] for i in range(clients)]
-    wanted = max(2.0, (allowed / clients - 2 * cost.once - cost.step) / cost.step)
-    share = min(1.0, wanted * clients / Piece(some, work).steps(sim))
+    if cost.of(Piece(clients, work), sim) <= allowed:
+        return [Piece(clients, work)], REPEATS
+    least = 2 * cost.fixed + 3 * cost.step  # of a client: a piece of one step, another of two
+    num_clients = min(count, int(allowed / least))
+    if num_clients < min(2, count):
+        return [one_step(sim, clients[:2])], 0
+    some = [clients[i * count // num_clients] for i in range(num_clients)]
+    steps = max(2.0, (allowed / num_clients - 2 * cost.fixed - cost.step) / cost.step)
+    share = min(1.0, steps * num_clients / Piece(some, work).steps(sim))
     if work.steps:
         longer = dataclasses.replace(work, steps=min(work.steps, max(2, round(work.steps * share))))
     else:
@@ -157,22 +182,20 @@ def _pieces(sim: Subject, own: list[int], cost: Cost, budget: float) -> tuple[li
     return pieces if pieces[0].steps(sim) < pieces[1].steps(sim) else pieces[1:], REPEATS
 
 
-def _whole(
-    took: list[float] | None, pieces: list[Piece], sim: Subject, own: list[int], cost: Cost
+def _extrapolate(
+    seconds: list[float], pieces: list[Piece], sim: Subject, clients: list[int], cost: Cost
 ) -> float:
     """Seconds of training a whole cohort, from those of pieces."""
-    if took is None:
-        return math.inf
-    last, whole = pieces[-1], Piece(own, sim.work)
+    last, whole = pieces[-1], Piece(clients, sim.work)
     if len(pieces) == 1:
-        return took[0] * cost.of(whole, sim) / cost.of(last, sim)
-    done, longer = last.steps(sim), Piece(last.clients, sim.work)
-    slope = max(0.0, took[1] - took[0]) / (done - pieces[0].steps(sim))
-    seconds = took[1] + slope * (longer.steps(sim) - done)
-    return seconds * cost.of(whole, sim) / cost.of(longer, sim)
+        return seconds[0] * cost.of(whole, sim) / cost.of(last, sim)
+    steps, longer = last.steps(sim), Piece(last.clients, sim.work)
+    slope = max(0.0, seconds[1] - seconds[0]) / (steps - pieces[0].steps(sim))
+    extrapolated = seconds[1] + slope * (longer.steps(sim) - steps)
+    return extrapolated * cost.of(whole, sim) / cost.of(longer, sim)
 
 
-def _tried(
+def _time_pieces(
     sim: Subject,
     candidates: Sequence[Execution],
     rounds: int,
@@ -181,61 +204,62 @@ def _tried(
     repeats: int,
     failures: dict[str, str],
 ) -> dict[Execution, list[float]]:
-    """Seconds of every piece by candidate, in turns, so that a slow moment hits all of them; on a
-    GPU one after the other, since each may fill its memory. The fastest time counts: others work on
-    the machine at times, and what is found is remembered.
+    """Seconds of every piece, by candidate: the minimum over repeats.
 
-    Clients of several seeds train side by side where those of the run will. A candidate that raises
-    is left out, and its label and the reason go into ``failures``.
+    Candidates alternate, so that a disturbance hits all of them; on a GPU they run one after the
+    other, since each may fill the memory. If a trial covers the whole cohort, clients of several
+    seeds train side by side as they will in the run. A candidate that raises is dropped, with the
+    reason in ``failures``; so is one that ran out of memory and shrank.
     """
     if sim.federation.device.type == "cuda" and len(candidates) > 1:
-        alone: dict[Execution, list[float]] = {}
-        for how in candidates:
-            alone |= _tried(sim, [how], rounds, seeds, pieces, repeats, failures)
+        separate: dict[Execution, list[float]] = {}
+        for candidate in candidates:
+            separate |= _time_pieces(sim, [candidate], rounds, seeds, pieces, repeats, failures)
             gc.collect()
             torch.cuda.empty_cache()
-        return alone
-    ready: dict[Execution, list[Callable[[], object]]] = {}
+        return separate
+    trainings: dict[Execution, list[Callable[[], object]]] = {}
     engines: dict[Execution, Engine] = {}
-    whole = len(pieces[0].clients) == sim.per_round
-    copies = {h: together(h, sim.per_round, seeds) if whole else 1 for h in candidates}
-    for how in candidates:
+    is_whole = len(pieces[0].clients) == sim.per_round
+    copies = {x: seeds_at_once(x, sim.per_round, seeds) if is_whole else 1 for x in candidates}
+    for candidate in candidates:
         try:
-            one = start_trial(sim, how, rounds)
-            engines[how] = one.engine
-            repeated = [p._replace(clients=p.clients * copies[how]) for p in pieces]
-            ready[how] = [training(one, piece) for piece in repeated]
-            for work in ready[how] if repeats else ():
-                work()
-            if how.workers and not repeats:
-                one.personal(pieces[0].clients)  # the least that starts the processes
+            trial = start_trial(sim, candidate, rounds)
+            engines[candidate] = trial.engine
+            repeated = [p._replace(clients=p.clients * copies[candidate]) for p in pieces]
+            trainings[candidate] = [training(trial, piece) for piece in repeated]
+            for work in trainings[candidate] if repeats else ():
+                work()  # warm-up
+            if candidate.workers and not repeats:
+                trial.personal(pieces[0].clients)  # the cheapest way to start the processes
         except Exception as error:  # noqa: BLE001  (a compiler may raise anything)
-            failures[label(how)] = reason(error)
-            ready.pop(how, None)
-    found: dict[Execution, list[list[float]]] = {how: [] for how in ready}
-    for _, how in itertools.product(range(repeats or 1), list(ready)):
+            failures[label(candidate)] = failure_reason(error)
+            trainings.pop(candidate, None)
+    times: dict[Execution, list[list[float]]] = {candidate: [] for candidate in trainings}
+    for _, candidate in itertools.product(range(repeats or 1), list(trainings)):
         try:
-            found[how].append([timed(sim.federation.device, work)[1] for work in ready[how]])
+            works = trainings[candidate]
+            times[candidate].append([timed(sim.federation.device, work)[1] for work in works])
         except Exception as error:  # noqa: BLE001
-            failures[label(how)] = reason(error)
-            ready[how] = []
-        if engines[how].shrunk:
-            ready[how] = []
+            failures[label(candidate)] = failure_reason(error)
+            trainings[candidate] = []
+        if engines[candidate].shrunk:
+            trainings[candidate] = []
     return {
-        how: [min(took) / copies[how] for took in zip(*rows, strict=True)]
-        for how, rows in found.items()
-        if ready[how]
+        candidate: [min(seconds) / copies[candidate] for seconds in zip(*rows, strict=True)]
+        for candidate, rows in times.items()
+        if trainings[candidate]
     }
 
 
 def _client_cost(sim: Subject, chosen: int) -> tuple[Cost, Totals]:
-    """What one client takes, and what the server gets of it."""
+    """The cost of one client, and the totals of its reply."""
     device = sim.federation.device
-    cohort = cohort_of(sim, one_step(sim, [chosen]))
+    cohort = form_cohort(sim, one_step(sim, [chosen]))
     bound, job, rows = cohort.bound, take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
     cost = Cost(0.0, 0.0)
     for _ in range(2):
-        if cost.once + cost.step < MAX_WARM_UP_S:  # the first time is slow
+        if cost.fixed + cost.step < MAX_WARM_UP_S:  # the first pass is a warm-up
             first, begin = timed(device, client.begin, bound, job)
             last, step = timed(device, client.step, bound, job, first, rows)
             reply, end = timed(device, client.end, bound, job, last)
@@ -243,25 +267,25 @@ def _client_cost(sim: Subject, chosen: int) -> tuple[Cost, Totals]:
     return cost, server.totals(bound, tree.stack([reply]), job.anchor)
 
 
-def _rest_seconds(sim: Subject, own: list[int], totals: Totals) -> float:
-    """Seconds of a round beside training: forming the cohort, surveys, the server."""
-    device, bound, some = sim.federation.device, sim.bound, own[:2]
-    total = timed(device, sim.cohort, own)[1]
-    with suppress(Exception):  # a part may want more clients than one
+def _overhead_seconds(sim: Subject, clients: list[int], totals: Totals) -> float:
+    """Seconds of a round beside training: forming the cohort, surveys, aggregation."""
+    device, bound, some = sim.federation.device, sim.bound, clients[:2]
+    total = timed(device, sim.cohort, clients)[1]
+    with suppress(Exception):  # a part may need more than one client
         total += timed(device, sim.aggregate, totals)[1]
         for part in bound.parts_with("survey"):
             if part.surveys() == "every":
-                total += timed(device, sim.survey, part, some)[1] * len(own) / len(some)
+                total += timed(device, sim.survey, part, some)[1] * len(clients) / len(some)
     return total
 
 
-def _test_seconds(sim: Subject) -> float:
-    """Seconds of testing the global model, also on what clients hold out."""
+def _evaluation_seconds(sim: Subject) -> float:
+    """Seconds of evaluating the global model on the test set and on held-out rows of clients."""
     fed = sim.federation
     if not fed.num_test:
         return 0.0
     rows = fed.num_test * len(fed.angles) + sum(len(own) for own in fed.held_out)
-    batch = next(fed.test_batches(fed.angles[0], TEST_ROWS))
+    batch = next(fed.test_batches(fed.angles[0], EVALUATION_ROWS))
     for _ in range(2):
-        _, took = timed(fed.device, sim.sums, sim.weights, [batch])
-    return took * rows / len(batch.x)
+        _, seconds = timed(fed.device, sim.sums, sim.weights, [batch])
+    return seconds * rows / len(batch.x)

@@ -1,4 +1,4 @@
-"""Trials: pieces of a round of a run, on simulations of their own, to see what they take."""
+"""Trials: pieces of a round, run on a separate simulation to measure time and memory."""
 
 from __future__ import annotations
 
@@ -25,40 +25,45 @@ T = TypeVar("T")
 
 
 class Piece(NamedTuple):
-    """Some clients, and what they do."""
+    """Part of a round: some clients and their local work."""
 
     clients: list[int]
     work: LocalWork
 
     def steps(self, sim: Subject) -> int:
+        """Client-steps in all."""
         return sum(self.work.steps_for(sim.federation.sizes[k]) for k in self.clients)
 
 
 def one_step(sim: Subject, clients: list[int]) -> Piece:
+    """The piece in which each client takes one step."""
     return Piece(clients, dataclasses.replace(sim.work, steps=1))
 
 
 def start_trial(sim: Subject, execution: Execution, rounds: int) -> Subject:
-    """A simulation like another one, in the middle of its rounds, since a part may start late. Its
-    clients' state takes no memory before it is used."""
+    """A copy of a simulation at the middle of its rounds, since a part may start late.
+
+    Client state lives on the host, where it takes no memory before its first use.
+    """
     return sim.trial(dataclasses.replace(execution, state="host"), rounds // 2)
 
 
-def cohort_of(sim: Subject, piece: Piece) -> Cohort:
+def form_cohort(sim: Subject, piece: Piece) -> Cohort:
+    """The cohort of a piece. Sets the simulation's local work."""
     sim.work = piece.work
     return sim.cohort(piece.clients)
 
 
 def training(sim: Subject, piece: Piece) -> Callable[[], list[Outcome]]:
-    """A function that trains a piece; the cohort is formed now."""
-    cohort = cohort_of(sim, piece)
+    """A function that trains a piece. Its cohort is formed here, outside the timed call."""
+    cohort = form_cohort(sim, piece)
     return lambda: sim.engine.train(cohort)
 
 
-def reason(error: Exception) -> str:
-    """Why a trial failed, in one line.
+def failure_reason(error: Exception) -> str:
+    """One line that says why a trial failed.
 
-    >>> reason(AssertionError("expected size 3==3\\nat dim=1"))
+    >>> failure_reason(AssertionError("expected size 3==3\\nat dim=1"))
     'AssertionError: expected size 3==3'
     """
     lines = str(error).strip().splitlines()
@@ -67,34 +72,34 @@ def reason(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def need(sim: Subject, engine: str, rounds: int) -> Need | str:
-    """The memory that training takes, or why this engine fails on these clients.
+def measure_need(sim: Subject, engine: str, rounds: int) -> Need | str:
+    """The memory that training needs, or the reason why the engine fails on this run.
 
-    Two steps, since the first one starts from weights that are there already. All clients at once
-    are seen on two of them. One after the other, what remains of each is its next state, and its
-    model for parts that want to see it.
+    The trial takes two steps, since the first one reads the anchor in place. An engine that batches
+    clients is measured on two lanes. One that trains them in turn keeps of each client its next
+    state, and its model if a part needs the clients' models.
     """
-    fed, bound, stacked = sim.federation, sim.bound, engines[engine].batches_clients
+    fed, bound, batched = sim.federation, sim.bound, engines[engine].batches_clients
     largest = max(range(fed.num_clients), key=fed.sizes.__getitem__)
-    lanes = 2 if stacked else 1
+    lanes = 2 if batched else 1
     piece = Piece([largest] * lanes, dataclasses.replace(sim.work, steps=2))
-    with undisturbed(fed.device):
+    with isolated(fed.device):
         try:
             work = training(start_trial(sim, Execution(engine), rounds), piece)
             size = memory.peak(work, fed.device)
-        except Exception as error:  # noqa: BLE001  (whatever it is, other engines may do without)
-            return reason(error)
-    if stacked:
+        except Exception as error:  # noqa: BLE001  (another engine may still work)
+            return failure_reason(error)
+    if batched:
         return Need(size // 2, size // 2)
     weights, state = tree.nbytes(sim.weights), tree.nbytes(bound.client())
-    seen = weights if bound.needs("clients") else 0
-    # beside the client's own: a sum over clients, what is added to it, and the next sum
-    return Need(size + 3 * weights, state + 2 * seen)
+    client_model = weights if bound.needs("clients") else 0
+    # beside the client itself: the sum over clients, the next term, and the new sum
+    return Need(size + 3 * weights, state + 2 * client_model)
 
 
 @contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """What is tried leaves no trace: random numbers, threads and warnings stay as they were."""
+def isolated(device: torch.device) -> Iterator[None]:
+    """Restore random states, threads and warning filters after a trial."""
     threads = torch.get_num_threads()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), warnings.catch_warnings():
@@ -106,15 +111,15 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 def timed(device: torch.device, work: Callable[..., T], *args: object) -> tuple[T, float]:
-    """What some work gives, and the seconds it takes, with what it leaves to the device."""
-    _wait(device)
+    """The result of a call, and its seconds until the device has finished."""
+    _synchronize(device)
     start = time.perf_counter()
-    done = work(*args)
-    _wait(device)
-    return done, time.perf_counter() - start
+    result = work(*args)
+    _synchronize(device)
+    return result, time.perf_counter() - start
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
