@@ -25,10 +25,7 @@ step by step, and a changed argument, state on ``self``, a random number from el
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import operator
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -36,39 +33,24 @@ from torch import Tensor
 from kedge.core.overrides import check_overrides
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
-from kedge.errors import FieldError
-from kedge.grammar import Call
+from kedge.core.uploads import Mean as Mean
+from kedge.core.uploads import Stack as Stack
+from kedge.core.uploads import Sum as Sum
+from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
+from kedge.grammar import Call, parse_calls
 from kedge.registry import Registry
 from kedge.schema import Doc as Doc
+from kedge.schema import ErrorCollector, Schema, schema_of
 from kedge.schema import Range as Range
-from kedge.schema import Schema, schema_of
+from kedge.schema.formula import evaluate
 
 if TYPE_CHECKING:
-    from kedge.core.method import Method
     from kedge.core.round import Round
     from kedge.core.view import Spec, View
 
 parts: Registry[type[Part]] = Registry(
     "part", see="kedge list", module="kedge.parts", group="kedge.parts"
 )
-
-
-class Sum(NamedTuple):
-    """An upload of which the server sees the sum over the cohort."""
-
-    value: Tree
-
-
-class Mean(NamedTuple):
-    """An upload of which the server sees the mean over the cohort, weighted as the model is."""
-
-    value: Tree
-
-
-class Stack(NamedTuple):
-    """An upload that the server sees client by client; needs ``needs_clients = True``."""
-
-    value: Tree
 
 
 class Out(NamedTuple):
@@ -260,8 +242,6 @@ class Part:
         return [h for h in HOOKS if self.has(h)]
 
     def __add__(self, other: Part | Method | str) -> Method:
-        from kedge.core.method import Method
-
         return Method((self,)) + other
 
     def __str__(self) -> str:
@@ -278,7 +258,7 @@ class Part:
     def count(self, formula: str, symbols: dict[str, int]) -> int:
         """Value of ``sends``, ``uploads`` or ``keeps`` for given sizes of the model."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return round(_evaluate(ast.parse(formula, mode="eval").body, own | symbols))
+        return round(evaluate(formula, own | symbols))
 
 
 HOOKS = [
@@ -307,25 +287,58 @@ def make_part(name: str, preset: str | None, args: tuple[Any, ...], kwargs: dict
     return cls(**cls.schema().bind(Call(name, preset, args, kwargs)))
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
+@dataclasses.dataclass(frozen=True, repr=False)
+class Method:
+    """An ordered sum of parts."""
+
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [p.name for p in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise IncompatibleError(f"{name} is in the method twice; a part may appear once")
+        owners = [p.name for p in self.parts if p.has("combine") or p.has("contribute")]
+        if len(owners) > 1:
+            raise TwoAggregators(
+                f"{' and '.join(owners)} both define how updates are combined; "
+                "a method may have one such part"
+            )
+
+    def __add__(self, other: Part | Method | str) -> Method:
+        return Method(self.parts + parse(other).parts)
+
+    def __repr__(self) -> str:
+        return "+".join(str(p) for p in self.parts) or "fedavg"
+
+    __str__ = __repr__
 
 
-def _evaluate(node: ast.expr, names: dict[str, Any]) -> float:
-    """A formula of numbers, names, + - * / and conditional expressions."""
-    match node:
-        case ast.Constant(value=value):
-            return value  # type: ignore[return-value]
-        case ast.Name(id=name):
-            return names[name]
-        case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_evaluate(left, names), _evaluate(right, names))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, names)
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _evaluate(body if _evaluate(test, names) else orelse, names)
-    raise ValueError(f"a formula may hold numbers, names and + - * /, not {ast.unparse(node)!r}")
+def parse(text: str | Method | Part) -> Method:
+    """Read a method.
+
+    >>> parse("scaffold + fedprox(mu=0.5)")
+    scaffold+fedprox(mu=0.5)
+    >>> parse("fedavg")
+    fedavg
+    """
+    if isinstance(text, Method):
+        return text
+    if isinstance(text, Part):
+        return Method((text,))
+    errors, found = ErrorCollector(), []
+    for call in parse_calls(text):
+        with errors.collect():
+            if call.name == "fedavg":
+                _check_fedavg(call)
+            elif call.name not in parts:
+                raise UnknownName("part", call.name, ["fedavg", *parts], see="kedge list")
+            else:
+                found.append(make_part(*call))
+    errors.raise_all()
+    return Method(tuple(found))
+
+
+def _check_fedavg(call: Call) -> None:
+    if call.args or call.kwargs or call.preset:
+        raise FieldError("fedavg has no fields and no presets; write just: fedavg")

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kedge.engines.stacked import Pair, empty, empty_target
+from kedge.engines.conv_results import Pair, empty, empty_target
 
 NUM_PROCESSORS = 132  # of an H200
 

@@ -10,7 +10,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class Loop(Engine):
 
     name = "loop"
     has_workers = True
+    #: The loop whose clients are shared among worker processes.
+    shared: ClassVar[type[Loop] | None] = None
 
     def __init__(self, execution: Execution | None = None, capture: bool = True) -> None:
         super().__init__(execution)
@@ -63,8 +65,6 @@ class Loop(Engine):
 
     @classmethod
     def create(cls, execution: Execution, device: torch.device) -> Engine:
-        from kedge.engines.workers import Workers, check_workers
-
         if execution.streams and device.type != "cuda":
             raise FieldError(
                 f"streams = {execution.streams}: clients of a loop train side by side on a GPU, "
@@ -72,8 +72,8 @@ class Loop(Engine):
             )
         if not execution.workers:
             return cls(execution)
-        check_workers(execution.workers, device)
-        return Workers(execution)
+        assert Loop.shared is not None  # set by kedge.engines.workers
+        return Loop.shared.create(execution, device)
 
     @classmethod
     def candidates(cls, request: Request) -> list[Execution]:

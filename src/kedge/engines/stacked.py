@@ -11,14 +11,14 @@ GPU, it is the ordinary convolution.
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-Pair: TypeAlias = tuple[int, int]
+from kedge.engines.conv_results import Pair, empty, empty_target, is_one_pixel
 
 
 def available() -> bool:
@@ -213,31 +213,9 @@ def _channels_last(x: Tensor) -> Tensor:
     before."""
     if x.shape[2] % 16:
         return x
-    if _one_pixel(x.shape[3], x.shape[4]):
+    if is_one_pixel(x.shape[3], x.shape[4]):
         return x.contiguous()
     return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-
-
-def _one_pixel(height: int, width: int) -> bool:
-    return height == width == 1
-
-
-def empty(clients: int, batch: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
-    """An empty result ``[K, B, C, H, W]``, in channels-last if channels fill a block, so that reads
-    are coalesced.
-
-    A map of one pixel is contiguous and channels-last at once. It gets contiguous strides: on
-    channels-last ones, the backward pass of BatchNorm has no vmap rule on a GPU."""
-    if channels % 16 or _one_pixel(height, width):
-        return like.new_empty(clients, batch, channels, height, width)
-    return like.new_empty(clients, batch, height, width, channels).permute(0, 1, 4, 2, 3)
-
-
-def empty_target(x: Tensor, w: Tensor, stride: int, padding: Any) -> Tensor:
-    """An empty result for the convolution of ``[K, B, C, H, W]`` with ``[K, R, S, O, C]``."""
-    height = (x.shape[3] + 2 * padding[0] - w.shape[1]) // stride + 1
-    width = (x.shape[4] + 2 * padding[1] - w.shape[2]) // stride + 1
-    return empty(x.shape[0], x.shape[1], w.shape[3], height, width, like=x)
 
 
 def _conv(x: Tensor, w: Tensor, stride: int, padding: list[int]) -> Tensor:

@@ -35,6 +35,7 @@ from kedge.core.bound import Bound
 from kedge.core.tree import Tree
 from kedge.core.work import take_jobs
 from kedge.engines.cohort import Cohort
+from kedge.engines.execution import Execution
 from kedge.engines.layout import layout_of
 from kedge.engines.loop import Loop, Query
 from kedge.engines.shared_memory import Place, SharedMemory, allocate
@@ -48,6 +49,11 @@ class Workers(Loop):
     """The loop engine with worker processes."""
 
     _pool: Pool | None = None
+
+    @classmethod
+    def create(cls, execution: Execution, device: torch.device) -> Workers:
+        check_workers(execution.workers, device)
+        return cls(execution)
 
     def answers(self, cohort: Cohort, query: Query) -> Iterator[Any]:
         bound = cohort.bound.root
@@ -70,6 +76,9 @@ def can_start_workers() -> bool:
     """Whether this process can start workers: it needs fork, and Linux's shared memory."""
     forks = "fork" in multiprocessing.get_all_start_methods()
     return hasattr(os, "memfd_create") and forks and not multiprocessing.current_process().daemon
+
+
+Loop.shared = Workers
 
 
 def check_workers(workers: int, device: torch.device) -> None:

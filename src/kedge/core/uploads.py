@@ -1,0 +1,25 @@
+"""How the server may see what clients upload: each upload declares its reduction."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kedge.core.tree import Tree
+
+
+class Sum(NamedTuple):
+    """An upload of which the server sees the sum over the cohort."""
+
+    value: Tree
+
+
+class Mean(NamedTuple):
+    """An upload of which the server sees the mean over the cohort, weighted as the model is."""
+
+    value: Tree
+
+
+class Stack(NamedTuple):
+    """An upload that the server sees client by client; needs ``needs_clients = True``."""
+
+    value: Tree
