@@ -47,7 +47,7 @@ def run(
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
         show = partial(watcher.show, config)
-        result = runner.run(config, path, resume, show, say=watcher.say)
+        result = runner.run(config, path, resume, show, report=watcher.report)
     _finish([result], as_json, f"kept in {path}; the model: kedge.load_model({str(path)!r})")
 
 
@@ -77,7 +77,7 @@ def compare(
     by_name = dict(zip(methods, configs, strict=True))
     with Watcher(sum(c.rounds * len(c.seeds) for c in configs), console=errors) as watcher:
         show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
-        results = runner.compare(methods, configs, out, resume, show, watcher.say)
+        results = runner.compare(methods, configs, out, resume, show, watcher.report)
     if plot:
         figures.curves(results, [plot], configs[0].data)
     _finish(results, as_json, f"kept in {out}" if out else "")
@@ -110,8 +110,8 @@ def sweep(
     wanted = _grid(words or [], settings, resume, out)
     rounds = sum(s.config.rounds * len(s.config.seeds) for s in wanted)
     with Watcher(rounds, console=errors) as watcher:
-        watcher.say(sweeps.count(wanted))
-        swept = sweeps.sweep(wanted, out, resume, watcher.show, watcher.say)
+        watcher.report(sweeps.count(wanted))
+        swept = sweeps.sweep(wanted, out, resume, watcher.show, watcher.report)
     if as_json:
         typer.echo(json.dumps(swept.to_dict()))
         return
@@ -179,7 +179,7 @@ def _grid(
     if resume and out is None:
         raise KedgeError("--resume needs the folder of the sweep: --out FOLDER --resume")
     if resume and out is not None and not words and not flags:
-        return sweeps.listed(out)
+        return sweeps.saved_settings(out)
     return combine(read_words(words[1:] if path else words), path, flags)
 
 

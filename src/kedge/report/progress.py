@@ -50,8 +50,8 @@ class Watcher:
     ) -> None:
         self.bar.stop()
 
-    def say(self, line: str) -> None:
-        """A line that stays above the progress."""
+    def report(self, line: str) -> None:
+        """Print a line above the progress bar."""
         self.console.print(line, style="dim", highlight=False, soft_wrap=True)
 
     def show(self, config: Config, seed: int, record: dict[str, Any], setting: str = "") -> None:
