@@ -282,7 +282,7 @@ def test_a_grid_is_the_product_and_shows_what_differs() -> None:
         (["fedprox.mu=-1,1"], "fedprox.mu = -1 is below 0"),
         (["fedprox.mu=(1"], "cannot be read; write values with commas between"),
         (["lr=0.1,0.2,0.1"], "lr has the value 0.1 twice"),
-        (["lr=0.1", "lr=0.2"], "lr is named twice"),
+        (["lr=0.1", "lr=0.2"], "lr is given twice"),
         (["lr"], "expected key=value,value, found 'lr'"),
         (
             ["scaffold.eta_g=1"],
