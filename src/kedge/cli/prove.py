@@ -121,13 +121,13 @@ def bench(
     from kedge.bench import record, timing
 
     load_files(load)
-    what = timing.plan(
+    chosen = timing.read_settings(
         names or (), against=against, engines=engines, precisions=precisions,
         rival_precision=rival_precision, methods=methods, rounds=rounds, warm=warm,
         threads=threads, device=device, python_of=python_of or (),
     )  # fmt: skip
     record.check_path(out)
-    done = timing.bench(what, say=dim, command=shlex.join(["kedge", *sys.argv[1:]]))
+    done = timing.bench(chosen, report=dim, command=shlex.join(["kedge", *sys.argv[1:]]))
     if out:
         record.write(done, out)
     if as_json:
