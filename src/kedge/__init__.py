@@ -1,9 +1,10 @@
 """kedge: federated learning on heterogeneous data.
 
-A method is a sum of parts, each one paper. ``kedge.run("scaffold+fedprox(mu=0.01)",
-data="digits")`` runs one by names, ``kedge.fit(model, clients)`` on one's own model and data.
+A method is a sum of parts; each part implements one paper. ``kedge.run("scaffold+fedprox(mu=0.01)",
+data="digits")`` runs a method on a named dataset, ``kedge.fit(model, clients)`` on your own model
+and data.
 
-Names are imported when they are first used, so that ``import kedge`` costs next to nothing.
+Public names are imported on first use, so that ``import kedge`` is fast.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ else:
     _MODULES = {name: f"kedge.{module}" for module, names in _PUBLIC.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        """A public name, or a module of kedge such as ``kedge.models``, at its first use."""
+        """Import a public name, or a module such as ``kedge.models``, on first use."""
         if name in _MODULES:
             value = getattr(_import_module(_MODULES[name]), name)
             globals()[name] = value

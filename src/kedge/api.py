@@ -1,4 +1,4 @@
-"""The Python interface: ``kedge.run`` by names, ``kedge.fit`` on one's own model and data."""
+"""The Python interface: ``kedge.run`` takes names, ``kedge.fit`` your own model and data."""
 
 from __future__ import annotations
 
@@ -39,11 +39,26 @@ def run(
     watch: runner.Watch | None = None,
     **settings: Any,
 ) -> Result:
-    """Run a method on a named dataset; every setting of ``kedge run --help`` is a keyword.
+    """Train with a method on a named dataset, once per seed.
 
-    ``config`` is a TOML file that ``method`` and the keywords override; without a ``method`` the
-    file's is run, or FedAvg where it names none. ``out`` keeps the run in a folder, where
-    ``resume=True`` goes on. ``watch(seed, record)`` is called after every round.
+    Args:
+        method: a sum of parts, as text or as objects; None takes the one of ``config``, or FedAvg.
+        config: a TOML file with settings; ``method`` and ``settings`` override it.
+        out: folder for the run; None saves nothing.
+        resume: continue the run in ``out``.
+        watch: called as ``watch(seed, record)`` after every round.
+        **settings: any setting of ``kedge run --help``, e.g. ``rounds=100``.
+
+    Returns:
+        The records, summary and trained models of all seeds.
+
+    Raises:
+        KedgeError: a setting is unknown or wrong, or does not fit the data, the device or ``out``.
+
+    >>> import kedge
+    >>> result = kedge.run("scaffold+fedprox(mu=0.01)", data="digits", rounds=2, seeds=[0, 1])
+    >>> result.metric, result.array().shape  # [seeds, tested rounds]
+    ('accuracy', (2, 2))
     """
     settings |= _method_setting(method)
     return runner.run(load_config(config, flags=settings), out, resume, watch)
@@ -57,7 +72,27 @@ def compare(
     resume: bool = False,
     **settings: Any,
 ) -> list[Result]:
-    """Run several methods on the same partitions, cohorts and first weights."""
+    """Run several methods on the same partitions, cohorts and initial weights.
+
+    Args:
+        methods: the methods, each as in :func:`run`.
+        config: a TOML file with settings; ``settings`` override it.
+        out: folder with one subfolder per method; None saves nothing.
+        resume: continue the runs in ``out``.
+        **settings: any setting of ``kedge run --help`` but ``method``.
+
+    Returns:
+        One result per method, in the order of ``methods``.
+
+    Raises:
+        FieldError: there is no method.
+        KedgeError: as :func:`run`.
+
+    >>> import kedge
+    >>> results = kedge.compare(["fedavg", "scaffold"], rounds=2, seeds=[0])
+    >>> [result.config.method for result in results]
+    ['fedavg', 'scaffold']
+    """
     texts = [m if isinstance(m, str) else repr(m) for m in methods]
     if not texts:
         raise FieldError("there is nothing to compare; name at least one method")
@@ -75,13 +110,32 @@ def sweep(
     watch: sweeps.Watch | None = None,
     **settings: Any,
 ) -> list[Result]:
-    """Run all combinations of some settings: ``grid={"lr": [0.01, 0.1], "fedprox.mu": [0.1, 1]}``.
+    """Run all combinations of some settings.
 
-    A key is any setting of :func:`run`, or a field of a part in the method. Results come in the
-    order of the product, the last key changing fastest; ``result.config`` says which is which.
-    Without a ``method`` the one of ``config`` is run, or FedAvg where it names none.
-    Combinations that differ in numbers train side by side. One whose loss is not finite ends
-    alone; its metric is NaN from there on. ``out`` keeps every run in a folder of its own.
+    Combinations that differ only in numbers train together. If a loss is not finite, only that
+    combination ends, with NaN as its metric from there on.
+
+    Args:
+        method: as in :func:`run`.
+        grid: the values of each key: a setting, or a field of a part such as ``"fedprox.mu"``.
+        config: a TOML file with the other settings.
+        out: folder with one subfolder per combination; None saves nothing.
+        resume: continue the sweep in ``out``.
+        watch: called as ``watch(config, seed, record, name)`` after every round.
+        **settings: any other setting of ``kedge run --help``.
+
+    Returns:
+        One result per combination; the last key of ``grid`` changes fastest. ``result.config``
+        holds its settings.
+
+    Raises:
+        FieldError: the grid is empty, or a key has no value or the same value twice.
+        KedgeError: as :func:`run`.
+
+    >>> import kedge
+    >>> results = kedge.sweep("fedprox", {"fedprox.mu": [0.1, 1.0]}, rounds=2, seeds=[0])
+    >>> [result.config.method for result in results]
+    ['fedprox(mu=0.1)', 'fedprox(mu=1.0)']
     """
     settings |= _method_setting(method)
     return sweeps.sweep(combine(grid or {}, config, settings), out, resume, watch).results
@@ -100,11 +154,34 @@ def fit(
     watch: runner.Watch | None = None,
     **settings: Any,
 ) -> Result:
-    """Train one's own model on one's own clients, each a pair of inputs and labels.
+    """Train your own model on your own clients.
 
-    Without a ``test`` set every client holds out a share of its data (``held_out``). Settings are
-    those of :func:`run`; one seed is run unless ``seeds`` says otherwise. ``task`` is read off the
-    labels: whole numbers are classes, rows of 0 and 1 are multi-label, the rest is regression.
+    Args:
+        model: a module that maps inputs ``[batch, ...]`` to outputs ``[batch, outputs]``.
+        clients: a pair ``(inputs, labels)`` of arrays or tensors per client, ``[n_k, ...]`` and
+            ``[n_k]`` or ``[n_k, labels]``.
+        method: as in :func:`run`.
+        test: inputs and labels of the test set; None tests on held-out samples of each client.
+        task: ``classification``, ``multilabel``, ``regression`` or a registered task. ``auto``
+            infers it from the labels: integers are classes, rows of 0 and 1 are multi-label, other
+            numbers are targets of a regression.
+        held_out: share of each client's samples to test on if there is no ``test``.
+        out, resume, watch: as in :func:`run`.
+        **settings: as in :func:`run`; ``seeds`` is ``(0,)`` by default.
+
+    Returns:
+        The result; ``result.models[0]`` is the trained global model of the first seed.
+
+    Raises:
+        DataError: the samples of a client are missing, malformed or not finite, or the model cannot
+            take them.
+        KedgeError: as :func:`run`.
+
+    >>> import kedge
+    >>> x, y = torch.randn(40, 8), torch.randint(0, 2, (40,))
+    >>> result = kedge.fit(nn.Linear(8, 2), [(x[:20], y[:20]), (x[20:], y[20:])], rounds=2)
+    >>> result.models[0]
+    Linear(in_features=8, out_features=2, bias=True)
     """
     settings = {"seeds": (0,)} | settings
     settings |= _method_setting(method)
@@ -115,28 +192,28 @@ def fit(
         if isinstance(model, Model)
         else Model(model, batchnorm=config.batchnorm, precision=config.precision)
     )
-    made = _task(task, y, module, x)
+    learning_task = _task(task, y, module, x)
     whole = Partition(tuple(rows), "given", 0, len(x))
     device = resolve_device(config.device)
 
-    def make(seed: int, how: Execution) -> Simulation:
-        kept, held = whole, None
+    def make(seed: int, execution: Execution) -> Simulation:
+        training, testing = whole, None
         if test is None:
-            labels = y if made.one_class else np.zeros(len(y), np.int64)
-            kept, held = holdout(whole, labels, held_out, seed)
+            labels = y if learning_task.one_class else np.zeros(len(y), np.int64)
+            training, testing = holdout(whole, labels, held_out, seed)
         federation = Federation(
             x,
             y,
-            kept.clients,
-            made,
+            training.clients,
+            learning_task,
             test,
-            held_out=held.clients if held else None,
+            held_out=testing.clients if testing else None,
             augment=config.augment,
             angles=config.angles,
             device=device,
         )
         federation.partition = whole
-        return runner.assemble(config, federation, module, seed, how)
+        return runner.assemble(config, federation, module, seed, execution)
 
     folder = None
     if out is not None:
@@ -145,7 +222,25 @@ def fit(
 
 
 def load_model(folder: str | Path, seed: int | None = None) -> nn.Module:
-    """The trained global model of a run folder (of its first seed if none is named)."""
+    """Load the trained global model of a run.
+
+    Args:
+        folder: the folder of a run by name (``kedge run``, :func:`run`).
+        seed: one of its seeds; None takes the first one.
+
+    Returns:
+        The module in evaluation mode, on the CPU.
+
+    Raises:
+        KedgeError: the folder holds no run, or one by :func:`fit`, whose model kedge cannot build.
+        DataError: the run of this seed is not complete.
+
+    >>> import kedge, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = kedge.run("fedavg", rounds=1, seeds=[0], out=folder)
+    >>> kedge.load_model(folder)(torch.zeros(1, 64)).shape
+    torch.Size([1, 10])
+    """
     _, config = Folder.resume(folder, None)
     seed = config.seeds[0] if seed is None else seed
     path = Path(folder) / f"seed-{seed}" / MODEL
@@ -161,18 +256,18 @@ def load_model(folder: str | Path, seed: int | None = None) -> nn.Module:
 
 
 def _method_setting(method: str | Method | Part | None) -> dict[str, str]:
-    """The setting ``method`` in the method grammar; none if no method is given."""
+    """The setting ``method`` as text; empty if no method is given."""
     if method is None:
         return {}
     return {"method": method if isinstance(method, str) else repr(parse(method))}
 
 
 def _joined(clients: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
-    """All clients' samples in one array, and the rows of each."""
+    """The samples of all clients in one array, and the rows of each client."""
     if not len(clients):
         raise DataError("there are no clients; give a list of (inputs, labels), one per client")
-    xs: list[Any] = []
-    ys: list[Any] = []
+    inputs: list[Any] = []
+    labels: list[Any] = []
     for k, pair in enumerate(clients):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"client {k} is not a pair of inputs and labels")
@@ -183,21 +278,22 @@ def _joined(clients: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
             raise DataError(f"client {k} has no samples; leave it out")
         if a.dtype == object or b.dtype == object:
             raise DataError(f"client {k} holds objects; give numbers of one shape")
-        if xs and a.shape[1:] != xs[0].shape[1:]:
+        if inputs and a.shape[1:] != inputs[0].shape[1:]:
             raise DataError(
-                f"client {k} has inputs of shape {a.shape[1:]}, client 0 of {xs[0].shape[1:]}"
+                f"client {k} has inputs of shape {a.shape[1:]}, client 0 of {inputs[0].shape[1:]}"
             )
         if np.issubdtype(a.dtype, np.floating) and not np.isfinite(a).all():
             bad = int(np.flatnonzero(~np.isfinite(a).reshape(len(a), -1).all(1))[0])
             raise DataError(f"client {k} has NaN or infinite inputs, first in row {bad}")
-        xs.append(a)
-        ys.append(b)
-    ends = np.cumsum([len(a) for a in xs])
-    rows = [np.arange(end - len(a), end) for a, end in zip(xs, ends, strict=True)]
-    return np.concatenate(xs), np.concatenate(ys), rows
+        inputs.append(a)
+        labels.append(b)
+    ends = np.cumsum([len(a) for a in inputs])
+    rows = [np.arange(end - len(a), end) for a, end in zip(inputs, ends, strict=True)]
+    return np.concatenate(inputs), np.concatenate(labels), rows
 
 
 def _task(name: str, y: Any, module: Model, x: Any) -> Task:
+    """The task with this name, with as many outputs as the model has for these inputs."""
     weights = module.weights()
     like = next(iter(weights.params.values()))
     sample = torch.as_tensor(x[:2]).to(like.dtype)

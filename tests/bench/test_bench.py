@@ -18,9 +18,9 @@ from torch import Tensor
 
 from kedge.bench import timing
 from kedge.bench.child import Child, RivalFailed
-from kedge.bench.eager import EagerRounds, draw_plan
+from kedge.bench.eager import EagerRounds, draw_batches
 from kedge.bench.flower_rival import trained
-from kedge.bench.runners import Here, read_engine, read_pythons, split_list
+from kedge.bench.runners import InProcess, read_engine, read_pythons, split_list
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.cli import app as cli
 from kedge.core.tree import Weights
@@ -63,7 +63,7 @@ def command(*words: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("work", [TINY, CONV], ids=["mlp", "batchnorm"])
 def test_the_eager_rival_computes_the_same_rounds_as_the_loop(work: Workload) -> None:
-    sim, eager = loop(work), EagerRounds(work, work.scaled("cpu"))
+    sim, eager = loop(work), EagerRounds(work, work.normalised("cpu"))
     first = {k: v.clone() for k, v in eager.server.state_dict().items()}
     assert gap(sim.weights, first) == 0
     for round in range(2):
@@ -76,17 +76,17 @@ def test_the_eager_rival_computes_the_same_rounds_as_the_loop(work: Workload) ->
 
 def test_the_eager_rival_draws_what_the_loop_draws_in_kind() -> None:
     g = torch.Generator().manual_seed(0)
-    plan = draw_plan(TINY, 2, g)
-    assert plan.shape == (TINY.steps, TINY.batch)
-    assert sorted(plan.flatten()[:12].tolist()) == list(range(24, 36))  # an epoch, each row once
-    assert sorted(plan.flatten()[12:].tolist()) != sorted(plan.flatten()[:8].tolist())
+    batches = draw_batches(TINY, 2, g)
+    assert batches.shape == (TINY.steps, TINY.batch)
+    assert sorted(batches.flatten()[:12].tolist()) == list(range(24, 36))  # an epoch, each row once
+    assert sorted(batches.flatten()[12:].tolist()) != sorted(batches.flatten()[:8].tolist())
 
 
 def test_pfl_computes_the_same_rounds_as_the_loop() -> None:
     pytest.importorskip("pfl", reason="pfl is not installed: pip install pfl==0.6.0")
     from kedge.bench.pfl_rival import PflRounds
 
-    sim, data = loop(FULL), FULL.scaled("cpu")
+    sim, data = loop(FULL), FULL.normalised("cpu")
     rival = PflRounds(FULL, data)
     steps = []
     rival.net.inner.register_forward_hook(lambda _, inputs, __: steps.append(len(inputs[0])))
@@ -106,12 +106,12 @@ def test_pfl_takes_as_many_steps_as_asked_for_where_batches_do_not_fit() -> None
     from kedge.bench.pfl_rival import PflRounds
 
     work = dataclasses.replace(TINY, clients=3, batch=5)  # 12 samples: 5, 5, 2 + 3, 5, 5
-    data = work.scaled("cpu")
+    data = work.normalised("cpu")
     rival, eager = PflRounds(work, data), EagerRounds(work, data)
     rows = torch.arange(25) % 12
-    plans = torch.stack([rows.view(5, 5) + 12 * k for k in range(3)])
+    batches = torch.stack([rows.view(5, 5) + 12 * k for k in range(3)])
     rival()
-    eager([0, 1, 2], plans)
+    eager([0, 1, 2], batches)
     own = rival.net.inner.state_dict()
     for name, value in eager.server.state_dict().items():
         torch.testing.assert_close(own[name], value, atol=1e-6, rtol=0)
@@ -184,23 +184,23 @@ def test_the_table_and_the_record_agree_and_ratios_are_of_seconds(tmp_path: Path
     assert not done["interrupted"]
 
 
-def small_plan(**given: Any) -> timing.Plan:
+def small_settings(**given: Any) -> timing.BenchSettings:
     settings = {"engines": "vector", "rounds": 3, "warm": 1, "threads": 1, "device": "cpu"}
-    what = timing.plan(["digits"], **settings | given)
+    what = timing.read_settings(["digits"], **settings | given)
     return dataclasses.replace(what, works=(TINY,))
 
 
 def test_runners_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
-    monkeypatch.setattr(Here, "__call__", lambda self: order.append(id(self)) or 1.0)
-    timing.bench(small_plan())
+    monkeypatch.setattr(InProcess, "__call__", lambda self: order.append(id(self)) or 1.0)
+    timing.bench(small_settings())
     a, b = dict.fromkeys(order)
     assert order == [a, b, a, b, a, b, a, b]  # one round each to warm up, three timed
 
 
 def test_a_turn_of_a_quick_runner_has_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Here, "__call__", lambda self: 0.06)
-    for row in timing.bench(small_plan(rounds=2))["rows"]:
+    monkeypatch.setattr(InProcess, "__call__", lambda self: 0.06)
+    for row in timing.bench(small_settings(rounds=2))["rows"]:
         assert row["times"] == [0.06] * 8  # four in a quarter of a second
 
 
@@ -220,13 +220,13 @@ def test_a_runner_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
 def test_an_interrupt_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def stop(self: Here) -> float:
+    def stop(self: InProcess) -> float:
         calls.append(1)
         if len(calls) == 6:  # two to warm up, two timed of eager, one of vector
             raise KeyboardInterrupt
         return 0.5
 
-    monkeypatch.setattr(Here, "__call__", stop)
+    monkeypatch.setattr(InProcess, "__call__", stop)
     monkeypatch.setitem(WORKLOADS, "digits", TINY)
     code, out, _ = command(
         "digits", "--engines", "vector", "--warm", "1", "--device", "cpu", "--json"
@@ -244,7 +244,7 @@ def test_an_interrupt_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> N
         (["digit"], "no workload 'digit'. Did you mean 'digits'"),
         (["--engines", "vektor"], "no engine 'vektor'. Did you mean 'vector'"),
         (["--engines", "loop(worker=2)"], "no setting of loop 'worker'. Did you mean 'workers'"),
-        (["--engines", "loop(workers=two)"], "workers = 'two' is not of the kind int"),
+        (["--engines", "loop(workers=two)"], "workers = 'two' is not of type int"),
         (["--engines", "loop(2)"], "name the settings, as in loop(workers=2)"),
         (["--against", "flwr"], "no rival 'flwr'"),
         (["--precisions", "fp23"], "no precision 'fp23'. Did you mean 'fp32'"),
@@ -253,7 +253,7 @@ def test_an_interrupt_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> N
         (["--out", "nowhere/speed.json"], "there is no folder nowhere"),
         (["--python-of", "flower"], "--python-of takes NAME=PATH"),
         (["--python-of", "eager=python"], "no rival with a Python of its own 'eager'"),
-        (["--python-of", "flower=/nowhere/python"], "is not there or cannot be run"),
+        (["--python-of", "flower=/nowhere/python"], "does not exist or cannot be run"),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_line(words: list[str], message: str) -> None:
@@ -274,7 +274,7 @@ def test_a_missing_gpu_is_said() -> None:
 def test_lists_engines_and_groups_are_read() -> None:
     assert split_list("a, b(c=1, d=[2, 3]),a") == ["a", "b(c=1, d=[2, 3])"]
     assert read_engine("loop(workers=2, threads=1)") == (Execution("loop", workers=2), 1)
-    what = timing.plan(["overhead"], device="cpu", methods="scaffold")
+    what = timing.read_settings(["overhead"], device="cpu", methods="scaffold")
     assert [w.name for w in what.works] == ["overhead10", "overhead100", "overhead1000"]
     assert what.methods == ("fedavg", "scaffold")
     assert what.rival_precision == "fp32"

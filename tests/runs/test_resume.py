@@ -171,7 +171,7 @@ def test_a_checkpoint_of_another_format_is_refused(number: str, tmp_path: Path) 
     with pytest.raises(
         DataError,
         match=rf"checkpoint.safetensors has checkpoint format {number}; kedge {kedge.__version__} "
-        rf"reads formats up to {FORMAT}. Go on with the kedge that wrote it, or delete it",
+        rf"reads formats up to {FORMAT}. Resume with the kedge that wrote it, or delete it",
     ):
         kedge.run(
             "fedavg", out=tmp_path / "new", resume=True, clients=4, rounds=2, seeds=(0,),
@@ -206,7 +206,8 @@ def test_a_full_disk_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.setattr(Folder, "write", failing)
 
     monkeypatch.setattr(Folder, "write", failing)
-    with pytest.raises(DataError, match=r"No space left on device.*make room and go on with --res"):
+    message = r"No space left on device.*free some disk space and continue with --resume"
+    with pytest.raises(DataError, match=message):
         kedge.run("fedavg", out=out, **settings)
     monkeypatch.undo()
     assert not list(out.rglob("*.part"))

@@ -12,7 +12,7 @@ from torch import nn
 
 import kedge
 from kedge.errors import DataError, FieldError, KedgeError
-from kedge.runs.result import Stat, paired
+from kedge.runs.result import Stat, paired_gain
 
 FAST = {"clients": 5, "rounds": 3, "seeds": (0, 1)}
 
@@ -66,7 +66,7 @@ def test_compare_starts_everybody_equally() -> None:
     assert len({tuple(r.partition_hash) for r in results}) == 1
     # mu = 0 is FedAvg bit for bit only if batches, cohorts and first weights are the same
     assert np.array_equal(results[0].array("loss"), results[1].array("loss"))
-    difference = paired(results[2], results[0])
+    difference = paired_gain(results[2], results[0])
     assert difference.values == tuple(results[2].array()[:, -1] - results[0].array()[:, -1])
 
 

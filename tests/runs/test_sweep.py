@@ -91,7 +91,7 @@ def test_ctrl_c_saves_all_seeds_and_they_go_on_together(tmp_path: Path) -> None:
         if count[0] == 5:  # in the middle of the second round
             os.kill(os.getpid(), signal.SIGINT)
 
-    message = rf"stopped after round 2 of seeds 0, 1, 2. Go on with: --out {out} --resume"
+    message = rf"stopped after round 2 of seeds 0, 1, 2. Resume with: --out {out} --resume"
     with pytest.raises(KedgeError, match=message):
         kedge.run("scaffold", out=out, watch=interrupt, **settings)
     for seed in (0, 1, 2):
@@ -164,7 +164,7 @@ def test_a_setting_that_diverges_ends_alone() -> None:
     assert found["results"][1]["setting"] == {"lr": 1e30}
 
 
-def shown(swept: sweeps.Swept) -> list[str]:
+def shown(swept: sweeps.SweepResult) -> list[str]:
     console = Console(file=io.StringIO(), width=100)
     console.print(tables.grid(swept.settings, swept.results))
     return [line.strip() for line in console.file.getvalue().splitlines()]
@@ -198,7 +198,7 @@ def test_every_setting_has_a_folder_and_a_stopped_sweep_goes_on(tmp_path: Path) 
         if count[0] == 6:  # in the middle of the second round
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KedgeError, match=rf"after round 2 of seeds 0, 1. Go on with: --out {out}"):
+    with pytest.raises(KedgeError, match=rf"after round 2 of seeds 0, 1. Resume with: --out {out}"):
         sweeps.sweep(settings, out, watch=interrupt)
     names = sorted(p.name for p in out.iterdir())
     assert names == ["lr_0.05", "lr_0.2", "sweep.json"]
@@ -209,7 +209,7 @@ def test_every_setting_has_a_folder_and_a_stopped_sweep_goes_on(tmp_path: Path) 
             )
     with pytest.raises(KedgeError, match="holds a sweep already. Continue it with --resume"):
         sweeps.sweep(settings, out)
-    again = sweeps.sweep(sweeps.listed(out), out, resume=True)
+    again = sweeps.sweep(sweeps.saved_settings(out), out, resume=True)
     assert again.computed == "2 settings x 2 seeds in 1 stack of 20 lanes"
     for one, other in zip(straight.results, again.results, strict=True):
         assert np.array_equal(read(one), read(other))
@@ -282,7 +282,7 @@ def test_a_grid_is_the_product_and_shows_what_differs() -> None:
         (["fedprox.mu=-1,1"], "fedprox.mu = -1 is below 0"),
         (["fedprox.mu=(1"], "cannot be read; write values with commas between"),
         (["lr=0.1,0.2,0.1"], "lr has the value 0.1 twice"),
-        (["lr=0.1", "lr=0.2"], "lr is named twice"),
+        (["lr=0.1", "lr=0.2"], "lr is given twice"),
         (["lr"], "expected key=value,value, found 'lr'"),
         (
             ["scaffold.eta_g=1"],

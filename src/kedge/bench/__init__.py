@@ -1,7 +1,7 @@
-"""``kedge bench``: rounds per second, beside what one would otherwise run.
+"""Speed: rounds per second of kedge and of other ways to run them.
 
-Every workload is timed in one run for kedge's engines and for rivals: a plain PyTorch loop
+``kedge bench`` times every workload for the engines of kedge and for rivals: a plain PyTorch loop
 (:mod:`kedge.bench.eager`), pfl (:mod:`kedge.bench.pfl_rival`) and Flower's simulation
-(:mod:`kedge.bench.flower_rival`), round by round in turn, so that a machine that gets slower or
-faster meanwhile does so for all of them.
+(:mod:`kedge.bench.flower_rival`). They take turns round by round, so that a change of the machine's
+speed affects all of them alike.
 """

@@ -1,9 +1,9 @@
-"""A rival in a process of its own, run by the Python of its own environment.
+"""A rival in a child process, with the Python of its own environment.
 
-The process is ``python -m kedge.bench.child SETTINGS``. It prints one line of JSON when it is ready
-and one for every line that it is sent, with the seconds of the round it then ran; it ends when its
-input does. kedge itself is lent to it, so it needs that library, torch, numpy, safetensors and
-pillow.
+The process is ``python -m kedge.bench.child SETTINGS``. It prints one line of JSON when it is
+ready. For every line of its input it runs a round and prints its seconds; it exits at the end of
+its input. kedge is copied into its path, so its environment needs only the rival, torch, numpy,
+safetensors and pillow.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, TextIO
 
 from kedge.bench.workloads import Workload
 
-TIMEOUT = 900  # seconds for an answer
-PATIENCE = 20  # seconds for a process to end
+ANSWER_TIMEOUT_S = 900
+EXIT_TIMEOUT_S = 20
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 QUIET |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 class RivalFailed(Exception):
-    """A rival that gave no time; ``missing`` where it is not installed."""
+    """A rival could not be timed; ``missing`` if it is not installed."""
 
     def __init__(self, reason: str, missing: bool = False) -> None:
         super().__init__(reason)
@@ -40,7 +40,11 @@ class RivalFailed(Exception):
 
 
 class Child:
-    """Rounds in another process; a call runs one and gives its seconds."""
+    """Rounds in a child process. A call runs one round and returns its seconds.
+
+    Raises:
+        RivalFailed: the process exits, reports an error or does not answer in time.
+    """
 
     def __init__(
         self, python: str, rival: str, work: Workload, device: str, precision: str, threads: int
@@ -53,15 +57,15 @@ class Child:
             "rival": rival, "work": dataclasses.asdict(work), "device": device,
             "precision": precision, "threads": threads,
         }  # fmt: skip
-        own = os.environ.get("PYTHONPATH") if python == sys.executable else None
-        path = os.pathsep.join(filter(None, [own, str(home)]))
+        inherited = os.environ.get("PYTHONPATH") if python == sys.executable else None
+        path = os.pathsep.join(filter(None, [inherited, str(home)]))
         env = os.environ | QUIET | {"FLWR_HOME": str(home / "flwr"), "PYTHONPATH": path}
         self._log = home / "log.txt"
         with open(self._log, "w") as log:
             self._process = subprocess.Popen(
                 [python, "-m", "kedge.bench.child", json.dumps(settings)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env,
-                start_new_session=True,  # an interrupt in the terminal is ours to handle
+                start_new_session=True,  # Ctrl-C goes to the parent process only
             )  # fmt: skip
         self._answers: queue.Queue[str] = queue.Queue()
         self.last: dict[str, Any] = {}
@@ -79,18 +83,18 @@ class Child:
             self._process.stdin.write("round\n")
             self._process.stdin.flush()
         except OSError:
-            raise RivalFailed(*self._why()) from None
+            raise RivalFailed(*self._exit_reason()) from None
         self.last = self._answer()
         return float(self.last["seconds"])
 
     def close(self) -> None:
-        """Let it end; one that does not is ended."""
+        """End the process; kill it if it does not exit in time."""
         process = self._process
         with suppress(OSError):
             if process.stdin is not None:
                 process.stdin.close()
         try:
-            process.wait(timeout=PATIENCE)
+            process.wait(timeout=EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -107,20 +111,20 @@ class Child:
 
     def _answer(self) -> dict[str, Any]:
         try:
-            line = self._answers.get(timeout=TIMEOUT)
+            line = self._answers.get(timeout=ANSWER_TIMEOUT_S)
         except queue.Empty:
-            raise RivalFailed(f"no answer within {TIMEOUT} seconds") from None
+            raise RivalFailed(f"no answer within {ANSWER_TIMEOUT_S} seconds") from None
         if not line:
-            raise RivalFailed(*self._why())
+            raise RivalFailed(*self._exit_reason())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RivalFailed(answer["error"])
         return answer
 
-    def _why(self) -> tuple[str, bool]:
-        """The last line that a process left behind, and whether it misses a library."""
+    def _exit_reason(self) -> tuple[str, bool]:
+        """The last line of the log, and whether a library is missing."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=PATIENCE)
+            self._process.wait(timeout=EXIT_TIMEOUT_S)
         lines = [line for line in self._log.read_text().splitlines() if line.strip()]
         last = lines[-1] if lines else f"exit code {self._process.returncode}"
         kind, _, text = last.partition(": ")
@@ -128,32 +132,32 @@ class Child:
         return text if missing else last, missing
 
 
-def main(text: str, asked: TextIO) -> None:
-    """The other side: make the rival, then run a round for every line."""
+def main(text: str, requests: TextIO) -> None:
+    """The child process: build the rival, then run a round for every line of ``requests``."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed goes with the log
+    os.dup2(2, 1)  # other output goes to the log
 
-    def say(answer: dict[str, Any]) -> None:
+    def send(answer: dict[str, Any]) -> None:
         out.write(json.dumps(answer) + "\n")
         out.flush()
 
     settings = json.loads(text)
-    given = settings["work"]
-    work = Workload(**given | {"shape": tuple(given["shape"])})
+    fields = settings["work"]
+    work = Workload(**fields | {"shape": tuple(fields["shape"])})
     device, precision = settings["device"], settings["precision"]
-    lines: Iterator[str] = iter(asked.readline, "")
+    lines: Iterator[str] = iter(requests.readline, "")
     if settings["rival"] == "flower":
         from kedge.bench.flower_rival import serve
 
-        serve(work, device, precision, lines, say)
+        serve(work, device, precision, lines, send)
         return
-    from kedge.bench.runners import Here, in_process, versions_of
+    from kedge.bench.runners import InProcess, rival_rounds, versions_of
 
-    rounds = in_process(settings["rival"], work, work.scaled(device), precision)
-    here: Callable[[], float] = Here(rounds, device, precision, settings["threads"])
-    say({"ready": True, "versions": versions_of(settings["rival"])})
+    rounds = rival_rounds(settings["rival"], work, work.normalised(device), precision)
+    timed: Callable[[], float] = InProcess(rounds, device, precision, settings["threads"])
+    send({"ready": True, "versions": versions_of(settings["rival"])})
     for _ in lines:
-        say({"seconds": here()})
+        send({"seconds": timed()})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
-"""The plain PyTorch loop that a user would write: one model, one optimiser per client and round,
-data already on the device, no graph, no compilation. BatchNorm statistics are averaged, too."""
+"""The plain PyTorch loop that a user would write.
+
+It has one model, a new optimiser per client and round, and the data on the device; it uses neither
+CUDA graphs nor compilation. BatchNorm statistics are averaged, too.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,23 @@ from kedge.bench.workloads import Workload
 
 
 def train(
-    net: nn.Module, x: Tensor, y: Tensor, plan: Tensor, lr: float, precision: str = "fp32"
+    net: nn.Module, x: Tensor, y: Tensor, batches: Tensor, lr: float, precision: str = "fp32"
 ) -> None:
-    """Local training of one client; ``plan`` holds the rows of each batch, ``[steps, batch]``."""
+    """Train one client; ``batches`` holds the rows of each step, ``[steps, batch]``."""
     bf16 = precision == "bf16"
-    passes = torch.autocast(x.device.type, torch.bfloat16) if bf16 else nullcontext()
+    context = torch.autocast(x.device.type, torch.bfloat16) if bf16 else nullcontext()
     net.train()
     optim = torch.optim.SGD(net.parameters(), lr=lr)
-    for rows in plan:
+    for rows in batches:
         optim.zero_grad(set_to_none=True)
-        with passes:
+        with context:
             loss = F.cross_entropy(net(x[rows]), y[rows])
         loss.backward()
         optim.step()
 
 
-def draw_plan(work: Workload, client: int, g: torch.Generator) -> Tensor:
-    """Rows of a client's batches: one permutation of its samples after the other."""
+def draw_batches(work: Workload, client: int, g: torch.Generator) -> Tensor:
+    """Batch indices of a client, ``[steps, batch]``: one permutation of its samples per epoch."""
     count = work.steps * work.batch
     epochs = -(-count // work.samples)
     order = torch.cat([torch.randperm(work.samples, generator=g) for _ in range(epochs)])
@@ -38,7 +41,7 @@ def draw_plan(work: Workload, client: int, g: torch.Generator) -> Tensor:
 
 
 class EagerRounds:
-    """Rounds of federated averaging; a call runs one."""
+    """Rounds of federated averaging. A call runs one round."""
 
     def __init__(
         self, work: Workload, data: tuple[Tensor, Tensor], precision: str = "fp32"
@@ -49,17 +52,17 @@ class EagerRounds:
         self._local = copy.deepcopy(self.server)
         self._g = torch.Generator().manual_seed(1)
 
-    def __call__(self, clients: list[int] | None = None, plans: Tensor | None = None) -> None:
-        """One round of a drawn cohort, or of the given clients on the given rows."""
+    def __call__(self, clients: list[int] | None = None, batches: Tensor | None = None) -> None:
+        """Train a random cohort, or given clients on ``batches`` ``[clients, steps, batch]``."""
         work, g = self.work, self._g
         if clients is None:
             clients = torch.randperm(work.clients, generator=g)[: work.cohort].tolist()
         start = {k: v.clone() for k, v in self.server.state_dict().items()}
         total = {k: torch.zeros_like(v, dtype=torch.float32) for k, v in start.items()}
         for i, client in enumerate(clients):
-            plan = draw_plan(work, client, g).to(self.x.device) if plans is None else plans[i]
+            rows = draw_batches(work, client, g) if batches is None else batches[i]
             self._local.load_state_dict(start)
-            train(self._local, self.x, self.y, plan, work.lr, self.precision)
+            train(self._local, self.x, self.y, rows.to(self.x.device), work.lr, self.precision)
             for name, value in self._local.state_dict().items():
                 total[name].add_(value, alpha=1 / len(clients))
         self.server.load_state_dict(total)

@@ -1,5 +1,7 @@
-"""Flower's simulation of federated averaging on a workload: ServerApp, ClientApp, its FedAvg
-strategy and its Ray backend, one CPU per client. Needs ``flwr[simulation]``."""
+"""Flower's simulation of federated averaging on a workload. Needs ``flwr[simulation]``.
+
+It uses a ServerApp, a ClientApp, Flower's FedAvg strategy and its Ray backend, one CPU per client.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.bench.eager import draw_plan, train
+from kedge.bench.eager import draw_batches, train
 from kedge.bench.workloads import Workload
 
-Say = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]  # sends an answer to the parent process
 NO_REPLY = "no client of the round replied"
 
 
-def serve(work: Workload, device: str, precision: str, asked: Iterator[str], say: Say) -> None:
-    """Run one round for every line that comes in, and say what it took."""
+def serve(work: Workload, device: str, precision: str, requests: Iterator[str], send: Send) -> None:
+    """Run one round for every request, and send its seconds."""
     from flwr.app import ArrayRecord
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    device = device.partition(":")[0]  # Ray shows each client its own
+    device = device.partition(":")[0]  # Ray makes one GPU visible to each client
     client_app, server_app = ClientApp(), ServerApp()
 
     @client_app.train()
@@ -46,22 +48,23 @@ def serve(work: Workload, device: str, precision: str, asked: Iterator[str], say
         first = ArrayRecord(work.module().state_dict())
         arrays = strategy.start(grid=grid, initial_arrays=first, num_rounds=1).arrays  # Ray starts
         if not arrays:
-            say({"error": NO_REPLY})
+            send({"error": NO_REPLY})
             return
-        say({"ready": True, "versions": {"flwr": version("flwr"), "ray": version("ray")}})
-        for _ in asked:
+        send({"ready": True, "versions": {"flwr": version("flwr"), "ray": version("ray")}})
+        for _ in requests:
             start = time.perf_counter()
             found = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1).arrays
             seconds = time.perf_counter() - start
             if not found:
-                say({"error": NO_REPLY})
+                send({"error": NO_REPLY})
                 return
             arrays = found
+            # the sum of all weights shows that they change
             total = sum(float(v.double().sum()) for v in found.to_torch_state_dict().values())
-            say({"seconds": seconds, "total": total})  # of all weights: to see that they move
+            send({"seconds": seconds, "total": total})
 
     resources = {"num_cpus": 1.0, "num_gpus": 0.0}
-    if device != "cpu":  # as many clients at a time as there are processors
+    if device != "cpu":  # one client per CPU core at a time
         resources["num_gpus"] = 1 / (os.cpu_count() or 1)
     run_simulation(
         server_app=server_app,
@@ -72,7 +75,7 @@ def serve(work: Workload, device: str, precision: str, asked: Iterator[str], say
 
 
 def _reply(work: Workload, device: str, precision: str, message: Any, client: int) -> Any:
-    """What a client answers: its trained weights, or those that came where it has not to train."""
+    """The reply of a client: its trained weights, or the received ones for an idle workload."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     arrays, metrics = message.content["arrays"], MetricRecord({"num-examples": work.samples})
@@ -86,16 +89,16 @@ def _reply(work: Workload, device: str, precision: str, message: Any, client: in
 def trained(
     work: Workload, device: str, precision: str, client: int, state: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """A client's weights after its local training."""
-    net, (x, y) = _held(work, device)
+    """The state dict of a client after its local training from ``state``."""
+    net, (x, y) = _model_and_data(work, device)
     net.load_state_dict(state)
-    plan = draw_plan(work, client, torch.Generator().manual_seed(client))
-    train(net, x, y, plan.to(device), work.lr, precision)
+    batches = draw_batches(work, client, torch.Generator().manual_seed(client))
+    train(net, x, y, batches.to(device), work.lr, precision)
     return net.state_dict()
 
 
 @lru_cache(maxsize=1)
-def _held(work: Workload, device: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """Model and data of a worker process, made once and kept."""
+def _model_and_data(work: Workload, device: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Model and data of a worker process, cached."""
     torch.set_num_threads(1)
-    return work.module().to(device), work.scaled(device)
+    return work.module().to(device), work.normalised(device)

@@ -1,6 +1,9 @@
-"""pfl's own simulation of federated averaging on a workload, as in its CIFAR-10 benchmark: one
-process, the data on the device, every client a slice of them. pfl shuffles nothing, and BatchNorm's
-statistics pass from client to client, unaveraged. Needs ``pfl`` (0.6.0)."""
+"""pfl's own simulation of federated averaging on a workload. Needs ``pfl`` (0.6.0).
+
+It is set up as in pfl's CIFAR-10 benchmark: one process, the data on the device, a slice of them
+per client. pfl does not shuffle, and BatchNorm statistics pass from client to client without
+averaging.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from kedge.bench.workloads import Workload
 
 
 class Net(nn.Module):
-    """A network with the two methods that pfl asks for."""
+    """A network with the two methods that pfl calls."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -28,19 +31,19 @@ class Net(nn.Module):
         return F.cross_entropy(self.inner(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """Asked for once, before the first round; nothing is timed then."""
+        """Called once, before the first round, which is not timed."""
         from pfl.metrics import Weighted
 
         return {"samples": Weighted(len(x), 1)}
 
 
 class PflRounds:
-    """Rounds by ``FederatedAveraging`` on a ``SimulatedBackend``; a call runs one more."""
+    """Rounds of ``FederatedAveraging`` on a ``SimulatedBackend``. A call runs one round."""
 
     def __init__(
         self, work: Workload, data: tuple[Tensor, Tensor], precision: str = "fp32"
     ) -> None:
-        # pfl takes a GPU where there is one, unless told otherwise before it is asked
+        # pfl reads this variable on import; by default it uses a GPU if there is one
         os.environ["PFL_PYTORCH_DEVICE"] = str(data[0].device)
         from pfl.aggregate.simulate import SimulatedBackend
         from pfl.algorithm.base import NNAlgorithmParams
@@ -52,7 +55,7 @@ class PflRounds:
 
         logging.getLogger("pfl").setLevel(logging.WARNING)
         self.net = Net(work.module()).to(data[0].device)
-        # each client in turn, so that the clients of a round differ
+        # round-robin, so that the clients of a round differ
         sampler = get_user_sampler("minimize_reuse", range(work.clients))
         users = FederatedDataset(_clients(work, data), sampler)
         self._algorithm = FederatedAveraging()
@@ -78,19 +81,18 @@ class PflRounds:
         }
 
     def __call__(self) -> None:
-        # an algorithm goes on where it stopped: with one more iteration allowed, it runs one
+        # an algorithm continues where it stopped: one more iteration runs one round
         done = self._settings.central_num_iterations
         self._settings = replace(self._settings, central_num_iterations=done + 1)
         self._algorithm.run(algorithm_params=self._settings, **self._run)
 
 
 def _clients(work: Workload, data: tuple[Tensor, Tensor]) -> Any:
-    """What makes pfl's dataset of a client, by its number."""
+    """A function from the number of a client to its pfl dataset."""
     from pfl.data.dataset import Dataset
 
     class Rows(Dataset):
-        """A client's samples in order, batch after batch and from the start again, until the
-        workload's number of steps is reached."""
+        """The samples of a client in order, repeated for the number of steps of the workload."""
 
         def iter(self, batch_size: int | None) -> Iterator[Any]:
             if batch_size is None:
@@ -106,7 +108,7 @@ def _clients(work: Workload, data: tuple[Tensor, Tensor]) -> Any:
                     yield [tensor[index] for tensor in self.raw_data]
 
     def make(client: int) -> Any:
-        own = slice(client * work.samples, (client + 1) * work.samples)
-        return Rows([tensor[own] for tensor in data], user_id=str(client))
+        rows = slice(client * work.samples, (client + 1) * work.samples)
+        return Rows([tensor[rows] for tensor in data], user_id=str(client))
 
     return make

@@ -1,4 +1,4 @@
-"""The record of a benchmark: where, with what, every time; and the table of it."""
+"""The record of a benchmark: hardware, versions and all times; and its table."""
 
 from __future__ import annotations
 
@@ -44,20 +44,24 @@ def start(device: str, threads: int, command: str) -> dict[str, Any]:
 
 
 def check_path(path: str | None) -> None:
-    """Fail before anything is timed, not after, where a record could not be written."""
+    """Check the folder of a record before anything is timed.
+
+    Raises:
+        KedgeError: there is no such folder.
+    """
     if path is not None and not Path(path).absolute().parent.is_dir():
-        raise KedgeError(f"--out {path}: there is no folder {Path(path).parent}; make it first")
+        raise KedgeError(f"--out {path}: there is no folder {Path(path).parent}; create it first")
 
 
 def write(done: dict[str, Any], path: str) -> None:
-    """As JSON, a list of numbers in one line."""
+    """Write the record as JSON, each list of numbers in one line."""
     text = json.dumps(done, indent=1) + "\n"
     Path(path).write_text(re.sub(r"\[[-+\d.e,\s]+\]", lambda m: " ".join(m[0].split()), text))
 
 
 def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:
-    """What was found on a workload. A ratio is the other's seconds by one's own: above 1 is
-    faster."""
+    """The rows of a workload. A ratio is the seconds of a rival divided by those of the runner, so
+    that a runner with a ratio above 1 is faster."""
     rivals = {r.rival: r for r in runners if r.rival and r.seconds}
     plain = {(r.name, r.precision): r.seconds for r in runners if r.method == "fedavg"}
     found = []
@@ -66,7 +70,7 @@ def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "workload": work.name, "runner": runner.name, "method": runner.method,
             "precision": runner.precision, "rival": runner.rival or None, "seconds": seconds,
-            "times": runner.times, "failed": runner.failed or None, "how": runner.how,
+            "times": runner.times, "failed": runner.failed or None, "how": runner.execution,
         }  # fmt: skip
         if seconds is not None:
             row["seconds_per_client"] = seconds / work.cohort
@@ -83,8 +87,7 @@ def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:
 
 
 def tables(done: dict[str, Any]) -> Group:
-    """A table per workload, one line per runner, with its speed as a multiple of each rival's; and
-    what it was timed on."""
+    """One table per workload with the speed-up over each rival, and a caption with the hardware."""
     names = dict.fromkeys(row["workload"] for row in done["rows"])
     pieces: list[RenderableType] = []
     for name in names:
@@ -95,41 +98,43 @@ def tables(done: dict[str, Any]) -> Group:
 
 
 def _table(rows: list[dict[str, Any]], calls: bool) -> Table:
-    """``calls``: what counts is the cost of a client, not of a step."""
+    """``calls``: show the cost of a client instead of that of a step."""
     precision = {row["rival"]: row["precision"] for row in rows if row["rival"]}
     rivals = [name for name in precision if any(name in row.get("ratios", {}) for row in rows)]
     many = len({row["method"] for row in rows}) > 1
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("runner", *(["method"] if many else []), "precision"):
-        shown.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=True)
     heads = ["ms/round", "ms/client" if calls else "client-\nsteps/s"]
     heads += [f"x {name.replace('(', chr(10) + '(')}\n{precision[name]}" for name in rivals]
     for head in (*heads, *(["x fedavg\n(cost)"] if many else [])):
-        shown.add_column(head, justify="right", no_wrap=True)
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         cells = [Text(row["runner"]), *([Text(row["method"])] if many else []), row["precision"]]
         if row["seconds"] is None:
-            shown.add_row(*cells, Text("failed" if row["failed"] else "not timed", "red"))
+            table.add_row(*cells, Text("failed" if row["failed"] else "not timed", "red"))
         else:
-            shown.add_row(*cells, *_numbers(row, rivals, many, calls))
-    return shown
+            table.add_row(*cells, *_numbers(row, rivals, many, calls))
+    return table
 
 
 def _caption(done: dict[str, Any]) -> list[str]:
-    """Where and with what, and what a column means."""
+    """Hardware, versions, the meaning of columns, and failures."""
     hardware, versions = done["hardware"], done["versions"]
     where = hardware["gpu"] or f"{hardware['cpu']}, {hardware['cores']} cores"
     with_ = ", ".join(f"{name} {number}" for name, number in versions.items())
     lines = [f"{where}; {done['threads']} threads; {with_}"]
-    lines.append("medians; x RIVAL: how many times as fast as that rival, which runs FedAvg")
+    lines.append("medians; x RIVAL: speed-up over that rival, which runs FedAvg")
     for row in done["rows"]:
         what = f"{row['runner']} {row['precision']} {row['method']} on {row['workload']}"
         if row["failed"]:
             lines.append(f"failed: {what}: {row['failed']}")
         elif row["how"] and "auto" in row["runner"]:
-            how = {name: value for name, value in row["how"].items() if value != DEFAULTS[name]}
-            lines.append(f"{what} is {how}")
-    return lines + (["stopped early: what was timed until then"] if done["interrupted"] else [])
+            changed = {name: v for name, v in row["how"].items() if v != DEFAULTS[name]}
+            lines.append(f"{what} is {changed}")
+    return lines + (
+        ["interrupted: these are the rounds timed so far"] if done["interrupted"] else []
+    )
 
 
 def _numbers(row: dict[str, Any], rivals: list[str], many: bool, calls: bool) -> list[str]:
@@ -143,7 +148,8 @@ def _numbers(row: dict[str, Any], rivals: list[str], many: bool, calls: bool) ->
 
 
 def _times(ratio: float) -> str:
-    """
+    """A ratio with three digits.
+
     >>> _times(0.9144), _times(48.55), _times(1297.7)
     ('0.914x', '48.5x', '1298x')
     """
@@ -151,7 +157,7 @@ def _times(ratio: float) -> str:
 
 
 def _cpu() -> str:
-    """The processor's name."""
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

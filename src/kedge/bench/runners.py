@@ -1,4 +1,4 @@
-"""What can be timed: kedge's engines and its rivals, each as something that runs one round."""
+"""Runners: the engines of kedge and the rivals, each with a function that times one round."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ from kedge.engines.choice.subject import Settings
 from kedge.engines.device import precise
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.grammar import Call, parse_call
+from kedge.runs.runner import PLANNING
 from kedge.sim.simulation import Simulation
 
-OWN = ("loop",)  # engines of kedge that serve as a rival
-RIVALS = (*OWN, "eager", "pfl", "flower")
+AUTO_ROUNDS = 100  # length of the run that engine auto is planned for
+#: Engines of kedge that others may be compared with: the one without batching or compilation.
+ENGINE_RIVALS = ("loop",)
+RIVALS = (*ENGINE_RIVALS, "eager", "pfl", "flower")
 INSTALL = {
     "pfl": "pip install pfl==0.6.0",
     "flower": 'pip install "flwr[simulation]" torch numpy safetensors pillow',
@@ -38,7 +41,7 @@ PACKAGES = {"pfl": ("pfl",), "flower": ("flwr", "ray")}
 
 
 class Rounds(Protocol):
-    """Runs a round and gives its seconds."""
+    """Runs a round and returns its seconds."""
 
     def __call__(self) -> float: ...
     def close(self) -> None: ...
@@ -46,26 +49,30 @@ class Rounds(Protocol):
 
 @dataclass
 class Runner:
-    """One line of the table: what is timed, and what was found."""
+    """One row of the table: what is timed, and its times."""
 
     name: str
     precision: str
     make: Callable[[Runner], Rounds] = field(repr=False)
     method: str = "fedavg"
-    rival: str = ""  # the name others are compared with it by
+    rival: str = ""  # the name of its column, if others are compared with it
     kind: str = "kedge"
     idle: bool = False  # takes no steps
-    how: dict[str, Any] | None = None  # kedge computes
+    execution: dict[str, Any] | None = None  # of kedge, as plain data
     times: list[float] = field(default_factory=list)
     failed: str = ""
 
     @property
     def seconds(self) -> float | None:
+        """The median time of a round."""
         return statistics.median(self.times) if self.times else None
 
 
-class Here:
-    """Rounds in this process: with its number of threads and precision, the device waited for."""
+class InProcess:
+    """Rounds in this process, with its own number of threads and precision.
+
+    A call runs one round, waits for the device, and returns the seconds.
+    """
 
     def __init__(
         self, run: Callable[[], Any], device: str, precision: str, threads: int,
@@ -73,8 +80,8 @@ class Here:
     ) -> None:  # fmt: skip
         self._run, self._device, self._precision = run, torch.device(device), precision
         self._threads, self.close = threads, close
-        gpu = self._device.type == "cuda"
-        self._wait = partial(torch.cuda.synchronize, self._device) if gpu else lambda: None
+        on_gpu = self._device.type == "cuda"
+        self._wait = partial(torch.cuda.synchronize, self._device) if on_gpu else lambda: None
 
     def __call__(self) -> float:
         if self._threads != torch.get_num_threads():
@@ -87,10 +94,10 @@ class Here:
             return time.perf_counter() - start
 
 
-def in_process(
+def rival_rounds(
     rival: str, work: Workload, data: tuple[Tensor, Tensor], precision: str
 ) -> Callable[[], None]:
-    """The rounds of a rival that runs in this process."""
+    """The rounds of a rival in this process."""
     if rival == "eager":
         return EagerRounds(work, data, precision)
     from kedge.bench.pfl_rival import PflRounds
@@ -99,7 +106,7 @@ def in_process(
 
 
 def versions_of(rival: str) -> dict[str, str]:
-    """Versions of a rival's packages, of those that are here."""
+    """The versions of the packages of a rival that are installed."""
     found = {}
     for package in PACKAGES.get(rival, ()):
         try:
@@ -109,8 +116,8 @@ def versions_of(rival: str) -> dict[str, str]:
     return found
 
 
-class Bench:
-    """Makes the runners of one workload, which share its data."""
+class RunnerFactory:
+    """Builds the runners of one workload; they share its data."""
 
     def __init__(self, work: Workload, device: str, threads: int, pythons: dict[str, str]) -> None:
         self.work, self.device, self.threads, self.pythons = work, device, threads, pythons
@@ -120,50 +127,51 @@ class Bench:
 
     def engine(self, text: str, precision: str, method: str, rival: str = "") -> Runner:
         """An engine of kedge, written as ``loop(workers=2)``."""
-        how, threads = read_engine(text)
-        make = partial(self._kedge, how, threads or self.threads)
+        execution, threads = read_engine(text)
+        make = partial(self._kedge, execution, threads or self.threads)
         return Runner(f"kedge {text}", precision, make, method, rival)
 
     def rival(self, text: str, precision: str) -> Runner:
         """A rival, written as ``eager(threads=1)``."""
         name, threads = read_rival(text)
-        if name in OWN:
+        if name in ENGINE_RIVALS:
             return self.engine(text, precision, "fedavg", rival=text)
-        here = name == "eager" or (name == "pfl" and name not in self.pythons)
-        start = self._in_process if here else self._child
+        in_process = name == "eager" or (name == "pfl" and name not in self.pythons)
+        start = self._in_process if in_process else self._child
         make = partial(start, name, threads or self.threads)
         idle = name == "flower" and self.work.idle
         return Runner(text, precision, make, rival=text, kind=name, idle=idle)
 
-    def _kedge(self, how: Execution, threads: int, runner: Runner) -> Rounds:
+    def _kedge(self, execution: Execution, threads: int, runner: Runner) -> Rounds:
         federation = self._federation = self._federation or self.work.federation(self.device)
         precision = runner.precision
 
-        def make(how: Execution) -> Simulation:
-            return self.work.simulation(federation, how, runner.method, precision)
+        def make(execution: Execution) -> Simulation:
+            return self.work.simulation(federation, execution, runner.method, precision)
 
-        if how.engine == "auto":
-            how = self._chosen(make, runner)
-        runner.how = asdict(how)
-        sim = make(how)
+        if execution.engine == "auto":
+            execution = self._planned(make, runner)
+        runner.execution = asdict(execution)
+        sim = make(execution)
         close = getattr(sim.engine, "close", lambda: None)
-        return Here(partial(sim.run_round, check=False), self.device, precision, threads, close)
+        return InProcess(
+            partial(sim.run_round, check=False), self.device, precision, threads, close
+        )
 
-    def _chosen(self, make: Callable[[Execution], Simulation], runner: Runner) -> Execution:
-        """What ``kedge run`` would choose for 100 rounds."""
+    def _planned(self, make: Callable[[Execution], Simulation], runner: Runner) -> Execution:
+        """The execution that ``kedge run`` chooses for a run of ``AUTO_ROUNDS`` rounds."""
         with precise(runner.precision, torch.device(self.device)):
-            sim = make(Execution("loop", state="host"))
-            return plan.choose(Settings(rounds=100), sim).execution
+            return plan.choose(Settings(rounds=AUTO_ROUNDS), make(PLANNING)).execution
 
     def _in_process(self, name: str, threads: int, runner: Runner) -> Rounds:
         if self._data is None:
-            self._data = self.work.scaled(self.device)
+            self._data = self.work.normalised(self.device)
         try:
-            run = in_process(name, self.work, self._data, runner.precision)
+            run = rival_rounds(name, self.work, self._data, runner.precision)
         except ModuleNotFoundError as error:
             raise RivalFailed(str(error), missing=True) from None
         self.versions |= versions_of(name)
-        return Here(run, self.device, runner.precision, threads)
+        return InProcess(run, self.device, runner.precision, threads)
 
     def _child(self, name: str, threads: int, runner: Runner) -> Rounds:
         python = self.pythons.get(name, sys.executable)
@@ -173,7 +181,7 @@ class Bench:
 
 
 def split_list(text: str) -> list[str]:
-    """The entries of a list with commas, which may have commas of their own in brackets.
+    """Split a list at its commas, except those in brackets.
 
     >>> split_list("vector, loop(workers=2, threads=1)")
     ['vector', 'loop(workers=2, threads=1)']
@@ -189,7 +197,12 @@ def split_list(text: str) -> list[str]:
 
 
 def read_engine(text: str) -> tuple[Execution, int]:
-    """How an engine such as ``loop(workers=2, threads=1)`` computes, and its threads."""
+    """The execution and the threads of an engine such as ``loop(workers=2, threads=1)``.
+
+    Raises:
+        UnknownName: there is no such engine or setting.
+        FieldError: a setting has no name or the wrong type.
+    """
     call = parse_call(text)
     if call.name not in (*engines, "auto"):
         raise UnknownName("engine", call.name, [*engines, "auto"])
@@ -200,16 +213,17 @@ def read_engine(text: str) -> tuple[Execution, int]:
 
 
 def read_rival(text: str) -> tuple[str, int]:
-    """A rival such as ``eager(threads=1)`` and its threads."""
+    """The name and the threads of a rival such as ``eager(threads=1)``; raises as above."""
     call = parse_call(text)
     if call.name not in RIVALS:
         raise UnknownName("rival", call.name, RIVALS)
-    if call.name in OWN:
+    if call.name in ENGINE_RIVALS:
         return call.name, read_engine(text)[1]
     return call.name, _settings(call, text, {"threads": 0}).get("threads", 0)
 
 
 def _settings(call: Call, text: str, defaults: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a call, checked against the names and types of ``defaults``."""
     if call.args or call.preset:
         raise FieldError(
             f"{text!r}: name the settings, as in {call.name}({next(iter(defaults))}=2)"
@@ -218,13 +232,14 @@ def _settings(call: Call, text: str, defaults: dict[str, Any]) -> dict[str, Any]
         if name not in defaults:
             raise UnknownName(f"setting of {call.name}", name, defaults)
         if type(value) is not type(defaults[name]):
-            kind = type(defaults[name]).__name__
-            raise FieldError(f"{text!r}: {name} = {value!r} is not of the kind {kind}")
+            expected = type(defaults[name]).__name__
+            raise FieldError(f"{text!r}: {name} = {value!r} is not of type {expected}")
     return call.kwargs
 
 
 def read_pythons(texts: Iterable[str]) -> dict[str, str]:
-    """The Python of each rival that has its own: ``flower=PATH``, or $KEDGE_FLOWER_PYTHON."""
+    """The Python of each rival with its own environment, from ``flower=PATH`` or
+    ``$KEDGE_FLOWER_PYTHON``."""
     found = {n: os.environ[v] for n in INSTALL if (v := f"KEDGE_{n.upper()}_PYTHON") in os.environ}
     for text in texts:
         name, sign, path = text.partition("=")
@@ -235,5 +250,5 @@ def read_pythons(texts: Iterable[str]) -> dict[str, str]:
         found[name] = path
     for name, python in found.items():
         if shutil.which(python) is None:
-            raise KedgeError(f"the Python for {name} is not there or cannot be run: {python}")
+            raise KedgeError(f"the Python for {name} does not exist or cannot be run: {python}")
     return found

@@ -1,4 +1,4 @@
-"""Timing: every workload's runners in turn, after rounds to warm up."""
+"""Timing: the runners of a workload take turns, after a warm-up."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kedge.bench import record
 from kedge.bench.child import RivalFailed
 from kedge.bench.runners import (
     INSTALL,
-    Bench,
     Rounds,
     Runner,
+    RunnerFactory,
     read_engine,
     read_pythons,
     read_rival,
@@ -25,18 +25,19 @@ from kedge.bench.runners import (
 from kedge.bench.workloads import GROUPS, WORKLOADS, Workload
 from kedge.core.method import parse
 from kedge.core.model import PRECISIONS
+from kedge.engines import engines as engine_registry
 from kedge.engines.device import effective
 from kedge.errors import FieldError, UnknownName
 from kedge.runs.config import resolve_device
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]  # prints a line for the user
 MISSING = "not installed"
-TURN, MOST = 0.25, 20  # seconds, and rounds: a quick runner's turn has several
+MAX_TURN_S, MAX_TURN_ROUNDS = 0.25, 20  # a turn has at least one round, and several quick ones
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to time; every name in it is known to exist."""
+class BenchSettings:
+    """What to time. All names are checked."""
 
     works: tuple[Workload, ...]
     rivals: tuple[str, ...]
@@ -51,7 +52,7 @@ class Plan:
     pythons: dict[str, str]
 
 
-def plan(
+def read_settings(
     names: Iterable[str] = (),
     *,
     against: str = "eager",
@@ -64,14 +65,19 @@ def plan(
     threads: int = 0,
     device: str = "auto",
     python_of: Iterable[str] = (),
-) -> Plan:
-    """Read and check everything before anything is timed; what is left out depends on the
-    device."""
-    where = resolve_device(device)
-    gpu = where.type == "cuda"
-    wanted = list(names) or (["pfl", "small10"] if gpu else ["digits", "overhead"])
-    wanted = [name for given in wanted for name in GROUPS.get(given, [given])]
-    for name in wanted:
+) -> BenchSettings:
+    """Read and check all settings before anything is timed. Defaults depend on the device.
+
+    Raises:
+        UnknownName: there is no such workload, rival, engine, precision or part.
+        FieldError: a number is out of range, or a setting of an engine is wrong.
+        KedgeError: the Python of a rival cannot be run.
+    """
+    target = resolve_device(device)
+    gpu = target.type == "cuda"
+    words = list(names) or (["pfl", "small10"] if gpu else ["digits", "overhead"])
+    workloads = [name for word in words for name in GROUPS.get(word, [word])]
+    for name in workloads:
         if name not in WORKLOADS:
             raise UnknownName("workload", name, [*WORKLOADS, *GROUPS])
     if rounds < 1 or warm < 0 or threads < 0:
@@ -81,46 +87,59 @@ def plan(
     for precision in (rival_precision, *kinds):
         if precision not in PRECISIONS:
             raise UnknownName("precision", precision, PRECISIONS)
-    rival_precision, *kinds = (effective(p, where) for p in (rival_precision, *kinds))
+    rival_precision, *kinds = (effective(p, target) for p in (rival_precision, *kinds))
     rivals = [] if against == "none" else split_list(against)
-    ways = split_list(engines) or _usual(gpu)
+    engine_texts = split_list(engines) or _default_engines(target)
     for text in rivals:
         read_rival(text)
-    for text in ways:
+    for text in engine_texts:
         read_engine(text)
-    asked = split_list(methods)
-    for method in asked:
+    method_texts = split_list(methods)
+    for method in method_texts:
         parse(method)
-    if any(m != "fedavg" for m in asked):  # which the others are compared with
-        asked = ["fedavg", *(m for m in asked if m != "fedavg")]
-    works = tuple(WORKLOADS[name] for name in dict.fromkeys(wanted))
-    return Plan(
-        works, tuple(rivals), rival_precision, tuple(ways), tuple(dict.fromkeys(kinds)),
-        tuple(asked), rounds, warm, threads, str(where), read_pythons(python_of),
+    if any(m != "fedavg" for m in method_texts):  # the cost of the others is relative to it
+        method_texts = ["fedavg", *(m for m in method_texts if m != "fedavg")]
+    works = tuple(WORKLOADS[name] for name in dict.fromkeys(workloads))
+    return BenchSettings(
+        works, tuple(rivals), rival_precision, tuple(engine_texts), tuple(dict.fromkeys(kinds)),
+        tuple(method_texts), rounds, warm, threads, str(target), read_pythons(python_of),
     )  # fmt: skip
 
 
-def _usual(gpu: bool) -> list[str]:
-    """The engines worth timing on a device."""
-    if gpu:
-        return ["loop", "vector", "vector(compile=true)"]
+def _default_engines(device: torch.device) -> list[str]:
+    """All engines; on a GPU also compiled if they batch clients, on a CPU also with workers."""
+    names = [name for name in engine_registry if engine_registry[name].is_candidate]
+    batching = [name for name in names if engine_registry[name].batches_clients]
+    if device.type == "cuda":
+        return names + [
+            f"{n}(compile=true)" for n in batching if engine_registry[n].fusible(device)
+        ]
     threads = torch.get_num_threads()
-    return ["loop", "vector", *([f"loop(workers={threads})"] if threads > 1 else [])]
+    with_workers = [name for name in names if engine_registry[name].has_workers and threads > 1]
+    return names + [f"{name}(workers={threads})" for name in with_workers]
 
 
-def bench(what: Plan, say: Say = lambda text: None, command: str = "") -> dict[str, Any]:
-    """Time everything and give the record. An interrupt ends it early, with what there is."""
+def bench(
+    settings: BenchSettings, report: Report = lambda text: None, command: str = ""
+) -> dict[str, Any]:
+    """Time all workloads and return the record. On interrupt it holds the rounds timed so far.
+
+    Args:
+        settings: what to time.
+        report: called with lines of progress.
+        command: the command line, for the record.
+    """
     before = torch.get_num_threads()
-    threads = what.threads or before
-    done = record.start(what.device, threads, command)
+    threads = settings.threads or before
+    done = record.start(settings.device, threads, command)
     try:
-        for work in what.works:
-            maker = Bench(work, what.device, threads, what.pythons)
-            runners = _runners(maker, what)
+        for work in settings.works:
+            factory = RunnerFactory(work, settings.device, threads, settings.pythons)
+            runners = _runners(factory, settings)
             try:
-                _time(runners, what, work.name, say)
+                _time(runners, settings, work.name, report)
             finally:
-                done["versions"] |= maker.versions
+                done["versions"] |= factory.versions
                 done["notes"] += [n for n in _notes(runners) if n not in done["notes"]]
                 done["rows"] += record.rows(work, runners)
     except KeyboardInterrupt:
@@ -130,39 +149,40 @@ def bench(what: Plan, say: Say = lambda text: None, command: str = "") -> dict[s
     return done
 
 
-def _runners(maker: Bench, what: Plan) -> list[Runner]:
-    """Rivals first; a rival that is one of the engines is timed once."""
-    runners = [maker.rival(text, what.rival_precision) for text in what.rivals]
+def _runners(factory: RunnerFactory, settings: BenchSettings) -> list[Runner]:
+    """The rivals, then the engines; an engine that is also a rival is timed once."""
+    runners = [factory.rival(text, settings.rival_precision) for text in settings.rivals]
     known = {(r.name, r.precision, r.method) for r in runners}
-    for engine in what.engines:
-        for precision in what.precisions:
-            for method in what.methods:
-                runner = maker.engine(engine, precision, method)
+    for engine in settings.engines:
+        for precision in settings.precisions:
+            for method in settings.methods:
+                runner = factory.engine(engine, precision, method)
                 if (runner.name, precision, method) not in known:
                     runners.append(runner)
     return runners
 
 
-def _time(runners: list[Runner], what: Plan, name: str, say: Say) -> None:
-    """Start and warm each, then A B C A B C ...; one that fails is left out from there on.
+def _time(runners: list[Runner], settings: BenchSettings, name: str, report: Report) -> None:
+    """Build and warm up all runners, then time them in turns: A B C A B C ...
 
-    None pays for what another left behind: garbage is collected before a turn.
+    A runner that fails is left out from there on. Garbage is collected before each turn, so that no
+    runner pays for another.
     """
     running: list[tuple[Runner, Rounds]] = []
     try:
         for runner in runners:
-            say(f"{name}: {runner.name} {runner.precision} {runner.method}, warming up")
+            report(f"{name}: {runner.name} {runner.precision} {runner.method}, warming up")
             try:
                 rounds = runner.make(runner)
-            except Exception as error:  # noqa: BLE001  (one that fails must not end the others)
+            except Exception as error:  # noqa: BLE001  (one failed runner must not end the others)
                 runner.failed = _reason(error)
                 continue
             running.append((runner, rounds))
-            for _ in range(what.warm):
+            for _ in range(settings.warm):
                 if not _attempt(runner, rounds):
                     break
-        say(f"{name}: {what.rounds} turns of timed rounds of each")
-        for _ in range(what.rounds):
+        report(f"{name}: {settings.rounds} turns of timed rounds of each")
+        for _ in range(settings.rounds):
             for runner, rounds in running:
                 if not runner.failed:
                     gc.collect()
@@ -173,25 +193,25 @@ def _time(runners: list[Runner], what: Plan, name: str, say: Say) -> None:
                 rounds.close()
         running.clear()
         gc.collect()
-        if what.device.startswith("cuda"):
+        if settings.device.startswith("cuda"):
             torch.cuda.empty_cache()
 
 
 def _turn(runner: Runner, rounds: Rounds) -> None:
-    """At least one timed round, at most as many as take so long together."""
+    """Time at least one round, and more while they take less than ``MAX_TURN_S`` together."""
     spent = 0.0
-    for _ in range(MOST):
+    for _ in range(MAX_TURN_ROUNDS):
         seconds = _attempt(runner, rounds)
         if seconds is None:
             break
         runner.times.append(seconds)
         spent += seconds
-        if spent + seconds > TURN:
+        if spent + seconds > MAX_TURN_S:
             break
 
 
 def _attempt(runner: Runner, rounds: Rounds) -> float | None:
-    """The seconds of a round, or None and the reason kept."""
+    """The seconds of a round; None if it fails, with the reason in ``runner.failed``."""
     try:
         return rounds()
     except Exception as error:  # noqa: BLE001
@@ -207,7 +227,7 @@ def _reason(error: Exception) -> str:
 
 
 def _notes(runners: list[Runner]) -> list[str]:
-    """What to type to get a rival that is not there."""
+    """How to install the rivals that are missing."""
     notes = []
     for runner in runners:
         if runner.failed.startswith(MISSING):

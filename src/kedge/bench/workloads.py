@@ -1,4 +1,4 @@
-"""The workloads that speed is measured on. Data are random: speed does not depend on them."""
+"""The workloads of ``kedge bench``, with random data, since speed does not depend on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES, MEAN, STD = 10, 0.5, 0.25
 
 @dataclass(frozen=True)
 class Workload:
-    """A round: ``cohort`` clients of ``clients``, each with ``steps`` batches of its samples."""
+    """A round: ``cohort`` of ``clients`` clients take ``steps`` steps each."""
 
     name: str
     model: str
@@ -33,7 +33,7 @@ class Workload:
     steps: int
     lr: float
     note: str
-    idle: bool = False  # a framework that can call a client without any training does so
+    idle: bool = False  # a framework that can call clients without training does so
 
     @property
     def client_steps(self) -> int:
@@ -41,39 +41,40 @@ class Workload:
         return self.cohort * self.steps
 
     def module(self) -> nn.Module:
-        """The network, always with the same first weights."""
+        """The network, always with the same initial weights."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
             return build(self.model, self.shape, CLASSES)
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Bytes and labels; client k holds rows ``k * samples`` to ``(k + 1) * samples``."""
+        """Bytes and labels; rows ``k * samples`` to ``(k + 1) * samples`` belong to client k."""
         g = torch.Generator().manual_seed(0)
         n = self.clients * self.samples
         x = torch.randint(0, 256, (n, *self.shape), generator=g, dtype=torch.uint8)
         return x, torch.randint(0, CLASSES, (n,), generator=g)
 
-    def scaled(self, device: str) -> tuple[Tensor, Tensor]:
-        """The data on the device, as floats that need no further work: what rivals train on."""
+    def normalised(self, device: str) -> tuple[Tensor, Tensor]:
+        """The data on the device as normalised floats, as rivals train on them."""
         x, y = self.data()
         inputs = x.to(device).float().div_(255)
-        return inputs.sub_(MEAN).div_(STD) if self._pictures else inputs, y.to(device)
+        return inputs.sub_(MEAN).div_(STD) if self._is_image else inputs, y.to(device)
 
     def federation(self, device: str) -> Federation:
-        """The data on the device as kedge holds them: pictures stay bytes."""
+        """The data on the device as kedge stores them: images stay bytes."""
         x, y = self.data()
-        moments = ([MEAN] * self.shape[0], [STD] * self.shape[0]) if self._pictures else None
+        moments = ([MEAN] * self.shape[0], [STD] * self.shape[0]) if self._is_image else None
         rows = torch.arange(len(x)).split(self.samples)
-        inputs = x if self._pictures else x.float() / 255
+        inputs = x if self._is_image else x.float() / 255
         return Federation(inputs, y, rows, Classification(CLASSES), moments=moments, device=device)
 
     def simulation(
         self,
         federation: Federation,
-        how: Execution,
+        execution: Execution,
         method: str = "fedavg",
         precision: str = "fp32",
     ) -> Simulation:
+        """A simulation of this workload."""
         return Simulation(
             federation,
             Model(self.module(), precision=precision),
@@ -82,11 +83,11 @@ class Workload:
             work=LocalWork(batch=self.batch, steps=self.steps),
             per_round=self.cohort,
             weighting="uniform",
-            engine=how,
+            engine=execution,
         )
 
     @property
-    def _pictures(self) -> bool:
+    def _is_image(self) -> bool:
         return len(self.shape) == 3
 
 
@@ -116,12 +117,12 @@ WORKLOADS = {
         ),
         Workload(
             "digits", "mlp(hidden=[64])", (64,), 20, 20, 72, 32, 10, 0.1,
-            "an MLP on the size of digits: 20 clients, batch 32, 10 steps",
+            "an MLP on data of the size of digits: 20 clients, batch 32, 10 steps",
         ),
         *(
             Workload(
                 f"overhead{n}", "linear", (64,), n, n, 1, 1, 1, 0.1,
-                f"what a call costs: {n} clients, logistic regression, one step on one sample "
+                f"overhead of a client: {n} clients, logistic regression, one step on one sample "
                 "(Flower: none)",
                 idle=True,
             )
@@ -137,6 +138,7 @@ SHAPES |= dict.fromkeys(("lenet5", "mnist_cnn"), (1, 28, 28))
 
 
 def _of_zoo(model: str) -> Workload:
+    """A small workload for a model of :mod:`kedge.models`."""
     batch, steps = (16, 2) if model.startswith(LARGE) else (32, 5)
     note = f"{model} of the zoo: 4 clients, batch {batch}, {steps} steps"
     shape, name = SHAPES.get(model, CIFAR), f"zoo_{model}"

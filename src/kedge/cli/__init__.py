@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command; what a user got wrong ends in one line, not in a traceback."""
+    """Run the command. User errors are printed in one line, without a traceback."""
     from kedge.cli import app
 
     app.main()

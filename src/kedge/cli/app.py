@@ -1,7 +1,7 @@
-"""The command ``kedge``: which commands there are, and what happens to errors.
+"""The command ``kedge``: its subcommands, and how errors are printed.
 
-A command lives in a module that is imported when the command is called, since most of them need
-torch: ``kedge --help`` and ``kedge --version`` answer without it.
+The module of a subcommand is imported when it is called, since most of them need torch:
+``kedge --help`` and ``kedge --version`` work without it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 
 class Entry(NamedTuple):
-    """Where a command is, and its line in ``kedge --help``: its docstring's first paragraph."""
+    """A subcommand: its function, and its help text, the first paragraph of the docstring."""
 
     function: str  # module:name
     panel: str
@@ -47,32 +47,32 @@ COMMANDS = {
     "compare": Entry(
         "kedge.cli.run:compare",
         "Run",
-        "Compare methods on the same partitions, cohorts and first weights.",
+        "Compare methods on the same partitions, cohorts and initial weights.",
     ),
     "sweep": Entry(
         "kedge.cli.run:sweep",
         "Run",
-        "Run all combinations of some settings; those that differ in numbers train side by side.",
+        "Run all combinations of some settings; those that differ only in numbers train together.",
     ),
     "demo": Entry(
         "kedge.cli.run:demo",
         "Run",
-        "Compare a few methods on digits, draw the curves and the partition. No network needed.",
+        "Compare a few methods on digits; plot the curves and the partition. No network needed.",
     ),
     "data": Entry(
         "kedge.cli.look:data",
         "Look",
-        "List the datasets that are here, and those that could be.",
+        "List the datasets on this machine, and those that can be added.",
     ),
     "partition": Entry(
         "kedge.cli.look:partition",
         "Look",
-        "Draw a partition: who holds how much of which class.",
+        "Draw a partition: how many samples of each class each client holds.",
     ),
     "list": Entry(
         "kedge.cli.look:list_things",
         "Look",
-        "List the parts that methods are made of, or the things of another kind, e.g. models.",
+        "List the parts of methods, or the entries of another kind, e.g. models.",
     ),
     "show": Entry(
         "kedge.cli.look:show",
@@ -88,14 +88,14 @@ COMMANDS = {
     "conformance": Entry(
         "kedge.cli.prove:conformance",
         "Prove",
-        "Print what the oracles expect and what was found. Exit code 1 if kedge is off; other "
-        "libraries only inform.",
+        "Compare each method with the values of its oracles. Exit code 1 if kedge deviates; other "
+        "libraries are shown for comparison.",
     ),
     "bench": Entry(
         "kedge.cli.prove:bench",
         "Prove",
-        "Time rounds of kedge beside its rivals, in turn, on this machine. Missing rivals are "
-        "named.",
+        "Time rounds of kedge and of its rivals, in turns, on this machine. Missing rivals are "
+        "listed.",
     ),
 }
 
@@ -103,19 +103,19 @@ COMMANDS = {
 def function_of(name: str) -> Callable[..., None]:
     """Import the function behind a command."""
     module, attribute = COMMANDS[name].function.split(":")
-    found: Callable[..., None] = getattr(importlib.import_module(module), attribute)
-    return found
+    function: Callable[..., None] = getattr(importlib.import_module(module), attribute)
+    return function
 
 
 class LazyCommand(TyperCommand):
-    """A line in the help; the command itself is imported when it is called."""
+    """A line of the help; the subcommand is imported when it is called."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        """The context of the command behind this line; ``args`` are parsed by that command."""
+        """The context of the imported subcommand, which parses ``args``."""
         assert self.name is not None
-        alone = typer.Typer(add_completion=False)
-        alone.command(self.name)(function_of(self.name))
-        return typer.main.get_command(alone).make_context(info_name, args, parent, **extra)
+        single = typer.Typer(add_completion=False)
+        single.command(self.name)(function_of(self.name))
+        return typer.main.get_command(single).make_context(info_name, args, parent, **extra)
 
 
 def _placeholder() -> None:
@@ -128,8 +128,8 @@ for _name, _entry in COMMANDS.items():
     )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         console.print(f"kedge {__version__}", highlight=False)
         raise typer.Exit
 
@@ -148,7 +148,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def main() -> None:
-    """Run the command; what a user got wrong ends in one line, not in a traceback."""
+    """Run the command. User errors are printed in one line, without a traceback."""
     warnings.showwarning = _show_warning
     try:
         app()
@@ -156,7 +156,7 @@ def main() -> None:
         errors.print(str(error), highlight=False, soft_wrap=True)
         sys.exit(130)
     except KeyboardInterrupt:
-        errors.print("stopped; what was saved is whole", highlight=False)
+        errors.print("interrupted; saved files are intact", highlight=False)
         sys.exit(130)
     except KedgeError as error:
         Console(stderr=True).print(Text("error: ", "bold red") + Text(str(error)), soft_wrap=True)

@@ -1,12 +1,10 @@
-"""``kedge demo``: a few methods on the digits of scikit-learn, in a minute and without a
-network."""
+"""``kedge demo``: a few methods on scikit-learn's digits, in a minute and without a network."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from kedge.data.datasets import load
-from kedge.engines import Execution
 from kedge.report import figures
 from kedge.report.progress import Watcher
 from kedge.runs import runner
@@ -21,7 +19,7 @@ ROUNDS, CLIENTS, PARTITION = 40, 20, "dirichlet(0.1)"
 
 
 def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
-    """Compare the methods over three seeds; the results, and the pictures that were drawn."""
+    """Compare the methods over three seeds. Returns the results and the paths of the figures."""
     out = Path(out)
     configs = [
         Config(method=m, rounds=ROUNDS, clients=CLIENTS, partition=PARTITION, target=90.0)
@@ -35,16 +33,14 @@ def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
         )
     dataset = load("digits")
     device = runner.resolve_device("cpu")
-    partition = runner.simulation(
-        configs[0], dataset, 0, device, Execution("loop")
-    ).federation.partition
+    sim = runner.simulation(configs[0], dataset, 0, device, runner.PLANNING)
+    partition = sim.federation.partition
     assert partition is not None
-    pictures = [
-        out / name for name in ("curves.png", "curves.svg", "partition.png", "partition.svg")
-    ]
+    names = ("curves.png", "curves.svg", "partition.png", "partition.svg")
+    paths = [out / name for name in names]
     out.mkdir(parents=True, exist_ok=True)
     title = f"digits, {CLIENTS} clients, {PARTITION}"
-    figures.curves(results, pictures[:2], title)
-    for path in pictures[2:]:
+    figures.curves(results, paths[:2], title)
+    for path in paths[2:]:
         partition.plot(dataset.y_train, path, class_names=dataset.classes)
-    return results, pictures
+    return results, paths

@@ -1,4 +1,4 @@
-"""What the terminal shows of parts: their docstrings in plain characters, tables of them."""
+"""Tables of parts, datasets, partitions and checks, for the terminal and the README."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ def methods_markdown() -> str:
 
 
 DATA_HINT = (
-    "\nAny path works, too: an .npz or .csv file, a folder of images (class/name.png), or a folder "
-    "with one\nsuch file or folder per client (silos). Names are looked for in $KEDGE_DATA, then "
+    "\nA path works, too: an .npz or .csv file, a folder of images (class/name.png), or a folder "
+    "with one\nsuch file or folder per client (silos). Names are searched in $KEDGE_DATA, then "
     "in the user's cache."
 )
 
 
 def data_table() -> Table:
+    """The datasets with their kind, shape, size and place."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("dataset", "kind", "shape", "samples", "where"):
         table.add_column(column, no_wrap=column == "dataset")
@@ -52,7 +53,7 @@ def data_table() -> Table:
 
 
 def partition_table(drawn: Partition, dataset: Dataset) -> Table:
-    """Clients and their classes, as a table for the terminal."""
+    """The number of samples of each client, in all and of each class."""
     sizes = drawn.sizes
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.title = f"{drawn.name}, seed {drawn.seed}, hash {drawn.hash}"
@@ -73,7 +74,7 @@ def partition_table(drawn: Partition, dataset: Dataset) -> Table:
 
 
 def check_table(report: Report) -> Table:
-    """What a check found, line by line."""
+    """The laws and identities of a part, one row each."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
     for column in (report.part, "", "detail"):
         table.add_column(column)
@@ -84,7 +85,7 @@ def check_table(report: Report) -> Table:
 
 
 def conformance_table(rows: Iterable[Row]) -> Table:
-    """What oracles expect and what was found."""
+    """The expected value of each oracle, and the one found."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("method", "oracle", "expected", "got", "ok"):
         number = column in ("expected", "got")

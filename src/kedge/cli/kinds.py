@@ -1,6 +1,6 @@
-"""The kinds of things that have names: what there is of each, and its options.
+"""The kinds of named entries, e.g. parts and models: their registries and options.
 
-``kedge list`` and ``kedge show`` work on this table alone; a new kind is one more row.
+``kedge list`` and ``kedge show`` read this table alone; a new kind is one more row.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kedge.schema import Schema, schema_of
 
 
 class Kind(NamedTuple):
-    """One kind of named things."""
+    """One kind of named entries."""
 
     name: str
     plural: str
-    use: str  # how a thing is used on the command line; {} is its signature
+    use: str  # on the command line; {} is the signature of an entry
     entries: Callable[[], dict[str, Any]]
     schema: Callable[[str], Schema]
-    words: tuple[str, ...] = ()  # other words for the kind
+    words: tuple[str, ...] = ()  # synonyms of the kind
 
     @property
     def word(self) -> str:
-        """What stands before the colon in ``kind:name``."""
+        """The prefix in ``kind:name``."""
         return "data" if self.name == "dataset" else self.name
 
     @property
@@ -103,11 +103,11 @@ BY_WORD = {word: kind for kind in KINDS for word in (kind.name, kind.plural, *ki
 
 
 def find(text: str) -> tuple[Kind, str]:
-    """The kind and the name that a word means: ``scaffold``, ``data:csv``, ``moon:fedcog``.
+    """The kind and the name of an entry: ``scaffold``, ``data:csv``, ``moon:fedcog``.
 
     Raises:
-        UnknownName: nothing has that name.
-        KedgeError: things of several kinds have it.
+        UnknownName: no entry has that name.
+        KedgeError: entries of several kinds have it.
 
     >>> kind, name = find("schedule:cosine")
     >>> kind.name, name
@@ -120,19 +120,19 @@ def find(text: str) -> tuple[Kind, str]:
         if rest not in kind.entries():
             raise UnknownName(kind.name, rest, kind.entries(), kind.see)
         return kind, rest
-    for name in (text, word):  # with the preset of a part, too
+    for name in (text, word):  # the second: without the preset of a part
         found = [kind for kind in KINDS if name in kind.entries()]
         if len(found) > 1:
             owners = " and ".join(f"a {kind.name}" for kind in found)
-            ways = " or ".join(f"kedge show {kind.word}:{name}" for kind in found)
-            raise KedgeError(f"{name!r} is the name of {owners}; write {ways}")
+            commands = " or ".join(f"kedge show {kind.word}:{name}" for kind in found)
+            raise KedgeError(f"{name!r} is the name of {owners}; write {commands}")
         if found:
             return found[0], name
     raise unknown(text)
 
 
 def unknown(text: str) -> KedgeError:
-    """The error for a name that nothing has, with the nearest names of any kind."""
+    """The error for an unknown name, with the nearest names of all kinds."""
     owners = {name: kind for kind in reversed(KINDS) for name in kind.entries()}
     near = nearest(text, owners)
     if near:

@@ -1,4 +1,4 @@
-"""Commands that look at what there is: ``data``, ``partition``, ``list``, ``show``."""
+"""Commands that show what is available: ``data``, ``partition``, ``list``, ``show``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedge.runs.config import HELP
 
 
 def data() -> None:
-    """List the datasets that are here, and those that could be."""
+    """List the datasets on this machine, and those that can be added."""
     from kedge.cli import display
 
     console.print(display.data_table())
@@ -22,15 +22,17 @@ def data() -> None:
 def partition(
     text: Annotated[str, typer.Argument(help="a partition, see: kedge list partitions")],
     data: Annotated[str, typer.Option(help=HELP["data"])] = "digits",
-    clients: Annotated[int, typer.Option(help="number of clients; 0: as many as silos")] = 0,
+    clients: Annotated[
+        int, typer.Option(help="number of clients; 0: one per silo, or 20 without silos")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
     out: Annotated[
         list[str] | None,
-        typer.Option("--out", "-o", help="write to .png or .svg (a picture) or .json (the split)"),
+        typer.Option("--out", "-o", help="write a figure (.png, .svg) or the partition (.json)"),
     ] = None,
     load: LOAD = None,
 ) -> None:
-    """Draw a partition: who holds how much of which class.
+    """Draw a partition: how many samples of each class each client holds.
 
     kedge partition "dirichlet(0.1)" --data cifar10 --clients 10 -o split.png -o split.json
     """
@@ -62,7 +64,7 @@ def list_things(
     markdown: Annotated[bool, typer.Option("--markdown", help="the table for the README")] = False,
     load: LOAD = None,
 ) -> None:
-    """List the parts that methods are made of, or the things of another kind, e.g. models."""
+    """List the parts of methods, or the entries of another kind, e.g. models."""
     from kedge.cli import display, pages
 
     load_files(load)

@@ -1,4 +1,4 @@
-"""Docstrings in plain characters: LaTeX formulas and markup as a terminal can show them."""
+"""Docstrings as plain text: LaTeX formulas in Unicode, without markup."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 
 
 def plain_math(tex: str) -> str:
-    r"""LaTeX in characters a terminal can show.
+    r"""LaTeX as Unicode text.
 
     >>> plain_math(r"\frac{\mu}{2}\|w - w^t\|^2")
     '(μ/2)‖w - wᵗ‖²'
     """
-    while (at := tex.rfind(r"\frac")) >= 0:  # the last one holds no other
+    while (at := tex.rfind(r"\frac")) >= 0:  # innermost first: the last one contains no other
         tex = _fraction(tex, at)
     tex = re.sub(r"\\(hat|tilde|bar) ?\{?(\w)\}?", lambda m: m[2] + _ACCENTS[m[1]], tex)
     tex = re.sub(r"\\([A-Za-z]+|[|,])", lambda m: _SYMBOLS.get(m[1], m[1]), tex)
@@ -37,7 +37,7 @@ def plain_math(tex: str) -> str:
 
 
 def _fraction(tex: str, at: int) -> str:
-    """Write the fraction that starts at ``at`` with a slash."""
+    """Replace the fraction at index ``at`` by one with a slash."""
     top, middle = _argument(tex, at + len(r"\frac"))
     bottom, end = _argument(tex, middle)
     inner = (f"({s})" if re.search(r"[ +]|(?<!^)-", s.strip()) else s for s in (top, bottom))
@@ -45,7 +45,7 @@ def _fraction(tex: str, at: int) -> str:
 
 
 def _argument(tex: str, at: int) -> tuple[str, int]:
-    """A braced argument (or a single character) and where it ends."""
+    """The argument at index ``at``, in braces or a single character, and its end."""
     if tex[at] != "{":
         return tex[at], at + 1
     depth = 0
@@ -72,6 +72,6 @@ def plain_doc(doc: str) -> str:
 
 
 def title(thing: Any) -> str:
-    """First line of a docstring."""
+    """The first paragraph of a docstring, without its full stop."""
     first = inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0]
     return plain_doc(first).rstrip(".")

@@ -23,17 +23,17 @@ PANELS = {
 }  # fmt: skip
 SHORT = {"method": "-m", "data": "-d", "rounds": "-r"}
 OUT = Annotated[str | None, typer.Option("--out", help="folder for the run")]
-RESUME = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
+RESUME = Annotated[bool, typer.Option("--resume", help="continue the run in --out")]
 LOAD = Annotated[
     list[str] | None,
     typer.Option(
         "--load",
         metavar="FILE.py",
-        help="a file that registers parts, models or partitions of your own; may be repeated",
+        help="a file that registers your own parts, models or partitions; may be repeated",
         show_default=False,
     ),
 ]
-JSON = Annotated[bool, typer.Option("--json", help="print one JSON object, and nothing else")]
+JSON = Annotated[bool, typer.Option("--json", help="print one JSON object only")]
 
 
 def load_files(names: list[str] | None) -> None:
@@ -43,7 +43,7 @@ def load_files(names: list[str] | None) -> None:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per setting of a run, in place of its ``**settings``."""
+    """Replace the ``**settings`` of a command by one option per setting of a run."""
     panels = {key: panel for panel, keys in PANELS.items() for key in keys}
     options = []
     for key, hint in FIELDS.items():
@@ -52,8 +52,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         if kind is bool:
             flags = [f"{flags[0]}/--no-{key.replace('_', '-')}"]
         text = HELP[key] if kind is bool else f"{HELP[key]} (default: {DEFAULTS[key]})"
-        note = typer.Option(*flags, help=text, rich_help_panel=panels[key], show_default=False)
-        annotation = Annotated[kind | None, note]
+        option = typer.Option(*flags, help=text, rich_help_panel=panels[key], show_default=False)
+        annotation = Annotated[kind | None, option]
         options.append(
             inspect.Parameter(
                 key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
@@ -64,9 +64,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     def wrapper(*args: Any, **kwargs: Any) -> None:
         command(*args, **kwargs)
 
-    plain = inspect.signature(command, eval_str=True)
-    own = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    wrapper.__signature__ = plain.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
-    del wrapper.__wrapped__  # typer would look through it
+    signature = inspect.signature(command, eval_str=True)
+    explicit = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [*explicit, *options]
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    del wrapper.__wrapped__  # otherwise typer reads the signature of the command itself
     return wrapper

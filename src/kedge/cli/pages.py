@@ -1,4 +1,4 @@
-"""The pages of ``kedge list`` and ``kedge show``, alike for all kinds of named things."""
+"""The pages of ``kedge list`` and ``kedge show``, the same for all kinds of entries."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _HINTS = {
 
 
 def list_page(pattern: str) -> RenderableType:
-    """A kind's things, or the things of any kind whose names match a pattern, parts first.
+    """The entries of a kind, or the entries of all kinds that match a pattern, parts first.
 
     Raises:
-        UnknownName: nothing matches.
+        KedgeError: nothing matches.
     """
     if pattern in BY_WORD:
         return _with_hint(_kind_table(BY_WORD[pattern]), BY_WORD[pattern])
@@ -71,7 +71,7 @@ def _unmatched(pattern: str, known: list[str]) -> KedgeError:
 
 
 def _matching(kind: Kind, pattern: str) -> list[str]:
-    """Names that contain the pattern, or match it where it has wildcards."""
+    """Names that contain the pattern, or match it if it has wildcards."""
     pattern = pattern.lower()
     pattern = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
     return [name for name in sorted(kind.entries()) if fnmatchcase(name.lower(), pattern)]
@@ -120,9 +120,10 @@ def _with_hint(table: RenderableType, kind: Kind) -> RenderableType:
 
 
 def show_page(text: str) -> RenderableType:
-    """Everything about one thing: what it does, its paper, its options and how to use it.
+    """All about one entry: what it does, its paper, its options and how to use it.
 
-    Raises what :func:`kedge.cli.kinds.find` raises.
+    Raises:
+        KedgeError: no entry, or several, have that name; see :func:`kedge.cli.kinds.find`.
     """
     kind, name = find(text)
     thing, schema = kind.entries()[name], kind.schema(name)
@@ -179,7 +180,7 @@ def _facts(kind: Kind, name: str, thing: Any, schema: Schema) -> dict[str, str]:
 
 
 def _example(kind: Kind, name: str, schema: Schema) -> str:
-    """A call that could be typed."""
+    """An entry as it is written on the command line, with its first option."""
     if name in FORMATS and kind.name == "dataset":
         return "hf:NAME" if name == "hf" else f"{name}(path='...')"
     first = next((row for row in schema.rows() if row.default != "-"), None)

@@ -1,4 +1,4 @@
-"""Commands that prove something: ``check``, ``conformance``, ``bench``."""
+"""Commands that verify claims: ``check``, ``conformance``, ``bench``."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def check(
     from kedge.core.part import parts
 
     load_files(load)
-    wanted = [n for name in names or ["fedavg", *parts] for n in _named(name)]
+    part_names = [n for name in names or ["fedavg", *parts] for n in _part_names(name)]
     reports = []
-    for name in wanted:
+    for name in part_names:
         report = check_part(name)
         reports.append(report)
         console.print(display.check_table(report), highlight=False)
         console.print()
     failed = [r.part for r in reports if not r.ok]
-    held = sum(f.holds is True for r in reports for f in r.findings)
+    passed = sum(f.holds is True for r in reports for f in r.findings)
     if failed:
         console.print(Text(f"{', '.join(failed)}: not right", "bold red"))
         raise typer.Exit(1)
-    console.print(Text(f"{held} laws and identities hold for {', '.join(wanted)}", "green"))
+    console.print(Text(f"{passed} laws and identities hold for {', '.join(part_names)}", "green"))
 
 
 def conformance(
@@ -53,17 +53,15 @@ def conformance(
         list[str] | None,
         typer.Argument(help="parts, or a FILE.py that registers some; all if none"),
     ] = None,
-    against: Annotated[
-        str, typer.Option(help="other libraries to put to the same test: pfl,fedlab")
-    ] = "",
+    against: Annotated[str, typer.Option(help="other libraries to compare with: pfl,fedlab")] = "",
     python_of: Annotated[
         list[str] | None,
         typer.Option(help="NAME=PATH: the Python of that library (or $KEDGE_PFL_PYTHON, ...)"),
     ] = None,
     load: LOAD = None,
 ) -> None:
-    """Print what the oracles expect and what was found. Exit code 1 if kedge is off; other
-    libraries only inform.
+    """Compare each method with the values of its oracles. Exit code 1 if kedge deviates; other
+    libraries are shown for comparison.
 
     kedge conformance fedavg scaffold --against pfl --python-of pfl=venv-pfl/bin/python
     """
@@ -73,7 +71,7 @@ def conformance(
 
     load_files(load)
     others = pythons(against, python_of or [])
-    own = own_rows(n for name in names or ["fedavg", *parts] for n in _named(name))
+    own = own_rows(n for name in names or ["fedavg", *parts] for n in _part_names(name))
     rivals = [rival_rows(name, python) for name, python in others.items()]
     rows = [*own, *(row for theirs, _ in rivals for row in theirs)]
     console.print(display.conformance_table(rows), highlight=False)
@@ -98,12 +96,18 @@ def bench(
         str,
         typer.Option(help="engines: auto,loop,vector; also: loop(workers=2),vector(compile=true)"),
     ] = "",
-    precisions: Annotated[str, typer.Option(help="of kedge: fp32, tf32, bf16")] = "",
-    rival_precision: Annotated[str, typer.Option(help="of rivals; on a GPU tf32")] = "",
-    methods: Annotated[str, typer.Option(help="methods of kedge, and what they cost")] = "fedavg",
-    rounds: Annotated[int, typer.Option(help="turns of each, of at least one timed round")] = 5,
-    warm: Annotated[int, typer.Option(help="rounds before them")] = 2,
-    threads: Annotated[int, typer.Option(help="of torch; 0: as many as it takes")] = 0,
+    precisions: Annotated[str, typer.Option(help="precisions of kedge: fp32, tf32, bf16")] = "",
+    rival_precision: Annotated[
+        str, typer.Option(help="precision of rivals; default: tf32 on a GPU, else fp32")
+    ] = "",
+    methods: Annotated[
+        str, typer.Option(help="methods of kedge; their cost is shown relative to fedavg")
+    ] = "fedavg",
+    rounds: Annotated[
+        int, typer.Option(help="turns of each runner, with at least one timed round each")
+    ] = 5,
+    warm: Annotated[int, typer.Option(help="warm-up rounds")] = 2,
+    threads: Annotated[int, typer.Option(help="threads of torch; 0: its default")] = 0,
     device: Annotated[str, typer.Option(help=HELP["device"])] = "auto",
     python_of: Annotated[
         list[str] | None,
@@ -113,7 +117,7 @@ def bench(
     as_json: JSON = False,
     load: LOAD = None,
 ) -> None:
-    """Time rounds of kedge beside its rivals, in turn, on this machine. Missing rivals are named.
+    """Time rounds of kedge and of its rivals, in turns, on this machine. Missing rivals are listed.
 
     kedge bench digits overhead --against eager,flower --python-of flower=venv-flower/bin/python
     kedge bench pfl --against eager,pfl --methods fedavg,scaffold,fedprox --out pfl.json
@@ -121,19 +125,21 @@ def bench(
     from kedge.bench import record, timing
 
     load_files(load)
-    what = timing.plan(
+    chosen = timing.read_settings(
         names or (), against=against, engines=engines, precisions=precisions,
         rival_precision=rival_precision, methods=methods, rounds=rounds, warm=warm,
         threads=threads, device=device, python_of=python_of or (),
     )  # fmt: skip
     record.check_path(out)
-    done = timing.bench(what, say=dim, command=shlex.join(["kedge", *sys.argv[1:]]))
+    done = timing.bench(chosen, report=dim, command=shlex.join(["kedge", *sys.argv[1:]]))
     if out:
         record.write(done, out)
     if as_json:
         typer.echo(json.dumps(done))
     else:
-        wide = Console(width=max(console.width, 130))  # nothing is cut off, whatever the window
+        wide = Console(
+            width=max(console.width, 130)
+        )  # so that no column is cut off in a narrow window
         wide.print(record.tables(done), highlight=False)
     for note in done["notes"]:
         dim(note)
@@ -141,7 +147,7 @@ def bench(
         raise typer.Exit(130)
 
 
-def _named(name: str) -> list[str]:
+def _part_names(name: str) -> list[str]:
     """A part's name, or the names of the parts that a file registers."""
     if not name.endswith(".py"):
         return [name]

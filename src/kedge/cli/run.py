@@ -36,7 +36,7 @@ def run(
 
     kedge run --method scaffold+fedprox --data cifar10 --partition "dirichlet(0.1)" --rounds 100
     kedge run experiment.toml lr=0.03 seeds=0,1,2,3,4
-    kedge run --data hospitals/ --out runs/hospitals          then, if it was stopped: --resume
+    kedge run --data hospitals/ --out runs/hospitals          after an interrupt: --resume
     """
     from kedge.report.progress import Watcher
     from kedge.runs import runner
@@ -47,23 +47,27 @@ def run(
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
         show = partial(watcher.show, config)
-        result = runner.run(config, path, resume, show, say=watcher.say)
-    _finish([result], as_json, f"kept in {path}; the model: kedge.load_model({str(path)!r})")
+        result = runner.run(config, path, resume, show, report=watcher.report)
+    _finish(
+        [result], as_json, f"saved in {path}; load the model with kedge.load_model({str(path)!r})"
+    )
 
 
 @with_settings
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="methods to compare, the first is the base")],
+    methods: Annotated[
+        list[str], typer.Argument(help="methods to compare; the first is the baseline")
+    ],
     *,
     config_file: Annotated[str | None, typer.Option("--config", help="a TOML file")] = None,
     out: OUT = None,
     resume: RESUME = False,
-    plot: Annotated[str | None, typer.Option(help="draw the curves to a .png or .svg file")] = None,
+    plot: Annotated[str | None, typer.Option(help="plot the curves to a .png or .svg file")] = None,
     as_json: JSON = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
-    """Compare methods on the same partitions, cohorts and first weights.
+    """Compare methods on the same partitions, cohorts and initial weights.
 
     kedge compare fedavg scaffold "fedprox(mu=0.1)" scaffold+fedsam --rounds 50 --target 90
     """
@@ -77,10 +81,10 @@ def compare(
     by_name = dict(zip(methods, configs, strict=True))
     with Watcher(sum(c.rounds * len(c.seeds) for c in configs), console=errors) as watcher:
         show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
-        results = runner.compare(methods, configs, out, resume, show, watcher.say)
+        results = runner.compare(methods, configs, out, resume, show, watcher.report)
     if plot:
         figures.curves(results, [plot], configs[0].data)
-    _finish(results, as_json, f"kept in {out}" if out else "")
+    _finish(results, as_json, f"saved in {out}" if out else "")
 
 
 @with_settings
@@ -96,7 +100,7 @@ def sweep(
     load: LOAD = None,
     **settings: Any,
 ) -> None:
-    """Run all combinations of some settings; those that differ in numbers train side by side.
+    """Run all combinations of some settings; those that differ only in numbers train together.
 
     kedge sweep lr=0.01,0.03,0.1 --rounds 50
     kedge sweep lr=0.03,0.1 fedprox.mu=0.01,0.1,1 seeds=0,1,2 --method fedprox --out runs/mu
@@ -107,35 +111,35 @@ def sweep(
     from kedge.runs import sweep as sweeps
 
     load_files(load)
-    wanted = _grid(words or [], settings, resume, out)
-    rounds = sum(s.config.rounds * len(s.config.seeds) for s in wanted)
+    grid = _grid(words or [], settings, resume, out)
+    rounds = sum(s.config.rounds * len(s.config.seeds) for s in grid)
     with Watcher(rounds, console=errors) as watcher:
-        watcher.say(sweeps.count(wanted))
-        swept = sweeps.sweep(wanted, out, resume, watcher.show, watcher.say)
+        watcher.report(sweeps.count(grid))
+        result = sweeps.sweep(grid, out, resume, watcher.show, watcher.report)
     if as_json:
-        typer.echo(json.dumps(swept.to_dict()))
+        typer.echo(json.dumps(result.to_dict()))
         return
-    console.print(tables.grid(swept.settings, swept.results))
-    dim(swept.computed + (f"; kept in {out}" if out else ""))
+    console.print(tables.grid(result.settings, result.results))
+    dim(result.computed + (f"; saved in {out}" if out else ""))
 
 
 def demo(
-    out: Annotated[str, typer.Option(help="folder for the pictures")] = "kedge-demo",
+    out: Annotated[str, typer.Option(help="folder for the figures")] = "kedge-demo",
 ) -> None:
-    """Compare a few methods on digits, draw the curves and the partition. No network needed."""
+    """Compare a few methods on digits; plot the curves and the partition. No network needed."""
     from kedge.cli.demo import CLIENTS, PARTITION, ROUNDS, run_demo
     from kedge.report import tables
 
-    results, pictures = run_demo(out)
+    results, figures = run_demo(out)
     n = len(results[0].config.seeds)
     console.print(
         f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
         highlight=False,
     )
     console.print(tables.comparison(results))
-    console.print("\nPictures: " + "  ".join(str(p) for p in pictures), highlight=False)
+    console.print("\nFigures: " + "  ".join(str(path) for path in figures), highlight=False)
     console.print(
-        "Next: kedge list                                     what there is to combine\n"
+        "Next: kedge list                                     the parts to combine\n"
         "      kedge compare fedavg scaffold+fedsam           your own comparison\n"
         "      kedge run --data FOLDER --method scaffold      your own silos, one file per client",
         highlight=False,
@@ -149,7 +153,7 @@ def _config(
     resume: bool,
     out: str | None,
 ) -> Config:
-    """The configuration that a command line means; a resumed run may name nothing anew."""
+    """The configuration of a command line; ``--resume`` alone takes the one of the folder."""
     from kedge.runs.config import load_config, read_value
     from kedge.runs.folder import Folder
 
@@ -168,7 +172,7 @@ def _config(
 def _grid(
     words: list[str], settings: dict[str, Any], resume: bool, out: str | None
 ) -> list[Setting]:
-    """The settings that a command line means; a resumed sweep may name nothing anew."""
+    """The settings of a command line; ``--resume`` alone takes those of the folder."""
     from kedge.runs import sweep as sweeps
     from kedge.runs.config import read_value
     from kedge.runs.grid import combine, read_words
@@ -179,16 +183,17 @@ def _grid(
     if resume and out is None:
         raise KedgeError("--resume needs the folder of the sweep: --out FOLDER --resume")
     if resume and out is not None and not words and not flags:
-        return sweeps.listed(out)
+        return sweeps.saved_settings(out)
     return combine(read_words(words[1:] if path else words), path, flags)
 
 
 def _finish(results: list[Result], as_json: bool, note: str) -> None:
+    """Print the results as a table or as JSON."""
     from kedge.report import tables
 
     if as_json:
-        every = [r.to_dict() for r in results]
-        typer.echo(json.dumps(every[0] if len(every) == 1 else {"results": every}))
+        rows = [result.to_dict() for result in results]
+        typer.echo(json.dumps(rows[0] if len(rows) == 1 else {"results": rows}))
         return
     console.print(tables.comparison(results))
     if note:

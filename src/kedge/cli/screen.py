@@ -1,5 +1,4 @@
-"""The two consoles of the command line: results go to standard output, the rest to standard
-error."""
+"""The two consoles of the command line: stdout for results, stderr for everything else."""
 
 from __future__ import annotations
 
@@ -11,5 +10,5 @@ errors = Console(stderr=True)
 
 
 def dim(text: str) -> None:
-    """Print a note beside the results."""
+    """Print a note to standard error."""
     errors.print(Text(text), style="dim", highlight=False, soft_wrap=True)

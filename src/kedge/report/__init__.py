@@ -1,1 +1,1 @@
-"""What people look at: progress, tables, figures."""
+"""Progress, tables and figures of runs."""

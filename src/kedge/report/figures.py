@@ -9,12 +9,21 @@ from typing import Any
 from kedge.errors import DataError
 from kedge.runs.result import Result
 
-# Okabe and Ito's colours, which the colour-blind can tell apart
+# Okabe and Ito's palette for colour-blind readers
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7F00")
 
 
 def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = "") -> None:
-    """The metric over rounds, one line per method with a band of one standard deviation."""
+    """Plot the metric over rounds: a line per method, with a band of one standard deviation.
+
+    Args:
+        results: one per method, with the same settings otherwise.
+        paths: files to write, ``.png`` or ``.svg``; missing folders are created.
+        title: first line above the axes.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

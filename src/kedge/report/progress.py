@@ -1,4 +1,4 @@
-"""Live progress on a terminal; plain lines where there is none. Both go to stderr."""
+"""Progress of a run on stderr: a live bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from kedge.runs.config import Config
 
 
 class Watcher:
-    """Shows round, metric, loss, speed and time left of a run, or of several runs."""
+    """Shows round, metric, loss, speed and remaining time of one or several runs.
 
-    def __init__(self, total: int, metric: str = "", console: Console | None = None) -> None:
+    ``total`` is the number of rounds of all runs and seeds together.
+    """
+
+    def __init__(self, total: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.total, self.done, self.start = total, 0, time.perf_counter()
         self.live = self.console.is_terminal
@@ -50,14 +53,17 @@ class Watcher:
     ) -> None:
         self.bar.stop()
 
-    def say(self, line: str) -> None:
-        """A line that stays above the progress."""
+    def report(self, line: str) -> None:
+        """Print a line above the progress bar."""
         self.console.print(line, style="dim", highlight=False, soft_wrap=True)
 
     def show(self, config: Config, seed: int, record: dict[str, Any], setting: str = "") -> None:
-        """Called after every round; of a setting of a sweep, only the last round leaves a line."""
+        """Show a round: the ``watch`` callback of a run, after its configuration.
+
+        Without a terminal, five lines are printed per seed; for a setting of a sweep, one.
+        """
         self.done += 1
-        passed = time.perf_counter() - self.start
+        elapsed = time.perf_counter() - self.start
         parts = [
             f"{setting or config.method}  seed {seed}  round {record['round']}/{config.rounds}"
         ]
@@ -66,8 +72,8 @@ class Watcher:
             if name in record:
                 parts.append(f"{name} {metric.write(record[name])}")
         parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
-        speed = f"{self.done / passed:.1f} rounds/s"
+        speed = f"{self.done / elapsed:.1f} rounds/s"
         self.bar.update(self.task, completed=self.done, description="  ".join(parts), speed=speed)
-        every = config.rounds if setting else max(1, config.rounds // 5)
-        if not self.live and (record["round"] % every == 0 or record["round"] == config.rounds):
+        interval = config.rounds if setting else max(1, config.rounds // 5)
+        if not self.live and (record["round"] % interval == 0 or record["round"] == config.rounds):
             self.console.print("  ".join(parts) + f"  {speed}", highlight=False, soft_wrap=True)

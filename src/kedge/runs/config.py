@@ -1,6 +1,6 @@
-"""A run is one frozen configuration: the same keys in TOML, as flags, as ``key=value``, in Python.
+"""The configuration of a run: the same keys in TOML, as options, as ``key=value`` and in Python.
 
-Everything that is wrong with a configuration is reported at once, with the place it comes from.
+All errors of a configuration are reported together, each with its place.
 """
 
 from __future__ import annotations
@@ -40,28 +40,32 @@ from kedge.schema import (
     schema_of,
 )
 
-if TYPE_CHECKING:  # settings are known without torch, which takes seconds to import
+if TYPE_CHECKING:  # importing torch takes seconds, and `kedge run --help` works without it
     import torch
 
     from kedge.core.optim import Optimizer
     from kedge.core.work import LocalWork
 
-#: Settings that fill the fields of the optimiser that have the same name.
+#: Settings that are fields of the optimiser of the same name.
 OPTIMIZER_SETTINGS = ("lr", "momentum", "nesterov", "weight_decay", "clip", "schedule")
 
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run."""
+    """All settings of a run. Wrong values raise a :class:`ConfigError` that lists all of them.
+
+    >>> Config(method="fedprox(mu=0.1)", rounds=5).changed()
+    {'method': 'fedprox(mu=0.1)', 'rounds': 5}
+    """
 
     method: Annotated[
         str, Doc("sum of parts, e.g. scaffold+fedprox(mu=0.01)"), Read(read_method)
     ] = "fedavg"
     data: Annotated[str, Doc("name or path of a dataset, see: kedge data")] = "digits"
     partition: Annotated[
-        str, Doc("who holds what, or a saved .json file"), Read(read_partition)
+        str, Doc("which client holds which samples, or a saved .json file"), Read(read_partition)
     ] = "auto"
-    clients: Annotated[Size, Doc("number of clients; 0: as many as there are silos, else 20")] = 0
+    clients: Annotated[Size, Doc("number of clients; 0: one per silo, or 20 without silos")] = 0
     split: Annotated[
         str, Doc("test data: auto, given, holdout(0.2), pooled(0.4, 0.3)"), Read(read_split)
     ] = "auto"
@@ -69,7 +73,7 @@ class Config:
         "none"
     )
     angles: Annotated[
-        tuple[float, ...], Doc("test on images turned by these angles"), Length(1)
+        tuple[float, ...], Doc("test on images rotated by these angles, in degrees"), Length(1)
     ] = (0.0,)
     model: Annotated[str, Doc("auto, or a model, see: kedge list models"), Read(read_model)] = (
         "auto"
@@ -83,7 +87,9 @@ class Config:
     epochs: Annotated[Positive, Doc("local passes over a client's data per round")] = 1.0
     batch: Annotated[Count, Doc("samples per local step")] = 32
     replacement: Annotated[bool, Doc("draw batches with replacement")] = False
-    optimizer: Annotated[str, Doc("of the clients: sgd, adam, adam(beta1=0.5), ...")] = "sgd"
+    optimizer: Annotated[str, Doc("optimiser of the clients: sgd, adam, adam(beta1=0.5), ...")] = (
+        "sgd"
+    )
     lr: Annotated[NotNegative, Doc("learning rate of the clients")] = 0.1
     momentum: Annotated[float, Doc("momentum of the clients"), Range(0, 1, open_high=True)] = 0.0
     nesterov: Annotated[bool, Doc("Nesterov's momentum")] = False
@@ -100,33 +106,37 @@ class Config:
     seeds: Annotated[tuple[int, ...], Doc("one run per seed"), Range(0), Length(1)] = (0, 1, 2)
     personal: Annotated[bool, Doc("also test each client's own model")] = False
     target: Annotated[NotNegative, Doc("report the first round that reaches it; 0: none")] = 0.0
-    eval_every: Annotated[Count, Doc("test every so many rounds")] = 1
+    eval_every: Annotated[Count, Doc("rounds from one test to the next")] = 1
     engine: Annotated[str, Doc("auto, loop or vector"), Choice(partial(choices, "engine"))] = "auto"
     device: Annotated[str, Doc("auto, cpu or cuda"), Read(read_device)] = "auto"
     precision: Annotated[
-        str, Doc("of the passes: fp32, tf32 or bf16"), Choice(partial(choices, "precision"))
+        str,
+        Doc("precision of forward and backward passes: fp32, tf32 or bf16"),
+        Choice(partial(choices, "precision")),
     ] = "fp32"
-    workers: Annotated[Size, Doc("processes of a loop on a CPU; 0: as engine auto decides")] = 0
+    workers: Annotated[
+        Size, Doc("worker processes of engine loop on a CPU; 0: engine auto decides")
+    ] = 0
     chunk: Annotated[Size, Doc("clients trained at once, at most; 0: as many as fit")] = 0
     compile: Annotated[
         str,
-        Doc("fuse the steps: on, off, auto (if that is faster)"),
+        Doc("compile the local steps: on, off or auto (if that is faster)"),
         Choice(lambda: ("auto", "on", "off")),
     ] = "auto"
     state: Annotated[
         str,
-        Doc("where clients' own state lies: auto, device, host, file"),
+        Doc("where client state is stored: auto, device, host or file"),
         Choice(partial(choices, "state")),
     ] = "auto"
 
     def __post_init__(self) -> None:
         problems, values = [], {}
         for key, option in settings().options.items():
-            values[key] = option.default  # so that the others can be checked, too
+            values[key] = option.default  # a placeholder: the other settings are still checked
             try:
                 values[key] = option.check(getattr(self, key))
             except KedgeError as error:
-                problems += [(key, text, "") for text in _texts(key, error)]
+                problems += [(key, text, "") for text in _messages(key, error)]
         wrong = {key for key, *_ in problems}
         problems += [(k, text, "") for k, text in _conflicts(values) if k not in wrong]
         if problems:
@@ -135,36 +145,39 @@ class Config:
             object.__setattr__(self, key, value)
 
     def optim(self) -> Optimizer:
+        """The optimiser of the clients."""
         return _optimizer(dataclasses.asdict(self))
 
     def work(self) -> LocalWork:
+        """The local work of a client in a round."""
         from kedge.core.work import LocalWork
 
         return LocalWork(self.batch, self.steps or None, self.epochs, self.replacement)
 
     def changed(self) -> dict[str, Any]:
-        """What differs from the defaults."""
-        plain = {f.name: f.default for f in dataclasses.fields(self)}
-        return {k: v for k, v in dataclasses.asdict(self).items() if v != plain[k]}
+        """The settings that differ from their defaults."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        return {k: v for k, v in dataclasses.asdict(self).items() if v != defaults[k]}
 
     def to_toml(self) -> str:
+        """All settings as a TOML file, which :func:`load_config` reads."""
         return "".join(f"{k} = {_toml(v)}\n" for k, v in dataclasses.asdict(self).items())
 
 
 def settings() -> Schema:
-    """All settings: types, ranges, defaults and help."""
+    """The types, ranges, defaults and help texts of all settings."""
     return schema_of(Config, "settings")
 
 
-def _texts(key: str, error: KedgeError) -> list[str]:
-    """What is wrong with a setting, one line each."""
+def _messages(key: str, error: KedgeError) -> list[str]:
+    """One line per error of a setting."""
     errors = error.errors if isinstance(error, SeveralErrors) else [error]
-    own = isinstance(error, FieldError) and error.field == key
-    return [str(e) if own else f"{key}: {e}" for e in errors]
+    names_key = isinstance(error, FieldError) and error.field == key
+    return [str(e) if names_key else f"{key}: {e}" for e in errors]
 
 
 def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """``(key, what is wrong)`` of settings that do not go together; each is right by itself."""
+    """``(key, message)`` for settings that contradict each other, though each is valid alone."""
     clients, per_round, seeds = (values[key] for key in ("clients", "per_round", "seeds"))
     if clients and per_round > clients:
         yield "per_round", f"per_round = {per_round} is more than the {clients} clients"
@@ -175,14 +188,14 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     except KedgeError as error:
         for one in error.errors if isinstance(error, SeveralErrors) else [error]:
             field = one.field if isinstance(one, FieldError) else ""
-            if field in _chosen(values):
+            if field in _changed_optim(values):
                 yield field, str(one)
             else:
                 yield "optimizer", f"optimizer: {one}"
 
 
-def _chosen(values: Mapping[str, Any]) -> list[str]:
-    """Settings of the optimiser that are not at their defaults."""
+def _changed_optim(values: Mapping[str, Any]) -> list[str]:
+    """Settings of the optimiser that differ from their defaults."""
     options = settings().options
     return [key for key in OPTIMIZER_SETTINGS if values[key] != options[key].default]
 
@@ -191,11 +204,11 @@ def _optimizer(values: Mapping[str, Any]) -> Optimizer:
     from kedge.core.optim import make_optimizer
 
     fields = {key: values[key] for key in OPTIMIZER_SETTINGS}
-    return make_optimizer(values["optimizer"], fields, _chosen(values))
+    return make_optimizer(values["optimizer"], fields, _changed_optim(values))
 
 
 class ConfigError(FieldError):
-    """Everything that is wrong with a configuration: ``(key, text, place)`` each."""
+    """All errors of a configuration; ``problems`` lists ``(key, message, place)``."""
 
     def __init__(self, problems: list[tuple[str, str, str]]) -> None:
         self.problems = problems
@@ -221,13 +234,26 @@ def load_config(
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Settings from a TOML file, then ``key=value`` words, then flags; the last one wins."""
+    """Read a configuration. Later sources override earlier ones: file, overrides, flags.
+
+    Args:
+        path: a TOML file, or None.
+        overrides: words of the form ``key=value``.
+        flags: values by key, already in their types.
+
+    Raises:
+        FieldError: the file cannot be read, or a word has no ``=``.
+        ConfigError: settings are unknown or wrong; the message lists all of them.
+
+    >>> load_config(overrides=["rounds=5", "seeds=0,1"]).seeds
+    (0, 1)
+    """
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     problems: list[tuple[str, str, str]] = []
     if path is not None:
-        text, found = _read_toml(Path(path))
-        for key, value in found.items():
+        text, table = _read_toml(Path(path))
+        for key, value in table.items():
             places[key] = _line_of(text, key, Path(path))
             values[key] = value
     for word in overrides:
@@ -243,7 +269,7 @@ def load_config(
             problems.append((key, str(UnknownName("setting", key, FIELDS)), places[key]))
             del values[key]
         elif get_origin(FIELDS[key]) is tuple and not isinstance(values[key], (list, tuple)):
-            values[key] = (values[key],)  # a list of one
+            values[key] = (values[key],)  # a single value
     try:
         config = Config(**values)
     except ConfigError as error:
@@ -254,7 +280,11 @@ def load_config(
 
 
 def read_value(key: str, text: str) -> Any:
-    """A setting typed as text, in the type it should have."""
+    """Convert the text of a setting to its type; text that does not convert is returned as it is.
+
+    >>> read_value("seeds", "0,1"), read_value("lr", "0.1"), read_value("nesterov", "yes")
+    ((0, 1), 0.1, True)
+    """
     hint = FIELDS.get(key)
     if get_origin(hint) is tuple:
         inner = get_args(hint)[0]
@@ -278,7 +308,9 @@ def _read_toml(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
     except FileNotFoundError:
-        raise FieldError(f"there is no file {str(path)!r}; give a TOML file, or no file") from None
+        raise FieldError(
+            f"there is no file {str(path)!r}; name a TOML file, or leave it out"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FieldError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -286,6 +318,7 @@ def _read_toml(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _line_of(text: str, key: str, path: Path) -> str:
+    """The place of a key in a TOML file: ``exp.toml, line 4``."""
     for number, line in enumerate(text.splitlines(), 1):
         if re.match(rf"\s*(\[+)?\s*[\"']?{re.escape(key)}[\"']?\s*(=|\]|\.)", line):
             return f"{path}, line {number}"
@@ -299,7 +332,11 @@ def _toml(value: Any) -> str:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a name means here; never a silent fallback."""
+    """The device with this name; ``auto`` is the GPU if there is one.
+
+    Raises:
+        FieldError: the device is not available. There is no fallback to the CPU.
+    """
     import torch
 
     if name == "auto":
@@ -307,5 +344,5 @@ def resolve_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise FieldError(f"device = {name!r}, but torch sees no GPU here; use device = cpu")
     if name == "mps" and not torch.backends.mps.is_available():
-        raise FieldError("device = 'mps' is not there; use device = cpu")
+        raise FieldError("device = 'mps', but torch has no MPS device here; use device = cpu")
     return torch.device(name)

@@ -1,20 +1,20 @@
-"""A run on disk: configuration, environment, and per seed its partition, metrics and checkpoint.
+"""A run on disk: its configuration and environment; partition, metrics and checkpoint of each seed.
 
 ::
 
     runs/digits-scaffold-1/
         config.toml            every setting
-        environment.json       versions, device, threads, precision, how it is computed, files
-        log.txt                what happened, with times
+        environment.json       versions, device, threads, precision, execution, loaded files
+        log.txt                events with times
         result.json            the summary, once the run is complete
         seed-0/partition.json
         seed-0/metrics.jsonl   one line per round
         seed-0/checkpoint.safetensors
         seed-0/model.safetensors     the trained global model, once the seed is complete
 
-Files appear whole or not at all: each is written under another name and then renamed. Metrics of a
-round are written before its checkpoint, so a killed run has at least the metrics its checkpoint
-needs; what goes beyond is dropped on resume.
+Files are written atomically: under a temporary name, then renamed. The metrics of a round are
+written before its checkpoint, so a killed run has all metrics up to its checkpoint; later ones are
+dropped on resume.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ENVIRONMENT = "environment.json"
 #: Increase it with every change that an older kedge would misread.
 FORMAT, FORMAT_KEY = 1, "kedge.format"
 METRICS, PARTITION = "metrics.jsonl", "partition.json"
-_KINDS = {
+_SAFETENSORS_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
@@ -55,14 +55,19 @@ _KINDS = {
 
 
 class Folder:
-    """One run folder."""
+    """The folder of a run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @classmethod
     def create(cls, path: str | Path, config: Config) -> Folder:
-        """A new folder; one that holds a run already is refused."""
+        """Create the folder of a new run.
+
+        Raises:
+            KedgeError: the folder holds a run already.
+            DataError: the folder cannot be created.
+        """
         folder = cls(path)
         if (folder.path / "config.toml").exists():
             raise KedgeError(
@@ -71,13 +76,17 @@ class Folder:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"{path} cannot be made: {error.strerror}") from None
+            raise DataError(f"{path} cannot be created: {error.strerror}") from None
         folder.write("config.toml", config.to_toml().encode())
         return folder
 
     @classmethod
     def resume(cls, path: str | Path, config: Config | None) -> tuple[Folder, Config]:
-        """An existing folder, if its configuration is the given one."""
+        """Open the folder of a run, and return it with its configuration.
+
+        Raises:
+            KedgeError: the folder holds no run, or ``config`` is given and differs from its own.
+        """
         folder = cls(path)
         if not (folder.path / "config.toml").is_file():
             raise KedgeError(
@@ -88,43 +97,49 @@ class Folder:
             old, new = vars(stored), vars(config)
             changed = [f"  {k}: {old[k]!r} -> {new[k]!r}" for k in old if old[k] != new[k]]
             raise KedgeError(
-                f"{path} was started with other settings, so it cannot go on with these:\n"
+                f"{path} was started with other settings and cannot be resumed with these:\n"
                 + "\n".join(changed)
-                + "\nLeave them as they were, or start anew with another --out"
+                + "\nResume it with the old settings, or start a new run with another --out"
             )
         return folder, stored
 
     def seed(self, seed: int) -> Path:
+        """The folder of a seed; it is created if needed."""
         path = self.path / f"seed-{seed}"
         path.mkdir(exist_ok=True)
         return path
 
     def write(self, name: str, content: bytes | Iterable[bytes | memoryview]) -> None:
-        """A whole file or none; ``content`` may come piece by piece."""
+        """Write a file atomically; ``content`` may be an iterator over its parts.
+
+        Raises:
+            DataError: the file cannot be written, e.g. since the disk is full.
+        """
         target = self.path / name
-        part = target.with_name(f".{target.name}.part")
+        temporary = target.with_name(f".{target.name}.part")
         try:
-            with part.open("wb") as file:
+            with temporary.open("wb") as file:
                 for piece in (content,) if isinstance(content, bytes) else content:
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(target)
+            temporary.replace(target)
         except OSError as error:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise DataError(
-                f"{target} cannot be written: {error.strerror}. What was saved before is whole; "
-                "make room and go on with --resume"
+                f"{target} cannot be written: {error.strerror}. Earlier files are intact; "
+                "free some disk space and continue with --resume"
             ) from None
 
     def append(self, name: str, line: str) -> None:
+        """Append a line to a file."""
         try:
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise DataError(
                 f"{self.path / name} cannot be written: {error.strerror}. "
-                "Make room and go on with --resume"
+                "Free some disk space and continue with --resume"
             ) from None
 
     @property
@@ -132,7 +147,7 @@ class Folder:
         return (self.path / ENVIRONMENT).exists()
 
     def environment(self) -> dict[str, Any]:
-        """Where and with what the run was started."""
+        """The environment in which the run was started."""
         found: dict[str, Any] = json.loads((self.path / ENVIRONMENT).read_text())
         return found
 
@@ -145,19 +160,20 @@ class Folder:
     # -- checkpoints --------------------------------------------------------------------------
 
     def save(self, seed: int, state: dict[str, torch.Tensor]) -> None:
-        """``state`` is what a run goes on from."""
+        """Write a checkpoint: the state of a simulation after a round."""
         self.seed(seed)
-        self.write(f"seed-{seed}/{CHECKPOINT}", _pieces(state))
+        self.write(f"seed-{seed}/{CHECKPOINT}", _safetensors(state))
 
     def save_model(self, seed: int, module: nn.Module) -> None:
+        """Write the trained global model."""
         state = {n: v.detach().cpu().contiguous() for n, v in module.state_dict().items()}
         self.write(f"seed-{seed}/{MODEL}", save(state))
 
     def load(self, seed: int) -> dict[str, torch.Tensor] | None:
-        """The last state that was saved, or None if there is none.
+        """Read the checkpoint of a seed; None if there is none.
 
-        Raises :class:`DataError` for a file that is damaged or of a format that a newer kedge
-        writes.
+        Raises:
+            DataError: the file is damaged, or a newer kedge wrote it in another format.
         """
         path = self.path / f"seed-{seed}" / CHECKPOINT
         if not path.exists():
@@ -168,20 +184,21 @@ class Folder:
             if found not in map(str, range(1, FORMAT + 1)):
                 raise DataError(
                     f"{path} has checkpoint format {found}; kedge {__version__} reads "
-                    f"formats up to {FORMAT}. Go on with the kedge that wrote it, or delete it to "
-                    f"run seed {seed} from its beginning"
+                    f"formats up to {FORMAT}. Resume with the kedge that wrote it, or delete it to "
+                    f"run seed {seed} from the start"
                 )
             return load_file(path)
         except (OSError, SafetensorError) as error:
             raise DataError(
-                f"{path} is damaged ({error}); delete it to run seed {seed} from its beginning"
+                f"{path} is damaged ({error}); delete it to run seed {seed} from the start"
             ) from None
 
-    def record(self, seed: int, line: dict[str, Any]) -> None:
-        self.append(f"seed-{seed}/{METRICS}", json.dumps(line))
+    def record(self, seed: int, record: dict[str, Any]) -> None:
+        """Append the record of a round to the metrics of a seed."""
+        self.append(f"seed-{seed}/{METRICS}", json.dumps(record))
 
     def records(self, seed: int, rounds: int) -> list[dict[str, Any]]:
-        """The metrics of the first ``rounds`` rounds; what goes beyond is dropped from the file."""
+        """Read the metrics of the first ``rounds`` rounds, and drop later ones from the file."""
         path = self.path / f"seed-{seed}" / METRICS
         found = []
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -196,14 +213,14 @@ class Folder:
         return found
 
 
-def _pieces(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file, array by array: clients' state may be larger than the free memory."""
+def _safetensors(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """Serialise array by array, since client state may be larger than the free memory."""
     header: dict[str, Any] = {"__metadata__": {FORMAT_KEY: str(FORMAT)}}
     end = 0
     for name, value in arrays.items():
         start, end = end, end + value.numel() * value.element_size()
-        kind = _KINDS[value.dtype]
-        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [start, end]}
+        dtype = _SAFETENSORS_DTYPES[value.dtype]
+        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -213,7 +230,7 @@ def _pieces(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def environment(execution: Execution, device: torch.device, precision: str) -> dict[str, Any]:
-    """Where and with what a run was made."""
+    """Versions, hardware, execution and loaded files of a run, as plain data."""
     loaded = [{"path": str(file.path), "sha256": file.sha256} for file in files.values()]
     return {
         "kedge": __version__,
@@ -231,21 +248,26 @@ def environment(execution: Execution, device: torch.device, precision: str) -> d
 
 
 def stored_config(path: Path) -> Config:
-    """The settings in a run's folder. A name that only a loaded file knew is said to be one."""
+    """Read the configuration in the folder of a run.
+
+    Raises:
+        KedgeError: it is not valid. If the run was started with ``--load``, the message says so.
+    """
     try:
         return load_config(path / "config.toml")
     except KedgeError as error:
-        made = path / "environment.json"
-        before = json.loads(made.read_text()).get("loaded", []) if made.is_file() else []
-        missing = [file["path"] for file in before if Path(file["path"]) not in files]
+        environment = path / ENVIRONMENT
+        text = environment.read_text() if environment.is_file() else "{}"
+        loaded = json.loads(text).get("loaded", [])
+        missing = [file["path"] for file in loaded if Path(file["path"]) not in files]
         if not missing:
             raise
         options = " ".join(f"--load {file}" for file in missing)
-        raise KedgeError(f"{error}\nThis run was made with a file of its own: {options}") from None
+        raise KedgeError(f"{error}\nThis run was started with: {options}") from None
 
 
 def new_path(config: Config, root: str | Path = "runs") -> Path:
-    """A free name for a run, from its data and method."""
+    """An unused folder for a run, named by its data and method: ``runs/digits-scaffold-1``."""
     words = f"{Path(config.data.rstrip('/')).name}-{config.method}"
     slug = "".join(c if c.isalnum() else "-" for c in words.lower())
     slug = "-".join(piece for piece in slug.split("-") if piece)[:60]

@@ -1,8 +1,8 @@
 """A grid of settings, and the configuration of every combination.
 
 A key is a setting of a run (``lr``, ``partition``, ``method``, ...) or a field of a part in its
-method (``fedprox.mu``). On the command line values are separated by commas, those inside brackets
-or quotes aside: ``lr=0.01,0.1 partition=iid,dirichlet(0.1) fedprox.mu=0.01,0.1``.
+method (``fedprox.mu``). On the command line, commas separate the values, unless they are inside
+brackets or quotes: ``lr=0.01,0.1 partition=iid,dirichlet(0.1) fedprox.mu=0.01,0.1``.
 """
 
 from __future__ import annotations
@@ -23,19 +23,27 @@ Grid = Mapping[str, Sequence[Any]]
 
 
 class Setting(NamedTuple):
-    """One combination: the values of the grid's keys, and the whole configuration."""
+    """One combination of a grid: the values of its keys, and the complete configuration."""
 
     values: dict[str, Any]
     config: Config
 
     @property
     def name(self) -> str:
-        """``lr=0.1 fedprox.mu=0.01``."""
-        return " ".join(f"{key}={written(value)}" for key, value in self.values.items())
+        """The values as text: ``lr=0.1 fedprox.mu=0.01``."""
+        return " ".join(f"{key}={format_value(value)}" for key, value in self.values.items())
 
 
 def read_words(words: Iterable[str]) -> dict[str, list[Any]]:
-    """A grid as it is typed, one word per key."""
+    """Read a grid from the command line, one word per key.
+
+    Raises:
+        FieldError: a word has no ``=``, or a key occurs twice.
+        UnknownName: a key is no setting and no field of a part.
+
+    >>> read_words(["lr=0.01,0.1", "fedprox.mu=1"])
+    {'lr': [0.01, 0.1], 'fedprox.mu': [1]}
+    """
     grid: dict[str, list[Any]] = {}
     for word in words:
         key, equals, text = (piece.strip() for piece in word.partition("="))
@@ -43,11 +51,11 @@ def read_words(words: Iterable[str]) -> dict[str, list[Any]]:
             raise FieldError(f"expected key=value,value, found {word!r}, e.g. lr=0.01,0.1")
         key = key.replace("-", "_")
         if key in grid:
-            raise FieldError(f"{key} is named twice; write all its values in one word")
+            raise FieldError(f"{key} is given twice; write all its values in one word: {key}=A,B")
         _check_key(key)
         if "." in key:
             grid[key] = _field_values(key, text)
-        elif get_origin(FIELDS[key]) is tuple:  # a list by itself, as seeds are
+        elif get_origin(FIELDS[key]) is tuple:  # the setting is a list itself, e.g. seeds
             grid[key] = [read_value(key, text)] if text else []
         else:
             grid[key] = [read_value(key, piece) for piece in _split(text)]
@@ -57,28 +65,43 @@ def read_words(words: Iterable[str]) -> dict[str, list[Any]]:
 def combine(
     grid: Grid, path: str | Path | None = None, flags: Mapping[str, Any] | None = None
 ) -> list[Setting]:
-    """Every combination, in the order in which the keys are named."""
+    """All combinations of a grid; the last key changes fastest.
+
+    Args:
+        grid: the values of each key.
+        path: a TOML file with the other settings, or None.
+        flags: other settings; they override the file.
+
+    Raises:
+        FieldError: the grid is empty, a key has no value or the same value twice, or a field
+            belongs to a part that the method does not have.
+        UnknownName: a key is no setting and no field of a part.
+        ConfigError: a combination is not a valid configuration.
+
+    >>> [setting.name for setting in combine({"lr": [0.01, 0.1], "rounds": [5]})]
+    ['lr=0.01', 'lr=0.1']
+    """
     grid = {key: _values(key, values) for key, values in grid.items()}
     if not grid:
         raise FieldError("there is nothing to sweep; name a setting and its values: lr=0.01,0.1")
-    shown = [key for key, values in grid.items() if len(values) > 1] or list(grid)
-    found = []
+    varied = [key for key, values in grid.items() if len(values) > 1] or list(grid)
+    settings = []
     for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
-        plain = {key: value for key, value in chosen.items() if "." not in key}
-        config = load_config(path, flags=dict(flags or {}) | plain)
-        fields = {key: value for key, value in chosen.items() if "." in key}
+        combination = dict(zip(grid, values, strict=True))
+        keys = {key: value for key, value in combination.items() if "." not in key}
+        config = load_config(path, flags=dict(flags or {}) | keys)
+        fields = {key: value for key, value in combination.items() if "." in key}
         if fields:
             method = _with_fields(parse(config.method), fields)
             config = dataclasses.replace(config, method=repr(method))
-        found.append(Setting({key: chosen[key] for key in shown}, config))
-    return found
+        settings.append(Setting({key: combination[key] for key in varied}, config))
+    return settings
 
 
-def written(value: Any) -> str:
-    """A value as it is typed."""
+def format_value(value: Any) -> str:
+    """A value as it is written on the command line."""
     if isinstance(value, (tuple, list)):
-        return ",".join(map(written, value))
+        return ",".join(map(format_value, value))
     if isinstance(value, float):
         return f"{value:.12g}"
     return value if isinstance(value, str) else write_value(value)
@@ -97,7 +120,7 @@ def _check_key(key: str) -> None:
 
 
 def _values(key: str, values: Any) -> list[Any]:
-    """The values of a key, checked as far as they can be before they meet the others."""
+    """Check the values of one key, as far as that does not depend on the other keys."""
     _check_key(key)
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
         raise FieldError(f"{key}: give a list of values, not {values!r}")
@@ -105,20 +128,20 @@ def _values(key: str, values: Any) -> list[Any]:
     if get_origin(FIELDS.get(key)) is tuple and not all(
         isinstance(v, (list, tuple)) for v in values
     ):
-        values = [tuple(values)]  # one list of seeds, not a list of lists
+        values = [tuple(values)]  # a single list of seeds
     if not values:
         raise FieldError(f"{key} has no value; write for example {key}={_example(key)}")
     for i, value in enumerate(values):
         if value in values[:i]:
-            raise FieldError(f"{key} has the value {written(value)} twice")
+            raise FieldError(f"{key} has the value {format_value(value)} twice")
     return values
 
 
 def _example(key: str) -> str:
     part, dot, field = key.partition(".")
     if dot:
-        return written({f.name: f.default for f in dataclasses.fields(parts[part])}[field])
-    return written(getattr(Config(), key))
+        return format_value({f.name: f.default for f in dataclasses.fields(parts[part])}[field])
+    return format_value(getattr(Config(), key))
 
 
 def _field_values(key: str, text: str) -> list[Any]:
@@ -132,20 +155,20 @@ def _field_values(key: str, text: str) -> list[Any]:
 
 
 def _with_fields(method: Method, fields: Mapping[str, Any]) -> Method:
-    new = {part.name: part for part in method.parts}
+    by_name = {part.name: part for part in method.parts}
     for key, value in fields.items():
         part, _, field = key.partition(".")
-        if part not in new:
+        if part not in by_name:
             wanted = f"{method}+{part}" if method.parts else part
             raise FieldError(
                 f"{key}: {part} is not in the method {method}; write --method {wanted}"
             )
-        new[part] = dataclasses.replace(new[part], **{field: value})
-    return Method(tuple(new.values()))
+        by_name[part] = dataclasses.replace(by_name[part], **{field: value})
+    return Method(tuple(by_name.values()))
 
 
 def _split(text: str) -> list[str]:
-    """Pieces between the commas that are outside of brackets and quotes.
+    """Split at the commas outside of brackets and quotes.
 
     >>> _split('iid,dirichlet(0.1, min_size=2),"a,b"')
     ['iid', 'dirichlet(0.1, min_size=2)', '"a,b"']

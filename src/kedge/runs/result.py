@@ -1,4 +1,4 @@
-"""What a run gives: plain arrays, a summary, and the trained models."""
+"""The result of a run: records as plain arrays, a summary, and the trained models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from kedge.runs.config import Config
 
 @dataclass(frozen=True)
 class Stat:
-    """A number over seeds. ``sd`` is None for a single one."""
+    """A number over seeds: mean and standard deviation (``None`` for a single seed).
+
+    >>> stat = Stat.of([97.1, 97.9])
+    >>> str(stat), stat.n
+    ('97.50±0.57', 2)
+    """
 
     mean: float
     sd: float | None
@@ -26,6 +31,7 @@ class Stat:
 
     @classmethod
     def of(cls, values: Any) -> Stat:
+        """The statistics of some numbers, one per seed."""
         values = tuple(float(v) for v in values)
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
         return cls(float(np.mean(values)), sd, len(values), values)
@@ -34,13 +40,13 @@ class Stat:
         """95 % confidence interval of the mean, by Student's t; None for a single value."""
         if self.sd is None:
             return None
-        from scipy.special import stdtrit  # here: importing kedge should not import scipy
+        from scipy.special import stdtrit  # importing kedge must not import scipy
 
         half = float(stdtrit(self.n - 1, 0.975)) * self.sd / math.sqrt(self.n)
         return self.mean - half, self.mean + half
 
     def written(self, decimals: int) -> str:
-        """Mean and spread: ``"97.50±0.41"``."""
+        """Mean and standard deviation as text: ``"97.50±0.41"``."""
         spread = f"±{self.sd:.{decimals}f}" if self.sd is not None else ""
         return f"{self.mean:.{decimals}f}{spread}"
 
@@ -50,10 +56,11 @@ class Stat:
 
 @dataclass(frozen=True)
 class Result:
-    """One method on one configuration, over all its seeds.
+    """The result of one configuration over all its seeds.
 
-    ``records[i]`` are the rounds of seed i as plain dicts, ``models[i]`` is its trained global
-    model, ``personal[i]`` are the clients' own models (where ``personal`` was asked for).
+    ``records[i]`` holds one dictionary per round of the i-th seed, ``models[i]`` is its trained
+    global model, and ``personal[i]`` are the clients' personal models if ``config.personal`` is
+    set.
     """
 
     config: Config
@@ -68,7 +75,7 @@ class Result:
     personal: list[list[nn.Module]] = field(repr=False, default_factory=list)
     folder: Path | None = None
     unit: str = ""  # of the metric
-    decimals: int = 2  # that it is written with
+    decimals: int = 2  # of the metric in text
 
     @property
     def label(self) -> str:
@@ -76,27 +83,29 @@ class Result:
         return f"{self.metric} {self.unit}".rstrip()
 
     def written(self, value: Stat | float) -> str:
-        """A value of the metric with as many decimals as the task asks for."""
+        """A value of the metric as text, with the decimals that the task declares."""
         if isinstance(value, Stat):
             return value.written(self.decimals)
         return f"{value:.{self.decimals}f}"
 
     def array(self, name: str | None = None) -> np.ndarray[Any, Any]:
-        """A column of the records, ``[seeds, tested rounds]`` (the metric if none is named)."""
+        """A column of the records, ``[seeds, tested rounds]``; the metric by default."""
         name = name or self.metric
         return np.array([[r[name] for r in run if name in r] for run in self.records], dtype=float)
 
     @cached_property
     def rounds(self) -> np.ndarray[Any, Any]:
-        """The rounds that were tested, from 1."""
+        """The numbers of the tested rounds, from 1."""
         return np.array([r["round"] for r in self.records[0] if self.metric in r])
 
     @property
     def last(self) -> Stat:
+        """The metric after the last round."""
         return Stat.of(self.array()[:, -1])
 
     @property
     def best(self) -> Stat:
+        """The best value of the metric in any tested round."""
         return Stat.of(self.array().max(1) if self.higher_is_better else self.array().min(1))
 
     @property
@@ -106,22 +115,27 @@ class Result:
         return Stat.of((ordered[:, -5:] if self.higher_is_better else ordered[:, :5]).mean(1))
 
     def rounds_to(self, target: float) -> list[int | None]:
-        """The first round of each seed that reaches the target; None where none does."""
+        """The first round of each seed that reaches the target; None if none does."""
         values = self.array()
         reached = values >= target if self.higher_is_better else values <= target
         return [int(self.rounds[row.argmax()]) if row.any() else None for row in reached]
 
     @property
     def mb_up(self) -> float:
-        """Megabytes that all clients sent over a run (mean over seeds)."""
+        """Megabytes that all clients sent in a run, mean over seeds."""
         return float(np.mean([sum(r["mb_up"] for r in run) for run in self.records]))
 
     @property
     def mb_down(self) -> float:
+        """Megabytes that all clients received in a run, mean over seeds."""
         return float(np.mean([sum(r["mb_down"] for r in run) for run in self.records]))
 
     def frame(self) -> Any:
-        """All records as a pandas DataFrame, one row per seed and round."""
+        """All records as a pandas DataFrame, one row per seed and round.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
         try:
             import pandas
         except ImportError:
@@ -152,11 +166,12 @@ class Result:
         }
 
     def to_json(self) -> str:
+        """The summary as JSON."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
 
-def paired(result: Result, first: Result) -> Stat:
-    """Difference of the last values to another method, seed by seed (positive: better)."""
+def paired_gain(result: Result, first: Result) -> Stat:
+    """Gain of the last value over that of another method, seed by seed; positive is better."""
     sign = 1.0 if result.higher_is_better else -1.0
     pairs = zip(result.last.values, first.last.values, strict=True)
     return Stat.of([sign * (a - b) for a, b in pairs])

@@ -1,4 +1,4 @@
-"""Rounds of one or several simulations in lock-step: train, test, record, save."""
+"""Rounds of one or several simulations in lockstep: train, test, record, save."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
 Watch = Callable[[int, dict[str, Any]], None]  # (seed, record of a round)
-SAVE_SHARE = 0.1  # at most this share of the time goes into checkpoints
+MAX_SAVE_SHARE = 0.1  # of the time, spent on checkpoints
 
 
 @dataclass
 class Member:
-    """One seed of a run, and where its records go."""
+    """One seed of a run: its simulation, its records, and where they are saved."""
 
     config: Config
     seed: int
@@ -32,14 +32,14 @@ class Member:
     folder: Folder | None = None
     watch: Watch | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
-    failed: str = ""  # why it ended before its last round
+    failed: str = ""  # the reason, if it ended before its last round
 
     @property
-    def ended(self) -> bool:
+    def finished(self) -> bool:
         return bool(self.failed) or self.sim.round == self.config.rounds
 
     def start(self) -> None:
-        """From the checkpoint if there is one."""
+        """Load the checkpoint, if there is one."""
         if self.folder is None:
             return
         state = self.folder.load(self.seed)
@@ -52,12 +52,12 @@ class Member:
             self.folder.records(self.seed, 0)
             self.folder.log(f"seed {self.seed}: started")
 
-    def note(self, totals: Totals, seconds: float) -> None:
-        """Test and record the round that has just ended and took so long."""
+    def record_round(self, totals: Totals, seconds: float) -> None:
+        """Test the model after a round that took ``seconds``, and record the round."""
         begin = time.perf_counter()
         if self.sim.round == self.config.rounds:
             self.sim.finish()
-        record = measure(self.sim, self.config, totals)
+        record = round_record(self.sim, self.config, totals)
         record["seconds"] = seconds + time.perf_counter() - begin
         self.records.append(record)
         if self.folder:
@@ -65,36 +65,49 @@ class Member:
         if self.watch:
             self.watch(self.seed, record)
 
-    def stop(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """End this seed before its last round."""
         self.failed = reason
         if self.folder:
             self.folder.log(f"seed {self.seed}: {reason}")
 
 
 def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int]:
-    """Train to the end, from checkpoints where there are some; the lanes of each stack that ran.
+    """Train all members to their last round, from their checkpoints if there are any.
 
-    Rounds are run in lock-step, so the ``seconds`` of a round are the time that all members spent
-    in it divided by their number, and the time for its own test. ``hint`` is told to who stops it.
-    With ``strict=False`` a member whose loss is not finite ends alone.
+    Rounds run in lockstep: the recorded ``seconds`` of a round are the training time divided by
+    the number of members, plus the time of the member's own test.
+
+    Args:
+        members: seeds with simulations of one structure and the same number of rounds.
+        hint: printed on interrupt: how to resume.
+        strict: raise if a loss is not finite; otherwise only that member ends.
+
+    Returns:
+        The number of lanes of each stack; empty if all members were complete before.
+
+    Raises:
+        Interrupted: the user pressed Ctrl-C; the checkpoints are saved.
+        NotFinite: a loss is not finite, and ``strict`` is set.
     """
     for member in members:
         member.start()
-    if all(member.ended for member in members):
+    if all(member.finished for member in members):
         return []
     fleet, saver = Fleet([member.sim for member in members], strict), _Saver(members)
-    with _patient_interrupt() as interrupted:
-        while not all(member.ended for member in members):
+    with _deferred_interrupt() as interrupted:
+        while not all(member.finished for member in members):
             begin = time.perf_counter()
-            found = fleet.run_round()
+            round_totals = fleet.run_round()
             for i, error in fleet.failed.items():
                 if not members[i].failed:
-                    members[i].stop(str(error))
-            moved = [(m, totals) for m, totals in zip(members, found, strict=True) if totals]
-            seconds = (time.perf_counter() - begin) / max(1, len(moved))
-            for member, totals in moved:
-                member.note(totals, seconds)
-            done = all(member.ended for member in members)
+                    members[i].fail(str(error))
+            pairs = zip(members, round_totals, strict=True)
+            trained = [(member, totals) for member, totals in pairs if totals]
+            seconds = (time.perf_counter() - begin) / max(1, len(trained))
+            for member, totals in trained:
+                member.record_round(totals, seconds)
+            done = all(member.finished for member in members)
             saver.save(force=done or interrupted.is_set())
             if interrupted.is_set() and not done:
                 seeds = sorted({member.seed for member in members})
@@ -103,8 +116,11 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
     return fleet.lanes
 
 
-def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
-    """What is reported of a round."""
+def round_record(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
+    """The record of the last round: training loss, divergence and traffic.
+
+    Every ``eval_every`` rounds, and after the last one, also the metrics on the test data.
+    """
     weight = totals["weight"]
     mean = {n: d / weight for n, d in totals["weighted_delta"].params.items()}
     spread = float(totals["sq_norm"] / weight - sq_norm(mean)) if mean else 0.0
@@ -117,25 +133,24 @@ def measure(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
     }
     if sim.round % config.eval_every and sim.round != config.rounds:
         return record
-    fed, metric = sim.federation, sim.federation.task.metric
+    federation, metric = sim.federation, sim.federation.task.metric
     report, record["per_class"] = sim.evaluate_all()
     record |= report
-    if fed.held_out:
+    if federation.held_out:
         for name in ("client", *(("personal",) if config.personal else ())):
             values = [r.get(metric) for r in sim.evaluate_clients(personal=name == "personal")]
-            there = [v for v in values if v is not None]
-            worst = min(there) if fed.task.higher_is_better else max(there)
+            tested = [v for v in values if v is not None]
+            worst = min(tested) if federation.task.higher_is_better else max(tested)
             record |= {
                 f"per_{name}": values,
-                f"{name}_mean": sum(there) / len(there),
+                f"{name}_mean": sum(tested) / len(tested),
                 f"{name}_worst": worst,
             }
     return record
 
 
 class _Saver:
-    """Checkpoints after a round, of all members or none, unless they would take too much of the
-    time."""
+    """Saves checkpoints of all members after a round, at most ``MAX_SAVE_SHARE`` of the time."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
@@ -143,7 +158,7 @@ class _Saver:
 
     def save(self, force: bool) -> None:
         now = time.perf_counter()
-        if not (force or self.cost < SAVE_SHARE * (now - self.last)):
+        if not (force or self.cost < MAX_SAVE_SHARE * (now - self.last)):
             return
         for member in self.members:
             if member.folder is not None:
@@ -153,20 +168,20 @@ class _Saver:
 
 
 @contextmanager
-def _patient_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C asks to stop after the round, the second stops at once."""
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event, so that the round is completed; the second interrupts."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
     before = signal.getsignal(signal.SIGINT)
 
-    def ask(number: int, frame: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
 
-    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield event
     finally:

@@ -1,4 +1,4 @@
-"""Run a configuration: build, train round by round, test, save, and go on where a run stopped."""
+"""Run a configuration: plan, build, train, test, save, and resume."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from kedge.core.method import parse
 from kedge.core.model import Model
-from kedge.core.task import Task, tasks
-from kedge.core.tree import take
+from kedge.core.task import tasks
 from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
-from kedge.engines import Execution, engines
+from kedge.engines import Execution
 from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
@@ -29,15 +28,17 @@ from kedge.errors import KedgeError
 from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.config import Config, resolve_device
-from kedge.runs.folder import PARTITION, Folder
+from kedge.runs.folder import Folder
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
-from kedge.runs.rounds import Member, Watch, train
-from kedge.sim.cohorts import share, unlike
+from kedge.runs.rounds import Watch
+from kedge.runs.seeds import Make, SeedJob, SeedResult, train_seeds
 from kedge.sim.simulation import Simulation
 
-Make = Callable[[int, Execution], Simulation]  # (seed, execution) -> the simulation of that seed
-Say = Callable[[str], None]  # a line for the user
+Report = Callable[[str], None]  # prints a line for the user
+#: Execution of a simulation that trains nothing. A plan needs a simulation of the run before its
+#: engine is known: this one is cheap, since it changes no layer and keeps client state on the host.
+PLANNING = Execution("loop", state="host")
 
 
 def run(
@@ -46,9 +47,22 @@ def run(
     resume: bool = False,
     watch: Watch | None = None,
     dataset: Dataset | None = None,
-    say: Say | None = None,
+    report: Report | None = None,
 ) -> Result:
-    """Run all seeds of a configuration; ``say`` is told execution, and what it will take."""
+    """Run all seeds of a configuration.
+
+    Args:
+        config: the settings.
+        out: folder for the run; None saves nothing.
+        resume: continue the run in ``out``.
+        watch: called as ``watch(seed, record)`` after every round.
+        dataset: the data, if they are loaded already.
+        report: called with each line of the plan before training.
+
+    Raises:
+        KedgeError: the settings do not fit the data, the device or the folder.
+        Interrupted: the user pressed Ctrl-C; the message says how to resume.
+    """
     folder = None
     if out is not None:
         folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
@@ -58,7 +72,7 @@ def run(
     def make(seed: int, execution: Execution) -> Simulation:
         return simulation(config, dataset, seed, device, execution)
 
-    return run_seeds(config, make, device, folder, watch, say)
+    return run_seeds(config, make, device, folder, watch, report)
 
 
 def run_seeds(
@@ -67,11 +81,11 @@ def run_seeds(
     device: torch.device,
     folder: Folder | None = None,
     watch: Watch | None = None,
-    say: Say | None = None,
+    report: Report | None = None,
 ) -> Result:
-    """Run every seed on the simulation that ``make`` gives for it, and sum up."""
+    """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise."""
     with precise(config.precision, device):
-        return _run_seeds(config, make, device, folder, watch, say)
+        return _run_seeds(config, make, device, folder, watch, report)
 
 
 def _run_seeds(
@@ -80,32 +94,33 @@ def _run_seeds(
     device: torch.device,
     folder: Folder | None,
     watch: Watch | None,
-    say: Say | None,
+    report: Report | None,
 ) -> Result:
     start = time.perf_counter()
     advise([config])
     planned = choose(config, make, device, folder)
-    if say is not None:
+    if report is not None:
         for line in planned.lines():
-            say(line)
-    again = f"--out {folder.path} --resume{load_options()}" if folder else ""
-    hint = f"Go on with: {again}" if again else "It was not saved"
-    orders = [Order(config, seed, make, folder, watch) for seed in config.seeds]
-    ended, _ = train_all(orders, planned.execution, hint)
+            report(line)
+    jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
+    results, _ = train_seeds(jobs, planned.execution, resume_hint(folder and folder.path))
     seconds = time.perf_counter() - start
-    return result_of(config, ended, planned, seconds, folder)
+    return result_of(config, results, planned, seconds, folder)
+
+
+def resume_hint(out: str | Path | None) -> str:
+    """What to type to continue an interrupted run in the folder ``out``."""
+    return f"Resume with: --out {out} --resume{load_options()}" if out else "It was not saved"
 
 
 def choose(config: Config, make: Make, device: torch.device, folder: Folder | None) -> Plan:
-    """The plan of a run; a resumed one goes on as it was started, with as many threads."""
+    """Plan a run. A resumed run keeps its execution and its number of threads."""
     if folder is not None and folder.has_environment:
-        return _as_before(folder, device)
-    chosen = plan.choose(
-        settings_of(config), make(config.seeds[0], Execution("loop", state="host"))
-    )
+        return _resumed_plan(folder, device)
+    chosen = plan.choose(settings_of(config), make(config.seeds[0], PLANNING))
     if folder is None:
         return chosen
-    chosen = dataclasses.replace(chosen, execution=_in_folder(chosen.execution, folder))
+    chosen = dataclasses.replace(chosen, execution=_with_folder(chosen.execution, folder))
     folder.save_environment(chosen.execution, device, effective(config.precision, device))
     for line in chosen.lines():
         folder.log(line)
@@ -113,7 +128,7 @@ def choose(config: Config, make: Make, device: torch.device, folder: Folder | No
 
 
 def settings_of(config: Config) -> Settings:
-    """What of a configuration decides how it is computed."""
+    """The settings of a configuration that a plan depends on."""
     return Settings(
         rounds=config.rounds,
         seeds=len(config.seeds),
@@ -127,130 +142,55 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def _as_before(folder: Folder, device: torch.device) -> Plan:
-    before, here = folder.environment(), device_name(device)
-    if before["device"] != here:
+def _resumed_plan(folder: Folder, device: torch.device) -> Plan:
+    environment, name = folder.environment(), device_name(device)
+    if environment["device"] != name:
         raise KedgeError(
-            f"{folder.path} was started on {before['device']!r}, this is {here!r}; "
-            "resume it there, or start anew with another --out"
+            f"{folder.path} was started on {environment['device']!r}, but this device is {name!r}; "
+            "resume it there, or start a new run with another --out"
         )
-    torch.set_num_threads(before["threads"])
-    return Plan(_in_folder(Execution(**before["how"]), folder), here)
+    torch.set_num_threads(environment["threads"])
+    return Plan(_with_folder(Execution(**environment["how"]), folder), name)
 
 
-def _in_folder(execution: Execution, folder: Folder) -> Execution:
+def _with_folder(execution: Execution, folder: Folder) -> Execution:
+    """Put the file with the client state, if there is one, into the folder of the run."""
     in_file = execution.state == "file"
     return dataclasses.replace(execution, folder=str(folder.path)) if in_file else execution
 
 
 def advise(configs: Sequence[Config]) -> None:
-    """Warn, once, of what parts have to say about so many rounds."""
+    """Warn once of each piece of advice that parts have for the number of rounds."""
     texts = [part.advice(c.rounds) for c in configs for part in parse(c.method).parts]
     for text in dict.fromkeys(text for text in texts if text):
         warnings.warn(text, stacklevel=2)
 
 
-class Order(NamedTuple):
-    """One seed of a run, before it is built."""
-
-    config: Config
-    seed: int
-    make: Make
-    folder: Folder | None
-    watch: Watch | None
-
-
-class Ended(NamedTuple):
-    """What is left of a seed."""
-
-    records: list[dict[str, Any]]
-    partition_hash: str
-    task: Task
-    module: nn.Module
-    personal: list[nn.Module]
-    failed: str
-
-
-def train_all(
-    orders: Sequence[Order], execution: Execution, hint: str, strict: bool = True
-) -> tuple[list[Ended], list[int]]:
-    """Train seeds, alike ones side by side; what is left of them, and the lanes of each stack."""
-    ended: list[Ended] = []
-    stacks: list[int] = []
-    members: list[Member] = []
-
-    def finish() -> None:
-        stacks.extend(train(members, hint, strict))
-        ended.extend(_end(member) for member in members)
-        members.clear()
-
-    for order in orders:
-        if members and _is_full(members, execution):
-            finish()
-        member = _build(order, execution)
-        if members and (
-            member.config.rounds != members[0].config.rounds or unlike(members[0].sim, member.sim)
-        ):
-            finish()
-        if members:  # one copy of the data is enough
-            share(members[0].sim.federation, member.sim.federation)
-        members.append(member)
-    finish()
-    return ended, stacks
-
-
-def _is_full(members: Sequence[Member], execution: Execution) -> bool:
-    """Whether a stack has no room for one more like the first."""
-    lanes = sum(member.sim.per_round for member in members) + members[0].sim.per_round
-    alone = not engines[execution.engine].batches_clients
-    return alone or 0 < execution.chunk < lanes
-
-
-def _build(order: Order, execution: Execution) -> Member:
-    sim = order.make(order.seed, execution)
-    partition = sim.federation.partition
-    if order.folder is not None and partition is not None:
-        partition.save(order.folder.seed(order.seed) / PARTITION)
-    return Member(order.config, order.seed, sim, order.folder, order.watch)
-
-
-def _end(member: Member) -> Ended:
-    sim, personal = member.sim, []
-    fed, module = sim.federation, sim.module()
-    if member.folder is not None and not member.failed:
-        member.folder.save_model(member.seed, module)
-    if member.config.personal:
-        own = sim.personal()
-        personal = [sim.bound.model.module(take(own, k)) for k in range(fed.num_clients)]
-    name = fed.partition.hash if fed.partition is not None else ""
-    return Ended(member.records, name, fed.task, module, personal, member.failed)
-
-
 def result_of(
     config: Config,
-    ended: Sequence[Ended],
+    results: Sequence[SeedResult],
     planned: Plan,
     seconds: float,
     folder: Folder | None,
 ) -> Result:
-    """All seeds of a configuration as one result, kept in the folder."""
-    task = ended[0].task
+    """Combine the seeds of a configuration, and write ``result.json`` if all are complete."""
+    task = results[0].task
     result = Result(
         config=config,
-        records=[one.records for one in ended],
+        records=[one.records for one in results],
         metric=task.metric,
         higher_is_better=task.higher_is_better,
         unit=task.headline.unit,
         decimals=task.headline.decimals,
-        partition_hash=[one.partition_hash for one in ended],
+        partition_hash=[one.partition_hash for one in results],
         engine=planned.execution.engine,
         device=planned.device,
         seconds=seconds,
-        models=[one.module for one in ended],
-        personal=[one.personal for one in ended] if config.personal else [],
+        models=[one.module for one in results],
+        personal=[one.personal for one in results] if config.personal else [],
         folder=folder.path if folder else None,
     )
-    if folder is not None and not any(one.failed for one in ended):
+    if folder is not None and not any(one.failed for one in results):
         folder.write("result.json", result.to_json().encode())
         folder.log(f"complete: {task.metric} {result.written(result.last)}")
     return result
@@ -259,7 +199,14 @@ def result_of(
 def simulation(
     config: Config, dataset: Dataset, seed: int, device: torch.device, execution: Execution
 ) -> Simulation:
-    """The simulation of one seed: its partition, cohorts and first weights depend on it alone."""
+    """Build the simulation of one seed.
+
+    The partition, the cohorts and the initial weights depend on the settings and the seed alone,
+    not on the device or on ``execution``.
+
+    Raises:
+        KedgeError: the settings do not fit the data, e.g. more clients than samples.
+    """
     silos = dataset.groups is not None
     classes = tasks[dataset.task].one_class
     partition: str | Partition = config.partition
@@ -281,7 +228,7 @@ def simulation(
         device=device,
     )
     text = auto_model(dataset) if config.model == "auto" else config.model
-    with torch.random.fork_rng(devices=()):  # the host's; looking at a GPU would start it
+    with torch.random.fork_rng(devices=()):  # of the CPU: listing GPUs would initialise CUDA
         torch.default_generator.manual_seed(seed)
         module = build(text, dataset.shape, dataset.outputs)
     return assemble(config, federation, module, seed, execution)
@@ -294,6 +241,7 @@ def assemble(
     seed: int,
     execution: Execution,
 ) -> Simulation:
+    """Build a simulation from a federation and a model, with the other settings of ``config``."""
     if not isinstance(module, Model):
         module = Model(module, batchnorm=config.batchnorm, precision=config.precision)
     return Simulation(
@@ -310,7 +258,7 @@ def assemble(
 
 
 def auto_model(dataset: Dataset) -> str:
-    """A model that fits: a small CNN for images of 28 pixels and more, an MLP for the rest."""
+    """The default model: a small CNN for images of at least 28 pixels, otherwise an MLP."""
     if not dataset.is_image or min(dataset.shape[1:]) < 28:
         return "mlp(hidden=[64])"
     return "fedcog_cnn" if dataset.shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
@@ -322,19 +270,32 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[str, int, dict[str, Any]], None] | None = None,
-    say: Say | None = None,
+    report: Report | None = None,
 ) -> list[Result]:
-    """Run several methods on the same partitions, cohorts and first weights."""
+    """Run several methods on the same partitions, cohorts and initial weights.
+
+    Args:
+        methods: their names, as they are shown and passed to ``watch``.
+        configs: one configuration per method, equal but for the method.
+        out: folder with one subfolder per method; None saves nothing.
+        resume: continue the runs in ``out``; those that are missing are started.
+        watch: called as ``watch(method, seed, record)`` after every round.
+        report: called with each line of the plans.
+    """
     dataset = load(configs[0].data)
     results = []
     for method, config in zip(methods, configs, strict=True):
         path = None if out is None else Path(out) / slug(method)
-        again = resume and path is not None and (path / "config.toml").exists()
-        seen = None if watch is None else (lambda s, r, m=method: watch(m, s, r))
-        results.append(run(config, path, again, seen, dataset, say))
+        started = resume and path is not None and (path / "config.toml").exists()
+        watch_one = None if watch is None else (lambda s, r, m=method: watch(m, s, r))
+        results.append(run(config, path, started, watch_one, dataset, report))
     return results
 
 
 def slug(text: str) -> str:
-    """A method's name for a folder."""
+    """A name for a folder, from a method or a setting.
+
+    >>> slug("fedprox(mu=0.1)")
+    'fedprox_mu_0.1'
+    """
     return "".join(c if c.isalnum() or c in ".-" else "_" for c in text).strip("_")

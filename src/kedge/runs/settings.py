@@ -1,7 +1,8 @@
-"""What the settings of a run may be, where that is known elsewhere: readers of text, and words.
+"""Checks of settings whose valid values are defined by other modules.
 
-Modules that need torch are imported when a value is looked at, so that the settings can be listed
-without it.
+Modules that need torch are imported when a value is checked, so that ``kedge run --help`` starts
+without torch. The functions ``read_...`` raise a :class:`~kedge.errors.KedgeError` for text that
+is not valid.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kedge.errors import FieldError
 
 
 def choices(key: str) -> tuple[str, ...]:
-    """The words that a setting may be, as the modules that use it define them."""
+    """The valid words of a setting."""
     from kedge.core.model import BATCHNORM, PRECISIONS
     from kedge.core.work import WEIGHTINGS
     from kedge.engines import engines

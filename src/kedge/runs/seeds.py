@@ -1,0 +1,108 @@
+"""The seeds of a run: build their simulations, train similar ones together, collect the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from kedge.core.task import Task
+from kedge.core.tree import take
+from kedge.engines import Execution, engines
+from kedge.runs.config import Config
+from kedge.runs.folder import PARTITION, Folder
+from kedge.runs.rounds import Member, Watch, train
+from kedge.sim.cohorts import share, unlike
+from kedge.sim.simulation import Simulation
+
+Make = Callable[[int, Execution], Simulation]  # (seed, execution) -> the simulation of that seed
+
+
+class SeedJob(NamedTuple):
+    """One seed of a run, before its simulation is built."""
+
+    config: Config
+    seed: int
+    make: Make
+    folder: Folder | None
+    watch: Watch | None
+
+
+class SeedResult(NamedTuple):
+    """One seed of a run, after its last round. ``failed`` is the reason if it ended early."""
+
+    records: list[dict[str, Any]]
+    partition_hash: str
+    task: Task
+    module: nn.Module
+    personal: list[nn.Module]
+    failed: str
+
+
+def train_seeds(
+    jobs: Sequence[SeedJob], execution: Execution, hint: str, strict: bool = True
+) -> tuple[list[SeedResult], list[int]]:
+    """Train all jobs. Neighbours that are similar train together if the engine batches clients.
+
+    Args:
+        jobs: the seeds, in the order of the results.
+        execution: how all of them are computed.
+        hint: printed on interrupt, see :func:`kedge.runs.rounds.train`.
+        strict: raise if a loss is not finite; otherwise only that seed ends.
+
+    Returns:
+        One result per job, and the number of lanes of each stack that was trained.
+    """
+    results: list[SeedResult] = []
+    stacks: list[int] = []
+    members: list[Member] = []
+
+    def train_members() -> None:
+        stacks.extend(train(members, hint, strict))
+        results.extend(_result(member) for member in members)
+        members.clear()
+
+    for job in jobs:
+        if members and _is_full(members, execution):
+            train_members()
+        member = _member(job, execution)
+        if members and (
+            member.config.rounds != members[0].config.rounds or unlike(members[0].sim, member.sim)
+        ):
+            train_members()
+        if members:  # one copy of the data is enough
+            share(members[0].sim.federation, member.sim.federation)
+        members.append(member)
+    train_members()
+    return results, stacks
+
+
+def _is_full(members: Sequence[Member], execution: Execution) -> bool:
+    """Whether one more simulation like the first does not fit into the stack."""
+    lanes = sum(member.sim.per_round for member in members) + members[0].sim.per_round
+    one_by_one = not engines[execution.engine].batches_clients
+    return one_by_one or 0 < execution.chunk < lanes
+
+
+def _member(job: SeedJob, execution: Execution) -> Member:
+    sim = job.make(job.seed, execution)
+    partition = sim.federation.partition
+    if job.folder is not None and partition is not None:
+        partition.save(job.folder.seed(job.seed) / PARTITION)
+    return Member(job.config, job.seed, sim, job.folder, job.watch)
+
+
+def _result(member: Member) -> SeedResult:
+    sim, personal = member.sim, []
+    federation, module = sim.federation, sim.module()
+    if member.folder is not None and not member.failed:
+        member.folder.save_model(member.seed, module)
+    if member.config.personal:
+        stacked = sim.personal()
+        clients = range(federation.num_clients)
+        personal = [sim.bound.model.module(take(stacked, k)) for k in clients]
+    partition_hash = federation.partition.hash if federation.partition is not None else ""
+    return SeedResult(
+        member.records, partition_hash, federation.task, module, personal, member.failed
+    )
