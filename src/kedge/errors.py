@@ -13,8 +13,7 @@
     ├── DataError           a file or array cannot be used as data
     ├── PartitionError      a partition that cannot be drawn
     ├── LoadError           a file of one's own that cannot be loaded, with file and line
-    ├── HookError           a part's hook failed, returned something else than it must, or broke a
-    │                       rule, with part, hook, client and step
+    ├── HookError           a part's hook failed, with hook, round, client and step
     ├── NotFinite           a loss became NaN or infinite, with the value of every term
     ├── CheckFailed         a part broke a law or an identity of its paper
     └── Interrupted         Ctrl-C: the round was finished and saved
@@ -102,7 +101,7 @@ class LoadError(KedgeError):
 
 
 class HookError(KedgeError):
-    """A hook of a part that raised, returned something else than it must, or broke a rule."""
+    """A hook of a part that raised."""
 
 
 class NotFinite(KedgeError):
