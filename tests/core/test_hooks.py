@@ -19,6 +19,7 @@ from kedge.core.overrides import check_overrides
 from kedge.core.part import HOOKS, Mean, Part, Stack, Sum, parts
 from kedge.core.task import Batch
 from kedge.core.tree import Weights
+from kedge.engines import Execution
 from kedge.errors import HookError
 from kedge.session.check_client import disabled
 
@@ -326,6 +327,17 @@ def test_an_attribute_that_is_set_says_where_state_belongs() -> None:
     frozen = dataclass(frozen=True)(type(part_with(term=term)))
     with pytest.raises(HookError, match=r"ridge.term sets an attribute \(.*'calls'\); .* a slot"):
         images().simulate(frozen()).run_round()
+
+
+@pytest.mark.parametrize("execution", [Execution("vector"), Execution("vector", compile=True)])
+def test_a_failure_under_vmap_and_in_a_compiled_step_names_part_and_hook(
+    execution: Execution,
+) -> None:
+    def term(self: Part, v: Any, params: Any, batch: Any, out: Any) -> Tensor:
+        return out.logits.sum() if v.step == 0 else -out.logits.sum()  # cannot be read there
+
+    with pytest.raises(HookError, match=r"^ridge\.term failed: .*engine=loop names the client"):
+        images().simulate(part_with(term=term), execution).run_round()
 
 
 # -- names and arguments --------------------------------------------------------------------------

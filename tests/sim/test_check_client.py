@@ -319,7 +319,8 @@ def test_a_model_that_is_random_is_not_blamed_on_a_part() -> None:
 
     problem = images()
     module = nn.Sequential(Noise(), *problem.module)
-    replace(problem, module=module).simulate(Right(), "loop").run_round()
+    part = part_with(term=lambda self, v, params, batch, out: out.logits.mean())
+    replace(problem, module=module).simulate(part, "loop").run_round()
 
 
 def test_kedges_own_parts_are_watched_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,3 +129,13 @@ def test_a_full_disk_is_an_error_before_the_first_round(
 def test_an_unknown_place() -> None:
     with pytest.raises(FieldError, match="state = 'disk' is not one of: device, host, file"):
         Store({}, 3, "disk")
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_row_of_another_shape_is_refused(where: str) -> None:
+    store = Store({"c": torch.zeros(2)}, 3, where)
+    with pytest.raises(
+        KedgeError, match=r"a tensor of shape \(\) on a client, which began as \(2,\)"
+    ):
+        store.put([1], {"c": torch.zeros(1)})
+    assert tree.equal(store.gather([0, 1, 2]), {"c": torch.zeros(3, 2)})

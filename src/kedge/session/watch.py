@@ -108,6 +108,7 @@ def _reachable(hook: str, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     names = list(inspect.signature(getattr(Part, hook)).parameters)[1:]
     pairs = list(zip(names, args, strict=True))
     for name, value in reversed(pairs):  # the view last: it may show an argument once more
+        reach: tuple[str, ...]
         if isinstance(value, View):
             reach = ("client", "sent", "local", "anchor", "info")
         elif isinstance(value, Round):
