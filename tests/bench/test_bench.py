@@ -20,7 +20,8 @@ from kedge.bench import timing
 from kedge.bench.child import Child, RivalFailed
 from kedge.bench.eager import EagerRounds, draw_batches
 from kedge.bench.flower_rival import trained
-from kedge.bench.runners import InProcess, read_engine, read_pythons, split_list
+from kedge.bench.rounds import InProcess
+from kedge.bench.runners import read_engine, read_pythons, split_list
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.cli import app as cli
 from kedge.core.tree import Weights

@@ -151,7 +151,7 @@ def main(text: str, requests: TextIO) -> None:
 
         serve(work, device, precision, lines, send)
         return
-    from kedge.bench.runners import InProcess, rival_rounds, versions_of
+    from kedge.bench.rounds import InProcess, rival_rounds, versions_of
 
     rounds = rival_rounds(settings["rival"], work, work.normalised(device), precision)
     timed: Callable[[], float] = InProcess(rounds, device, precision, settings["threads"])
