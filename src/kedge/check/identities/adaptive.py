@@ -19,8 +19,8 @@ from kedge.parts.adaptive import FedAdagrad, FedAdam, FedExP, FedYogi, GroupDRO
 
 @oracle(FedAdagrad)
 def two_rounds_by_hand(cls: type[FedAdagrad]) -> Iterator[Claim]:
-    """lr = 0.5, tau = 0.1, no momentum. d = 0.25 and v = 0.01 + 0.0625; then d is FedAvg's update
-    at the new w, and its square adds to v. Detects a v that starts at 0 or forgets."""
+    """lr = 0.5, tau = 0.1, no momentum. First d = 0.25 and v = 0.01 + 0.0625; then d is FedAvg's
+    update at the new w, and v grows by d^2. Detects a v that starts at 0 or is forgotten."""
     first = 0.5 * 0.25 / (math.sqrt(0.0725) + 0.1)
     d = _update(first)
     second = first + 0.5 * d / (math.sqrt(0.0725 + d * d) + 0.1)
@@ -41,9 +41,9 @@ def moments_by_hand(cls: type[FedAdam]) -> Iterator[Claim]:
 
 @oracle(FedYogi)
 def additive_second_moment_by_hand(cls: type[FedYogi]) -> Iterator[Claim]:
-    """lr = 0.5, tau = 0.1, beta = (0.8, 0.6). v = 0.01 lies below d^2 = 0.0625 and grows by 0.4
-    d^2, to 0.035; so it does again. With tau = 1 it lies above and shrinks: 1 - 0.025. Detects a
-    flipped sign."""
+    """lr = 0.5, tau = 0.1, beta = (0.8, 0.6). v = 0.01 is below d^2 = 0.0625 and grows by 0.4 d^2,
+    to 0.035; likewise in the second round. With tau = 1 it is above and shrinks: 1 - 0.025. Detects
+    a flipped sign."""
     first = 0.5 * 0.05 / (math.sqrt(0.035) + 0.1)
     d = _update(first)
     assert d * d > 0.035
@@ -70,9 +70,9 @@ def moments_per_coordinate(cls: type[FedAdam]) -> Iterator[Claim]:
 
 @oracle(FedExP)
 def server_step_size_by_hand(cls: type[FedExP]) -> Iterator[Claim]:
-    """h = 10, a step of 0.05 makes updates of a/2. For (0.5, -0.25) the mean is 0.125, the mean
+    """For h = 10, a step of 0.05 gives updates of a/2. For (0.5, -0.25) the mean is 0.125, the mean
     square 0.15625, and eta = 0.15625/(2 (0.015625 + 0.001)). Equal updates give eta = 1, not 1/2;
-    opposite ones move nothing. Detects a missing 2, max, square or 1/M."""
+    opposite updates cancel. Detects a missing 2, max, square or 1/M."""
     eta = 0.15625 / (2 * (0.015625 + 0.001))
     yield Claim("w for updates 0.5 and -0.25", 0.125 * eta, _halves(cls(eps=1e-3), (1.0, -0.5)))
     yield Claim("w for equal updates", 0.5, _halves(cls(eps=1e-3), (1.0, 1.0)))
@@ -89,7 +89,7 @@ def client_weights_enter_both_means(cls: type[FedExP]) -> Iterator[Claim]:
 
 @oracle(FedExP)
 def norms_are_over_all_parameters(cls: type[FedExP]) -> Iterator[Claim]:
-    """On a network the step is a multiple of FedAvg's update, by norms over all leaves."""
+    """On a network the update is eta times FedAvg's, with norms over all parameters."""
     problem = images(sizes=(5, 9, 14))
     deltas = [_moved(problem.simulate("fedavg"), [k]) for k in range(3)]
     p = [5 / 28, 9 / 28, 14 / 28]
@@ -104,8 +104,8 @@ def norms_are_over_all_parameters(cls: type[FedExP]) -> Iterator[Claim]:
 @oracle(GroupDRO)
 def high_losses_increase_the_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
     """At w = 0 the losses are 0 and 5, the updates 0 and 0.5: with eta = 0.2, q = (1, e) and w =
-    0.5 e/(1 + e). The next losses multiply q further. Three samples count as one. Detects a turned
-    sign, q that is forgotten, and weights by size."""
+    0.5 e/(1 + e). Later losses multiply q further. Client sizes do not matter. Detects a flipped
+    sign, a forgotten q, and weights by size."""
     for copies in (None, (1, 3)):
         run = quadratics(H, A, LR, steps=1, copies=copies).simulate(cls(eta=0.2))
         w, q = 0.0, [1.0, 1.0]
@@ -121,8 +121,9 @@ def high_losses_increase_the_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
 
 @oracle(GroupDRO)
 def mean_or_first_loss(cls: type[GroupDRO]) -> Iterator[Claim]:
-    """Two steps of client 1 go 0, 0.5, 0.75 with losses 5 and 1.25, the mean is 3.125; the first
-    step's is 5. Client 0 stays at 0 with loss 0. Detects the loss after the step, and a sum."""
+    """Two steps of client 1 visit 0, 0.5, 0.75 with losses 5 and 1.25: the mean loss is 3.125, the
+    first loss 5. Client 0 stays at 0 with loss 0. Detects the loss after the step, and a sum over
+    steps."""
     for part, value in ((cls(eta=0.2), 3.125), (cls(eta=0.2, loss="first"), 5.0)):
         q = math.exp(0.2 * value)
         yield Claim(f"w with the {part.loss} loss", 0.75 * q / (1 + q), _first(part, 2))
@@ -130,9 +131,9 @@ def mean_or_first_loss(cls: type[GroupDRO]) -> Iterator[Claim]:
 
 @oracle(GroupDRO)
 def absent_clients_keep_their_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
-    """Client 1 alone, both, client 1 alone, both. Alone it moves w by its own update, whatever q_1
-    is, but its loss goes on to raise q_1; q_0 stays. Detects a q that is brought to a sum of 1 over
-    the cohort for good, or that moves for clients who did not take part."""
+    """The cohorts are client 1, both, client 1, both. Alone, client 1 moves w by its own update,
+    for any q_1, and its loss still increases q_1; q_0 is unchanged. Detects a q that is stored
+    normalised over the cohort, or that changes for absent clients."""
     run = quadratics(H, A, LR, steps=1).simulate(cls(eta=0.2))
     w, log_q = 0.0, [0.0, 0.0]
     for cohort in ([1], [0, 1], [1], [0, 1]):
@@ -159,7 +160,7 @@ def _two_rounds(part: Part, first: float, second: float) -> Iterator[Claim]:
 
 
 def _coordinates(part: Any, share: float, keep: float, add: float) -> Iterator[Claim]:
-    """lr share d / (sqrt(keep tau^2 + add d^2) + tau), leaf by leaf."""
+    """The update is lr share d / (sqrt(keep tau^2 + add d^2) + tau), per coordinate."""
     problem = images(norm="bn")
     plain, run = problem.simulate("fedavg"), problem.simulate(part)
     d = _moved(plain, None)
@@ -174,7 +175,7 @@ def _coordinates(part: Any, share: float, keep: float, add: float) -> Iterator[C
 
 
 def _halves(part: Part, optima: tuple[float, ...], copies: tuple[int, ...] | None = None) -> float:
-    """Where w goes from 0 when every client's update is half its optimum."""
+    """w after one round from 0 in which every client's update is half its optimum."""
     run = quadratics((10.0,) * len(optima), optima, LR, steps=1, copies=copies).simulate(part)
     run.run_round()
     return position(run)
@@ -187,7 +188,7 @@ def _first(part: Part, steps: int) -> float:
 
 
 def _moved(run: Any, clients: list[int] | None) -> Params:
-    """What one round changes."""
+    """Change of the parameters in one round."""
     start = run.weights.params
     run.run_round(clients)
     return tree.sub(run.weights.params, start)

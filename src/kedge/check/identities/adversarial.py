@@ -20,10 +20,10 @@ LR = 0.05
 
 @oracle(DANN)
 def three_steps_by_autograd(cls: type[DANN]) -> Iterator[Claim]:
-    """Three full-batch steps of client 1. At the same time: D descends on CE(D(f(x)), 1), the model
-    on CE(y) - lam CE(D(f(x)), 1), each at the other's old value. In turns: D at steps 0 and 2, the
-    model at step 1, against the new D. Detects a flipped sign on either side, lam on D's own step,
-    a domain loss that reaches the head, another client's number, and a wrong turn."""
+    """Three full-batch steps of client 1. Simultaneous: D descends on CE(D(f(x)), 1), the model on
+    CE(y) - lam CE(D(f(x)), 1), each at the other's old value. Alternating: D in steps 0 and 2, the
+    model in step 1, against the new D. Detects a flipped sign on either side, lam on D's own step,
+    a domain loss that reaches the head, another client's number, and a wrong order."""
     for alternate in (False, True):
         part = cls(lam=0.6, width=5, alternate=alternate)
         run = images(sizes=(5, 9, 14), batch=9, steps=3).simulate(part)
@@ -58,8 +58,8 @@ def three_steps_by_autograd(cls: type[DANN]) -> Iterator[Claim]:
 
 @oracle(DANN)
 def loss_of_an_uninformative_discriminator(cls: type[DANN]) -> Iterator[Claim]:
-    """One output for every client, so that an untrained D of small weights has a loss near log N;
-    the term is 1 - lam of it."""
+    """D has one output per client, so with tiny weights its loss is log N; the term is (1 - lam)
+    times that."""
     part = cls(lam=0.25, width=5)
     run = images(sizes=(5, 9, 14), batch=5, steps=1).simulate(part)
     weight = run.weights.params[f"{cls.name}/weight2"]

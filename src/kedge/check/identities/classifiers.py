@@ -25,9 +25,9 @@ from kedge.sim.simulation import Simulation
 
 @oracle(CCVR)
 def pooled_statistics_equal_those_of_all_samples(cls: type[CCVR]) -> Iterator[Claim]:
-    """Mean and unbiased covariance of all clients' features of a class, by torch.cov, and by the
-    paper's formula from every client's own mean and covariance. A division by n_c, covariances
-    averaged without the spread of the means, or means that are not weighted by counts fail."""
+    """Mean and unbiased covariance of all clients' features per class, against torch.cov and
+    against the paper's formula from each client's mean and covariance. Detects a division by n_c,
+    covariances averaged without the spread of the means, and means not weighted by counts."""
     part = cls()
     run = images(sizes=(5, 9, 14)).simulate(part)
     z, y, owner = _features(run)
@@ -58,9 +58,10 @@ def pooled_statistics_equal_those_of_all_samples(cls: type[CCVR]) -> Iterator[Cl
 
 @oracle(CCVR)
 def virtual_features_have_the_given_moments(cls: type[CCVR]) -> Iterator[Claim]:
-    """20 000 draws from a normal with singular covariance ((2, 1, 0), (1, 1, 0), (0, 0, 0)) have
-    its mean and covariance up to sampling error, and no spread where it has none; with covariance 0
-    all draws are the mean. A covariance taken for its root gives 5 in place of 2."""
+    """20 000 draws from a Gaussian with the singular covariance ((2, 1, 0), (1, 1, 0), (0, 0, 0))
+    have its mean and covariance up to sampling error, and no spread in its null space; with
+    covariance 0 all draws equal the mean. Detects the covariance used as its own root, which gives
+    5 for 2."""
     sigma = torch.tensor([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=DOUBLE)
     mean = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.0, 1.0]], dtype=DOUBLE)
     part = cls(samples=20000, jitter=0.0)
@@ -74,8 +75,8 @@ def virtual_features_have_the_given_moments(cls: type[CCVR]) -> Iterator[Claim]:
 @oracle(CCVR)
 def head_training_equals_torch_sgd(cls: type[CCVR]) -> Iterator[Claim]:
     """Three steps of the head against torch.optim.SGD with momentum on batches of the same virtual
-    features; the body stays, bit for bit, and the absent class is never drawn. A head that starts
-    anew, a loss summed over the batch, or a body that learns fail."""
+    features; the body is unchanged, bit for bit, and the absent class is never drawn. Detects a
+    head that restarts, a loss summed over the batch, and a body that is trained."""
     part = cls(samples=7, steps=3, batch=9, lr=0.3, momentum=0.5)
     run = images(sizes=(5, 9, 14)).simulate(part)
     sums = _survey(run, part)
@@ -103,7 +104,7 @@ def head_training_equals_torch_sgd(cls: type[CCVR]) -> Iterator[Claim]:
 
 @oracle(CCVR)
 def class_balance_of_batches(cls: type[CCVR]) -> Iterator[Claim]:
-    """n = (30, 10, 0): the classes that are present share a batch alike, or 3 : 1."""
+    """For n = (30, 10, 0) the two present classes have equal shares of a batch, or 3 : 1."""
     count = torch.tensor([30.0, 10.0, 0.0], dtype=DOUBLE)
     for labels, expected in (("equal", 0.5), ("proportional", 0.75)):
         y, row = cls(labels=labels, batch=8000, samples=5)._rows(rng.key(2), count)  # type: ignore[arg-type]
@@ -116,7 +117,7 @@ def class_balance_of_batches(cls: type[CCVR]) -> Iterator[Claim]:
 
 @oracle(SphereFed)
 def classifier_rows_are_orthonormal(cls: type[SphereFed]) -> Iterator[Claim]:
-    """W W' = I, whatever the key, and the global model's head is W, without bias, after a round."""
+    """W W' = I, and after a round the global model's head is W without bias."""
     run = images(sizes=(5, 9), steps=1).simulate(cls())
     w = cls()._classifier(run.bound.spec)
     yield Claim("error of W W' = I", 0.0, _gap(w @ w.T, torch.eye(3, dtype=DOUBLE)), 1e-14)
@@ -128,8 +129,8 @@ def classifier_rows_are_orthonormal(cls: type[SphereFed]) -> Iterator[Claim]:
 
 @oracle(SphereFed)
 def one_step_by_autograd(cls: type[SphereFed]) -> Iterator[Claim]:
-    """One step by autograd on 1/(3 B) sum |W f/|f| - e_y|^2 alone: the task's loss, features of any
-    length, the initial head, or a sum over classes move the body elsewhere."""
+    """One step by autograd on 1/(3 B) sum |W f/|f| - e_y|^2 alone. Detects the task's loss,
+    unnormalised features, the initial head, and a sum over classes."""
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls())
     start, w = run.weights.params, cls()._classifier(run.bound.spec)
     _, batch = step_view(run, 1, cls())
@@ -157,8 +158,8 @@ def one_step_by_autograd(cls: type[SphereFed]) -> Iterator[Claim]:
 @oracle(SphereFed)
 def calibration_equals_ridge_regression(cls: type[SphereFed]) -> Iterator[Claim]:
     """The head after the last round against torch.linalg.lstsq on all clients' normalised features,
-    with sqrt(rho n) I below them and zeros below the one-hot labels. Features that are not
-    normalised, a ridge that is not scaled by n, or the solution untransposed fail."""
+    with sqrt(rho n) I below them and zeros below the one-hot labels. Detects unnormalised features,
+    a ridge not scaled by n, and a transposed solution."""
     part = cls(ridge=0.01)
     run = images(sizes=(5, 9, 14), steps=1).simulate(part)
     run.run_round()
@@ -176,11 +177,11 @@ def calibration_equals_ridge_regression(cls: type[SphereFed]) -> Iterator[Claim]
 
 @oracle(FedETF)
 def one_step_with_a_rotated_frame(cls: type[FedETF]) -> Iterator[Claim]:
-    """The loss and one step with the frame written out, M = sqrt(C/(C-1)) U (I - 11'/C) for a
-    random rotation U and the projection U P: unit columns at cosines -1/(C-1), balanced softmax
-    over the classes that the client has. Body, s and, turned back, P move as the part's. A frame of
-    another length, features that are not normalised, counts forgotten, an absent class in the
-    softmax, or the task's loss beside it fail."""
+    """The loss and one step with an explicit frame M = sqrt(C/(C-1)) U (I - 11'/C) for a random
+    rotation U and the projection U P: unit columns at cosines -1/(C-1), balanced softmax over the
+    client's classes. Body, s and, rotated back, P change as the part's. Detects a frame of another
+    length, unnormalised features, missing counts, an absent class in the softmax, and the task's
+    loss in addition."""
     part = cls(scale=2.0)
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(part)
     u = torch.linalg.qr(rng.normal(rng.key(8), (3, 3), DOUBLE)).Q
@@ -192,7 +193,7 @@ def one_step_with_a_rotated_frame(cls: type[FedETF]) -> Iterator[Claim]:
     has = counts > 0
     yield Claim("number of the client's classes", 2.0, float(has.sum()), 0.0)
     start = dict(run.weights.params)
-    start |= {n: u @ start[n] for n in ("head.weight", "head.bias")}  # the projection, turned
+    start |= {n: u @ start[n] for n in ("head.weight", "head.bias")}  # the projection, rotated
     leaves = {n: p.clone().requires_grad_() for n, p in start.items()}
     mu = run.bound.model.forward(Weights(leaves, {}), batch.x, "eval").logits
     logits = leaves[f"{cls.name}/scale"] * (mu / mu.norm(dim=1, keepdim=True)) @ frame
@@ -214,7 +215,7 @@ def one_step_with_a_rotated_frame(cls: type[FedETF]) -> Iterator[Claim]:
 
 
 def _features(run: Simulation) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, labels and owners of all clients' samples, at the global model."""
+    """Features, labels and owners of all clients' samples at the global model."""
     fed = run.federation
     batch = fed.clean(fed.rows)
     z = run.bound.model.forward(run.weights, batch.x, "eval").features
@@ -223,7 +224,7 @@ def _features(run: Simulation) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _survey(run: Simulation, part: Part) -> Tree:
-    """What the server sees of a survey of all clients."""
+    """Uploads of a survey of all clients, as the server receives them."""
     cohort = run.cohort(range(run.federation.num_clients))
     found = run.engine.survey(cohort, part)
     return {path[-1]: upload.value for path, upload in found["uploads"].items()}

@@ -16,7 +16,7 @@ from kedge.parts.contrastive import MOON
 
 @oracle(MOON)
 def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
-    """Before a client has a previous model all three coincide: the two cosines are equal."""
+    """Without a previous model all three models coincide, so the two cosines are equal."""
     problem = images(sizes=(5, 5), steps=1)
     run = problem.simulate(cls(mu=3.0, projection=4))
     plain = problem.simulate("fedavg")
@@ -29,8 +29,9 @@ def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
 
 @oracle(MOON)
 def term_of_the_second_round(cls: type[MOON]) -> Iterator[Claim]:
-    """At the first step of round 1, z = z_glob, so the cosine to the global model is 1, and that to
-    the previous model is taken here from two plain modules: mean log(1 + e^{(cos - 1)/tau})."""
+    """At the first step of round 1, z = z_glob, so the cosine to the global model is 1. The cosine
+    to the previous model is computed from two plain forward passes: the term is the mean of log(1 +
+    e^{(cos - 1)/tau})."""
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(mu=1.0, projection=0, tau=0.5))
     run.run_round()
     _, batch = step_view(run, 1, cls(projection=0))

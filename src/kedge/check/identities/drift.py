@@ -89,10 +89,10 @@ def fixed_point_with_ascent(cls: type[FedSpeed]) -> Iterator[Claim]:
 
 @oracle(FedSpeed)
 def two_rounds_by_hand(cls: type[FedSpeed]) -> Iterator[Claim]:
-    """lam = 2, rho = 0.2. Client 0 rests at w = 0; client 1 has g = -10, g' = -12: w_k = h_k = (0,
+    """lam = 2, rho = 0.2. Client 0 stays at w = 0; client 1 has g = -10, g' = -12: w_k = h_k = (0,
     0.6), w = 0.3 + 0.3. At 0.6: g' = 0.8 at the point 0.8 and -6 at 0.4, lam h_k = (0, 1.2), hence
     w_k = 0.6 - 0.05 (0.8, -4.8) = (0.56, 0.84), h_k = (-0.04, 0.84), w = 0.7 + 0.4. Detects a
-    flipped sign of h and a proximal term that takes part in the ascent."""
+    flipped sign of h and a proximal term in the ascent step."""
     run = quadratics(H, A, LR, steps=1).simulate(cls(lam=2.0, rho=0.2))
     for w in (0.6, 1.1):
         run.run_round()
@@ -104,8 +104,8 @@ def two_rounds_by_hand(cls: type[FedSpeed]) -> Iterator[Claim]:
 @oracle(FedSpeed)
 def two_steps_with_merged_gradients(cls: type[FedSpeed]) -> Iterator[Claim]:
     """Client 1 alone, lam = 2, rho = 0.2, merge = 1/4: -0.75 * 10 - 0.25 * 12 = -10.5 leads to
-    0.525; there g = -4.75, g' = -6.75, 0.75 g + 0.25 g' = -5.25, the pull is 2 * 0.525, and w_1 =
-    0.525 + 0.05 * 4.2 = 0.735. One client of two adds half of its h."""
+    0.525. At that point g = -4.75, g' = -6.75, 0.75 g + 0.25 g' = -5.25, the proximal gradient is 2
+    * 0.525, and w_1 = 0.525 + 0.05 * 4.2 = 0.735. One client of two adds half of its h."""
     run = quadratics(H, A, LR, steps=2).simulate(cls(lam=2.0, rho=0.2, merge=0.25))
     run.run_round([1])
     yield Claim("w = w_1 + h_1 / N", 1.5 * 0.735, position(run))
@@ -113,8 +113,8 @@ def two_steps_with_merged_gradients(cls: type[FedSpeed]) -> Iterator[Claim]:
 
 @oracle(FedPVR)
 def only_the_head_is_corrected(cls: type[FedPVR]) -> Iterator[Claim]:
-    """After one full-batch step c_k is the head's gradient of client k. Client 0's step in the
-    second round is -lr (g - c_0 + c) in the head, and -lr g in the body."""
+    """After one full-batch step c_k is client k's gradient in the head. Client 0's step in the
+    second round is -lr (g - c_0 + c) in the head and -lr g in the body."""
     run = images(sizes=(5, 5, 5), batch=5, steps=1).simulate(cls())
     head = set(run.bound.model.head_names())
     first = [_gradient(run, k) for k in range(3)]
@@ -163,7 +163,7 @@ def momentum_is_divided_by_the_steps(cls: type[FedCM]) -> Iterator[Claim]:
 
 
 def _gradient(run: Simulation, k: int) -> Params:
-    """Gradient of a client's loss on its whole data at the global model."""
+    """Gradient of a client's loss on all its data at the global model."""
     batch = run.federation.clean(run.federation.rows[5 * k : 5 * k + 5])
     leaves = {n: p.clone().requires_grad_() for n, p in run.weights.params.items()}
     out = run.bound.model.forward(Weights(leaves, {}), batch.x, "eval").logits

@@ -22,8 +22,8 @@ from kedge.parts.fedbr import FedBR
 
 @oracle(FedBR)
 def equal_cosines_give_log_2(cls: type[FedBR]) -> Iterator[Claim]:
-    """A client whose samples are all the same has pseudo-samples that equal the real ones: both
-    cosines are 1, L_con is log 2, and its gradient is 0, as a cosine is largest there."""
+    """If all samples of a client are equal, pseudo-samples equal real ones: both cosines are 1,
+    L_con is log 2, and its gradient is 0, as both cosines are at their maximum."""
     x = rng.normal(rng.key(5), (1, 1, 8, 8), DOUBLE).expand(6, 1, 8, 8)
     y = torch.ones(6, dtype=torch.int64)
     federation = Federation(x, y, [range(6)], make_task("classification", 3), dtype=DOUBLE)
@@ -39,11 +39,10 @@ def equal_cosines_give_log_2(cls: type[FedBR]) -> Iterator[Claim]:
 
 @oracle(FedBR)
 def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
-    """Both steps of the min-max game by autograd, twice: P ascends on L_con at fixed features, then
-    body and head descend on CE + lam CE(x_p, 1/C) + mu L_con at fixed P, where the global features
-    stay those of the first model. Detects a wrong sign, factor or order of the two steps,
-    temperatures that divide, cosines that are swapped, and a gradient or update that reaches P or
-    the global features in the second step."""
+    """Two steps of the min-max game by autograd: P ascends on L_con with fixed features, then body
+    and head descend on CE + lam CE(x_p, 1/C) + mu L_con with fixed P and the global features of the
+    initial model. Detects a wrong sign, factor or order of the two steps, temperatures that divide,
+    swapped cosines, and a gradient or update of P or the global features in the second step."""
     part = cls(lam=0.3, mu=0.7, rows=5, width=4, out=3, inv_temperature1=2.0, inv_temperature2=1.5)
     run = images(sizes=(5, 9), batch=5, steps=2).simulate(part)
     run.survey(part, [0])
@@ -90,7 +89,7 @@ def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
 
 @oracle(FedBR)
 def gradient_of_component_1(cls: type[FedBR]) -> Iterator[Claim]:
-    """One step moves the head's bias by -lr (mean(p - y) + lam mean(p_pseudo - 1/C))."""
+    """One step changes the head's bias by -lr (mean(p - y) + lam mean(p_pseudo - 1/C))."""
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(lam=2.0, mu=0.0, rows=3, width=4))
     run.survey(run.bound.parts[0], [0])
     pseudo, start = run.server.slots[cls.name]["pseudo"], run.weights
@@ -106,9 +105,9 @@ def gradient_of_component_1(cls: type[FedBR]) -> Iterator[Claim]:
 
 @oracle(FedBR)
 def pseudo_samples_are_means_of_one_client(cls: type[FedBR]) -> Iterator[Claim]:
-    """Where sample i is the i-th unit vector, M times a pseudo-sample counts how often each sample
-    is in it: whole numbers that add up to M, all of one client, which is either of the two equally
-    often, though one has ten times the samples. Detects means over all clients or by size."""
+    """If sample i is the i-th unit vector, M times a pseudo-sample counts the uses of each sample:
+    integers that sum to M, all from one client. Both clients are equally frequent, although one has
+    ten times the samples. Detects means over all clients or by size."""
     run = _unit_vectors((3, 30)).simulate(cls(rows=400, samples=10, width=4))
     run.run_round()
     counts = 10 * run.server.slots[cls.name]["pseudo"]  # [rows, samples]
@@ -128,8 +127,8 @@ def pseudo_samples_are_means_of_one_client(cls: type[FedBR]) -> Iterator[Claim]:
 
 @oracle(FedBR)
 def mixture_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
-    """(K + 1) x~ - x_p is a sum of K samples of the batch, here read off unit vectors, and (K + 1)
-    y~ - 1/C the sum of the same samples' labels (eq. 4). The global features belong to x~."""
+    """With unit vectors as samples, (K + 1) x~ - x_p is a sum of K samples of the batch, and (K +
+    1) y~ - 1/C the sum of their labels (eq. 4). The global features are those of x~."""
     run = _unit_vectors((4, 4)).simulate(cls(rows=6, samples=3, width=4, mixture=2))
     run.run_round()
     cohort = run.cohort([1])

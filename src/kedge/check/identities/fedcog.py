@@ -24,10 +24,10 @@ from kedge.sim.simulation import Simulation
 
 @oracle(FedCOG)
 def targets_of_the_example_in_the_paper(cls: type[FedCOG]) -> Iterator[Claim]:
-    """A.1.1: d = (500, 0, 400, 200, 400) lacks (0, 500, 100, 300, 100), so that of 256 samples the
-    classes get (0, 128, 25.6, 76.8, 25.6), by largest remainders (0, 128, 26, 77, 25). A client
-    with one class lacks the others alike, 64 each; one that lacks nothing gets 52, then 51 each.
-    Detects own classes in place of the lacking ones, and counts rounded down."""
+    """A.1.1: d = (500, 0, 400, 200, 400) lacks (0, 500, 100, 300, 100), so the quotas of 256
+    samples are (0, 128, 25.6, 76.8, 25.6), by largest remainders (0, 128, 26, 77, 25). A client
+    with one class gets 64 of each other class; a balanced client gets 52, then 51 each. Detects the
+    client's own classes as targets, and quotas rounded down."""
     counts = ((500, 0, 400, 200, 400), (0, 0, 7, 0, 0), (3, 3, 3, 3, 3))
     expected = ((0, 128, 26, 77, 25), (64, 64, 0, 64, 64), (52, 51, 51, 51, 51))
     run = _linear(_classes(*counts), classes=5).simulate(cls(samples=256, steps=0))
@@ -40,9 +40,9 @@ def targets_of_the_example_in_the_paper(cls: type[FedCOG]) -> Iterator[Claim]:
 @oracle(FedCOG)
 def generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
     """For linear models p = softmax(W x + b), q = softmax(V x + c) with mean m, L_gen's gradient is
-    W'(p - e_y) - lambda (W'(J_p log(p/m)) + V'(J_q log(q/m)))/2 with J_p u = p (u - p.u), here
-    followed for three steps of Adam; without a previous model the second part is missing. Detects a
-    wrong sign or factor of the disagreement, and a previous model that is forgotten."""
+    W'(p - e_y) - lambda (W'(J_p log(p/m)) + V'(J_q log(q/m)))/2 with J_p u = p (u - p.u). Three
+    Adam steps are compared; without a previous model the second part is 0. Detects a wrong sign or
+    factor of the disagreement, and a forgotten previous model."""
 
     def gradient(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
         w, v = now["head.weight"], old["head.weight"]
@@ -60,8 +60,8 @@ def generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
 
 @oracle(FedCOG)
 def multilabel_generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
-    """The same with p = s(W x + b) label by label, s the logistic function: the loss is a mean over
-    the 3 labels, the divergence a sum, and J_p log(p/m) becomes p (1 - p) (logit p - logit m)."""
+    """The same with p = s(W x + b) per label, s the logistic function: the loss is a mean over the
+    3 labels, the divergence a sum, and J_p log(p/m) becomes p (1 - p) (logit p - logit m)."""
 
     def gradient(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
         w, v = now["head.weight"], old["head.weight"]
@@ -76,9 +76,9 @@ def multilabel_generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
 
 @oracle(FedCOG)
 def first_step_is_a_fraction_of_fedavg(cls: type[FedCOG]) -> Iterator[Claim]:
-    """At the global model the divergence from it is 0, and so is its gradient. With the class
-    counts (4, 1, 0) the client lacks 7 samples, so the task's loss has the weight 5/12 and one step
-    goes 5/12 of FedAvg's step. Detects weights that are swapped or taken from N."""
+    """At the global model the distillation loss and its gradient are 0. With the class counts (4,
+    1, 0) the client lacks 7 samples, so the task's loss has weight 5/12, and the step is 5/12 of
+    FedAvg's. Detects swapped weights, and weights from N."""
     problem = _linear(_classes((4, 1, 0)), steps=1)
     run, plain = problem.simulate(cls(samples=4, steps=2)), problem.simulate("fedavg")
     start = run.weights.params
@@ -91,9 +91,9 @@ def first_step_is_a_fraction_of_fedavg(cls: type[FedCOG]) -> Iterator[Claim]:
 
 @oracle(FedCOG)
 def distillation_loss_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
-    """Two full-batch steps with the weight 0.7 at T = 2: the first term is 0 and has no gradient,
-    so that the second is 0.7 T^2 mean sum_c g_c log(g_c / s_c), with s the model that FedAvg has
-    after one step and g the global one. Detects the other direction, and a forgotten T^2."""
+    """Two full-batch steps with weight 0.7 at T = 2: the first term and its gradient are 0, so the
+    second term is 0.7 T^2 mean sum_c g_c log(g_c / s_c), with s FedAvg's model after one step and g
+    the global model. Detects the reverse KL, and a missing T^2."""
     settings: dict[str, Any] = {"weighting": "lambda", "lambda_kd": 0.7, "temperature": 2.0}
     run = _linear(_classes((4, 2, 0)), steps=2).simulate(
         cls(samples=4, batch=4, steps=2, **settings)
@@ -112,7 +112,7 @@ def distillation_loss_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
 
 @oracle(FedCOG)
 def samples_are_used_equally_often(cls: type[FedCOG]) -> Iterator[Claim]:
-    """Six samples in batches of four: three steps use each of them twice."""
+    """With six samples in batches of four, three steps use each sample twice."""
     run = _linear(_classes((4, 2, 0)), steps=3).simulate(cls(samples=6, batch=4, steps=0))
     part = run.bound.parts[0]
     assert isinstance(part, FedCOG)
@@ -128,8 +128,8 @@ def samples_are_used_equally_often(cls: type[FedCOG]) -> Iterator[Claim]:
 
 @oracle(FedCOG)
 def soft_targets_are_global_logits(cls: type[FedCOG]) -> Iterator[Claim]:
-    """The logits to distil are those of the global model, as a plain module in evaluation mode, on
-    the images that are kept. Detects logits of an earlier image, or of another mode."""
+    """The stored logits equal those of a plain global module in evaluation mode on the final
+    images. Detects logits of earlier images, or of another mode."""
     run = images(norm="bn", sizes=(5, 9)).simulate(cls(samples=6, steps=3, batch=4, lr=0.5))
     for _ in range(2):
         made = _generated(run, 1)
@@ -142,8 +142,8 @@ def soft_targets_are_global_logits(cls: type[FedCOG]) -> Iterator[Claim]:
 
 @oracle(FedCOG)
 def two_steps_by_autograd_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
-    """w_real CE(real) + w_kd KL over two passes in training mode, so that BatchNorm sees real and
-    generated rows apart and both move its running statistics. Detects a joint pass, an evaluation
+    """w_real CE(real) + w_kd KL over two passes in training mode: BatchNorm sees real and generated
+    rows separately, and both update its running statistics. Detects a joint pass, an evaluation
     pass, and a gradient into the teacher."""
     part = cls(samples=5, batch=5, steps=2, weighting="lambda", lambda_kd=0.5)
     run = images(norm="bn", sizes=(5, 9), batch=5, steps=2).simulate(part)
@@ -170,7 +170,8 @@ def two_steps_by_autograd_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
 
 @oracle(FedCOG)
 def client_keeps_its_local_model(cls: type[FedCOG]) -> Iterator[Claim]:
-    """With one client in the round the global model is this client's, and so is what it keeps."""
+    """With one client in the round, the global model is this client's model, and so is its
+    state."""
     run = _linear(_classes((3, 2, 0), (0, 1, 4))).simulate(cls(samples=4, steps=1))
     run.run_round([1])
     state = run.store.rows[cls.name]
@@ -187,7 +188,7 @@ def client_keeps_its_local_model(cls: type[FedCOG]) -> Iterator[Claim]:
 def multilabel_targets_follow_label_frequencies(
     cls: type[FedCOG],
 ) -> Iterator[Claim]:
-    """Labels that 1 in 4 and 3 in 4 of the client's samples have, and one that none has."""
+    """Label frequencies of 1/4, 3/4 and 0."""
     y = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]], dtype=DOUBLE)
     run = _linear([y]).simulate(cls(samples=4000, steps=0))
     found = _generated(run, 0)["y"].mean(0)
@@ -196,12 +197,12 @@ def multilabel_targets_follow_label_frequencies(
 
 
 def _classes(*counts: tuple[int, ...]) -> list[Tensor]:
-    """Labels of clients with given numbers of samples of each class."""
+    """Labels of clients with the given class counts."""
     return [torch.repeat_interleave(torch.tensor(own)) for own in counts]
 
 
 def _linear(owned: list[Tensor], steps: int = 2, classes: int = 3) -> Problem:
-    """Clients with given labels (or label vectors), two inputs, a linear model."""
+    """Clients with the given labels (or label vectors), two inputs and a linear model."""
     name = "classification" if owned[0].ndim == 1 else "multilabel"
     y, sizes = torch.cat(owned), [len(own) for own in owned]
     keys = rng.split(rng.key(3), 3)
@@ -218,7 +219,7 @@ def _linear(owned: list[Tensor], steps: int = 2, classes: int = 3) -> Problem:
 
 
 def _generated(run: Simulation, k: int) -> Tree:
-    """What client k would generate in the present round."""
+    """Generated data of client k in the current round."""
     job = take_jobs(run.cohort([k]).jobs, 0)
     name = run.bound.parts[0].name
     return client.begin(run.bound.at(run.round), job).local[name]
@@ -229,8 +230,8 @@ def _by_hand(
     owned: list[Tensor],
     gradient: Callable[[Tensor, Tensor, Tree, Tree, float], Tensor],
 ) -> Iterator[Claim]:
-    """Three steps of Adam with the decay rates 0.5 and 0.9, written out, from the same noise: in
-    round 0 without, in round 1 with a previous model."""
+    """Three explicit Adam steps with decay rates 0.5 and 0.9 from the same noise: round 0 without,
+    round 1 with a previous model."""
     settings: dict[str, Any] = {"samples": 4, "lr": 0.1, "lambda_dis": 5.0}
     run = _linear(owned).simulate(cls(steps=3, **settings))
     noise = _linear(owned).simulate(cls(steps=0, **settings))

@@ -23,9 +23,10 @@ CUT = "stage1"
 
 @oracle(FedImpro)
 def statistics_of_one_batch(cls: type[FedImpro]) -> Iterator[Claim]:
-    """One step on a batch of 9, beta_m = 0, no bound: mean and unbiased deviation of each class by
-    torch; a class with one sample keeps its old deviation, an absent one keeps both. A division by
-    n, statistics of the drawn rows or of the new weights, or zeros for absent classes fail."""
+    """One step on a batch of 9, beta_m = 0, no bound: mean and unbiased standard deviation of each
+    class, against torch. A class with one sample keeps its standard deviation, an absent class
+    keeps both. Detects a division by n, statistics of the drawn rows or of the new weights, and
+    zeros for absent classes."""
     part = cls(cut=CUT, s_max=0.0, ramp=0)
     run = images(sizes=(5, 9, 14), batch=9, steps=1).simulate(part)
     first = run.server.slots[cls.name]
@@ -47,8 +48,8 @@ def statistics_of_one_batch(cls: type[FedImpro]) -> Iterator[Claim]:
 @oracle(FedImpro)
 def momentum_of_client_and_server(cls: type[FedImpro]) -> Iterator[Claim]:
     """Two clients of 5 and 14 samples, one step each: H_m = beta_m H + (1 - beta_m) H(batch), then
-    H <- beta_g H + (1 - beta_g)(H_1 + H_2)/2, so a class that one of them lacks gets half of the
-    old value. Weights by size, or momenta on the wrong side, give another value."""
+    H <- beta_g H + (1 - beta_g)(H_1 + H_2)/2, so a class absent on one client keeps half of the old
+    value. Detects weights by size, and swapped momenta."""
     b, g = 0.75, 0.25
     part = cls(cut=CUT, s_max=0.0, ramp=0, beta_m=b, beta_g=g)
     run = images(sizes=(5, 9, 14), batch=5, steps=1).simulate(part)
@@ -68,9 +69,9 @@ def momentum_of_client_and_server(cls: type[FedImpro]) -> Iterator[Claim]:
 
 @oracle(FedImpro)
 def term_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
-    """With a vanishing deviation each class is drawn at its mean, so the term is the weight times
-    the mean over classes of CE(upper layers at mu_c, c), whatever their number. In round t the
-    weight is min(1, t/4): 0, 1/4, then 1; without the cap it goes on to 5/4."""
+    """With zero standard deviation each class is drawn at its mean, so the term is the weight times
+    the mean over classes of CE(upper layers at mu_c, c). In round t the weight is min(1, t/4): 0,
+    1/4, then 1; without the cap it grows to 5/4."""
     for cap, rounds in ((True, {0: 0.0, 1: 0.25, 4: 1.0, 5: 1.0}), (False, {1: 0.25, 5: 1.25})):
         part = cls(cut=CUT, ramp=4, cap=cap, s_max=1e-13, draws_from="shared")
         run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
@@ -85,8 +86,8 @@ def term_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
 
 @oracle(FedImpro)
 def lower_layers_train_on_real_samples_only(cls: type[FedImpro]) -> Iterator[Claim]:
-    """Drawn features are constants that enter at the cut: one step with weight 1 and one with
-    weight 0 move the layers below by the same, those above by something else."""
+    """Drawn features are constants that enter at the cut: a step with weight 1 and a step with
+    weight 0 change the lower layers equally and the upper layers differently."""
     moved = []
     for weight in (1.0, 0.0):
         part = cls(cut=CUT, ramp=0, weight=weight)
@@ -104,8 +105,8 @@ def lower_layers_train_on_real_samples_only(cls: type[FedImpro]) -> Iterator[Cla
 
 @oracle(FedImpro)
 def drawn_features_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
-    """B = 5, C = 3: labels 0 1 2 0 1 2, rows mu + sigma eps with the eps of the part's key; with
-    variances sigma is their root (0.1 = sqrt(0.01) at first), and then labels are the batch's."""
+    """B = 5, C = 3: labels 0 1 2 0 1 2, rows mu + sigma eps with eps from the part's key. With
+    variances, sigma is their root (initially 0.1 = sqrt(0.01)) and the labels are the batch's."""
     for preset, labels in (("official", torch.tensor([0, 1, 2, 0, 1, 2])), ("paper", None)):
         part = cls(**cls.presets[preset] | {"cut": CUT, "draws_from": "shared"})
         run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
@@ -121,9 +122,9 @@ def drawn_features_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
 
 @oracle(FedImpro)
 def pooling_by_label_counts(cls: type[FedImpro]) -> Iterator[Claim]:
-    """One step on all 9 samples of each client: a class of which client k has n_k samples with mean
-    m_k and deviation s_k (the first one, 0.1, where n_k = 1) gets m = sum n_k m_k/n, the mean of
-    all its samples, and the root of sum n_k (s_k^2 + (m_k - m)^2)/n."""
+    """One step on all 9 samples of each client. A class of which client k has n_k samples with mean
+    m_k and standard deviation s_k (the initial 0.1 if n_k = 1) gets the mean of all its samples, m
+    = sum n_k m_k/n, and the root of sum n_k (s_k^2 + (m_k - m)^2)/n."""
     part = cls(cut=CUT, s_max=0.0, ramp=0, count_weighted=True)
     run = images(sizes=(9, 9, 9), batch=9, steps=1).simulate(part)
     clients = [_features(run, k) for k in range(3)]
@@ -142,7 +143,7 @@ def pooling_by_label_counts(cls: type[FedImpro]) -> Iterator[Claim]:
 
 
 def _features(run: Simulation, client: int) -> tuple[Tensor, Tensor]:
-    """Activations at the cut and labels of a client's first batch, at the present weights."""
+    """Activations at the cut and labels of a client's first batch, at the current weights."""
     batch = run.federation.clean(run.cohort([client]).batches[0, 0])
     out = run.bound.model.forward(run.weights, batch.x, "eval", taps=(CUT,))
     return out.at[CUT].flatten(1), batch.y

@@ -24,9 +24,9 @@ LR, DECAY = 0.5, 0.5
 
 @oracle(FedTR)
 def drift_scales_the_first_update(cls: type[FedTR]) -> Iterator[Claim]:
-    """From d = 0 one local step is FedAvg's, d_i = w_i - w, and w + sum lambda_i (Delta_i + d_i)
-    moves by twice FedAvg's update, sizes 5, 9 and 14 or not. If client 1 alone takes part, the mean
-    of d over all three is Delta/3, and w moves by (1 + 1/3) Delta."""
+    """From d = 0 one local step is FedAvg's, d_i = w_i - w, and w changes by sum lambda_i (Delta_i
+    + d_i), twice FedAvg's update, for any client sizes. If client 1 alone takes part, the mean of d
+    over all three is Delta/3, and w changes by (1 + 1/3) Delta."""
     for cohort, factor in (([0, 1, 2], 2.0), ([1], 4 / 3)):
         problem = images(steps=1)
         own, plain = problem.simulate(cls()), problem.simulate("fedavg")
@@ -42,9 +42,9 @@ def drift_scales_the_first_update(cls: type[FedTR]) -> Iterator[Claim]:
 
 @oracle(FedTR)
 def recursion_of_the_descent_rule(cls: type[FedTR]) -> Iterator[Claim]:
-    """With u = w_i + d_i - w a step with gradient g is u <- (1 - alpha eta_g)((1 - alpha eta) u -
-    eta g), and the server moves by u. Without the factor alpha on the step of d, with a turned
-    sign, or with w in place of w + d sent, it does not."""
+    """With u = w_i + d_i - w, a step with gradient g is u <- (1 - alpha eta_g)((1 - alpha eta) u -
+    eta g), and the server steps by u. Detects a missing alpha in the step of d, a flipped sign, and
+    an upload of w instead of w + d."""
     alpha, eta_g = 1.5, 0.2
     part = cls(drift_rule="descent", alpha=alpha, eta_g=eta_g, lambda_R=0.0)
     run = images(sizes=(5, 9), batch=5, steps=4).simulate(part)
@@ -71,7 +71,7 @@ def recursion_of_the_descent_rule(cls: type[FedTR]) -> Iterator[Claim]:
 @oracle(FedTR)
 def gradient_of_the_drift_term(cls: type[FedTR]) -> Iterator[Claim]:
     """The gradient of alpha/2 ||p + d - w||^2 is alpha (p + d - w), at any p, with d = w_1 - w of
-    the round before. A missing 1/2 or square, or d with the other sign, differ."""
+    the previous round. Detects a missing 1/2 or square, and a flipped sign of d."""
     alpha = 0.7
     part = cls(alpha=alpha, lambda_R=0.0)
     run = images(steps=2).simulate(part)
@@ -89,8 +89,8 @@ def gradient_of_the_drift_term(cls: type[FedTR]) -> Iterator[Claim]:
 
 @oracle(FedTR)
 def centroids_are_pooled_class_means(cls: type[FedTR]) -> Iterator[Claim]:
-    """At learning rate 0 all clients have the same extractor, so sum_i n_ij c_ij / sum_i n_ij is
-    the mean feature of class j over all samples; a mean of the clients' means is not."""
+    """At learning rate 0 all clients have the same features, so sum_i n_ij c_ij / sum_i n_ij is the
+    mean feature of class j over all samples. Detects a mean of the clients' means."""
     run = images(optim=SGD(lr=0.0)).simulate(cls())
     run.run_round()
     batch = run.federation.clean(run.federation.rows)
@@ -104,8 +104,8 @@ def centroids_are_pooled_class_means(cls: type[FedTR]) -> Iterator[Claim]:
 @oracle(FedTR)
 def centroids_of_the_trained_model(cls: type[FedTR]) -> Iterator[Claim]:
     """With one client and no drift the next model is the client's, and its centroids are class
-    means in evaluation mode at these new weights and BatchNorm statistics; a class that it lacks
-    has no centroid, and keeps an old one afterwards."""
+    means in evaluation mode at the new weights and BatchNorm statistics. An absent class has no
+    centroid, or keeps its old one."""
     run = images(norm="bn", sizes=(5, 9, 14)).simulate(cls(drift_rule="none"))
     have: set[int] = set()
     expected = torch.zeros(3, run.bound.spec.features, dtype=DOUBLE)
@@ -135,9 +135,9 @@ def centroids_of_the_trained_model(cls: type[FedTR]) -> Iterator[Claim]:
 
 @oracle(FedTR)
 def centroid_term_by_hand(cls: type[FedTR]) -> Iterator[Claim]:
-    """Round 0 has no centroids and no pull. In round 1, after client 0 alone, client 1 adds at its
-    one step the mean over 9 rows and 6 features of (f - c_y)^2, with 0 for the rows whose class
-    client 0 lacks; the printed sum is 54 times that."""
+    """Round 0 has no centroids and no term. In round 1, after client 0 alone, the term of client 1
+    is the mean over 9 rows and 6 features of (f - c_y)^2, with 0 for rows of classes without a
+    centroid; the sum is 54 times that."""
     for extra, factor in (({}, 1.0), ({"reduction": "sum"}, 54.0)):
         part = cls(drift_rule="none", lambda_R=0.5, **extra)  # type: ignore[arg-type]
         run = images(sizes=(5, 9, 14), batch=9, steps=1).simulate(part)
@@ -154,11 +154,11 @@ def centroid_term_by_hand(cls: type[FedTR]) -> Iterator[Claim]:
 
 @oracle(FedTR)
 def accumulated_drift_at_the_optimum(cls: type[FedTR]) -> Iterator[Claim]:
-    """Clients with one sample each of their own class, softmax regression with weight decay: every
-    f_k is strongly convex. At the fixed point no client moves, so grad f_k + alpha d_k = 0 and sum
-    lambda_k d_k = 0 with lambda = (1, 1, 2)/4: the gradient of sum lambda_k f_k is zero there, with
-    all clients or two of them a round; at FedAvg's fixed point its norm is 0.14. A mean of d over
-    the cohort, 1/N for unequal sizes, or a flipped sign converge elsewhere or diverge."""
+    """Softmax regression with weight decay, one sample of its own class per client: every f_k is
+    strongly convex. At the fixed point no client moves, so grad f_k + alpha d_k = 0 and sum
+    lambda_k d_k = 0 with lambda = (1, 1, 2)/4: the gradient of sum lambda_k f_k is zero, with all
+    clients or two of them per round; at FedAvg's fixed point its norm is 0.14. Detects a mean of d
+    over the cohort, 1/N for unequal sizes, and a flipped sign."""
     alpha = 1.0
     for cohort, rounds in ((3, 60), (2, 100)):
         run = convex().simulate(cls(alpha=alpha, lambda_R=0.0), per_round=cohort)
@@ -175,8 +175,8 @@ def accumulated_drift_at_the_optimum(cls: type[FedTR]) -> Iterator[Claim]:
 
 
 def convex() -> Problem:
-    """Softmax regression on one sample of its own class for each of three clients (1, 1 and 2
-    copies of it), made strongly convex by weight decay."""
+    """Softmax regression with weight decay; each of three clients has one sample of its own class
+    (1, 1 and 2 copies of it)."""
     owner = torch.tensor([0, 1, 2, 2])
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=DOUBLE)[owner]
     clients = [torch.tensor([0]), torch.tensor([1]), torch.tensor([2, 3])]

@@ -28,8 +28,8 @@ ONE: dict[str, Any] = SMALL | {"steps": 1, "generator_steps": 1, "student_steps"
 
 @oracle(FLBoost)
 def ensemble_weights(cls: type[FLBoost]) -> Iterator[Claim]:
-    """n = (6, 1, 0), (2, 3, 0) gives a = (3/4, 1/4, 0), (1/4, 3/4, 0), which sum to 1 for the
-    classes that are present. Shares of a client's own data, 6/7 and 2/5, do not."""
+    """n = (6, 1, 0), (2, 3, 0) gives a = (3/4, 1/4, 0), (1/4, 3/4, 0), which sum to 1 for every
+    present class. Detects shares of a client's own data, 6/7 and 2/5."""
     a = cls()._ensemble(COUNTS)
     expected = torch.tensor([[0.75, 0.25, 0.0], [0.25, 0.75, 0.0]], dtype=DOUBLE)
     yield Claim("error of a_{k,y}", 0.0, _gap(a, expected), 0.0)
@@ -44,8 +44,8 @@ def ensemble_weights(cls: type[FLBoost]) -> Iterator[Claim]:
 
 @oracle(FLBoost)
 def label_proportions(cls: type[FLBoost]) -> Iterator[Claim]:
-    """n = (8, 4, 0) and 2 x 7 labels: quotas 9 1/3, 4 2/3, so the second gets what is left: 9, 5,
-    0. Unfocused, the classes that are present share alike: 7, 7, 0."""
+    """n = (8, 4, 0) and 2 x 7 labels: the quotas 9 1/3, 4 2/3 are rounded to 9, 5, 0. Unfocused,
+    the present classes have equal quotas: 7, 7, 0."""
     part = cls(steps=2, batch=7)
     for what, one, expected in (
         ("focused", part, (9, 5, 0)),
@@ -65,8 +65,8 @@ def label_proportions(cls: type[FLBoost]) -> Iterator[Claim]:
 def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
     """With s and t_k the softmax of student and clients, the gradient of KL(t || s) in the logits
     is s - sum_k a_k t_k, and of KL(s || t) it is s (g - <s, g>) with g = log s - sum_k a_k log t_k;
-    a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. A loss that is summed over the
-    batch, divided by C, unweighted, reversed or of the wrong sign gives another W."""
+    a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. Detects a loss that is summed over
+    the batch, divided by C, unweighted, reversed or of the wrong sign."""
     for direction in ("teacher_student", "student_teacher"):
         part = cls(**ONE, direction=direction)
         r, weights = server_round_of(part, round=3)
@@ -96,8 +96,8 @@ def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
 
 @oracle(FLBoost)
 def generator_ascends_and_student_descends(cls: type[FLBoost]) -> Iterator[Claim]:
-    """To first order, Adam's first step of size e moves every parameter by e sign(g), so the
-    generator's step changes L_md by + e |g|_1, and the student's plain step by - e |g|^2."""
+    """To first order, Adam's first step of size e changes every parameter by e sign(g), so the
+    generator's step changes L_md by + e |g|_1, and the student's SGD step by - e |g|^2."""
     e = 1e-6
     alone: dict[str, Any] = {"lambda_cls": 0.0, "lambda_r": 0.0, "weight_decay": 0.0, "decay": 1.0}
     part = cls(**ONE | {"student_steps": 0}, generator_lr=e, **alone)
@@ -138,9 +138,9 @@ def generator_ascends_and_student_descends(cls: type[FLBoost]) -> Iterator[Claim
 
 @oracle(FLBoost)
 def generator_steps_equal_torch_adam(cls: type[FLBoost]) -> Iterator[Claim]:
-    """Two passes of the generator against torch.optim.Adam on -L_md + 0.7 L_cls + 0.3 L_r, summed
-    here sample by sample and client by client: the ratio of the three, every stop-gradient and the
-    order of the authors' steps are in it."""
+    """Two steps of the generator against torch.optim.Adam on -L_md + 0.7 L_cls + 0.3 L_r, summed
+    per sample and per client. Covers the ratio of the three losses, every stop-gradient and the
+    order of the authors' steps."""
     for preset in ("", "paper", "official"):
         options: dict[str, Any] = {"lambda_cls": 0.7, "lambda_r": 0.3, "generator_steps": 2}
         options = ONE | {"student_steps": 0} | options | cls.presets.get(preset, {})
@@ -156,8 +156,8 @@ def generator_steps_equal_torch_adam(cls: type[FLBoost]) -> Iterator[Claim]:
 
 @oracle(FLBoost)
 def diversity_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
-    """z = (0, 0), (2, 0) are at 4/2 = 2, x = (0, 1), (3, 0) at (3 + 1)/2 = 2: two of the four
-    ordered pairs have the product 4, so L_r = exp(-2)."""
+    """z = (0, 0), (2, 0) have distance 4/2 = 2, x = (0, 1), (3, 0) have distance (3 + 1)/2 = 2: two
+    of the four ordered pairs have the product 4, so L_r = exp(-2)."""
     z = torch.tensor([[0.0, 0.0], [2.0, 0.0]], dtype=DOUBLE)
     x = torch.tensor([[0.0, 1.0], [3.0, 0.0]], dtype=DOUBLE)
     yield Claim("L_r", 0.1353352832366127, float(diversity(z, x)))
@@ -165,8 +165,8 @@ def diversity_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
 
 @oracle(FLBoost)
 def without_adversarial_learning(cls: type[FLBoost]) -> Iterator[Claim]:
-    """Without AdvLearning the generator never looks at the global model, and it is done before that
-    starts to learn: two iterations are two of the generator, then two of the student."""
+    """Without AdvLearning the generator does not depend on the global model and is trained before
+    it: two iterations are two of the generator, then two of the student."""
     part = cls(**ONE | {"steps": 2}, adversarial=False)
     r, weights = server_round_of(part)
     other = weights._replace(params=tree.scale(weights.params, -2.0))
@@ -181,9 +181,9 @@ def without_adversarial_learning(cls: type[FLBoost]) -> Iterator[Claim]:
 
 @oracle(FLBoost)
 def equal_clients_equal_fedavg(cls: type[FLBoost]) -> Iterator[Claim]:
-    """Two clients with the same data have the same model, which is their mean: all divergences are
-    zero with zero gradient, and without weight decay the whole round is FedAvg's. A student that
-    starts from last round's model would be pulled."""
+    """Two clients with the same data have the same model, which is their mean: all divergences and
+    gradients are zero, and without weight decay the round equals FedAvg's. Detects a student that
+    starts from last round's model."""
     part = cls(**SMALL, steps=3, student_steps=2, weight_decay=0.0)
     plain, run = (linear_clients().simulate(m) for m in ("fedavg", part))
     plain.run_round()
@@ -194,8 +194,8 @@ def equal_clients_equal_fedavg(cls: type[FLBoost]) -> Iterator[Claim]:
 
 @oracle(FLBoost)
 def feature_level_trains_the_head_only(cls: type[FLBoost]) -> Iterator[Claim]:
-    """FLBoost-f on a net whose only layer is the head equals the linear classifier of features: a
-    step with the generator at rest is student_step_by_hand's, on what the generator gives."""
+    """FLBoost-f on a network whose only layer is the head is a linear classifier of features: a
+    step with a fixed generator equals student_step_by_hand on the generated features."""
     part = cls(**ONE | {"generator_steps": 0}, level="feature", weight_decay=0.0)
     r, weights = server_round_of(part)
     z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
@@ -210,7 +210,7 @@ def feature_level_trains_the_head_only(cls: type[FLBoost]) -> Iterator[Claim]:
 
 
 def _discrepancy(r: Round, x: Tensor, y: Tensor, student: Params) -> Tensor:
-    """The mean over samples of sum_k a_{k,y} KL(t_k || s), in torch."""
+    """Mean over samples of sum_k a_{k,y} KL(t_k || s)."""
     s = torch.log_softmax(F.linear(x.flatten(1), *student.values()), 1)
     total = torch.zeros((), dtype=DOUBLE)
     for k in range(2):
@@ -222,7 +222,7 @@ def _discrepancy(r: Round, x: Tensor, y: Tensor, student: Params) -> Tensor:
 
 
 def _generator_by_torch(part: FLBoost, r: Round, weights: Weights, official: bool) -> Weights:
-    """The generator after its passes: one Adam step on the sum over clients, or one for each."""
+    """The generator after its Adam steps: one on the sum over clients, or one per client."""
     z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
     a = (COUNTS / COUNTS.sum(0).clamp_min(1))[:, y]
     leaves = {n: p.clone().requires_grad_() for n, p in r.server["params"].items()}

@@ -28,10 +28,10 @@ SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 
 @oracle(FedGen)
 def generator_steps_equal_torch_adam(cls: type[FedGen]) -> Iterator[Claim]:
-    """Two rounds of two steps against torch.optim.Adam with weight decay, the loss summed sample by
-    sample and client by client: sum_k a_{k,y} CE + 0.3 L_div, labels uniform over the two classes
-    that are present. Equal weights of the clients, shares of their own data, labels in proportion,
-    a sum over the batch, a lost decay or optimiser state give another generator."""
+    """Two rounds of two steps against torch.optim.Adam with weight decay, the loss summed per
+    sample and per client: sum_k a_{k,y} CE + 0.3 L_div, labels uniform over the two present
+    classes. Detects equal client weights, shares of a client's own data, proportional labels, a sum
+    over the batch, and a lost decay or optimizer state."""
     for level, keep in (("feature", True), ("feature", False), ("input", True)):
         part = cls(**SMALL, steps=2, eta=0.3, level=level, keep_moments=keep, generator_lr=0.01)  # type: ignore[arg-type]
         r, weights = server_round_of(part)
@@ -69,9 +69,8 @@ def generator_steps_equal_torch_adam(cls: type[FedGen]) -> Iterator[Claim]:
 @oracle(FedGen)
 def local_step_by_autograd(cls: type[FedGen]) -> Iterator[Claim]:
     """The one step of round 1 by autograd: CE + 3/2 (4/5) CE(h(G(z', y')), y') + (2/2) mean
-    KL(h(G(z, y)) || f(x)), the first argument constant, weights 3 and 2 halved once. A gradient
-    into h(G(z, y)), the divergence reversed, a missing B'/B = 4/5, or a weight that decays once too
-    often or too rarely move the model elsewhere."""
+    KL(h(G(z, y)) || f(x)), the first argument constant, weights 3 and 2 halved once. Detects a
+    gradient into h(G(z, y)), the reverse KL, a missing B'/B = 4/5, and a wrong number of decays."""
     for level in ("feature", "input"):
         part = cls(
             alpha=3.0, beta=2.0, fade=0.5, rows=4, steps=2, batch=6, noise=3, width=2, level=level
@@ -110,8 +109,8 @@ def local_step_by_autograd(cls: type[FedGen]) -> Iterator[Claim]:
 
 @oracle(FedGen)
 def weights_decay_to_the_floor(cls: type[FedGen]) -> Iterator[Claim]:
-    """8 decays by halves to a floor of 1.5: 4, 2, 1.5 in rounds 1 to 3; 0 stays 0. In round 0 there
-    is nothing to learn from, so the term is 0."""
+    """8 is halved per round down to a floor of 1.5: 4, 2, 1.5 in rounds 1 to 3; 0 stays 0. In round
+    0 the generator is untrained, so the term is 0."""
     part = cls(**cls.tiny | {"fade": 0.5, "floor": 1.5})
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
     yield Claim("term of round 0", 0.0, float(run.run_round()["terms"][cls.name][1]), 0.0)
@@ -125,9 +124,8 @@ def weights_decay_to_the_floor(cls: type[FedGen]) -> Iterator[Claim]:
 @oracle(FedDF)
 def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
     """With s and t_k the softmax of student and clients, the gradient in the logits is s - (t_1 +
-    t_2)/2; a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. Logits averaged in place
-    of softmaxes, the divergence reversed, weights by size or class, or a sum over the batch give
-    another W."""
+    t_2)/2; a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. Detects averaged logits,
+    the reverse KL, weights by size or class, and a sum over the batch."""
     part = cls(**SMALL, generator_steps=0, student_steps=1)
     r, weights = server_round_of(part, round=3)
     new, slot = part.server_step(r, weights)
@@ -149,7 +147,7 @@ def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
 @oracle(FedDF)
 def ensemble_generator_equals_torch_adam(cls: type[FedDF]) -> Iterator[Claim]:
     """Two steps of the generator against torch.optim.Adam with weight decay on the clients' mean
-    cross-entropy + 0.3 L_div, client by client."""
+    cross-entropy + 0.3 L_div."""
     part = cls(**SMALL, generator_steps=2, student_steps=0, eta=0.3)
     r, weights = server_round_of(part, round=2)
     leaves, buffers = _leaves(r.server["params"]), r.server["buffers"]
@@ -172,7 +170,7 @@ def ensemble_generator_equals_torch_adam(cls: type[FedDF]) -> Iterator[Claim]:
 
 @oracle(FedDF)
 def label_proportions(cls: type[FedDF]) -> Iterator[Claim]:
-    """n = (8, 4, 0) and 2 x 7 labels: quotas 9 1/3 and 4 2/3, so the second gets what is left."""
+    """n = (8, 4, 0) and 2 x 7 labels: the quotas 9 1/3 and 4 2/3 are rounded to 9 and 5."""
     part = cls(**SMALL | {"batch": 7})
     r, _ = server_round_of(part)
     y = torch.cat([y for _, y in part._draws(r, "student", 2, torch.tensor([8, 4, 0]))])
@@ -186,7 +184,7 @@ def label_proportions(cls: type[FedDF]) -> Iterator[Claim]:
 @oracle(FedDF)
 def equal_clients_equal_fedavg(cls: type[FedDF]) -> Iterator[Claim]:
     """Two clients with the same data have the same model, which is their mean: without weight decay
-    the round is FedAvg's. A student that starts from last round's model would be pulled."""
+    the round equals FedAvg's. Detects a student that starts from last round's model."""
     part = cls(**SMALL, generator_steps=1, student_steps=3, weight_decay=0.0)
     plain, run = (linear_clients().simulate(m) for m in ("fedavg", part))
     plain.run_round()
@@ -197,7 +195,7 @@ def equal_clients_equal_fedavg(cls: type[FedDF]) -> Iterator[Claim]:
 
 @oracle(FedDF)
 def feature_level_trains_the_head_only(cls: type[FedDF]) -> Iterator[Claim]:
-    """With G's samples as features, the body and its statistics stay, bit for bit."""
+    """With generated features the body and its statistics are unchanged, bit for bit."""
     part = cls(**cls.tiny | {"level": "feature"})
     runs: list[Simulation] = [images(norm="bn").simulate(m) for m in ("fedavg", part)]
     for run in runs:
@@ -218,7 +216,7 @@ def _linear(params: Params, x: Tensor) -> Tensor:
 
 
 def _diversity(z: Tensor, x: Tensor) -> Tensor:
-    """L_div, pair by pair."""
+    """L_div, summed pair by pair."""
     total, flat = torch.zeros((), dtype=DOUBLE), x.flatten(1)
     for i in range(len(z)):
         for j in range(len(z)):

@@ -20,18 +20,19 @@ from kedge.sim.simulation import Simulation
 
 @oracle(FedPer)
 def heads_stay_private_and_bodies_are_averaged(cls: type[FedPer]) -> Iterator[Claim]:
-    """Two full-batch steps on each of two clients of the same size, head and body together by
-    autograd: the server's body is the mean of the two, its head stays; each client's model is that
-    body with its own head. Detects a head that is averaged, frozen, or trained apart."""
+    """Two full-batch steps on each of two clients of equal size, head and body together by
+    autograd: the server's body is the mean of the two, its head is unchanged; each client's model
+    is that body with its own head. Detects a head that is averaged, frozen, or trained
+    separately."""
     run = images(sizes=(5, 5), batch=5, steps=2).simulate(cls())
     yield from _parted(run, set(run.bound.model.head_names()))
 
 
 @oracle(FedBN)
 def batchnorm_stays_private(cls: type[FedBN]) -> Iterator[Claim]:
-    """The same with BatchNorm in place of the head; its running mean and variance stay, too, and
-    are for each client those of its own two batches. Detects parameters without statistics and the
-    other way round."""
+    """The same with BatchNorm in place of the head. Its running mean and variance are private, too:
+    those of each client's own two batches. Detects private parameters with shared statistics, and
+    the reverse."""
     run = images(sizes=(5, 5), batch=5, steps=2, norm="bn").simulate(cls())
     own = {n for n in (*run.weights.params, *run.weights.buffers) if n.startswith("stage1.1.")}
     yield Claim("number of BatchNorm's parameters and buffers", 5.0, float(len(own)), 0.0)
@@ -40,8 +41,8 @@ def batchnorm_stays_private(cls: type[FedBN]) -> Iterator[Claim]:
 
 @oracle(Local)
 def clients_train_alone(cls: type[Local]) -> Iterator[Claim]:
-    """On f_k = h_k (w - a_k)^2/2 from w = 0, T rounds of tau steps without anybody else lead to a_k
-    (1 - (1 - lr h_k)^(T tau)); the server stays at 0."""
+    """On f_k = h_k (w - a_k)^2/2 from w = 0, T rounds of tau steps lead to a_k (1 - (1 - lr h_k)^(T
+    tau)); the server stays at 0."""
     run, rounds = quadratics(H, A, LR, STEPS).simulate(cls()), 3
     for _ in range(rounds):
         run.run_round()
@@ -53,8 +54,8 @@ def clients_train_alone(cls: type[Local]) -> Iterator[Claim]:
 
 @oracle(Local)
 def nothing_is_communicated(cls: type[Local]) -> Iterator[Claim]:
-    """No parameter and no statistic of the network goes either way; each client goes on from its
-    own weights and statistics, as one who is alone with FedAvg."""
+    """No parameter or buffer of the network is sent or uploaded; each client continues from its own
+    weights, as a single client does under FedAvg."""
     run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
     start = run.weights
     plain = images(sizes=(5, 5), batch=5, norm="bn").simulate("fedavg")
@@ -70,9 +71,9 @@ def nothing_is_communicated(cls: type[Local]) -> Iterator[Claim]:
 @oracle(Ditto)
 def personal_model_by_hand(cls: type[Ditto]) -> Iterator[Claim]:
     """On quadratics: u_k <- u_k - lr (h_k (u_k - a_k) + lam (u_k - w)), w as received in the round,
-    tau steps a round; w itself is FedAvg's, a_k + r_k (w - a_k) averaged. Client 1 skips round 1.
-    Detects a turned or missing pull, a pull to the local or the next w, and a u_k that starts each
-    round anew."""
+    tau steps per round; w is FedAvg's, the mean of a_k + r_k (w - a_k). Client 1 skips round 1.
+    Detects a flipped or missing proximal term, one towards the local or the next w, and a u_k that
+    restarts each round."""
     lam, rounds = 0.7, ([0, 1], [0], [0, 1])
     run = quadratics(H, A, LR, STEPS).simulate(cls(lam=lam))
     w, u = 0.0, [0.0, 0.0]
@@ -92,9 +93,9 @@ def personal_model_by_hand(cls: type[Ditto]) -> Iterator[Claim]:
 
 @oracle(Ditto)
 def personal_model_has_its_own_batchnorm(cls: type[Ditto]) -> Iterator[Claim]:
-    """With lam = 0 and all rounds on one client, u is what that client makes of the first model by
-    itself, BatchNorm statistics included; with one client that is FedAvg's model, too. In round 1
-    client 1 moves w away, and u goes on from where it was."""
+    """With lam = 0, u is the initial model trained by client 0 alone, BatchNorm statistics
+    included; after one round that is FedAvg's model of this client. In round 1 client 1 changes w,
+    and u is unaffected."""
     problem = images(sizes=(5, 9), batch=5, norm="bn", steps=2)
     run = problem.simulate(cls(lam=0.0))
     run.run_round([0])
@@ -119,9 +120,9 @@ def personal_model_has_its_own_batchnorm(cls: type[Ditto]) -> Iterator[Claim]:
 
 @oracle(FineTune)
 def personal_model_before_aggregation(cls: type[FineTune]) -> Iterator[Claim]:
-    """On quadratics client k ends its steps at a_k + r_k (w - a_k), from the w of the last round in
-    which it took part; w is FedAvg's. A client that was never there has w. Detects the model after
-    aggregation, a stale start, and zeros for newcomers."""
+    """On quadratics client k ends its steps at a_k + r_k (w - a_k), from the w of its last round; w
+    is FedAvg's. A client that has never trained uses w. Detects the model after aggregation, a
+    stale start, and zeros for new clients."""
     h, a = (*H, 3.0), (*A, 0.5)
     run = quadratics(h, a, LR, STEPS).simulate(cls())
     w = 0.0
@@ -158,7 +159,7 @@ def personal_model_includes_statistics(cls: type[FineTune]) -> Iterator[Claim]:
 
 
 def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
-    """One round of two clients by autograd, where some leaves stay on them."""
+    """Claims about one round of two clients by autograd, with private leaves."""
     start = run.weights
     local = []
     for k in range(2):
@@ -185,7 +186,7 @@ def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
 def _step(
     run: Simulation, params: Params, buffers: Params, x: Tensor, y: Tensor
 ) -> tuple[Params, Params]:
-    """One step on cross-entropy by autograd, and the next statistics."""
+    """One step on cross-entropy by autograd: ``(params, buffers)``."""
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
     out = run.bound.model.forward(Weights(leaves, buffers), x, "train")
     grads = torch.autograd.grad(F.cross_entropy(out.logits, y), list(leaves.values()))

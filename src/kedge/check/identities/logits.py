@@ -24,10 +24,10 @@ from kedge.parts.logits import FedLC, LogitAdjust
 
 @oracle(FedLC)
 def margins_by_hand(cls: type[FedLC]) -> Iterator[Claim]:
-    """With 16, 1 and 81 samples the margins are tau (1/2, 1, 1/3). At logits 0 the softmax is that
-    of minus the margins, the loss the mean of -log of it over the samples, and one full-batch step
-    of 1 moves the bias by the classes' shares less the softmax. Detects a flipped sign, another
-    power, margins from shares in place of counts, and margins of the true class alone."""
+    """With 16, 1 and 81 samples the margins are tau (1/2, 1, 1/3). At zero logits the softmax is
+    that of the negative margins, the loss is its mean -log over the samples, and one full-batch
+    step at learning rate 1 changes the bias by class shares - softmax. Detects a flipped sign,
+    another power, margins from shares instead of counts, and a margin of the true class alone."""
     for tau in (1.0, 0.3):
         q = _softmax([-tau / 2, -tau, -tau / 3])
         yield from _claims(cls(tau=tau), (16, 1, 81), q, f"tau = {tau:g}")
@@ -35,16 +35,17 @@ def margins_by_hand(cls: type[FedLC]) -> Iterator[Claim]:
 
 @oracle(FedLC)
 def absent_class_gets_no_gradient(cls: type[FedLC]) -> Iterator[Claim]:
-    """n = 0 has an infinite margin: the others share the softmax, and its bias does not change."""
+    """n = 0 has an infinite margin: the class drops out of the softmax, and its bias is
+    unchanged."""
     q = _softmax([-1 / 2, -1])
     yield from _claims(cls(tau=1.0), (16, 1, 0), [*q, 0.0], "two classes of three")
 
 
 @oracle(LogitAdjust)
 def softmax_of_the_log_prior(cls: type[LogitAdjust]) -> Iterator[Claim]:
-    """At logits 0 and tau = 1 the softmax of log pi is pi itself: the bias has nothing to learn,
-    and the loss is the labels' entropy. At tau = 2 it is pi^2/sum pi^2. Detects a flipped sign, a
-    factor, and another client's or the whole federation's prior."""
+    """At zero logits and tau = 1 the softmax of log pi is pi: the bias gets no gradient, and the
+    loss is the labels' entropy. At tau = 2 it is pi^2/sum pi^2. Detects a flipped sign, a factor,
+    and the prior of another client or of all clients."""
     counts = (16, 1, 81)
     prior = [n / sum(counts) for n in counts]
     yield from _claims(cls(tau=1.0), counts, prior, "tau = 1")
@@ -58,12 +59,13 @@ def softmax_of_the_log_prior(cls: type[LogitAdjust]) -> Iterator[Claim]:
 
 @oracle(LogitAdjust)
 def absent_class_drops_out(cls: type[LogitAdjust]) -> Iterator[Claim]:
-    """With a share of 0 the other classes have the softmax to themselves."""
+    """A class with share 0 drops out of the softmax."""
     yield from _claims(cls(tau=1.0), (3, 1, 0), [0.75, 0.25, 0.0], "two classes of three")
 
 
 def _claims(part: Part, counts: tuple[int, ...], q: list[float], what: str) -> Iterator[Claim]:
-    """Loss and one full-batch step of 1 of the first client, whose softmax is q."""
+    """Claims about the first client's loss and one full-batch step at learning rate 1, for the
+    softmax q."""
     run, total = _biased(counts).simulate(part), sum(counts)
     loss = run.run_round([0])["terms"]["task"][0]
     expected = -sum(n / total * math.log(p) for n, p in zip(counts, q, strict=True) if n)
@@ -79,7 +81,7 @@ def _softmax(logits: list[float]) -> list[float]:
 
 
 def _biased(counts: tuple[int, ...]) -> Problem:
-    """A client with so many samples of each class, and another one with the same number of all."""
+    """One client with the given class counts, and one with balanced classes."""
     y = torch.cat([torch.repeat_interleave(torch.tensor(counts)), torch.arange(3).repeat(4)])
     clients = [range(sum(counts)), range(sum(counts), len(y))]
     task, x = make_task("classification", 3), torch.zeros((len(y), 1), dtype=DOUBLE)

@@ -30,8 +30,7 @@ def mixed_label_equals_mixed_losses(cls: type[Mixup]) -> Iterator[Claim]:
 
 
 def _read_off(batch: Batch, mixed: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The one lambda and the partners that explain x~ = lambda x_i + (1 - lambda) x_j, by
-    search."""
+    """Search for the lambda and the partners with x~ = lambda x_i + (1 - lambda) x_j."""
     x, n = batch.x.flatten(1), len(batch.x)
     best = (float("inf"), torch.tensor(0.0), torch.zeros(n, dtype=torch.int64))
     for i in range(n):

@@ -16,8 +16,8 @@ from kedge.parts.personal import FedRep
 
 @oracle(FedRep)
 def head_first_then_body(cls: type[FedRep]) -> Iterator[Claim]:
-    """Two full-batch steps: the head takes a gradient step at the old body, then the body one at
-    the new head; the server's head stays where it was."""
+    """Two full-batch steps: the head takes a gradient step with the old body, then the body with
+    the new head; the server's head is unchanged."""
     run = images(sizes=(5, 5), batch=5, steps=2).simulate(cls(head_share=0.5))
     start = run.weights.params
     batch = run.federation.clean(run.federation.rows[:5])

@@ -23,10 +23,10 @@ LR = 0.05
 
 @oracle(_Pooled)
 def pool_rows_are_means_of_one_client(cls: type[_Pooled]) -> Iterator[Claim]:
-    """Where sample i is the i-th unit vector, M times a mean counts how often each sample is in it:
-    whole numbers that add up to M, all of one client, with the same samples' labels; of 12 rows
-    each of three clients gives 4. Detects means over all clients or by size, and labels that do not
-    belong to the inputs."""
+    """If sample i is the i-th unit vector, M times a mean counts the uses of each sample: integers
+    that sum to M, all from one client, with the same samples' labels. Each of three clients
+    contributes 4 of 12 rows. Detects means over all clients or by size, and labels that do not
+    match the inputs."""
     run = _unit_vectors((3, 30, 4)).simulate(cls(rows=12, samples=10))
     run.run_round()
     pool = run.server.slots[cls.name]
@@ -47,10 +47,9 @@ def pool_rows_are_means_of_one_client(cls: type[_Pooled]) -> Iterator[Claim]:
 
 @oracle(FedMix)
 def squared_error_by_hand(cls: type[FedMix]) -> Iterator[Claim]:
-    """f = w x on the sample (1, 2), whose pool is the sample itself: with x' = (1 - lam) the
-    objective is (w x' - 2)^2 + lam 2 (w x' - 2) w, whose derivative in w is 2 x' (w x' - 2) + 2 lam
-    (2 w x' - 2). Without the second derivative the last part would be 2 lam (w x' - 2) or
-    nothing."""
+    """f = w x on the sample (1, 2), which is also the pool: with x' = (1 - lam) the objective is (w
+    x' - 2)^2 + lam 2 (w x' - 2) w, whose derivative in w is 2 x' (w x' - 2) + 2 lam (2 w x' - 2).
+    Detects a missing second derivative."""
     for lam in (0.1, 0.4):
         run = _regression([1.0], [2.0]).simulate(cls(lam=lam, rows=1, samples=1))
         w, x = 0.0, 1 - lam
@@ -62,9 +61,9 @@ def squared_error_by_hand(cls: type[FedMix]) -> Iterator[Claim]:
 
 @oracle(FedMix)
 def one_step_by_autograd(cls: type[FedMix]) -> Iterator[Claim]:
-    """One full-batch step on the printed objective, by autograd with the derivative kept in the
-    graph, sample by sample; every sample meets the one row of the pool. Detects a lost or doubled
-    1/B, a gradient with the pool's label, and inputs that are not shrunk."""
+    """One full-batch step on the printed objective by second-order autograd, per sample; the pool
+    has one row. Detects a missing or doubled 1/B, a gradient with the pool's label, and unscaled
+    inputs."""
     lam = 0.3
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
     run.survey(run.bound.parts[0], None)
@@ -92,8 +91,8 @@ def one_step_by_autograd(cls: type[FedMix]) -> Iterator[Claim]:
 
 @oracle(FedMix)
 def agrees_with_mixup_to_first_order(cls: type[FedMix]) -> Iterator[Claim]:
-    """Against the loss of the mixture itself the error is of second order: half of lam leaves a
-    quarter of it. A wrong factor or sign of the last term would leave a half."""
+    """The error against the loss of the mixture is of second order: halving lam divides it by 4. A
+    wrong factor or sign of the last term would divide it by 2."""
     gaps = []
     for lam in (0.02, 0.01):
         run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
@@ -113,8 +112,8 @@ def agrees_with_mixup_to_first_order(cls: type[FedMix]) -> Iterator[Claim]:
 
 @oracle(NaiveMix)
 def mixture_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
-    """f = w x, samples (1, 2) and (3, -1) on two clients, and a pool of one row, one of the two.
-    Client 0 trains on its mixture with that row; three steps of squared error."""
+    """f = w x, one sample on each of two clients, (1, 2) and (3, -1), and a pool of one of them.
+    Client 0 takes three steps of squared error on its mixture with that row."""
     lam = 0.4
     run = _regression([1.0, 3.0], [2.0, -1.0]).simulate(cls(lam=lam, rows=1, samples=1))
     run.survey(run.bound.parts[0], None)
@@ -130,7 +129,7 @@ def mixture_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
 
 @oracle(NaiveMix)
 def mixed_loss_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
-    """CE at the mixed input, (1 - lam) with the own label and lam with the row's."""
+    """CE at the mixed input, weighted (1 - lam) with the sample's label and lam with the row's."""
     lam = 0.3
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
     run.survey(run.bound.parts[0], None)
@@ -144,7 +143,7 @@ def mixed_loss_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
 
 
 def _regression(x: list[float], y: list[float]) -> Problem:
-    """One sample on each client, f = w x from w = 0, three steps."""
+    """One sample per client, f = w x from w = 0, three steps."""
     inputs, targets = torch.tensor(x, dtype=DOUBLE)[:, None], torch.tensor(y, dtype=DOUBLE)
     clients = [range(k, k + 1) for k in range(len(x))]
     task = make_task("regression", 1)

@@ -28,10 +28,10 @@ LR = 0.05
 
 @oracle(FedNTD)
 def one_sample_by_hand(cls: type[FedNTD]) -> Iterator[Claim]:
-    """x = (0, log 2, log 3) of class 0. The global model has logits x, so that the other two
-    classes have 2/5 and 3/5; the local one has logits 0, so that they have 1/2 each: KL = 0.4 log
-    0.8 + 0.6 log 1.2. The derivative in a logit is tau (1/2 - p_c), and 0 for the true one. Detects
-    the two models swapped, the true class left in, a sum over classes in place of the mean over
+    """x = (0, log 2, log 3) of class 0. The global model has logits x, so the other two classes
+    have probabilities 2/5 and 3/5; the local model has logits 0, so they have 1/2 each: KL = 0.4
+    log 0.8 + 0.6 log 1.2. The derivative in a logit is tau (1/2 - p_c), and 0 for the true class.
+    Detects swapped models, the true class included, a sum over classes instead of the mean over
     samples, and a missing tau^2."""
     for tau, p in ((1.0, 2 / 5), (2.0, 2**0.5 / (2**0.5 + 3**0.5))):
         part = cls(beta=3.0, tau=tau)
@@ -52,8 +52,8 @@ def one_sample_by_hand(cls: type[FedNTD]) -> Iterator[Claim]:
 
 @oracle(FedNTD)
 def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
-    """At the first step the two models are the same and the term is 0 with gradient 0; the second
-    step descends on CE + beta KL against the model of the round's start, not the step's."""
+    """At the first step the two models are equal, and the term and its gradient are 0; the second
+    step descends on CE + beta KL against the model at the start of the round."""
     run = images(sizes=(9, 9), batch=9, steps=2).simulate(cls(beta=2.0))
     model, start, batches = run.bound.model, run.weights.params, run.cohort([0]).batches[0]
 
@@ -78,10 +78,10 @@ def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
 
 @oracle(FedDecorr)
 def three_samples_by_hand(cls: type[FedDecorr]) -> Iterator[Claim]:
-    """Features (1, 2, 3) and (0, 0, 3): centred and divided by their deviations 1 and sqrt 3 they
-    are (-1, 0, 1) and (-1, -1, 2)/sqrt 3, with product sqrt 3. Both entries off the diagonal have
-    the square 3; over B = 3 that is 1. Detects a biased variance, a kept diagonal (2 more), a
-    factor B."""
+    """Features (1, 2, 3) and (0, 0, 3): centred and divided by their standard deviations 1 and sqrt
+    3 they are (-1, 0, 1) and (-1, -1, 2)/sqrt 3, with product sqrt 3. Both off-diagonal entries
+    have the square 3; divided by B = 3 that is 1. Detects a biased variance, an included diagonal
+    (2 more), and a factor B."""
     part = cls(beta=0.7)
     got = _decorrelated(part, torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 3.0]], dtype=DOUBLE))
     yield Claim("term of 3 x 2 features", 0.7, got, 1e-7)
@@ -89,8 +89,8 @@ def three_samples_by_hand(cls: type[FedDecorr]) -> Iterator[Claim]:
 
 @oracle(FedDecorr)
 def white_features_have_zero_loss(cls: type[FedDecorr]) -> Iterator[Claim]:
-    """Orthogonal columns give 0 at any scale and shift, two equal columns of three give the mean
-    square (B - 1)^2 of two in six entries, over B; one sample has no term."""
+    """Orthogonal columns give 0 at any scale and shift. Two equal columns of three have (B - 1)^2
+    in two of six entries, divided by B. One sample has no term."""
     white = torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=DOUBLE)
     scale, shift = torch.tensor([0.1, 3.0, 40.0]), torch.tensor([1.0, -2.0, 5.0])
     yield Claim("term of white features", 0.0, _decorrelated(cls(beta=1.0), white), 1e-12)
@@ -108,7 +108,7 @@ def white_features_have_zero_loss(cls: type[FedDecorr]) -> Iterator[Claim]:
 @oracle(FedDecorr)
 def gradient_reaches_the_body(cls: type[FedDecorr]) -> Iterator[Claim]:
     """One full-batch step by autograd on CE + beta mean_{i != j} (B - 1)^2 corr_ij^2 / B, from
-    torch's own covariances. Detects features that are cut off from the body."""
+    torch.cov. Detects features detached from the body."""
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(beta=0.3))
     batch = run.federation.clean(run.cohort([0]).batches[0, 0])
 
@@ -129,7 +129,7 @@ def gradient_reaches_the_body(cls: type[FedDecorr]) -> Iterator[Claim]:
 
 @oracle(FedProto)
 def first_round_is_fedavg(cls: type[FedProto]) -> Iterator[Claim]:
-    """Nobody has prototypes yet: a pull to zeros would differ."""
+    """There are no prototypes yet. Detects a pull towards zeros."""
     problem = images()
     run, plain = problem.simulate(cls(lam=5.0)), problem.simulate("fedavg")
     run.run_round()
@@ -139,9 +139,9 @@ def first_round_is_fedavg(cls: type[FedProto]) -> Iterator[Claim]:
 
 @oracle(FedProto)
 def prototypes_by_hand(cls: type[FedProto]) -> Iterator[Claim]:
-    """At learning rate 0 all clients have one extractor: the pool of samples is the mean feature of
-    a class over all of them, that of clients the mean of the clients' own means. A class that is
-    absent from the cohort keeps its prototype."""
+    """At learning rate 0 all clients have the same features: pooled over samples, a prototype is
+    the mean feature of the class over all samples; over clients, the mean of the clients' means. A
+    class absent from the cohort keeps its prototype."""
     for pool in ("samples", "clients"):
         part = cls(pool=pool)
         run = images(optim=SGD(lr=0.0)).simulate(part)
@@ -164,7 +164,7 @@ def prototypes_by_hand(cls: type[FedProto]) -> Iterator[Claim]:
 @oracle(FedProto)
 def prototypes_of_the_trained_model(cls: type[FedProto]) -> Iterator[Claim]:
     """With one client the next model is the client's: its prototypes are class means in evaluation
-    mode at these new weights and BatchNorm statistics, not at those it started from."""
+    mode at the new weights and BatchNorm statistics, not at the initial ones."""
     run = images(sizes=(5, 14), norm="bn").simulate(cls())
     run.run_round([1])
     batch = run.federation.clean(_rows(run)[1])
@@ -178,8 +178,8 @@ def prototypes_of_the_trained_model(cls: type[FedProto]) -> Iterator[Claim]:
 @oracle(FedProto)
 def one_step_by_autograd(cls: type[FedProto]) -> Iterator[Claim]:
     """One full-batch step of round 1 on CE + lam/(B F) sum ||z - C_y||^2, prototypes constant. Only
-    client 0 was there in round 0, so that samples of other classes have no prototype and no pull.
-    Detects a wrong sign or factor, and a pull to the zeros of prototypes that do not exist."""
+    client 0 took part in round 0, so other classes have no prototype and no term. Detects a wrong
+    sign or factor, and a pull towards the zeros of missing prototypes."""
     run = images(sizes=(5, 14), batch=14, steps=1).simulate(cls(lam=0.8))
     run.run_round([0])
     slot, known = run.server.slots[cls.name], set(run.federation.y[_rows(run)[0]].tolist())

@@ -24,13 +24,13 @@ LR = 0.05
 
 @oracle(FedReg)
 def one_step_by_hand(cls: type[FedReg]) -> Iterator[Claim]:
-    """Two classes, p(w x) = sigmoid(w x) for class 0, to which the one sample x = 1 belongs, w = 1:
-    a step leads to some v > w. One ascent step of eta_s = 2 leads to x = -1, as the derivative of
-    -log p(w x) in x is negative; w gives it the label q = p(-1), and the derivative of its loss in
-    w at m = (v + w)/2 is q - p(-m) > 0. It has the sign of D = v - w, so that k_2 g_2, in one
-    dimension the whole of D, is removed and nothing moves. With eta_s = 0 the sample itself is
-    labelled p(1), its derivative is p(m) - p(1) > 0: again the model stays, where a true label, a
-    derivative at w (which is 0) or a flipped sign would let it go or push it on."""
+    """Two classes, p(w x) = sigmoid(w x) for class 0, one sample x = 1 of class 0, w = 1: a step
+    leads to some v > w. One ascent step of eta_s = 2 leads to x = -1, as the derivative of -log p(w
+    x) in x is negative; w labels it q = p(-1), and the derivative of its loss in w at m = (v + w)/2
+    is q - p(-m) > 0. It has the sign of D = v - w, so that k_2 g_2, in one dimension all of D, is
+    removed and the model is unchanged. With eta_s = 0 the sample itself is labelled p(1), and the
+    derivative p(m) - p(1) > 0 has the same effect. Detects a true label, a derivative at w (which
+    is 0), and a flipped sign."""
     for eta_s in (2.0, 0.0):
         run = _sigmoid().simulate(cls(gamma=0.5, ascents=1, eta_s=eta_s, eta_p=0.0))
         start = run.weights.params["head.weight"].clone()
@@ -43,9 +43,9 @@ def one_step_by_hand(cls: type[FedReg]) -> Iterator[Claim]:
 
 @oracle(FedReg)
 def three_steps_by_autograd(cls: type[FedReg]) -> Iterator[Claim]:
-    """All of it on a small network: data by sign steps uphill at w with soft labels of w, the
-    gradient at gamma v + (1 - gamma) w, both grads at (v + w)/2, the second after the first was
-    taken off. In these steps k_2 is above 0, and k_3 above it as well as cut off."""
+    """All steps on a small network: data by sign-gradient ascent at w with soft labels of w, the
+    gradient at gamma v + (1 - gamma) w, both replay gradients at (v + w)/2, the second after the
+    first is removed. k_2 is positive; k_3 is positive in some steps and clamped in others."""
     size, ups = {"s": 0.4, "p": 1.0}, 2
     used: set[tuple[str, bool]] = set()
     for k, gamma in ((0, 0.3), (1, 0.7)):
@@ -100,7 +100,7 @@ def _between(v: Params, w: Params, share: float) -> Params:
 
 
 def _sigmoid() -> Problem:
-    """Logits (x/2, -x/2), that is p = sigmoid(x): a gradient moves both rows, by half each."""
+    """Logits (x/2, -x/2), so p = sigmoid(x); a gradient changes both rows by half each."""
     x, y = torch.ones((1, 1), dtype=DOUBLE), torch.tensor([0])
     federation = Federation(x, y, [range(1)], make_task("classification", 2), dtype=DOUBLE)
     module = nn.Sequential()

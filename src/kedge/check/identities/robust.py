@@ -23,7 +23,7 @@ from kedge.parts.robust import Krum, Median, TrimmedMean
 @oracle(Krum)
 def update_nearest_to_its_neighbours(cls: type[Krum]) -> Iterator[Claim]:
     """Updates 10, 12, 13, 20 and 1000 with f = 1, so 2 neighbours: the scores are 4 + 9, 4 + 1, 1 +
-    9, 49 + 64, huge. Sizes do not matter."""
+    9, 49 + 64, huge. Client sizes do not matter."""
     values = (10.0, 12.0, 13.0, 20.0, 1000.0)
     yield Claim("one outlier", 12.0, _after(cls(byzantine=1), values))
     yield Claim(
@@ -45,9 +45,9 @@ def number_of_neighbours(cls: type[Krum]) -> Iterator[Claim]:
 
 @oracle(Krum)
 def ties_go_to_the_lowest_client(cls: type[Krum]) -> Iterator[Claim]:
-    """Updates 0, 1, 3, 4 and 100 with 2 neighbours: 1 and 3 both have the score 5, and 1 belongs to
-    the smaller client, in whatever order they answer. Two of three clients are always each other's
-    nearest."""
+    """Updates 0, 1, 3, 4 and 100 with 2 neighbours: 1 and 3 both have score 5, and 1 belongs to the
+    lower client number, in any order of the clients. With three clients, two are each other's
+    nearest neighbour and tie."""
     values = (0.0, 1.0, 3.0, 4.0, 100.0)
     for order in ([0, 1, 2, 3, 4], [4, 2, 1, 3, 0], [2, 1, 0, 4, 3]):
         got = _after(cls(byzantine=1), values, order=order)
@@ -59,8 +59,8 @@ def ties_go_to_the_lowest_client(cls: type[Krum]) -> Iterator[Claim]:
 
 @oracle(Krum)
 def multi_krum_averages_the_best(cls: type[Krum]) -> Iterator[Claim]:
-    """Multi-Krum: of 10, 12, 13, 20 and 1000 the best three are 12, 13 and 10; sizes do not matter.
-    All of them give the plain mean."""
+    """Of 10, 12, 13, 20 and 1000 the best three are 12, 13 and 10; client sizes do not matter.
+    Selecting all gives the plain mean."""
     values = (10.0, 12.0, 13.0, 20.0, 1000.0)
     got = _after(cls(byzantine=1, select=3), values, copies=(1, 2, 5, 1, 9))
     yield Claim("mean of the best three", 35 / 3, got)
@@ -70,7 +70,7 @@ def multi_krum_averages_the_best(cls: type[Krum]) -> Iterator[Claim]:
 @oracle(Krum)
 def distances_over_all_parameters(cls: type[Krum]) -> Iterator[Claim]:
     """On a network, by brute force over flat vectors; parameters and BatchNorm statistics are the
-    chosen client's."""
+    selected client's."""
     clients, flat = _network()
     scores = []
     for i in range(5):
@@ -82,8 +82,8 @@ def distances_over_all_parameters(cls: type[Krum]) -> Iterator[Claim]:
 
 @oracle(TrimmedMean)
 def extremes_are_trimmed(cls: type[TrimmedMean]) -> Iterator[Claim]:
-    """Of -500, 1, 2, 6 and 1000 the middle three have the mean 3, the middle one is 2; sizes do not
-    matter, and nor does the order. Without trimming it is the plain mean."""
+    """Of -500, 1, 2, 6 and 1000 the middle three have the mean 3, the middle one is 2; neither
+    client sizes nor order matter. Without trimming the result is the plain mean."""
     values, sizes = (1000.0, 1.0, 6.0, 2.0, -500.0), (7, 1, 1, 3, 1)
     yield Claim("one trimmed at each end", 3.0, _after(cls(byzantine=1), values))
     yield Claim("unequal client sizes", 3.0, _after(cls(byzantine=1), values, copies=sizes))
@@ -96,8 +96,8 @@ def extremes_are_trimmed(cls: type[TrimmedMean]) -> Iterator[Claim]:
 
 @oracle(TrimmedMean)
 def extremes_are_trimmed_per_coordinate(cls: type[TrimmedMean]) -> Iterator[Claim]:
-    """On a network: the sum without the smallest and the largest value, over 3, coordinate by
-    coordinate, for parameters and BatchNorm statistics."""
+    """On a network: (sum - smallest - largest) / 3 per coordinate, for parameters and BatchNorm
+    statistics."""
     clients, _ = _network()
     middle = tree.map(lambda x: (x.sum(0) - x.amin(0) - x.amax(0)) / 3, clients)
     yield from _same(cls(byzantine=1), middle)
@@ -105,7 +105,7 @@ def extremes_are_trimmed_per_coordinate(cls: type[TrimmedMean]) -> Iterator[Clai
 
 @oracle(Median)
 def median_of_scalars(cls: type[Median]) -> Iterator[Claim]:
-    """2 of 10, 1, 2; 3 of 1, 100, 2, 4, the mean of the middle two; sizes do not matter."""
+    """2 of 10, 1, 2; for 1, 100, 2, 4 the mean of the middle two, 3; client sizes do not matter."""
     yield Claim("three clients", 2.0, _after(cls(), (10.0, 1.0, 2.0), copies=(4, 1, 1)))
     yield Claim("four clients", 3.0, _after(cls(), (1.0, 100.0, 2.0, 4.0), copies=(1, 5, 1, 1)))
     yield Claim("one client", 7.0, _after(cls(), (7.0,)))
@@ -113,7 +113,7 @@ def median_of_scalars(cls: type[Median]) -> Iterator[Claim]:
 
 @oracle(Median)
 def median_per_coordinate(cls: type[Median]) -> Iterator[Claim]:
-    """On a network with five clients, coordinate by coordinate, by torch's own median."""
+    """On a network with five clients, per coordinate, against torch.median."""
     clients, _ = _network()
     yield from _same(cls(), tree.map(lambda x: x.median(0).values, clients))
 
@@ -124,7 +124,7 @@ def _after(
     copies: tuple[int, ...] | None = None,
     order: list[int] | None = None,
 ) -> float:
-    """Where w goes from 0 when the clients send these updates."""
+    """w after one round from 0 in which the clients send these updates."""
     optima = tuple(2 * u for u in updates)
     problem = quadratics((2.0,) * len(updates), optima, 0.25, steps=1, copies=copies)
     run = problem.simulate(part)
@@ -136,7 +136,7 @@ _SIZES = (5, 9, 5, 14, 7)
 
 
 def _network() -> tuple[Weights, Tensor]:
-    """Five clients' models after a round, stacked, and their parameters as rows."""
+    """Stacked models of five clients after a round, and their parameters as rows."""
     models = []
     for k in range(len(_SIZES)):
         run = images(norm="bn", sizes=_SIZES).simulate("fedavg")

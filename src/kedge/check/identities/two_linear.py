@@ -39,7 +39,8 @@ def linear_clients() -> Problem:
 
 
 def server_round_of(part: Part, round: int = 0) -> tuple[Round, Weights]:
-    """The server with two clients' linear classifiers, and a global model beside their mean."""
+    """``(round, global model)`` on a server with two linear clients; the model is not their
+    mean."""
     run: Simulation = linear_clients().simulate(part)
     first = run.weights.params
     clients = {

@@ -12,7 +12,7 @@ from kedge.parts.variates import SCAFFOLD
 
 @oracle(SCAFFOLD)
 def control_variates_at_the_optimum(cls: type[SCAFFOLD]) -> Iterator[Claim]:
-    """At the optimum c_k is the local gradient there and c is zero, so no client moves."""
+    """At the optimum c_k is the local gradient and c is zero, so no client moves."""
     run = run_quadratics(cls())
     yield Claim("w at the fixed point", BEST, position(run))
     yield Claim("c at the optimum", 0.0, float(run.server.slots[cls.name]["head.weight"]))
@@ -25,7 +25,7 @@ def control_variates_at_the_optimum(cls: type[SCAFFOLD]) -> Iterator[Claim]:
 @oracle(SCAFFOLD)
 def one_full_batch_step(cls: type[SCAFFOLD]) -> Iterator[Claim]:
     """From c = c_k = 0, y = x - lr g gives c_k+ = (x - y)/lr = g = h (0 - a): 0 and -10; c = -10/2.
-    With the sign of x - y turned, c_k is +10."""
+    With a flipped sign of x - y, c_1 is +10."""
     run = quadratics(H, A, LR, steps=1).simulate(cls())
     run.run_round()
     c_k = run.store.rows[cls.name]["head.weight"].flatten()
@@ -36,8 +36,8 @@ def one_full_batch_step(cls: type[SCAFFOLD]) -> Iterator[Claim]:
 
 @oracle(SCAFFOLD)
 def partial_participation(cls: type[SCAFFOLD]) -> Iterator[Claim]:
-    """With one client of two, c moves by (1/N) of its change: only client 1 takes part, so c =
-    -10/2."""
+    """With one client of two, c changes by 1/N of the client's change: only client 1 takes part, so
+    c = -10/2."""
     run = quadratics(H, A, LR, steps=1).simulate(cls())
     run.run_round([1])
     yield Claim(

@@ -19,24 +19,24 @@ from kedge.parts.virtual import VHL, _contrast
 @oracle(VHL)
 def contrastive_loss_by_hand(cls: type[VHL]) -> Iterator[Claim]:
     """Rows along x, x, y, y and -x, of the classes 0, 0, 1, 1, 2, tau = 1/2: the first two have log
-    p = 2 - log(e^2 + 2 + e^-2), the next two 2 - log(e^2 + 3), the last one has no partner and
-    counts as 0 in the mean over five. Lengths do not matter; a row among its own rivals, or a mean
-    over the four, gives another value."""
+    p = 2 - log(e^2 + 2 + e^-2), the next two 2 - log(e^2 + 3), the last has no positive and counts
+    as 0 in the mean over five. Lengths do not matter. Detects a row among its own negatives, and a
+    mean over four."""
     z = torch.tensor([[1, 0], [3, 0], [0, 2], [0, 1], [-1, 0]], dtype=DOUBLE)
     e = math.exp(2)
     expected = (2 * (math.log(e + 2 + 1 / e) - 2) + 2 * (math.log(e + 3) - 2)) / 5
     found = _contrast(z, torch.tensor([0, 0, 1, 1, 2]), 0.5)
     yield Claim("loss by hand", expected, float(found))
-    alike = _contrast(torch.ones(4, 2, dtype=DOUBLE), torch.zeros(4, dtype=torch.int64), 0.07)
-    yield Claim("loss of four equal rows", math.log(3), float(alike))
+    equal_rows = _contrast(torch.ones(4, 2, dtype=DOUBLE), torch.zeros(4, dtype=torch.int64), 0.07)
+    yield Claim("loss of four equal rows", math.log(3), float(equal_rows))
 
 
 @oracle(VHL)
 def one_step_by_autograd(cls: type[VHL]) -> Iterator[Claim]:
     """One step by autograd of CE(x, y) + 0.7 CE(x~, C + y~) + 0.6 L_con(z, [z~]) + 0.4 L_con(z~)
-    with the classifier of 2C outputs written out and the contrasts summed pair by pair. A gradient
-    through the constants [z~], real samples that do not see the extra outputs, virtual ones
-    labelled as real, or features that are not normalised move the model elsewhere."""
+    with an explicit classifier of 2C outputs and contrastive losses summed pair by pair. Detects a
+    gradient through the constants [z~], real samples without the extra outputs, virtual samples
+    labelled as real, and unnormalised features."""
     part = cls(alpha=0.7, lam=0.6, lam_virtual=0.4, tau=0.5, rows=6, per_class=4)
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
     v, batch = step_view(run, 1, part)
@@ -68,9 +68,9 @@ def one_step_by_autograd(cls: type[VHL]) -> Iterator[Claim]:
 
 @oracle(VHL)
 def virtual_samples_are_shared(cls: type[VHL]) -> Iterator[Claim]:
-    """Two clients in two rounds get the same sample for a number; in a class samples vary by 0.5
-    about a mean, and the 3 x 64 means are standard normal. Samples from the client's own key, or
-    anew in each round, differ."""
+    """Two clients in two rounds get the same sample for an index. Within a class samples have
+    standard deviation 0.5, and the 3 x 64 class means are standard normal. Detects samples from the
+    client's own key, or new ones each round."""
     part = cls(rows=40, per_class=2)
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
     seen: dict[int, Tensor] = {}
@@ -96,7 +96,7 @@ def virtual_samples_are_shared(cls: type[VHL]) -> Iterator[Claim]:
 
 
 def _pairs(z: Tensor, y: Tensor) -> Tensor:
-    """The supervised contrast at tau = 1/2, row by row and partner by partner."""
+    """Supervised contrastive loss at tau = 1/2, pair by pair."""
     total, n = torch.zeros((), dtype=DOUBLE), len(z)
     z = z / z.norm(dim=1, keepdim=True)
     for i in range(n):
