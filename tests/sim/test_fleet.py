@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import kedge
+import kedge.runs.config
+import kedge.runs.runner
 from kedge.check.problems import images, small_net
 from kedge.core import tree
 from kedge.core.part import Part, parts
