@@ -25,6 +25,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
