@@ -186,7 +186,7 @@ def test_a_part_that_reads_the_first_weights_trains_seed_by_seed() -> None:
         return [Simulation(fed, net, Home(), optim=kedge.SGD(0.05)) for net in nets]
 
     together = make()
-    with pytest.warns(UserWarning, match=r"one after the other: v.spec.params differs between lanes"):
+    with pytest.warns(UserWarning, match=r"one after the other: v.spec.params differs"):
         assert run_together(together).lanes == [3, 3]
     assert gap(together, run_alone(make())) < 1e-12
 
