@@ -1,10 +1,12 @@
-"""The mapped functions against those of torch.func."""
+"""The mapped functions against those of torch.func, and the fallback to public interfaces."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kedge.check.problems import images
 from kedge.core import tree
+from kedge.core.tree import Tree
+from kedge.engines import Execution, torch_private
+from kedge.engines.choice import memory
+from kedge.engines.choice.memory import Need
+from kedge.engines.choice.trial import measure_need
 from kedge.engines.torch_private import gradient, over_clients, transforms_active
 
 
@@ -124,3 +132,84 @@ def test_a_gradient_that_is_differentiated_from_outside() -> None:
 
     by = torch.func.vmap(torch.func.grad(size), in_dims=(None, 0))
     assert torch.allclose(by(torch.tensor(1.0), x), 36 * x**6)
+
+
+# -- the fallback to public interfaces ---------------------------------------------------------
+
+METHODS = (
+    "scaffold+fedprox(mu=0.1)",
+    "fedimpro(cut=stage1, ramp=1)",
+    "fedcog(start=0, samples=6, steps=3, batch=4)",
+)
+LARGE = 50_000_000  # numbers, 200 MB: more than the imports have freed
+
+
+def final_states() -> dict[str, Tree]:
+    """The states after two rounds, by method, engine and kind of network."""
+    found = {}
+    for method in METHODS:
+        for engine in ("loop", "vector"):
+            for norm, dropout in (("bn", 0.0), ("none", 0.3)):
+                sim = images(norm=norm, dropout=dropout).simulate(method, engine)
+                for _ in range(2):
+                    sim.run_round()
+                found[f"{method} {engine} {norm}"] = dict(sim.state())
+    return found
+
+
+def run_in_fallback(path: str) -> None:
+    """In a process with KEDGE_PUBLIC_TORCH=1: all that kedge uses of torch is public."""
+    torch.set_num_threads(1)
+    assert torch_private.layers is None
+    assert torch_private._core is None
+    assert torch_private._lists is None
+    assert not torch_private.can_compile()
+    torch.save(final_states(), path)
+    for test in (
+        test_a_mapped_gradient_is_that_of_torch_func,
+        test_what_is_common_stays_so_and_constants_are_given_to_every_client,
+        test_a_gradient_of_a_gradient,
+        test_outside_of_a_map_and_without_gradients_switched_on,
+        test_an_error_leaves_no_transform_behind,
+        test_a_gradient_that_is_differentiated_from_outside,
+    ):
+        test()
+
+    with torch_private.watching_tensors(lambda *_: None) as watched:
+        assert not watched
+    assert memory.peak(lambda: torch.ones(LARGE), torch.device("cpu")) > LARGE
+    for engine in ("loop", "vector"):
+        need = measure_need(images().simulate("scaffold"), engine, 2)
+        assert isinstance(need, Need), need
+
+    eager, fused = (
+        images().simulate("scaffold", Execution("vector", compile=c)) for c in (False, True)
+    )
+    eager.run_round()
+    with pytest.warns(UserWarning, match="steps run eagerly: this version of torch has no"):
+        fused.run_round()
+    assert tree.equal(fused.state(), eager.state())
+
+
+def test_public_interfaces_give_the_same_results(tmp_path: Path) -> None:
+    """A release of torch that moves its private interfaces makes kedge slower, not wrong."""
+    if os.environ.get("KEDGE_PUBLIC_TORCH"):
+        pytest.skip("there is nothing to compare with: KEDGE_PUBLIC_TORCH is set")
+    assert torch_private.layers is not None
+    assert torch_private._core is not None
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import test_torch_private as t; "
+    script += "t.run_in_fallback(sys.argv[2])"
+    arguments = [str(Path(__file__).parent), str(tmp_path / "states.pt")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=os.environ | {"KEDGE_PUBLIC_TORCH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    public, private = torch.load(arguments[1]), final_states()
+    assert list(public) == list(private)
+    for name, state in private.items():
+        assert list(public[name]) == list(state), name
+        assert tree.gap(public[name], state) < 1e-10, name

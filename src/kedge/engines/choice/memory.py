@@ -38,7 +38,7 @@ def peak(work: Callable[[], Any], device: torch.device) -> int:
     """Peak memory of some work in bytes, beyond the memory in use before.
 
     On a CPU the tensors that operators return are counted. If torch cannot report them, the growth
-    of the process is returned, at least 1.
+    of the process's peak is returned, at least 1: a lower bound.
 
     >>> peak(lambda: torch.zeros(1000), torch.device("cpu"))
     4000
