@@ -103,7 +103,7 @@ def _run_seeds(
         for line in planned.lines():
             report(line)
     jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
-    results, _ = train_seeds(jobs, planned.execution, resume_hint(folder and folder.path))
+    results, _ = train_seeds(jobs, planned.execution, resume_hint(folder.path if folder else None))
     seconds = time.perf_counter() - start
     return result_of(config, results, planned, seconds, folder)
 
