@@ -1,5 +1,5 @@
-# Everything works on a machine that has only Python 3.11+ and pip: the first target that needs it
-# makes a virtual environment in .venv and installs kedge there.
+# Needs only Python 3.11+ and pip: the first target creates a virtual environment in .venv and installs
+# kedge there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -34,7 +34,7 @@ format: $(STAMP)
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
 
-# The table of methods in the README comes from the registry.
+# Write the table of methods in the README from the registry.
 readme: $(STAMP)
 	$(BIN)/python -c "import re, kedge.cli.display as d; p = 'README.md'; s = open(p).read(); \
 	open(p, 'w').write(re.sub(r'(<!-- methods:.*?-->\n).*?(<!-- end)', lambda m: m[1] + d.methods_markdown() + '\n' + m[2], s, flags=re.S))"

@@ -1,9 +1,8 @@
-"""What ``same_bits.py`` and ``same_speed.py`` share: a process that uses the package of one
-checkout, and where in that package things are.
+"""Shared code of ``same_bits.py`` and ``same_speed.py``: one process per checkout of kedge.
 
-Names move from version to version. All that the two scripts need of the package is looked up in
-``PLACES`` and used through the functions below that table. After a move, add a place (or an
-alternative in the function); older checkouts are found by the older ones.
+Names move from version to version. The two scripts look up all names of the package in ``PLACES``
+and use them through the functions below that table. After a move, add a place (or an alternative in
+the function); the old places still serve older checkouts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-# -- where things are, as module:name; the first one that is there counts ------------------------
+# -- places of names, as module:name; the first that exists is used ------------------------------
 
 PLACES: dict[str, tuple[str, ...]] = {
     "Adam": ("kedge:Adam", "kedge.core.optim:Adam"),
@@ -32,7 +31,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "Regression": ("kedge:Regression", "kedge.core.task:Regression"),
     "SGD": ("kedge:SGD", "kedge.core.optim:SGD"),
     "Simulation": ("kedge:Simulation", "kedge.sim:Simulation", "kedge.sim.simulation:Simulation"),
-    # how rounds are computed: engine, workers, chunk, state
+    # settings of an engine: engine, workers, chunk, state
     "Execution": (
         "kedge:Execution",
         "kedge.engines:Execution",
@@ -59,11 +58,15 @@ BYTES = ("up_bytes", "down_bytes")
 
 
 class Missing(Exception):
-    """None of the places has it."""
+    """A name is in none of its places."""
 
 
 def find(name: str) -> Any:
-    """A thing of the package. A module that is there and broken is an error, not a miss."""
+    """Import a name of the package.
+
+    Raises:
+        Missing: it is in none of its places. A module that exists but fails raises its own error.
+    """
     for place in PLACES[name]:
         module, _, attribute = place.partition(":")
         try:
@@ -77,7 +80,7 @@ def find(name: str) -> Any:
     raise Missing(f"{name} is in none of {places}; add its place to PLACES in checkouts.py")
 
 
-# -- how things are used -------------------------------------------------------------------------
+# -- use of the package --------------------------------------------------------------------------
 
 
 def part_texts() -> dict[str, str]:
@@ -101,8 +104,8 @@ def optimiser(settings: dict[str, Any]) -> Any:
     return find(settings.pop("name", "SGD"))(**settings)
 
 
-def execution(settings: dict[str, Any]) -> Any:
-    """Execution to compute: the name of an engine where that is all there is to say."""
+def make_execution(settings: dict[str, Any]) -> Any:
+    """The settings of an engine, or its name if nothing else is set."""
     if set(settings) == {"engine"}:
         return settings["engine"]
     return find("Execution")(**settings)
@@ -113,37 +116,37 @@ def simulation(
     module: Any,
     method: str,
     *,
-    how: dict[str, Any],
+    execution: dict[str, Any],
     optim: dict[str, Any],
     work: dict[str, Any],
     model: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """A simulation; ``options`` are ``per_round``, ``weighting`` and ``seed``."""
+    """Build a simulation; ``options`` are ``per_round``, ``weighting`` and ``seed``."""
     return find("Simulation")(
         federation,
         find("Model")(module, **model or {}),
         method,
         optim=optimiser(optim),
         work=find("LocalWork")(**work),
-        engine=execution(how),
+        engine=make_execution(execution),
         **options,
     )
 
 
 def arrays(sim: Any) -> dict[str, Any]:
-    """All that the next round depends on: weights, slots of the server, rows of the clients."""
+    """The state of a simulation: weights, slots of the server, rows of the clients."""
     return dict(sim.state())
 
 
 def finish(sim: Any) -> None:
-    """What comes after the last round, if anything does."""
+    """Run the surveys after the last round, if the checkout has them."""
     getattr(sim, "finish", lambda: None)()
 
 
 def results(sim: Any) -> dict[str, Any]:
-    """What else a simulation offers, as trees of tensors and numbers. These are compared only
-    where both checkouts offer them."""
+    """Personal weights and scores, as trees of tensors and numbers. They are compared only if both
+    checkouts have them."""
     found: dict[str, Any] = {}
     if hasattr(sim, "personal"):
         found["personal"] = sim.personal()
@@ -153,20 +156,20 @@ def results(sim: Any) -> dict[str, Any]:
 
 
 def traffic(totals: Any) -> dict[str, Any]:
-    """Bytes of a round, where its totals hold them, as a dictionary or as attributes."""
-    held = totals if isinstance(totals, dict) else {n: getattr(totals, n, None) for n in BYTES}
-    return {name: held[name] for name in BYTES if held.get(name) is not None}
+    """The bytes of a round, if its totals have them, as a dictionary or as attributes."""
+    fields = totals if isinstance(totals, dict) else {n: getattr(totals, n, None) for n in BYTES}
+    return {name: fields[name] for name in BYTES if fields.get(name) is not None}
 
 
 # -- one process with one checkout ---------------------------------------------------------------
 
 
 class Failed(Exception):
-    """The process of a checkout has failed."""
+    """The process of a checkout failed."""
 
 
 class Checkout:
-    """A copy of the ``src`` of a checkout, so that it stays as it is for the whole run."""
+    """A copy of the ``src`` of a checkout, so that edits during the run have no effect."""
 
     def __init__(self, name: str, folder: Path, copy: Path) -> None:
         self.name, self.copy = name, copy
@@ -176,18 +179,20 @@ class Checkout:
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
 
     def start(self, script: str, *arguments: str) -> subprocess.Popen[str]:
-        """A process that runs a script of this folder with this checkout and one thread."""
-        own = {
+        """Start a script of this folder with this checkout and one thread."""
+        variables = {
             "PYTHONPATH": str(self.copy),
-            "PYTHONDONTWRITEBYTECODE": "",  # the copy keeps what was compiled
+            "PYTHONDONTWRITEBYTECODE": "",  # write bytecode into the copy
             "PYTHONHASHSEED": "0",
             "KEDGE_CHECKOUT": str(self.copy),
             "CUDA_VISIBLE_DEVICES": "",
         }
-        own |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        variables |= dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+        )
         return subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name(script)), *arguments],
-            env=os.environ | own,
+            env=os.environ | variables,
             cwd=self.copy.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -195,18 +200,18 @@ class Checkout:
         )
 
     def run(self, script: str, *arguments: str, given: str = "") -> str:
-        """What such a process prints until it ends."""
+        """Run a script to its end, and return its output."""
         process = self.start(script, *arguments)
         try:
-            said, _ = process.communicate(given)
+            output, _ = process.communicate(given)
         finally:
             process.kill()
         if process.returncode:
-            raise Failed(f"{self.name}: the process has failed, status {process.returncode}")
-        return said
+            raise Failed(f"{self.name}: the process failed, status {process.returncode}")
+        return output
 
 
-class Talk:
+class Worker:
     """A process that answers line by line, until it is closed."""
 
     def __init__(self, checkout: Checkout, script: str, *arguments: str) -> None:
@@ -214,7 +219,7 @@ class Talk:
 
     def ask(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which the answer will say
+        with suppress(BrokenPipeError):  # the process has exited; `answer` raises
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
@@ -222,7 +227,7 @@ class Talk:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise Failed(f"{self.name}: the process has failed, status {self._process.wait()}")
+            raise Failed(f"{self.name}: the process failed, status {self._process.wait()}")
         return line
 
     def close(self) -> None:
@@ -232,31 +237,31 @@ class Talk:
 
 @contextmanager
 def both(base: Path, here: Path) -> Iterator[tuple[Checkout, Checkout]]:
-    """The two checkouts, as copies that are gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="kedge_") as folder:
-        room = Path(folder)
+    """Temporary copies of the two checkouts."""
+    with tempfile.TemporaryDirectory(prefix="kedge_") as name:
+        folder = Path(name)
         yield (
-            Checkout("base", base.resolve(), room / "base" / "src"),
-            Checkout("here", here.resolve(), room / "here" / "src"),
+            Checkout("base", base.resolve(), folder / "base" / "src"),
+            Checkout("here", here.resolve(), folder / "here" / "src"),
         )
 
 
 def this_checkout() -> Path:
-    """The checkout that the scripts lie in."""
+    """The checkout of these scripts."""
     return Path(__file__).resolve().parent.parent
 
 
 def begin() -> None:
-    """In the process: one thread, no warnings, and the package of the right checkout."""
+    """Set up a process of a checkout: one thread, no warnings; check the place of the package."""
     import torch
 
     import kedge
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    wanted, found = Path(os.environ["KEDGE_CHECKOUT"]), Path(str(kedge.__file__))
-    if not found.is_relative_to(wanted):
-        raise SystemExit(f"kedge comes from {found}, not from {wanted}")
+    expected, actual = Path(os.environ["KEDGE_CHECKOUT"]), Path(str(kedge.__file__))
+    if not actual.is_relative_to(expected):
+        raise SystemExit(f"kedge is imported from {actual}, not from {expected}")
 
 
 def stack(**layers: Any) -> Any:
@@ -269,9 +274,9 @@ def stack(**layers: Any) -> Any:
     return net
 
 
-def chosen(wanted: str, known: Sequence[str], kind: str) -> list[str]:
-    """The names of a list with commas; all for an empty one."""
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
+def read_names(text: str, known: Sequence[str], kind: str) -> list[str]:
+    """The names of a list with commas; all known names for an empty one."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
             raise SystemExit(f"no {kind} {name!r}; there are: {', '.join(known)}")

@@ -1,31 +1,31 @@
-"""Is there anything to distil? The cohort's ensemble against the average of its models.
+"""Compare the ensemble of a cohort with the average of its models: is there anything to distil?
 
     PYTHONPATH=src python3 bench/flboost_ensemble.py --out FILE.json [--method scaffold]
 
 with ``cifar10.npz`` in the folder ``$KEDGE_DATA``; ``--help`` names the other options.
 
-FLBoost teaches the aggregated model what the models of a round's clients know together. That can
-help only where they know more together than their average does. So this trains a method at the
-setting of FLBoost's Table 1 (CIFAR-10, the defaults below) and every few rounds tests on the whole
-test set, all in percent:
+FLBoost distils the ensemble of a cohort into the aggregated model. That can help only if the
+ensemble is better than the average of its models. This script trains a method at the setting of
+FLBoost's Table 1 (CIFAR-10, the defaults below), and every few rounds reports accuracies on the
+whole test set, in percent:
 
-``global``           the model that goes on into the next round, after any fine-tuning
+``global``           the model that starts the next round, after any fine-tuning
 ``average``          the plain average of the clients' models and of their BatchNorm statistics
-``average_batch_bn`` the same, but BatchNorm normalises by the test batch at hand
+``average_batch_bn`` the same, but BatchNorm normalises by the test batch
 ``clients_...``      single clients' models, each with its own statistics: mean, lowest, highest
 ``ensemble``         uniform mean of the clients' logits; ``ensemble_probs``: of their softmax
 ``ensemble_bn``      as ``ensemble``, but every client with the averaged BatchNorm statistics
 ``attention``        logits weighted by FLBoost's a_{k,y} = n_k^y / sum_i n_i^y, where y is what the
                      average predicts; ``attention_probs``: the softmax so weighted
-``attention_class``  class c scores sum_k a_{k,c} p_k(c): no prediction is needed beforehand
-``attention_true``   y is the true label. This tells the ensemble what it is asked for, so it is no
-                     fair test; but it is the teacher that FLBoost uses on its labelled samples
+``attention_class``  class c scores sum_k a_{k,c} p_k(c), which needs no prediction
+``attention_true``   y is the true label. This leaks the label, so it is no fair test; but it is the
+                     teacher that FLBoost uses on its labelled samples
 
 and the mean negative log-likelihood of three of them. With a method such as
-``scaffold+flboost:official`` the difference of ``global`` and ``average`` is what fine-tuning did
-to the model in that very round. ``lateflboost`` is FLBoost that waits until round ``start``.
+``scaffold+flboost:official`` the difference of ``global`` and ``average`` is the effect of
+fine-tuning in that round. ``lateflboost`` is FLBoost that starts in round ``start``.
 
-The clients train in a loop, on a GPU four of them side by side. The record of an H200 is
+The clients train on the engine loop, on a GPU in four streams. The record of an H200 is
 ``docs/results/flboost_ensemble_h200.json``.
 """
 
@@ -53,12 +53,12 @@ from kedge.engines.device import precise
 from kedge.models import build
 from kedge.parts.flboost import FLBoost
 
-ROWS = 2500  # test images in a batch
+TEST_BATCH = 2500
 
 
 @dataclass(frozen=True)
 class SeeClients(Part):
-    """Changes nothing; it asks that the clients' own models are kept until the round's end."""
+    """Changes nothing; it requests the clients' models in the totals of a round."""
 
     needs_clients = True
 
@@ -100,59 +100,62 @@ def simulate(args: argparse.Namespace) -> Simulation:
 
 @torch.no_grad()
 def logits_of(sim: Simulation, weights: Weights, mode: str = "eval") -> Tensor:
-    """What a model says about the test set, ``[N, C]``."""
-    batches = sim.federation.test_batches(rows=ROWS)
+    """The logits of a model on the test set, ``[N, C]``."""
+    batches = sim.federation.test_batches(rows=TEST_BATCH)
     return torch.cat([sim.bound.model.forward(weights, b.x, mode).logits for b in batches])
 
 
 def averaged(stacked: Tensor) -> Tensor:
-    """The mean over clients; counters, which are whole numbers, are the same on all of them."""
+    """The mean over clients; integer counters are the same on all clients."""
     return stacked.mean(0) if stacked.is_floating_point() else stacked[0]
 
 
-def measured(sim: Simulation, clients: Weights, counts: Tensor) -> dict[str, Any]:
-    """Accuracies and likelihoods of one round. ``clients`` are the models that were trained in it,
-    stacked, and ``counts`` ``[K, C]`` their samples of each class."""
-    y = torch.cat([b.y for b in sim.federation.test_batches(rows=ROWS)])
+def scores(sim: Simulation, clients: Weights, counts: Tensor) -> dict[str, Any]:
+    """Accuracies and likelihoods after a round. ``clients`` are the stacked weights of its clients,
+    and ``counts`` ``[K, C]`` their samples of each class."""
+    y = torch.cat([b.y for b in sim.federation.test_batches(rows=TEST_BATCH)])
     number = len(counts)
     average = tree.map(averaged, clients)
-    said = logits_of(sim, average)  # [N, C]
-    gone = logits_of(sim, sim.weights)
+    average_logits = logits_of(sim, average)  # [N, C]
+    global_logits = logits_of(sim, sim.weights)
     each = [tree.take(clients, k) for k in range(number)]
-    own = torch.stack([logits_of(sim, one) for one in each])  # [K, N, C]
-    alike = torch.stack([logits_of(sim, one._replace(buffers=average.buffers)) for one in each])
-    probs = own.softmax(-1)
+    logits = torch.stack([logits_of(sim, one) for one in each])  # [K, N, C]
+    average_bn = torch.stack(
+        [logits_of(sim, one._replace(buffers=average.buffers)) for one in each]
+    )
+    probs = logits.softmax(-1)
     total = counts.sum(0)
     share = counts / (total + (total <= 0))  # a_{k,y}, [K, C]
-    guessed, known = share[:, said.argmax(-1), None], share[:, y, None]  # [K, N, 1]
+    predicted = share[:, average_logits.argmax(-1), None]  # [K, N, 1]
+    true = share[:, y, None]  # [K, N, 1]
 
-    def accuracy(scores: Tensor) -> float:
-        return round(100 * float((scores.argmax(-1) == y).double().mean()), 2)
+    def accuracy(outputs: Tensor) -> float:
+        return round(100 * float((outputs.argmax(-1) == y).double().mean()), 2)
 
-    single = [accuracy(one) for one in own]
-    mixed = probs.mean(0)
+    single = [accuracy(one) for one in logits]
+    mean_probs = probs.mean(0)
     return {
-        "global": accuracy(gone),
-        "average": accuracy(said),
+        "global": accuracy(global_logits),
+        "average": accuracy(average_logits),
         "average_batch_bn": accuracy(logits_of(sim, average, "probe")),
         "clients_mean": round(sum(single) / number, 2),
         "clients_min": min(single),
         "clients_max": max(single),
-        "ensemble": accuracy(own.mean(0)),
-        "ensemble_probs": accuracy(mixed),
-        "ensemble_bn": accuracy(alike.mean(0)),
-        "attention": accuracy((guessed * own).sum(0)),
-        "attention_probs": accuracy((guessed * probs).sum(0)),
+        "ensemble": accuracy(logits.mean(0)),
+        "ensemble_probs": accuracy(mean_probs),
+        "ensemble_bn": accuracy(average_bn.mean(0)),
+        "attention": accuracy((predicted * logits).sum(0)),
+        "attention_probs": accuracy((predicted * probs).sum(0)),
         "attention_class": accuracy((share[:, None] * probs).sum(0)),
-        "attention_true": accuracy((known * probs).sum(0)),
-        "nll_global": round(float(F.cross_entropy(gone, y)), 4),
-        "nll_average": round(float(F.cross_entropy(said, y)), 4),
-        "nll_ensemble_probs": round(float(F.nll_loss(mixed.clamp_min(1e-12).log(), y)), 4),
+        "attention_true": accuracy((true * probs).sum(0)),
+        "nll_global": round(float(F.cross_entropy(global_logits, y)), 4),
+        "nll_average": round(float(F.cross_entropy(average_logits, y)), 4),
+        "nll_ensemble_probs": round(float(F.nll_loss(mean_probs.clamp_min(1e-12).log(), y)), 4),
     }
 
 
 def train(sim: Simulation, args: argparse.Namespace) -> None:
-    """Rounds until their number or the time is up; the file is written after every test."""
+    """Train until the last round or the time limit; write the file after every test."""
     counts = sim.federation.label_counts()
     partition = sim.federation.partition
     device = torch.cuda.get_device_name() if args.device == "cuda" else args.device
@@ -175,7 +178,7 @@ def train(sim: Simulation, args: argparse.Namespace) -> None:
         late = args.seconds > 0 and time.perf_counter() - begin > args.seconds
         if sim.round % args.every == 0 or sim.round == args.rounds or late:
             record = {"round": sim.round, "train_loss": round(loss, 4)}
-            record |= measured(sim, totals["clients"], counts[cohort])
+            record |= scores(sim, totals["clients"], counts[cohort])
             record["train_seconds"] = round(training, 1)
             record["seconds"] = round(time.perf_counter() - begin, 1)
             result["records"].append(record)
@@ -190,7 +193,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="the JSON file to write")
     parser.add_argument("--method", default="scaffold")
     parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop after them; 0: never")
+    parser.add_argument("--seconds", type=float, default=0.0, help="time limit; 0: none")
     parser.add_argument("--every", type=int, default=20, help="rounds between two tests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", default="cifar10")

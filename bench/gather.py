@@ -1,4 +1,4 @@
-"""Sum up run folders: one JSON with the summaries and curves, and a table.
+"""Summarise run folders: one JSON with their results and curves, and a table.
 
 python3 bench/gather.py FOLDER     # writes FOLDER/records.json
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The runs behind docs/results: each headline method against its base, same partitions, cohorts and
-# first weights, three seeds. Needs $KEDGE_DATA with fashion_mnist, mnist and organamnist; results go
-# to the folder $1, one run per line, in parallel. A second argument picks a group of runs.
+# The runs behind docs/results: each headline method and its baseline on the same partitions, cohorts
+# and initial weights, with three seeds. Needs $KEDGE_DATA with fashion_mnist, mnist and organamnist.
+# Results go to the folder $1, one run per line, in parallel; $2 selects a group of runs.
 set -u
 out=$1; group=${2:-all}
 mkdir -p "$out"

@@ -1,21 +1,21 @@
-"""Two checkouts compute the same, bit for bit: every part, on both engines and with both norms.
+"""Check that two checkouts compute the same bits: every part, on both engines, with both norms.
 
     python bench/same_bits.py BASE [HERE] [--parts a,b] [--engines loop,vector] [--list]
 
 BASE and HERE are folders with ``src``; HERE is by default the checkout of this script. Each of
-them gets one process with one thread on the CPU, which runs two rounds of every row in float32: a
-tiny problem with unequal clients, of which three of five take part. Rows are all parts with their
-``tiny`` setting and FedAvg (plain SGD with BatchNorm, momentum with GroupNorm), some sums of parts,
-and other ways to compute, models, data and optimisers.
+them gets one process with one thread on the CPU. It runs two rounds of every row in float32: a tiny
+problem with clients of different sizes, three of five per round. The rows are FedAvg and all parts
+with their ``tiny`` setting (plain SGD with BatchNorm, momentum with GroupNorm), some sums of parts,
+and other executions, models, data and optimisers.
 
-What counts are the arrays of ``Simulation.state()``: weights, the server's slots, the clients'
-rows. Where both checkouts offer them, the clients' own weights, scores and bytes count, too. A row
-that cannot be run has its error's type in their place. The table names the rows that differ, and
-by how much at most, relative to the largest value; the last line is 'N of M equal'. The status is
-1 if any row differs. ``--ignore-names`` compares arrays whatever their names are, for a state
+The arrays of ``Simulation.state()`` are compared: weights, slots of the server, rows of the
+clients. Personal weights, scores and bytes are compared if both checkouts have them. A row that
+cannot be run is compared by the type of its error. The table lists the rows that differ, and their
+largest difference relative to the largest value; the last line is 'N of M equal'. The exit status
+is 1 if any row differs. ``--ignore-names`` compares arrays regardless of their names, for a state
 whose names have changed.
 
-``--parts`` takes names from the first column of ``--list``, those of further rows included.
+``--parts`` takes names from the first column of ``--list``, including those of other rows.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What is run. All of it is text and numbers, so that both checkouts get the same."""
+    """One run, as text and numbers, so that both checkouts get the same."""
 
     what: str
     method: str
     engine: str
     net: str = "bn"  # bn, gn, none, dropout or module, see `network`
     optim: dict[str, Any] = field(default_factory=lambda: PLAIN)
-    how: dict[str, Any] = field(default_factory=dict)  # besides the engine
+    execution: dict[str, Any] = field(default_factory=dict)  # besides the engine
     model: dict[str, Any] = field(default_factory=dict)  # BatchNorm policy, precision
     work: dict[str, Any] = field(default_factory=dict)  # besides the size of a batch
     weighting: str = "size"
     task: str = "classification"
-    augment: str = ""  # not empty: images are bytes that are normalised
-    seeds: int = 1  # more than one: a fleet
-    rates: bool = False  # each of which has a learning rate of its own
+    augment: str = ""  # if not empty, images are bytes that are normalised
+    seeds: int = 1  # several seeds train as a fleet
+    rates: bool = False  # each seed has its own learning rate
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Row:
 
 
 def rows(texts: dict[str, str]) -> Iterator[Row]:
-    """All rows, from the parts of a checkout."""
+    """All rows for the parts of a checkout; ``texts`` are their tiny settings by name."""
     texts = {"fedavg": "fedavg"} | texts
     nets = (("bn", PLAIN), ("gn", MOMENTUM))
     for what, text in texts.items():
@@ -80,17 +80,17 @@ def rows(texts: dict[str, str]) -> Iterator[Row]:
             what, text = "+".join(names), "+".join(texts[name] for name in names)
             yield from (Row(what, text, e, net, optim) for e in ENGINES for net, optim in nets)
     for e in ENGINES:
-        yield from _further(texts, e)
+        yield from _other_rows(texts, e)
     for part in ("fedavg", "scaffold", "fedcog"):
         if part in texts:
-            yield Row(f"workers:{part}", texts[part], "loop", how={"workers": 2})
-            yield Row(f"chunk:{part}", texts[part], "vector", how={"chunk": 2})
+            yield Row(f"workers:{part}", texts[part], "loop", execution={"workers": 2})
+            yield Row(f"chunk:{part}", texts[part], "vector", execution={"chunk": 2})
     if "fedbr" in texts:
-        yield Row("workers:fedbr", texts["fedbr"], "loop", "gn", how={"workers": 2})
+        yield Row("workers:fedbr", texts["fedbr"], "loop", "gn", execution={"workers": 2})
 
 
-def _further(texts: dict[str, str], e: str) -> Iterator[Row]:
-    """Other ways to compute, models, data and optimisers, on one engine."""
+def _other_rows(texts: dict[str, str], e: str) -> Iterator[Row]:
+    """Other executions, models, data and optimisers, on one engine."""
     for policy in ("local", "frozen", "batch"):
         yield Row(f"batchnorm:{policy}", "fedavg", e, model={"batchnorm": policy})
     for net in ("bn", "gn", "none"):
@@ -106,13 +106,13 @@ def _further(texts: dict[str, str], e: str) -> Iterator[Row]:
     yield Row("uniform", "fedavg", e, work=work, weighting="uniform")
     for task in ("multilabel", "regression"):
         yield Row(f"task:{task}", "fedavg", e, task=task)
-    wanted = {
+    variants = {
         "fleet": ("scaffold",),
         "host": ("scaffold",),
         "module": ("moon",),
         "none": ("fedavg", "fedcog", "fedsam", "fedtr", "moon", "scaffold"),
     }
-    for kind, names in wanted.items():
+    for kind, names in variants.items():
         for name in names:
             if name not in texts:
                 continue
@@ -121,8 +121,8 @@ def _further(texts: dict[str, str], e: str) -> Iterator[Row]:
                 yield Row(what, text, e, seeds=2)
                 yield Row(f"rates:{name}", text, e, seeds=2, rates=True)
             elif kind == "host":
-                yield Row(what, text, e, how={"state": "host"})
-            else:  # without norms the loop has a memory layout of its own
+                yield Row(what, text, e, execution={"state": "host"})
+            else:  # without norms the loop uses another memory format
                 yield Row(what, text, e, kind, MOMENTUM)
 
 
@@ -135,7 +135,7 @@ def network(kind: str, outputs: int) -> Any:
     from torch import nn
 
     class Module(nn.Module):
-        """Not a sequence: its head is the one named fc."""
+        """Not an ``nn.Sequential``; its head is ``fc``."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +160,7 @@ def network(kind: str, outputs: int) -> Any:
 
 
 def federation(task: str, augment: str) -> Any:
-    """Images of three kinds, mostly of one kind on a client."""
+    """Images of three classes; each client holds mostly one class."""
     import torch
 
     draw = torch.Generator().manual_seed(0)
@@ -179,19 +179,20 @@ def federation(task: str, augment: str) -> Any:
         x = (x * 40 + 128).clamp(0, 255).to(torch.uint8)
         options = {"moments": ([0.5], [0.25]), "augment": augment}
     clients = torch.split(order, list(SIZES))
-    own = checkouts.task(task, outputs)
-    return checkouts.find("Federation")(x, labels, clients, own, test=(x, labels), **options)
+    learning_task = checkouts.task(task, outputs)
+    federation_class = checkouts.find("Federation")
+    return federation_class(x, labels, clients, learning_task, test=(x, labels), **options)
 
 
 def compute(row: Row) -> dict[str, Any]:
-    """The arrays that a row ends with, by name."""
+    """Run a row, and return its final arrays by name."""
     outputs = 1 if row.task == "regression" else 3
     sims = [
         checkouts.simulation(
             federation(row.task, row.augment),
             network(row.net, outputs),
             row.method,
-            how={"engine": row.engine} | row.how,
+            execution={"engine": row.engine} | row.execution,
             optim=row.optim | ({"lr": 0.05 * (1 + seed)} if row.rates else {}),
             work={"batch": 5} | row.work,
             model=row.model,
@@ -204,8 +205,8 @@ def compute(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {}
     run = checkouts.find("Fleet")(sims).run_round if row.seeds > 1 else sims[0].run_round
     for i in range(ROUNDS):
-        told = run()
-        for s, totals in enumerate(told if row.seeds > 1 else [told]):
+        returned = run()
+        for s, totals in enumerate(returned if row.seeds > 1 else [returned]):
             for name, value in checkouts.traffic(totals).items():
                 found[f"traffic/{s}/{i}/{name}"] = value
     for s, sim in enumerate(sims):
@@ -216,7 +217,7 @@ def compute(row: Row) -> dict[str, Any]:
 
 
 def flat(tree: Any, name: Callable[[str], str], path: str = "") -> dict[str, Any]:
-    """The leaves of dictionaries and tuples, by their path."""
+    """The leaves of nested dictionaries and tuples, by ``name(path)``."""
     if isinstance(tree, dict):
         items = tree.items()
     elif isinstance(tree, (tuple, list)):
@@ -230,6 +231,7 @@ def flat(tree: Any, name: Callable[[str], str], path: str = "") -> dict[str, Any
 
 
 def as_tensor(value: Any) -> Any:
+    """A leaf as a tensor on the CPU."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -238,7 +240,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def digest(x: Any) -> str:
-    """Type, shape and bytes of an array."""
+    """A hash of the type, shape and bytes of an array."""
     import torch
 
     text = f"{x.dtype} {tuple(x.shape)} ".encode()
@@ -247,24 +249,24 @@ def digest(x: Any) -> str:
 
 
 def worker(folder: Path, given: str) -> None:
-    """Run the given rows (or with ``LIST``, find those of this checkout); print what was found."""
+    """Run the given rows and print their hashes; for ``LIST``, print the rows of this checkout."""
     import torch
 
     checkouts.begin()
     if given == "LIST":
         print(json.dumps([asdict(row) for row in rows(checkouts.part_texts())]))
         return
-    found, kept = {}, {}
+    found, arrays = {}, {}
     for row in (Row(**settings) for settings in json.loads(given)):
         start = time.perf_counter()
         try:
-            kept[row.name] = compute(row)
-            found[row.name] = {"hashes": {n: digest(x) for n, x in kept[row.name].items()}}
-        except Exception as error:  # noqa: BLE001  (what a row ends with may be an error)
+            arrays[row.name] = compute(row)
+            found[row.name] = {"hashes": {n: digest(x) for n, x in arrays[row.name].items()}}
+        except Exception as error:  # noqa: BLE001  (errors are compared, too)
             text = (str(error).strip().splitlines() or [""])[0]
             found[row.name] = {"error": type(error).__name__, "text": text}
         found[row.name]["seconds"] = time.perf_counter() - start
-    torch.save(kept, folder / "arrays.pt")
+    torch.save(arrays, folder / "arrays.pt")
     print(json.dumps(found))
 
 
@@ -272,7 +274,7 @@ def worker(folder: Path, given: str) -> None:
 
 
 def shared(a: dict[str, str], b: dict[str, str], names_count: bool) -> tuple[Any, Any]:
-    """What of two rows is compared: the state, and of the rest what both have."""
+    """The hashes of two rows that are compared: the state, and the other groups that both have."""
     groups = {name.split("/")[0] for name in a} & {name.split("/")[0] for name in b} | {"state"}
     some, other = ({n: h for n, h in x.items() if n.split("/")[0] in groups} for x in (a, b))
     if names_count:
@@ -281,12 +283,14 @@ def shared(a: dict[str, str], b: dict[str, str], names_count: bool) -> tuple[Any
 
 
 def difference(base: dict, here: dict, names_count: bool, gap: Callable[[list[str]], str]) -> str:
-    """In words; empty where there is none."""
+    """The difference of two rows as text; empty if there is none."""
     if "error" in base or "error" in here:
         if base.get("error") == here.get("error"):
             return ""
-        said = [f"{x['error']}: {x['text']}" if "error" in x else "no error" for x in (base, here)]
-        return f"base: {said[0]}; here: {said[1]}"
+        errors = [
+            f"{x['error']}: {x['text']}" if "error" in x else "no error" for x in (base, here)
+        ]
+        return f"base: {errors[0]}; here: {errors[1]}"
     a, b = shared(base["hashes"], here["hashes"], names_count)
     if a == b:
         return ""
@@ -306,7 +310,7 @@ def difference(base: dict, here: dict, names_count: bool, gap: Callable[[list[st
 
 
 def largest(a: Any, b: Any) -> float:
-    """The largest difference of two arrays, relative to the largest value."""
+    """The largest difference of two arrays, relative to the largest value of the first."""
     if a.shape != b.shape:
         return float("inf")
     x, y = a.double(), b.double()
@@ -315,7 +319,7 @@ def largest(a: Any, b: Any) -> float:
 
 
 class Gaps:
-    """Execution far arrays are apart, read where there is a difference."""
+    """The largest difference of arrays, which are loaded on first use."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders, self._arrays = folders, None
@@ -331,15 +335,17 @@ class Gaps:
 
 def compare(args: argparse.Namespace) -> int:
     with checkouts.both(args.base, args.here) as pair:
-        listed = pair[0].run("same_bits.py", "--worker", given="LIST")
-        every = [Row(**settings) for settings in json.loads(listed)]
-        parts = set(checkouts.chosen(args.parts, list(dict.fromkeys(r.what for r in every)), "row"))
-        engines = set(checkouts.chosen(args.engines, ENGINES, "engine"))
-        wanted = [row for row in every if row.what in parts and row.engine in engines]
+        listing = pair[0].run("same_bits.py", "--worker", given="LIST")
+        every = [Row(**settings) for settings in json.loads(listing)]
+        parts = set(
+            checkouts.read_names(args.parts, list(dict.fromkeys(r.what for r in every)), "row")
+        )
+        engines = set(checkouts.read_names(args.engines, ENGINES, "engine"))
+        selected = [row for row in every if row.what in parts and row.engine in engines]
         if args.list:
-            print("\n".join(f"{row.name:40} {row.method}" for row in wanted))
+            print("\n".join(f"{row.name:40} {row.method}" for row in selected))
             return 0
-        given, found, seconds = json.dumps([asdict(row) for row in wanted]), [], []
+        given, found, seconds = json.dumps([asdict(row) for row in selected]), [], []
         for checkout in pair:
             start = time.perf_counter()
             text = checkout.run("same_bits.py", "--worker", given=given)
@@ -347,7 +353,7 @@ def compare(args: argparse.Namespace) -> int:
             seconds.append(time.perf_counter() - start)
         gaps = Gaps([c.copy.parent for c in pair])
         equal = 0
-        for row in wanted:
+        for row in selected:
             one, other = (x[row.name] for x in found)
             words = difference(
                 one, other, not args.ignore_names, lambda names, row=row: gaps(row.name, names)
@@ -356,39 +362,43 @@ def compare(args: argparse.Namespace) -> int:
             if words:
                 print(f"{row.name:40} {words}")
         if args.slowest:
-            slow = sorted(wanted, key=lambda row: -found[0][row.name]["seconds"])[: args.slowest]
+            slow = sorted(selected, key=lambda row: -found[0][row.name]["seconds"])[: args.slowest]
             for row in slow:
                 print(f"{row.name:40} {found[0][row.name]['seconds']:.2f} s")
-        _say_beside(found, seconds)
-        print(f"{equal} of {len(wanted)} equal")
-        return 0 if equal == len(wanted) else 1
+        _print_notes(found, seconds)
+        print(f"{equal} of {len(selected)} equal")
+        return 0 if equal == len(selected) else 1
 
 
-def _say_beside(found: list[dict[str, Any]], seconds: list[float]) -> None:
-    """Rows without a result, times, and what was not compared as one side does not offer it."""
+def _print_notes(found: list[dict[str, Any]], seconds: list[float]) -> None:
+    """Print rows that fail on both sides, times, and results that only one side has."""
     errors = [
         {n: f"{x['error']}: {x['text']}" for n, x in rows.items() if "error" in x} for rows in found
     ]
     for name in (n for n in errors[0] if n in errors[1]):
-        print(f"{name:40} ends in an error on both sides: {errors[0][name]}")
+        print(f"{name:40} fails on both sides: {errors[0][name]}")
     print(f"base {seconds[0]:.0f} s, here {seconds[1]:.0f} s")
     groups = [
         {name.split("/")[0] for x in rows.values() for name in x.get("hashes", ())}
         for rows in found
     ]
     for name in sorted(groups[0] ^ groups[1]):
-        print(f"not compared: {name}, which only one side offers (see checkouts.py)")
+        print(f"not compared: {name}, which only one side has (see checkouts.py)")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("base", type=Path, nargs="?")
     parser.add_argument("here", type=Path, nargs="?", default=checkouts.this_checkout())
-    parser.add_argument("--parts", default="", help="names of --list, with commas")
+    parser.add_argument("--parts", default="", help="names from --list, separated by commas")
     parser.add_argument("--engines", default="", help="loop or vector")
-    parser.add_argument("--list", action="store_true", help="say what would be run")
-    parser.add_argument("--ignore-names", action="store_true", help="of arrays")
-    parser.add_argument("--slowest", type=int, default=0, help="say which rows take longest")
+    parser.add_argument("--list", action="store_true", help="list the rows without running them")
+    parser.add_argument(
+        "--ignore-names", action="store_true", help="compare arrays regardless of names"
+    )
+    parser.add_argument(
+        "--slowest", type=int, default=0, help="also list so many of the slowest rows"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

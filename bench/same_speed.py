@@ -1,18 +1,18 @@
-"""Two checkouts are equally fast: milliseconds a round, in processes that take turns.
+"""Compare the speed of two checkouts: milliseconds per round, in processes that take turns.
 
     python bench/same_speed.py BASE [HERE] [--pairs 9] [--workloads a,b] [--clock cpu] [--list]
 
-BASE and HERE are folders with ``src``; HERE is by default the checkout of this script. For every
-workload there are pairs of fresh processes, one of each checkout, on the CPU with one thread each.
-After some rounds to warm up the two take turns (base, here, here, base, base, ...), so that what
-else happens on the machine hits both. The ratio here/base of a pair is the median of that of its
-turns. The table has the median over the pairs and its 95 % interval by bootstrap. A workload is a
-regression if that interval lies wholly above 1.03, faster if wholly below 0.97, and level
-otherwise. The status is 1 if there is a regression or a process fails.
+BASE and HERE are folders with ``src``; HERE is by default the checkout of this script. Every
+workload is timed in pairs of new processes, one per checkout, on the CPU with one thread each.
+After a warm-up the two processes take turns (base, here, here, base, base, ...), so that other load
+on the machine affects both. The ratio here/base of a pair is the median over its turns. The table
+shows the median over the pairs and its 95 % bootstrap interval. A workload is a regression if the
+interval lies above 1.03, faster if it lies below 0.97, and level otherwise. The exit status is 1 if
+there is a regression or a process fails.
 
-Times are processor times, which count what others do on the machine least, and for workloads with
-worker processes times on the wall; ``--clock wall`` takes those for all, which is for a quiet
-machine. Workloads are those of ``kedge bench``, made small enough for a few seconds a pair.
+Times are CPU times, which depend least on other load. Workloads with worker processes use wall
+times; ``--clock wall`` uses them for all workloads, which needs a quiet machine. The workloads are
+those of ``kedge bench``, reduced to a few seconds per pair.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from typing import Any
 import checkouts
 
 CLASSES = 10
-WARM = 3  # rounds
-TURN = 0.02  # seconds at least, so that a quick round is not timed alone
-TURNS, SECONDS = 8, 1.2  # turns of a pair at least, and how long they go on
-ABOVE, BELOW = 1.03, 0.97
-DRAWS = 10_000  # of the bootstrap
+WARM_UP_ROUNDS = 3
+MIN_TURN_S = 0.02  # a turn has several rounds if they are quicker
+MIN_TURNS, MIN_PAIR_S = 8, 1.2  # of a pair of processes
+MAX_LEVEL, MIN_LEVEL = 1.03, 0.97  # ratios that count as equally fast
+BOOTSTRAP_SAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A round: ``cohort`` clients of ``clients``, each with ``steps`` batches of its samples."""
+    """A round: ``cohort`` of ``clients`` clients take ``steps`` steps each."""
 
     net: str  # linear, mlp, cnn or pfl, see `network`
     clients: int
@@ -50,7 +50,7 @@ class Workload:
     steps: int
     engine: str
     method: str = "fedavg"
-    how: dict[str, Any] = field(default_factory=dict)  # besides the engine
+    execution: dict[str, Any] = field(default_factory=dict)  # besides the engine
 
 
 def _digits(engine: str, method: str = "fedavg", cohort: int = 20) -> Workload:
@@ -67,7 +67,7 @@ WORKLOADS = {
     "digits_vector": _digits("vector"),
     "cnn_loop": Workload("cnn", 4, 4, 128, 64, 2, "loop"),
     "cnn_vector": Workload("cnn", 4, 4, 32, 8, 3, "vector"),
-    "pfl_workers": Workload("pfl", 40, 6, 20, 10, 1, "loop", how={"workers": 2}),
+    "pfl_workers": Workload("pfl", 40, 6, 20, 10, 1, "loop", execution={"workers": 2}),
     "overhead_loop": _overhead("loop"),
     "overhead_vector": _overhead("vector"),
     "scaffold_loop": _digits("loop", "scaffold"),
@@ -108,46 +108,46 @@ def network(kind: str) -> Any:
 
 
 def federation(work: Workload) -> Any:
-    """Random data, on which speed does not depend; pictures are bytes that are normalised."""
+    """Random data, since speed does not depend on them; images are bytes that are normalised."""
     import torch
 
     draw = torch.Generator().manual_seed(0)
-    pictures, count = work.net in ("cnn", "pfl"), work.clients * work.samples
-    shape = (3, 32, 32) if pictures else (64,)
+    is_image, count = work.net in ("cnn", "pfl"), work.clients * work.samples
+    shape = (3, 32, 32) if is_image else (64,)
     x = torch.randint(0, 256, (count, *shape), generator=draw, dtype=torch.uint8)
     y = torch.randint(0, CLASSES, (count,), generator=draw)
-    options: dict[str, Any] = {"moments": ([0.5] * 3, [0.25] * 3)} if pictures else {}
+    options: dict[str, Any] = {"moments": ([0.5] * 3, [0.25] * 3)} if is_image else {}
     rows = torch.arange(count).split(work.samples)
     task = checkouts.task("classification", CLASSES)
-    inputs = x if pictures else x.float() / 255
+    inputs = x if is_image else x.float() / 255
     return checkouts.find("Federation")(inputs, y, rows, task, **options)
 
 
 def worker(name: str) -> None:
-    """Tell the seconds of a round, then run as many rounds as each line says and tell their time
-    on the wall and on the processor."""
+    """Print the seconds of a round; then, for each input line, run so many rounds and print their
+    wall and CPU time."""
     checkouts.begin()
     work = WORKLOADS[name]
     sim = checkouts.simulation(
         federation(work),
         network(work.net),
         work.method,
-        how={"engine": work.engine} | work.how,
+        execution={"engine": work.engine} | work.execution,
         optim={"lr": 0.01},
         work={"batch": work.batch, "steps": work.steps},
         per_round=work.cohort,
         weighting="uniform",
     )
-    for _ in range(WARM):
+    for _ in range(WARM_UP_ROUNDS):
         start = time.perf_counter()
         sim.run_round()
     print(time.perf_counter() - start, flush=True)
     gc.collect()
     for line in sys.stdin:
-        wall, processor = time.perf_counter(), time.process_time()
+        wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             sim.run_round()
-        spent = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - processor}
+        spent = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
         print(json.dumps(spent), flush=True)
 
 
@@ -155,45 +155,45 @@ def worker(name: str) -> None:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the medians of the ratios drawn again, with replacement."""
+    """The 95 % bootstrap interval of the median."""
     import numpy as np
 
-    draw = np.random.default_rng(0)
-    picked = draw.integers(0, len(ratios), (DRAWS, len(ratios)))
+    generator = np.random.default_rng(0)
+    picked = generator.integers(0, len(ratios), (BOOTSTRAP_SAMPLES, len(ratios)))
     medians = np.median(np.array(ratios)[picked], axis=1)
     low, high = np.quantile(medians, (0.025, 0.975))
     return float(low), float(high)
 
 
 def verdict(low: float, high: float) -> str:
-    return "regression" if low > ABOVE else "faster" if high < BELOW else "level"
+    return "regression" if low > MAX_LEVEL else "faster" if high < MIN_LEVEL else "level"
 
 
 def take_turns(pair: tuple[Any, Any], name: str, clock: str) -> tuple[float, float, float]:
-    """One pair of processes: milliseconds a round of base and here, and the ratio."""
-    clock = "wall" if "workers" in WORKLOADS[name].how else clock
-    talks: list[checkouts.Talk] = []
+    """Time one pair of processes: milliseconds per round of base and here, and their ratio."""
+    clock = "wall" if "workers" in WORKLOADS[name].execution else clock
+    workers: list[checkouts.Worker] = []
     times: tuple[list[float], list[float]] = ([], [])
     try:
         for checkout in pair:
-            talks.append(checkouts.Talk(checkout, "same_speed.py", "--worker", name))
-        rounds = math.ceil(TURN / min(float(talk.answer()) for talk in talks))
+            workers.append(checkouts.Worker(checkout, "same_speed.py", "--worker", name))
+        rounds = math.ceil(MIN_TURN_S / min(float(process.answer()) for process in workers))
         start = time.perf_counter()
-        while len(times[0]) < TURNS or time.perf_counter() - start < SECONDS:
+        while len(times[0]) < MIN_TURNS or time.perf_counter() - start < MIN_PAIR_S:
             for side in (0, 1) if len(times[0]) % 2 == 0 else (1, 0):
-                talks[side].ask(str(rounds))
-                times[side].append(1e3 * json.loads(talks[side].answer())[clock] / rounds)
+                workers[side].ask(str(rounds))
+                times[side].append(1e3 * json.loads(workers[side].answer())[clock] / rounds)
     finally:
-        for talk in talks:
-            talk.close()
-    base, here = (statistics.median(own) for own in times)
+        for process in workers:
+            process.close()
+    base, here = (statistics.median(seconds) for seconds in times)
     return base, here, statistics.median(b / a for a, b in zip(*times, strict=True))
 
 
 def measure(
     pair: tuple[Any, Any], name: str, pairs: int, clock: str
 ) -> list[tuple[float, float, float]]:
-    """Milliseconds of base and here and their ratio, pair by pair."""
+    """Milliseconds per round of base and here, and their ratio, for each pair."""
     found = []
     for i in range(pairs):
         found.append(take_turns(pair, name, clock))
@@ -203,7 +203,7 @@ def measure(
 
 
 def compare(args: argparse.Namespace) -> int:
-    names = checkouts.chosen(args.workloads, list(WORKLOADS), "workload")
+    names = checkouts.read_names(args.workloads, list(WORKLOADS), "workload")
     if args.list:
         print("\n".join(f"{name:16} {WORKLOADS[name]}" for name in names))
         return 0
@@ -222,9 +222,9 @@ def compare(args: argparse.Namespace) -> int:
                 continue
             base, here, middle = (statistics.median(column) for column in zip(*found, strict=True))
             low, high = interval([ratio for _, _, ratio in found])
-            said, span = verdict(low, high), f"{low:.3f} to {high:.3f}"
-            failed |= said == "regression"
-            table.append(f"{name:16} {base:9.2f} {here:9.2f} {middle:7.3f} {span:>15} {said}")
+            result, span = verdict(low, high), f"{low:.3f} to {high:.3f}"
+            failed |= result == "regression"
+            table.append(f"{name:16} {base:9.2f} {here:9.2f} {middle:7.3f} {span:>15} {result}")
     print()
     print("\n".join(table))
     print(f"{args.pairs} pairs, {args.clock} time, {time.perf_counter() - start:.0f} s in all")
@@ -236,9 +236,11 @@ def main() -> int:
     parser.add_argument("base", type=Path, nargs="?")
     parser.add_argument("here", type=Path, nargs="?", default=checkouts.this_checkout())
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--workloads", default="", help="names of --list, with commas")
+    parser.add_argument("--workloads", default="", help="names from --list, separated by commas")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
-    parser.add_argument("--list", action="store_true", help="say what would be run")
+    parser.add_argument(
+        "--list", action="store_true", help="list the workloads without running them"
+    )
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
