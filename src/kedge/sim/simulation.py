@@ -292,7 +292,7 @@ class Simulation:
     def evaluate_all(
         self, weights: Weights | None = None
     ) -> tuple[dict[str, float], list[float | None]]:
-        """Metrics as in :meth:`evaluate`, and the headline metric of each class (None: no sample)."""
+        """Metrics as in :meth:`evaluate`, and the headline metric by class (None: no samples)."""
         fed = self.federation
         angle_sums = [self.sums(weights or self.weights, fed.test_batches(a)) for a in fed.angles]
         reports = [fed.task.report(sums) for sums in angle_sums]
