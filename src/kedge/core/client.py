@@ -157,8 +157,9 @@ def _objective(
 ) -> tuple[Tensor, Tree]:
     """The task's loss plus every part's term, and auxiliary results of the forward pass.
 
-    With ``again``, a ``local`` state, the objective is evaluated once more at another point in the
-    same step: max steps and updates of BatchNorm statistics, which occur once per step, are skipped.
+    ``again`` is the ``local`` state if the objective is evaluated a second time in a step, at
+    another point. Max steps and updates of BatchNorm statistics then are skipped: they happen once
+    per step.
     """
     weights, size = Weights(params, carry.weights.buffers), len(batch.x)
     passes = _passes(context, weights, track=again is None)
