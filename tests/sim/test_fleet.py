@@ -351,7 +351,7 @@ def test_a_round_may_be_drawn_ahead() -> None:
     assert gap(sims[:3], sims[3:]) == 0
     drawn = ahead._cohorts._ahead
     assert drawn is not None
-    assert drawn.what[0] == 3
+    assert drawn.inputs[0] == 3
 
 
 def test_no_warnings_where_all_goes_well() -> None:

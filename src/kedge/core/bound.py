@@ -1,4 +1,4 @@
-"""A method bound to a model, a task, an optimiser and data: all that stays the same over a run."""
+"""Bind a method to a model, a task, an optimiser and data; the binding is constant over a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kedge.core.tree import Tree, Weights
 from kedge.core.view import Data, Spec
 from kedge.errors import IncompatibleError, ModelError
 
-PRIVATE = "private"  # the client slot that holds leaves which never leave the client
+PRIVATE = "private"  # the client slot of private leaves, which never leave the client
 
 
 class Server(NamedTuple):
-    """What the server holds between rounds."""
+    """The server's state between rounds: the global weights, and each part's slot."""
 
     weights: Weights
     slots: dict[str, Tree]
@@ -42,7 +42,23 @@ class LocalStatistics(Part):
 
 
 class Bound:
-    """Checks that everything fits, and answers what the engines ask."""
+    """A method, checked against its model, task and optimiser.
+
+    Args:
+        method: the parts.
+        model: the network.
+        task: loss and metrics; its outputs must match the model's.
+        optim: the local optimiser.
+        data: where batches come from.
+        num_clients: clients of the federation.
+        input_shape: shape of one input, without the batch axis.
+        initial: the initial weights, on the device and in the dtype of the run.
+        key: root key of the hooks that run once, ``[2]``.
+
+    Raises:
+        ModelError: the outputs do not match the task, or the model lacks a head.
+        IncompatibleError: a part does not suit the task, the optimiser or another part.
+    """
 
     def __init__(
         self,
@@ -61,16 +77,16 @@ class Bound:
         self.parts: tuple[Part, ...] = method.parts
         if model.batchnorm == "local":
             self.parts = (*self.parts, LocalStatistics())
-        #: What each part's ``phase`` said for the round at hand, see :meth:`at`.
+        #: Each part's phase in the present round, by part name; see :meth:`at`.
         self.phases: dict[str, str] = {}
         self._by_phases: dict[tuple[tuple[str, str], ...], Bound] = {}
-        self._root: weakref.ref[Bound] | None = None  # weak: it owns those with phases
+        self._root: weakref.ref[Bound] | None = None  # weak: the root owns its copies with phases
         self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in HOOKS}
         self._check()
         self._factor = schedule(optim.schedule)
 
-        one = next(iter(initial.params.values()))
-        sample = torch.zeros((2, *input_shape), dtype=one.dtype, device=one.device)
+        like = next(iter(initial.params.values()))
+        sample = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
         spec = Spec(
             model=model,
             task=task,
@@ -79,8 +95,8 @@ class Bound:
             num_clients=num_clients,
             input_shape=input_shape,
             shapes=model.shapes(initial, sample),
-            dtype=one.dtype,
-            device=one.device,
+            dtype=like.dtype,
+            device=like.device,
             key=key,
         )
         width = int(torch.Size(spec.shapes["logits"]).numel())
@@ -103,10 +119,10 @@ class Bound:
         self.cuts = tuple(dict.fromkeys(c for p in self.parts for c in p.cuts()))
 
     def with_data(self, data: Data) -> Bound:
-        """The same on other data, in the same phases."""
-        made = copy.copy(self)
-        made.data = data
-        return made
+        """This binding on other data, in the same phases."""
+        other = copy.copy(self)
+        other.data = data
+        return other
 
     def part(self, name: str) -> Part:
         """The part of the method that has this name."""
@@ -117,11 +133,12 @@ class Bound:
         return self._hooked[hook]
 
     def needs(self, what: Literal["clients", "sum", "labels", "sweep"]) -> bool:
+        """Whether a part declares ``needs_<what>``."""
         return any(getattr(p, f"needs_{what}") for p in self.parts)
 
     def at(self, round: int) -> Bound:
-        """This binding with the phases that its parts have in a round; rounds of equal phases
-        share one object."""
+        """This binding with its parts' phases in a round; rounds with equal phases share one
+        object."""
         return self.in_phases({p.name: call(p, "phase", round) for p in self.parts_with("phase")})
 
     def in_phases(self, phases: dict[str, str]) -> Bound:
@@ -130,22 +147,23 @@ class Bound:
         if not phases:
             return root
         if key not in root._by_phases:
-            made = root._by_phases[key] = copy.copy(root)
-            made.phases, made._by_phases, made._root = phases, {}, weakref.ref(root)
+            derived = root._by_phases[key] = copy.copy(root)
+            derived.phases, derived._by_phases, derived._root = phases, {}, weakref.ref(root)
         return root._by_phases[key]
 
     @property
     def root(self) -> Bound:
-        """The binding without phases that this one comes from."""
+        """The binding without phases from which this one is derived."""
         root = self if self._root is None else self._root()
         assert root is not None
         return root
 
     def lr(self, round: int) -> float:
+        """The learning rate of a round."""
         return self.optim.lr * self._factor(round)
 
     def server(self) -> Server:
-        """The server before the first round."""
+        """The server's state before the first round."""
         slots = {
             p.name: call(p, "server_init", self.spec.for_part(p))
             for p in self.parts_with("server_init")
@@ -153,7 +171,7 @@ class Bound:
         return Server(self.initial, slots)
 
     def client(self) -> dict[str, Tree]:
-        """A client's own state before its first round."""
+        """A client's state before its first round."""
         slots = {
             p.name: call(p, "client_init", self.spec.for_part(p))
             for p in self.parts_with("client_init")
@@ -163,17 +181,19 @@ class Bound:
         return slots
 
     def sent(self, server: Server) -> dict[str, Tree]:
-        """What goes down with the weights."""
+        """What parts broadcast with the weights, by part name."""
         slots = server.slots
         return {p.name: call(p, "send", slots.get(p.name, {})) for p in self.parts_with("send")}
 
     def only_private(self, weights: Weights) -> Tree:
+        """The leaves that stay on the client."""
         return {
             "params": {n: weights.params[n] for n in self.private_params},
             "buffers": {n: weights.buffers[n] for n in self.private_buffers},
         }
 
     def only_public(self, weights: Weights) -> Weights:
+        """The leaves that travel."""
         return Weights(
             {n: v for n, v in weights.params.items() if n in self.spec.params},
             {n: v for n, v in weights.buffers.items() if n not in self.private_buffers},

@@ -1,9 +1,9 @@
-"""One client round, as three pure functions: :func:`begin`, :func:`step`, :func:`end`.
+"""One client round as three pure functions: :func:`begin`, :func:`step`, :func:`end`.
 
-Together with :mod:`kedge.core.server` this is the only place where an algorithm runs. A loop calls
-the three client by client, the vectorised engine maps them over all clients at once, a remote
-client calls them where its data are. Each is a function of a :class:`Job` and a :class:`Carry` and
-changes neither.
+Together with :mod:`kedge.core.server` this is the only place where an algorithm runs. The loop
+engine calls them client by client, the vectorised engine maps them over all clients at once, and a
+remote client calls them on its own data. Each is a function of a :class:`Job` and a :class:`Carry`
+and changes neither.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kedge.core.view import Context, Job, Passes, View, view_out
 
 
 class Carry(NamedTuple):
-    """What goes from one local step to the next."""
+    """State between local steps."""
 
     weights: Weights
     optim: Tree
     local: dict[str, Tree]
     step: Tensor
-    terms: Params  # sum over the steps of every term of the objective
+    terms: Params  # sum over the steps of each term of the objective
 
 
 class Reply(NamedTuple):
-    """What a client returns: ``delta = local - anchor``, uploads, and its next own state."""
+    """A client's result: ``delta = local - anchor``, uploads, and its next state."""
 
     delta: Weights
     contribution: Tree
@@ -48,7 +48,7 @@ class Reply(NamedTuple):
 
 
 def begin(bound: Bound, job: Job) -> Carry:
-    """Restore the client's private leaves and let parts prepare."""
+    """The state before the first step: private leaves restored, each part's ``local`` prepared."""
     context = client_context(bound, job, local={})
     local = {p.name: _call(p, "prepare", context) for p in bound.parts_with("prepare")}
     zero = torch.zeros((), dtype=bound.spec.dtype, device=bound.spec.device)
@@ -62,7 +62,18 @@ def begin(bound: Bound, job: Job) -> Carry:
 
 
 def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFERENCE) -> Carry:
-    """One local step on the batch ``index`` ``[B]``, with an engine's arithmetic."""
+    """One local step.
+
+    Args:
+        bound: the binding with the phases of the round.
+        job: the client's job.
+        carry: the state before the step.
+        index: rows of the batch, ``[B]``.
+        ops: the engine's arithmetic.
+
+    Returns:
+        The state after the step.
+    """
     context = client_context(bound, job, carry.local, carry.step)
     batch = bound.data.batch(index, _data_key(bound, job, carry.step))
     for part in bound.parts_with("transform"):
@@ -88,7 +99,7 @@ def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFEREN
     weights = Weights(new, done["buffers"])
 
     context.passes = _passes(context, weights)
-    # what a part makes here without having prepared any lasts for the step alone
+    # without a prepared value, a part's local state lasts for this step only
     local = {name: context.local[name] for name in carry.local}
     for part in bound.parts_with("observe"):
         local[part.name] = _call(part, "observe", context, new, batch, done["outs"][part.name])
@@ -96,15 +107,15 @@ def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFEREN
 
 
 def end(bound: Bound, job: Job, carry: Carry) -> Reply:
-    """What leaves the client, and what it keeps."""
+    """The reply after the last step: update, uploads and next state."""
     context = client_context(bound, job, carry.local)
     context.passes = _passes(context, carry.weights)
     uploads: dict[str, Tree] = {}
-    kept: dict[str, Tree] = {p: job.client[p] for p in job.client if p != PRIVATE}
+    next_state: dict[str, Tree] = {p: job.client[p] for p in job.client if p != PRIVATE}
     for part in bound.parts_with("reply"):
-        kept[part.name], uploads[part.name] = _call(part, "reply", context, carry.weights)
+        next_state[part.name], uploads[part.name] = _call(part, "reply", context, carry.weights)
     if PRIVATE in job.client:
-        kept[PRIVATE] = bound.only_private(carry.weights)
+        next_state[PRIVATE] = bound.only_private(carry.weights)
     local, anchor = bound.only_public(carry.weights), bound.only_public(context.anchor)
     delta = Weights(
         tree.sub(local.params, anchor.params),
@@ -119,16 +130,16 @@ def end(bound: Bound, job: Job, carry: Carry) -> Reply:
         contribution = _call(part, "contribute", context, delta.params)
     steps = carry.step.clamp_min(1).to(bound.spec.dtype)
     terms = tree.map(lambda t: t / steps, carry.terms)
-    return Reply(delta, contribution, uploads, kept, terms, job.info.weight)
+    return Reply(delta, contribution, uploads, next_state, terms, job.info.weight)
 
 
 def survey(bound: Bound, job: Job, part: Part) -> Tree:
-    """What a client answers to a part's survey."""
+    """A client's answer to a part's survey: uploads, not yet reduced."""
     return _call(part, "survey", client_context(bound, job, local={}))
 
 
 def personal(bound: Bound, job: Job) -> Weights:
-    """The weights this client would use itself."""
+    """The personal weights of a client."""
     context = client_context(bound, job, local={})
     weights = context.anchor
     for part in bound.parts_with("personal"):
@@ -144,10 +155,11 @@ def _objective(
     params: Params,
     again: dict[str, Tree] | None = None,
 ) -> tuple[Tensor, Tree]:
-    """The task's loss plus every part's term, and what the step needs of the pass besides.
+    """The task's loss plus every part's term, and auxiliary results of the forward pass.
 
-    ``again`` asks for the objective once more at another point: with the given ``local`` and
-    without what happens once a step, that is max steps and the update of BatchNorm's statistics.
+    ``again`` is the ``local`` state if the objective is evaluated a second time in a step, at
+    another point. Max steps and updates of BatchNorm statistics then are skipped: they happen once
+    per step.
     """
     weights, size = Weights(params, carry.weights.buffers), len(batch.x)
     passes = _passes(context, weights, track=again is None)
@@ -183,7 +195,7 @@ def _objective(
 def _descend(
     bound: Bound, context: Context, params: Params, grads: Params, state: Tree, ops: Ops
 ) -> tuple[Params, Tree]:
-    """The optimiser's step on the leaves that are trainable in this step."""
+    """The optimiser's update of the leaves that are trainable in this step."""
     lr = context.job.info.lr
     mask: dict[str, Tensor | bool] = {}
     for part in bound.parts_with("trainable"):
@@ -197,8 +209,10 @@ def _descend(
 
     grads = masked(grads, tree.zeros_like(grads))
     new, new_state = bound.optim.update(params, grads, state, lr, ops)
-    kept = {k: masked(v, state[k]) if isinstance(v, dict) else v for k, v in new_state.items()}
-    return masked(new, params), kept
+    next_state = {
+        k: masked(v, state[k]) if isinstance(v, dict) else v for k, v in new_state.items()
+    }
+    return masked(new, params), next_state
 
 
 def _chosen(flag: Tensor | bool, new: Tensor, old: Tensor) -> Tensor:
@@ -210,11 +224,11 @@ def _chosen(flag: Tensor | bool, new: Tensor, old: Tensor) -> Tensor:
 def client_context(
     bound: Bound, job: Job, local: dict[str, Tree], step: Tensor | None = None
 ) -> Context:
-    """What the hooks of this client share, its private leaves restored into the anchor."""
+    """What this client's hooks share; its private leaves are restored into the anchor."""
     anchor = job.anchor
     if PRIVATE in job.client:
-        own = job.client[PRIVATE]
-        anchor = Weights(anchor.params | own["params"], anchor.buffers | own["buffers"])
+        private = job.client[PRIVATE]
+        anchor = Weights(anchor.params | private["params"], anchor.buffers | private["buffers"])
     key = job.key
     if bound.model.is_random:
         key = rng.fold(key, "pass") if step is None else rng.fold(rng.fold(key, "pass"), step)
@@ -233,7 +247,7 @@ def client_context(
 
 
 def _passes(context: Context, weights: Weights, track: bool = True) -> Passes:
-    """Passes at other weights in the same step, with the same randomness."""
+    """Passes at other weights in the same step, with the same random key."""
     same = context.passes
     return Passes(same.model, weights.buffers, same.key, track, same.taps)
 
@@ -243,5 +257,5 @@ def _data_key(bound: Bound, job: Job, step: Tensor) -> Tensor:
 
 
 def _call(part: Part, hook: str, context: Context, *args: Any) -> Any:
-    """Call one hook with the part's own view."""
+    """Call a hook with the part's view of the context."""
     return call(part, hook, View(context, part, hook), *args)

@@ -1,7 +1,7 @@
-"""How a value differs from the tree, the parameters or the weights that it should be, in words.
+"""Describe in words how a value differs from an expected tree, parameters or weights.
 
-Each function returns an empty text where nothing is wrong. Only types, names and shapes are looked
-at, never values.
+Each function returns an empty string if there is no difference. It compares types, names and
+shapes, never values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def at(path: str) -> str:
 
 
 def not_a_tree(value: Any, path: str = "") -> str:
-    """What in a value is not a tree; empty if it is one."""
+    """The first item of a value that is not a tree; empty if the value is a tree."""
     if isinstance(value, Tensor):
         return ""
     if isinstance(value, dict):
@@ -56,7 +56,7 @@ def not_a_tree(value: Any, path: str = "") -> str:
 
 
 def tree_gap(value: Any, like: Any, path: str = "") -> str:
-    """Where a tree differs from another in structure or shapes; empty if nowhere."""
+    """The first difference of two trees in structure or shapes."""
     if isinstance(like, Tensor):
         if isinstance(value, Tensor) and value.shape == like.shape:
             return ""
@@ -89,7 +89,8 @@ def names_gap(value: Mapping[str, Any], like: Mapping[str, Any]) -> str:
 
 
 def params_gap(made: Any, params: Mapping[str, Tensor], whole: bool) -> str:
-    """Whether a dict has names and shapes of parameters; ``whole``: all of them."""
+    """The first name or shape of a dict that is not a parameter's; with ``whole``, also missing
+    names."""
     if not isinstance(made, dict):
         return described(made)
     for name, value in made.items():

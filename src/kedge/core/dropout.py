@@ -20,7 +20,7 @@ class Dropout(nn.Module):
     def __init__(self, p: float, channels: bool = False) -> None:
         super().__init__()
         self.p, self.channels = p, channels  # channels: drop whole channels, as nn.Dropout2d
-        # a value stays if its draw of 32 bits, read as a fraction of 24 bits, is p or more
+        # a value is retained if its 32-bit draw, as a fraction of 24 bits, is at least p
         self.least = math.ceil(torch.tensor(p, dtype=torch.float32).item() * 2**24) * 2**8
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,11 +33,11 @@ class Dropout(nn.Module):
         if self.least >= 2**32:
             return x * 0
         draws = self.draws(key, x)
-        keep = (draws ^ -(2**31)) >= self.least - 2**31  # compares them as unsigned numbers
+        keep = (draws ^ -(2**31)) >= self.least - 2**31  # unsigned comparison
         return x * keep.to(x.dtype) / (1 - self.p)
 
     def draws(self, key: Tensor, x: Tensor) -> Tensor:
-        """Uniform 32-bit integers, one for each value (or channel) of ``x``."""
+        """Uniform 32-bit integers, one per value (or channel) of ``x``."""
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
         return rng.bits(key, shape)
 
@@ -47,7 +47,7 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class KeyStream:
-    """A new key for every dropout of a pass, in the order in which they run."""
+    """A new key for each dropout layer of a pass, in the order of execution."""
 
     def __init__(self, key: Tensor) -> None:
         self.key, self.count = key, 0
@@ -66,7 +66,7 @@ _streams = _Streams()
 
 @contextmanager
 def drawing_from(stream: KeyStream | None) -> Iterator[None]:
-    """Let the dropouts of a pass draw from these keys."""
+    """Within the block, dropout layers draw from these keys."""
     before, _streams.top = _streams.top, stream
     try:
         yield
@@ -75,7 +75,8 @@ def drawing_from(stream: KeyStream | None) -> Iterator[None]:
 
 
 def keyed(module: nn.Module) -> nn.Module:
-    """The module with its dropouts replaced, in place."""
+    """Replace the dropout layers of a module in place by :class:`Dropout`; a ModelError for layers
+    that cannot draw from a key."""
     for name, child in list(module._modules.items()):
         if child is None:
             continue

@@ -1,8 +1,8 @@
 """Whether a tensor's values can be read now.
 
-Inside ``vmap``, ``grad`` or a trace they cannot. Code that has a shortcut for plain values (random
-keys, losses) asks :func:`is_eager`. The answer here uses public functions of torch; engines set a
-faster one, which also knows their own traces.
+Inside ``vmap``, ``grad`` or a trace they cannot. Code with a fast path for plain values (random
+keys, losses) calls :func:`is_eager`. The default predicate uses public functions of torch; engines
+set a faster one, which also detects their own traces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def is_unwrapped(x: Tensor) -> bool:
-    """Whether no transform of ``torch.func`` wraps what is computed from ``x``."""
+    """Whether no transform of ``torch.func`` wraps ``x``."""
     alias = x.view_as(x)
     return torch.func.debug_unwrap(alias) is alias
 
@@ -28,7 +28,7 @@ def is_eager(x: Tensor) -> bool:
 
 
 def set_predicate(predicate: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-    """Replace the predicate behind :func:`is_eager`; returns the one before."""
+    """Replace the predicate of :func:`is_eager`; return the previous one."""
     global _predicate
     before, _predicate = _predicate, predicate
     return before

@@ -1,9 +1,8 @@
-"""Calling a part's hooks, and checking what each of them returns.
+"""Call a part's hooks and check their return values.
 
-:data:`RETURNS` says for every hook what it must return. :func:`call` checks it where the hook is
-called, by types, names and shapes alone: no value is read, so it works under ``vmap``, in a trace
-and while a graph is captured, and costs next to nothing. A :data:`Watch` may run hooks in place of
-``call``, to check more.
+:data:`RETURNS` has one check per hook. :func:`call` applies it to types, names and shapes. No
+tensor value is read, so the checks work under ``vmap``, in a trace and during graph capture, at
+negligible cost. A :data:`Watch` may run the hooks instead, to check more.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from kedge.errors import HookError, KedgeError, nearest
 
 #: Runs ``(part, hook, arguments)`` and returns what the hook returns.
 Watch = Callable[[Part, str, tuple[Any, ...]], Any]
-#: ``(part, returned value, *arguments)`` to what is wrong with the value; empty if nothing is.
+#: ``(part, returned value, *arguments)`` to a description of the fault; empty if there is none.
 Check = Callable[..., str]
 
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
@@ -48,13 +47,14 @@ KEEP_STATE = (
 def call(part: Part, hook: str, *args: Any) -> Any:
     """Call one hook and check what it returns.
 
-    Raises a HookError that names the part and the hook where the hook fails or returns something
-    else than :data:`RETURNS` says.
+    Raises:
+        HookError: the hook fails, or its return value does not pass the check in :data:`RETURNS`;
+            the message names the part and the hook.
     """
     watch = _watch.get()
     try:
-        made = getattr(part, hook)(*args) if watch is None else watch(part, hook, args)
-        wrong = RETURNS[hook](part, made, *args)
+        result = getattr(part, hook)(*args) if watch is None else watch(part, hook, args)
+        wrong = RETURNS[hook](part, result, *args)
     except KedgeError:
         raise
     except FrozenInstanceError as error:
@@ -63,12 +63,12 @@ def call(part: Part, hook: str, *args: Any) -> Any:
         raise HookError(f"{part.name}.{hook} failed: {type(error).__name__}: {error}") from error
     if wrong:
         raise HookError(f"{part.name}.{hook} returned {wrong}")
-    return made
+    return result
 
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Let ``watch`` run all hooks within the block."""
+    """Within the block, ``watch`` runs all hooks."""
     token = _watch.set(watch)
     try:
         yield
@@ -83,78 +83,80 @@ def _but(wrong: str, right: str) -> str:
 # -- what each hook must return -------------------------------------------------------------------
 
 
-def _tree(part: Part, made: Any, *_: Any) -> str:
-    return _but(not_a_tree(made), f"{TREE}: write torch.as_tensor(x) for a number")
+def _tree(part: Part, result: Any, *_: Any) -> str:
+    return _but(not_a_tree(result), f"{TREE}: write torch.as_tensor(x) for a number")
 
 
-def _extend(part: Part, made: Any, spec: Any) -> str:
+def _extend(part: Part, result: Any, spec: Any) -> str:
     right = "a dict of floating-point tensors, by name"
-    if not isinstance(made, dict):
-        return _but(described(made), right)
-    for name, value in made.items():
+    if not isinstance(result, dict):
+        return _but(described(result), right)
+    for name, value in result.items():
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             return _but(f"{described(value)} for {name!r}", right)
     return ""
 
 
-def _private(part: Part, made: Any, spec: Any) -> str:
-    if not isinstance(made, (set, frozenset)):
-        return _but(described(made), "a set of names of parameters and buffers")
+def _private(part: Part, result: Any, spec: Any) -> str:
+    if not isinstance(result, (set, frozenset)):
+        return _but(described(result), "a set of names of parameters and buffers")
     known = {*spec.params, *spec.buffers}
-    unknown = sorted(map(str, made - known))
+    unknown = sorted(map(str, result - known))
     if not unknown:
         return ""
     near = nearest(unknown[0], known) or sorted(known)[:3]
     return f"the name {unknown[0]!r}, which the model does not have; there are " + ", ".join(near)
 
 
-def _phase(part: Part, made: Any, round: int) -> str:
-    return "" if isinstance(made, str) else _but(described(made), "a string, such as 'warm'")
+def _phase(part: Part, result: Any, round: int) -> str:
+    return "" if isinstance(result, str) else _but(described(result), "a string, such as 'warm'")
 
 
-def _uploads(part: Part, made: Any, path: str = "") -> str:
-    """What is wrong with uploads."""
-    if isinstance(made, (Sum, Mean, Stack)):
-        if isinstance(made, Stack) and not part.needs_clients:
+def _uploads(part: Part, result: Any, path: str = "") -> str:
+    """The first fault of uploads."""
+    if isinstance(result, (Sum, Mean, Stack)):
+        if isinstance(result, Stack) and not part.needs_clients:
             return f"a Stack as upload{at(path)}: declare needs_clients = True"
-        return _but(not_a_tree(made.value, path), f"uploads whose values are each {TREE}")
-    if isinstance(made, dict):
-        found = (_uploads(part, item, f"{path}/{key}".strip("/")) for key, item in made.items())
-        return next((wrong for wrong in found if wrong), "")
-    return f"{described(made)} as upload{at(path)}: wrap it in Sum(...), Mean(...) or Stack(...)"
+        return _but(not_a_tree(result.value, path), f"uploads whose values are each {TREE}")
+    if isinstance(result, dict):
+        faults = (_uploads(part, item, f"{path}/{key}".strip("/")) for key, item in result.items())
+        return next((fault for fault in faults if fault), "")
+    return f"{described(result)} as upload{at(path)}: wrap it in Sum(...), Mean(...) or Stack(...)"
 
 
-def _survey(part: Part, made: Any, v: Any) -> str:
-    return _uploads(part, made)
+def _survey(part: Part, result: Any, v: Any) -> str:
+    return _uploads(part, result)
 
 
-def _next_local(part: Part, made: Any, v: Any, *_: Any) -> str:
+def _next_local(part: Part, result: Any, v: Any, *_: Any) -> str:
     before = v.local
     if isinstance(before, dict) and not before:  # nothing was prepared
-        return _tree(part, made)
-    return _but(tree_gap(made, before), "local with the names and shapes that prepare gave it")
+        return _tree(part, result)
+    return _but(tree_gap(result, before), "local with the names and shapes that prepare gave it")
 
 
-def _transform(part: Part, made: Any, v: Any, batch: Batch) -> str:
-    if not isinstance(made, Batch):
-        return _but(described(made), "a Batch: batch._replace(x=...)")
-    if not (isinstance(made.x, Tensor) and isinstance(made.y, Tensor)):
-        return f"a Batch of {described(made.x)} and {described(made.y)}; both must be tensors"
-    rows = len(made.x)
-    if len(made.y) != rows:
-        return f"a Batch of {rows} rows in x and {len(made.y)} in y; they must be as many"
-    if made.target is not None:
+def _transform(part: Part, result: Any, v: Any, batch: Batch) -> str:
+    if not isinstance(result, Batch):
+        return _but(described(result), "a Batch: batch._replace(x=...)")
+    if not (isinstance(result.x, Tensor) and isinstance(result.y, Tensor)):
+        return f"a Batch of {described(result.x)} and {described(result.y)}; both must be tensors"
+    rows = len(result.x)
+    if len(result.y) != rows:
+        return f"a Batch of {rows} rows in x and {len(result.y)} in y; they must be as many"
+    if result.target is not None:
         shape = (rows, v.task.outputs)
-        if not isinstance(made.target, Tensor) or made.target.shape != shape:
-            return f"{described(made.target)} as target; it must be None or of shape {list(shape)}"
+        if not isinstance(result.target, Tensor) or result.target.shape != shape:
+            return (
+                f"{described(result.target)} as target; it must be None or of shape {list(shape)}"
+            )
     return ""
 
 
-def _inject(part: Part, made: Any, v: Any, batch: Batch) -> str:
+def _inject(part: Part, result: Any, v: Any, batch: Batch) -> str:
     right = "(cut, rows): the name of a cut and a tensor"
-    if not (isinstance(made, tuple) and len(made) == 2):
-        return _but(described(made), right)
-    cut, rows = made
+    if not (isinstance(result, tuple) and len(result) == 2):
+        return _but(described(result), right)
+    cut, rows = result
     if not (isinstance(cut, str) and isinstance(rows, Tensor)):
         return _but(f"({described(cut)}, {described(rows)})", right)
     if cut not in part.cuts():
@@ -166,43 +168,43 @@ def _inject(part: Part, made: Any, v: Any, batch: Batch) -> str:
     return ""
 
 
-def _logits(part: Part, made: Any, v: Any, batch: Batch, logits: Tensor) -> str:
-    if isinstance(made, Tensor) and made.shape == logits.shape:
+def _logits(part: Part, result: Any, v: Any, batch: Batch, logits: Tensor) -> str:
+    if isinstance(result, Tensor) and result.shape == logits.shape:
         return ""
-    return _but(described(made), f"logits of the same shape, {list(logits.shape)}")
+    return _but(described(result), f"logits of the same shape, {list(logits.shape)}")
 
 
-def _weigh(part: Part, made: Any, v: Any, batch: Batch) -> str:
+def _weigh(part: Part, result: Any, v: Any, batch: Batch) -> str:
     rows = len(batch.x)
-    if isinstance(made, Tensor) and made.dim() == 1 and len(made) == rows:
+    if isinstance(result, Tensor) and result.dim() == 1 and len(result) == rows:
         return ""
-    return _but(described(made), f"one weight for each sample, of shape [{rows}]")
+    return _but(described(result), f"one weight for each sample, of shape [{rows}]")
 
 
-def _term(part: Part, made: Any, *_: Any) -> str:
-    if isinstance(made, Tensor):
-        if made.dim() == 0 and made.is_floating_point():
+def _term(part: Part, result: Any, *_: Any) -> str:
+    if isinstance(result, Tensor):
+        if result.dim() == 0 and result.is_floating_point():
             return ""
-        return f"{described(made)}; it must be one number: take the mean or the sum"
-    if isinstance(made, (int, float)):
-        return f"{described(made)}; it must be a tensor: out.logits.new_tensor({made!r})"
+        return f"{described(result)}; it must be one number: take the mean or the sum"
+    if isinstance(result, (int, float)):
+        return f"{described(result)}; it must be a tensor: out.logits.new_tensor({result!r})"
     return _but(
-        described(made), "one number as a tensor; a term of nothing is 0 * out.logits.sum()"
+        described(result), "one number as a tensor; a term of nothing is 0 * out.logits.sum()"
     )
 
 
-def _correct(part: Part, made: Any, v: Any, params: Any, grads: Any) -> str:
+def _correct(part: Part, result: Any, v: Any, params: Any, grads: Any) -> str:
     right = "what to add to the gradient: a dict with names and shapes of parameters"
-    return _but(params_gap(made, params, False), right)
+    return _but(params_gap(result, params, False), right)
 
 
-def _trainable(part: Part, made: Any, v: Any, params: Any) -> str:
+def _trainable(part: Part, result: Any, v: Any, params: Any) -> str:
     right = "a dict from names of parameters to True, False or a tensor of bool of their shape"
-    if not isinstance(made, dict):
-        return _but(described(made), right)
-    for name, flag in made.items():
+    if not isinstance(result, dict):
+        return _but(described(result), right)
+    for name, flag in result.items():
         if name not in params:
-            return _but(f"a dict {names_gap(made, params)}", right)
+            return _but(f"a dict {names_gap(result, params)}", right)
         if isinstance(flag, bool):
             continue
         if not isinstance(flag, Tensor) or dtype_name(flag) != "bool":
@@ -214,15 +216,15 @@ def _trainable(part: Part, made: Any, v: Any, params: Any) -> str:
     return ""
 
 
-def _project(part: Part, made: Any, v: Any, params: Any) -> str:
+def _project(part: Part, result: Any, v: Any, params: Any) -> str:
     right = "all parameters, with the names and shapes that it was given"
-    return _but(params_gap(made, params, True), right)
+    return _but(params_gap(result, params, True), right)
 
 
-def _reply(part: Part, made: Any, v: Any, weights: Any) -> str:
-    if not (type(made) is tuple and len(made) == 2):
-        return _but(described(made), "(next client state, uploads); {} stands for none")
-    state, uploads = made
+def _reply(part: Part, result: Any, v: Any, weights: Any) -> str:
+    if not (type(result) is tuple and len(result) == 2):
+        return _but(described(result), "(next client state, uploads); {} stands for none")
+    state, uploads = result
     wrong = tree_gap(state, v.client)
     if wrong:
         wrong = f"a client state that is {wrong}"
@@ -232,31 +234,31 @@ def _reply(part: Part, made: Any, v: Any, weights: Any) -> str:
     return _uploads(part, uploads)
 
 
-def _combine(part: Part, made: Any, r: Any) -> str:
+def _combine(part: Part, result: Any, r: Any) -> str:
     right = "the update: a dict with names and shapes of parameters"
-    wrong = params_gap(made, r.anchor.params, False)
-    if not wrong and not made.keys() >= r.mean_delta.keys():
-        wrong = f"a dict {names_gap(made, r.mean_delta)}"
+    wrong = params_gap(result, r.anchor.params, False)
+    if not wrong and not result.keys() >= r.mean_delta.keys():
+        wrong = f"a dict {names_gap(result, r.mean_delta)}"
     return _but(wrong, right)
 
 
-def _server(part: Part, made: Any, r: Any, weights: Weights) -> str:
-    if not (type(made) is tuple and len(made) == 2):
-        return _but(described(made), "(weights, next server state); {} stands for no state")
-    wrong = weights_gap(made[0], weights)
+def _server(part: Part, result: Any, r: Any, weights: Weights) -> str:
+    if not (type(result) is tuple and len(result) == 2):
+        return _but(described(result), "(weights, next server state); {} stands for no state")
+    wrong = weights_gap(result[0], weights)
     if wrong:
         right = "Weights with the same names and shapes: weights._replace(params=...)"
         return _but(f"{wrong} as weights", right)
-    wrong = not_a_tree(made[1])
+    wrong = not_a_tree(result[1])
     return _but(f"{wrong} as server state" if wrong else "", f"a state that is {TREE}")
 
 
-def _personal(part: Part, made: Any, v: Any, weights: Weights) -> str:
+def _personal(part: Part, result: Any, v: Any, weights: Weights) -> str:
     right = "Weights with the same names and shapes: weights._replace(params=...)"
-    return _but(weights_gap(made, weights), right)
+    return _but(weights_gap(result, weights), right)
 
 
-#: What each hook must return, as a check of it.
+#: The check of each hook's return value.
 RETURNS: dict[str, Check] = {
     "extend": _extend,
     "private": _private,

@@ -24,7 +24,7 @@ def check_rows(wrong: Array, y: Array, where: str, what: str) -> None:
 
 
 def finite_float(x: Array, where: str) -> Array:
-    """As float32, after checking that every value is a number that float32 can hold."""
+    """Convert to float32; a DataError for the first value that is not finite in float32."""
     with np.errstate(over="ignore"):
         small = x.astype(np.float32, copy=False)
     good = np.isfinite(small)

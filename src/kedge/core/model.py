@@ -3,7 +3,7 @@
 Any ``nn.Module`` will do. An ``nn.Sequential`` can be cut after each of its children, and its
 child ``head`` (else its last one) is the head. Another module can be cut after any named
 submodule, and its head is the submodule named by ``head=`` (``head``, ``fc`` and ``classifier``
-are found by themselves). *Features* are what goes into the head.
+are recognised). *Features* are the input of the head.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NORMS: tuple[type[nn.Module], ...] = (
 
 
 class Rows(NamedTuple):
-    """Extra rows that enter a pass after ``cut`` and go through the rest of the network."""
+    """Extra rows that join a pass after ``cut`` and run through the rest of the network."""
 
     owner: str
     cut: str
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What one forward pass gives; real rows come first, then each owner's."""
+    """Result of a forward pass; real rows come first, then those of each owner."""
 
     logits: Tensor
     features: Tensor | None
@@ -62,21 +62,36 @@ class Pass(NamedTuple):
 
 
 class Layout:
-    """How an engine wants the layers and tensors of a model; this one changes nothing."""
+    """Memory format and replaced layers of a model in an engine; this one changes nothing."""
 
     def replace_layers(self, net: nn.Module) -> None:
         """Replace layers of a private copy of the module, in place."""
 
     def arrange(self, x: Tensor, params: Params) -> tuple[Tensor, Params]:
-        """Inputs and parameters of a pass in the memory format that the layers want."""
+        """Convert inputs and parameters of a pass to the memory format of the layers."""
         return x, params
 
 
 class Model:
-    """Turns a module into ``forward(weights, x, mode)`` and keeps the module itself untouched.
+    """A module as a pure function ``forward(weights, x, mode)``.
 
-    A model is never changed by those who use it: an engine that wants another layout derives a
-    model of its own by :meth:`prepared`.
+    The module is copied. A model is immutable; an engine derives one in its own layout by
+    :meth:`prepared`.
+
+    Args:
+        module: any ``nn.Module``.
+        head: name of the head's submodule; recognised by name or position for None.
+        batchnorm: what happens to BatchNorm statistics, see :data:`BATCHNORM`.
+        precision: precision of passes, see :data:`PRECISIONS`.
+
+    Raises:
+        FieldError: ``batchnorm`` or ``precision`` is unknown.
+        ModelError: there is nothing to train, or a layer cannot draw from a key.
+        UnknownName: there is no submodule ``head``.
+
+    Example::
+
+        model = Model(torchvision.models.resnet18(num_classes=10), head="fc")
     """
 
     def __init__(
@@ -93,7 +108,7 @@ class Model:
         if isinstance(module, nn.Sequential) and not len(module):
             raise ModelError("the model is an empty nn.Sequential; give it at least a head")
         self.batchnorm, self.precision = batchnorm, precision
-        # what is frozen (requires_grad = False) travels and stays put, as a buffer does
+        # frozen parameters (requires_grad = False) are sent but not trained, like buffers
         self.names = [n for n, p in module.named_parameters() if p.requires_grad]
         if not self.names:
             raise ModelError("the model has no parameters to train")
@@ -105,15 +120,15 @@ class Model:
 
     def prepared(self, layout: Layout) -> Model:
         """The same model, computed in another layout."""
-        made = copy.copy(self)
-        made.layout = layout
-        made.__dict__.pop("_nets", None)
-        assert made._nets  # made now: the first pass may be inside a trace
-        return made
+        model = copy.copy(self)
+        model.layout = layout
+        model.__dict__.pop("_nets", None)
+        assert model._nets  # built now: the first pass may be inside a trace
+        return model
 
     @cached_property
     def _nets(self) -> dict[str, FunctionalModule]:
-        """The network in every mode, and its head alone, made when the first pass asks."""
+        """The network in every mode, and its head alone; built on first use."""
         nets: dict[str, nn.Module] = {
             mode: _skeleton(self._keyed, mode, self.batchnorm, self.head_name, self.layout)
             for mode in MODES
@@ -128,7 +143,7 @@ class Model:
 
     @property
     def cuts(self) -> list[str]:
-        """Where the model can be cut, in depth order, without the head."""
+        """Names of the cuts in depth order, without the head."""
         module = self.template
         if isinstance(module, nn.Sequential):
             return [n for n in module._modules if n != self.head_name]
@@ -153,18 +168,18 @@ class Model:
             )
 
     def weights(self) -> Weights:
-        """The module's present weights, as a copy."""
-        every = {n: p.detach().clone() for n, p in self.template.named_parameters()}
-        fixed = {n: p for n, p in every.items() if n not in set(self.names)}
+        """A copy of the module's weights; frozen parameters are among the buffers."""
+        params = {n: p.detach().clone() for n, p in self.template.named_parameters()}
+        frozen = {n: p for n, p in params.items() if n not in set(self.names)}
         buffers = {n: b.detach().clone() for n, b in self.template.named_buffers()}
-        return Weights({n: every[n] for n in self.names}, buffers | fixed)
+        return Weights({n: params[n] for n in self.names}, buffers | frozen)
 
     def module(self, weights: Weights) -> nn.Module:
-        """An ordinary module that holds the given weights."""
+        """A copy of the module with the given weights, in evaluation mode."""
         like = weights.params[self.names[0]]
         module = copy.deepcopy(self.template).to(like.device, like.dtype)
-        own = {n: weights.params[n] for n in self.names}
-        module.load_state_dict(own | weights.buffers, strict=False)
+        params = {n: weights.params[n] for n in self.names}
+        module.load_state_dict(params | weights.buffers, strict=False)
         return module.eval()
 
     def forward(
@@ -177,7 +192,16 @@ class Model:
         rows: tuple[Rows, ...] = (),
         taps: tuple[str, ...] = (),
     ) -> Pass:
-        """One pass. ``rows`` join after their cuts; ``taps`` names further cuts to read."""
+        """One forward pass.
+
+        Args:
+            weights: parameters and buffers.
+            x: inputs, ``[B, ...]``.
+            mode: what BatchNorm and dropout do, see :data:`Mode`.
+            key: random key for dropout.
+            rows: extra rows, each joined to the batch after its cut.
+            taps: further cuts whose activations are returned.
+        """
         buffers = weights.buffers
         if mode != "eval":
             buffers = {n: b.clone() for n, b in buffers.items()}  # norm layers write into them
@@ -199,36 +223,36 @@ class Model:
         return Pass(logits, features, tape.at, tape.where, after)
 
     def _precise(self, x: Tensor) -> AbstractContextManager[Any]:
-        """The pass in this model's precision, whatever autocast the caller may be in."""
-        here, wanted = torch.is_autocast_enabled(x.device.type), self.precision == "bf16"
-        if not here and not wanted:
+        """This model's precision, which overrides an autocast of the caller."""
+        enabled, wanted = torch.is_autocast_enabled(x.device.type), self.precision == "bf16"
+        if not enabled and not wanted:
             return nullcontext()
         return torch.autocast(x.device.type, torch.bfloat16, wanted, cache_enabled=False)
 
     def head(self, params: Params, features: Tensor) -> Tensor:
-        """The head alone, from features to logits."""
+        """The head alone, from features ``[B, F]`` to logits ``[B, C]``."""
         self.require_head("the model")
         start = f"{self.head_name}."
-        own = {n.removeprefix(start): params[n] for n in self.names if n.startswith(start)}
-        if len(own) != self._nets["head"].num_parameters:
+        head = {n.removeprefix(start): params[n] for n in self.names if n.startswith(start)}
+        if len(head) != self._nets["head"].num_parameters:
             raise ModelError(
                 "the head shares weights with another layer or is frozen in part, so it cannot be "
                 "used by itself; give it weights of its own"
             )
-        return self._nets["head"].call(own, features)
+        return self._nets["head"].call(head, features)
 
     def shapes(self, weights: Weights, x: Tensor) -> dict[str, tuple[int, ...]]:
         """Output shape (without batch) at every cut and of the features, for inputs like ``x``."""
         with torch.no_grad():
             done = self.forward(weights, x, "eval", taps=tuple(self.cuts))
-        found = {cut: tuple(value.shape[1:]) for cut, value in done.at.items()}
+        shapes = {cut: tuple(value.shape[1:]) for cut, value in done.at.items()}
         if done.features is not None:
-            found["features"] = tuple(done.features.shape[1:])
-        return found | {"logits": tuple(done.logits.shape[1:])}
+            shapes["features"] = tuple(done.features.shape[1:])
+        return shapes | {"logits": tuple(done.logits.shape[1:])}
 
 
 class _Tape:
-    """Collects what a pass is asked for while it runs, and lets rows in at their cuts."""
+    """Record activations and features during a pass, and inject rows at their cuts."""
 
     def __init__(self, count: int, rows: tuple[Rows, ...], taps: tuple[str, ...]) -> None:
         self.real, self.count = count, count
@@ -239,12 +263,12 @@ class _Tape:
 
     def after(self, cut: str, x: Tensor) -> Tensor:
         if cut not in self.taps or not isinstance(x, Tensor):
-            return x  # a submodule that returns several things (an LSTM) is not a place to cut
-        mine = [row for row in self.rows if row.cut == cut]
-        if mine and cut in self.at:
+            return x  # a submodule with several outputs (an LSTM) is not a cut
+        injected = [row for row in self.rows if row.cut == cut]
+        if injected and cut in self.at:
             raise ModelError(f"{cut} runs twice in one pass, so nothing can be injected after it")
         self.at[cut] = x[: self.real]
-        for row in mine:
+        for row in injected:
             values = row.values.reshape(len(row.values), *x.shape[1:])
             self.where[row.owner] = slice(self.count, self.count + len(values))
             self.count += len(values)
@@ -253,7 +277,7 @@ class _Tape:
 
     @contextmanager
     def hooked(self, net: nn.Module, head: str | None) -> Iterator[None]:
-        """For modules that are not sequential: the same through hooks, for this pass only."""
+        """For modules that are not sequential: install forward hooks within the block."""
 
         def read_features(_: nn.Module, args: tuple[Any, ...]) -> None:
             self.features = args[0]
@@ -271,7 +295,7 @@ class _Tape:
 
 
 class _Stages(nn.Sequential):
-    """A sequential model that tells a tape what passes each of its cuts."""
+    """A sequential model that passes the output of each child to a tape."""
 
     def forward(self, x: Tensor, tape: _Tape, head: str) -> Tensor:  # type: ignore[override]
         for name, stage in self._modules.items():
@@ -297,7 +321,7 @@ def _find_head(module: nn.Module, head: str | None) -> str | None:
 def _skeleton(
     module: nn.Module, mode: str, batchnorm: str, head: str | None, layout: Layout
 ) -> nn.Module:
-    """A copy of the module set to one mode for good, so that no pass has to switch it."""
+    """A copy of the module, fixed in one mode, so that no pass has to switch modes."""
     net = copy.deepcopy(module).train(mode != "eval")
     layout.replace_layers(net)
     for child in net.modules():

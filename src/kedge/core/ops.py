@@ -1,8 +1,7 @@
-"""The arithmetic that a client round leaves to its engine, and its reference in plain PyTorch.
+"""The arithmetic of a round that engines may replace, and its reference in plain PyTorch.
 
-A round says *what* is computed; an :class:`Ops` says *how* a gradient is taken, how parameters are
-moved, and how replies are reduced. Engines bring their own. :data:`REFERENCE` is the definition
-that each of them must agree with.
+An :class:`Ops` computes gradients, updates parameters and reduces replies. Each engine has its own.
+:data:`REFERENCE` is the definition that all of them must match.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.tree import Params, Tree
 
-Objective = Callable[[Params], tuple[Tensor, Tree]]  # parameters -> (scalar, what else is wanted)
+Objective = Callable[[Params], tuple[Tensor, Tree]]  # parameters -> (scalar, auxiliary results)
 Axpy = Callable[[Tensor | float, Params, Params], Params]
 
 
 class Ops(NamedTuple):
-    """How an engine computes what a round asks for."""
+    """An engine's implementation of the arithmetic of a round."""
 
-    #: Gradient of an objective, and what else the objective returns, detached.
+    #: Gradient of an objective, and its auxiliary results, detached.
     gradient: Callable[[Objective, Params], tuple[Params, Tree]]
     #: ``factor * a + b``, leaf by leaf.
     axpy: Axpy
-    #: The same for the new parameters; an engine may write them over ``b``.
+    #: ``axpy`` for the new parameters; an engine may overwrite ``b``.
     move: Axpy
     #: ``sum_k w_k x_k`` of ``x`` ``[K, ...]`` and ``w`` ``[K]``.
     weighted_sum: Callable[[Tensor, Tensor], Tensor]
@@ -37,7 +36,7 @@ class Ops(NamedTuple):
 
 
 def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
-    """By plain autograd."""
+    """Gradient and detached auxiliary results of an objective, by autograd."""
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
     with torch.enable_grad(), no_saved_tensor_hooks():
         value, aux = objective(leaves)
@@ -50,24 +49,24 @@ def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
 
 
 def no_saved_tensor_hooks() -> AbstractContextManager[None]:
-    """Reject hooks that recompute a part of the pass later: by then the model may hold the weights
-    of another client."""
+    """Reject hooks on saved tensors, which recompute parts of a pass later: by then the module may
+    contain the weights of another client."""
     return torch.autograd.graph.disable_saved_tensors_hooks(
-        "the model uses hooks on saved tensors, such as torch.utils.checkpoint; leave them out: a "
-        "client's pass is not there any more when they want to repeat it"
+        "the model uses hooks on saved tensors, such as torch.utils.checkpoint; remove "
+        "them: a client's weights are no longer in the module when they recompute its pass"
     )
 
 
 def axpy(factor: Tensor | float, a: Params, b: Params) -> Params:
-    """``factor * a + b``; every leaf keeps the memory format that it has in ``b``."""
+    """``factor * a + b``; each leaf has the memory format of ``b``."""
     return tree.map(lambda x, y: y + factor * x, a, b)
 
 
 def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
-    """Sum over clients, weighted; whole numbers are summed as floats."""
+    """Weighted sum over clients, ``x`` ``[K, ...]``, ``w`` ``[K]``; integers become floats."""
     if not x.is_floating_point():
         x = x.to(w.dtype)
-    if len(x) == 1:  # the same number, in a fifth of the time
+    if len(x) == 1:  # fast path with the same result
         return x[0] * w[0].to(x.dtype)
     return (x * w.reshape(-1, *(1,) * (x.ndim - 1)).to(x.dtype)).sum(0)
 

@@ -77,7 +77,7 @@ class Optimizer:
     def update(
         self, params: Params, grads: Params, state: Tree, lr: Tensor, ops: Ops = REFERENCE
     ) -> tuple[Params, Tree]:
-        """One step with an engine's arithmetic: new parameters, and new state."""
+        """One step with an engine's arithmetic; returns new parameters and new state."""
         raise NotImplementedError
 
     def effective_steps(self, steps: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class Adam(Optimizer):
     def init(self, params: Params) -> Tree:
         like = next(tree.leaves(params))
         zero = tree.zeros_like(params)
-        # made on the device: a copy from the host could not be recorded in a CUDA graph
+        # created on the device: a copy from the host cannot be captured in a CUDA graph
         count = torch.zeros((), dtype=like.dtype, device=like.device)
         return {"m": zero, "v": zero, "count": count}
 
@@ -208,13 +208,13 @@ def _prepared(grads: Params, params: Params, clip: float, weight_decay: float, o
 def make_optimizer(
     text: str, settings: Mapping[str, Any] | None = None, chosen: Collection[str] = ()
 ) -> Optimizer:
-    """The optimiser that a string names.
+    """Make the optimiser that a string describes.
 
     Args:
         text: ``sgd``, ``adam(beta1=0.5)``, ...
         settings: values for the fields of these names, unless the text gives them.
-        chosen: names of the settings that were asked for; the others are mere defaults. It is an
-            error to ask for one that the optimiser does not have, or that the text gives, too.
+        chosen: names of the settings that the user gave; the others are defaults. A given setting
+            that the optimiser lacks, or that is also in the text, is an error.
 
     Raises:
         UnknownName: there is no such optimiser or field.

@@ -1,7 +1,8 @@
-"""What a class of parts may override: hooks by their names, with their arguments.
+"""Check the hooks of a part class: their names and arguments.
 
-A hook that is misspelt is never called, and the method silently equals FedAvg. So a name that is
-close to a hook's is refused when the class is made, and so is a hook that kedge could not call.
+A misspelt hook is never called, and the method silently equals FedAvg. So a class with a method
+whose name is close to a hook's, or with a hook that has other arguments, is rejected when it is
+defined.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 from kedge.errors import HookError
 
-CLOSE = 0.75  # of difflib's ratio, from which on a name is taken for a misspelt one
+MIN_SIMILARITY = 0.75  # difflib's ratio from which a name counts as misspelt
 
 
 def check_overrides(cls: type, base: type) -> None:
-    """Raise a HookError where a class has a misspelt hook or one with other arguments than that of
+    """Raise a HookError if a class has a misspelt hook, or one whose arguments differ from those in
     ``base``.
 
     >>> class Base:
@@ -31,7 +32,7 @@ def check_overrides(cls: type, base: type) -> None:
         if name in known:
             _check_arguments(cls, name, method, known[name])
         elif not hasattr(base, name):
-            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=CLOSE)
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=MIN_SIMILARITY)
             if near:
                 raise HookError(
                     f"{cls.__name__}.{name} is no hook and is never called. Did you mean "
@@ -40,7 +41,7 @@ def check_overrides(cls: type, base: type) -> None:
 
 
 def _methods(cls: type, base: type) -> Iterator[tuple[str, Any]]:
-    """Public methods of a class and of those that it has besides ``base``."""
+    """Public methods of a class and of its bases other than ``base``."""
     for owner in cls.__mro__:
         if owner in base.__mro__:
             continue
@@ -52,7 +53,7 @@ def _methods(cls: type, base: type) -> Iterator[tuple[str, Any]]:
 
 
 def _check_arguments(cls: type, name: str, method: Any, wanted: Any) -> None:
-    """Whether a method can be called as that of the base is."""
+    """Raise a HookError if a method does not accept the arguments of the base's method."""
     names = list(inspect.signature(wanted).parameters)
     given = names[1:] if isinstance(method, staticmethod) else names
     function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
@@ -61,7 +62,7 @@ def _check_arguments(cls: type, name: str, method: Any, wanted: Any) -> None:
         signature.bind(*given)
     except TypeError:
         bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-        found = signature.replace(parameters=bare, return_annotation=signature.empty)
+        actual = signature.replace(parameters=bare, return_annotation=signature.empty)
         raise HookError(
-            f"{cls.__name__}.{name} takes {found}, but the hook {name} takes ({', '.join(names)})"
+            f"{cls.__name__}.{name} takes {actual}, but the hook {name} takes ({', '.join(names)})"
         ) from None

@@ -12,15 +12,14 @@ A method is a sum of parts. A part sees only its own state, which lives in five 
 
 Hooks are called in the order in which they stand in :class:`Part`, and only those that a part
 overrides. They must be pure: no attribute is set, no argument is changed in place, every random
-number comes from ``v.key``, and no Python branch looks at a tensor's value, since the same code
+number comes from ``v.key``, and no Python branch depends on a tensor's value, since the same code
 runs for one client in a loop and for all clients at once under ``vmap``.
 
-The rules are checked. A method whose name is close to a hook's (``terms``), or a hook with another
-number of arguments, is refused when the class is made. What a hook returns is checked at every call
-(:mod:`kedge.core.hooks`). Before the first round, parts that are not kedge's own run on one client
-step by step, and a changed argument, state on ``self``, a random number from elsewhere than
-``v.key`` and a result that differs the second time are errors
-(:mod:`kedge.session.check_client`).
+The rules are checked. A class with a method whose name is close to a hook's (``terms``), or with a
+hook of other arguments, is rejected when it is defined. Return values are checked at every call
+(:mod:`kedge.core.hooks`). Before the first round, third-party parts run eagerly on one client. An
+argument changed in place, state on ``self``, a draw from a global random generator, or a result
+that differs in a second call is an error (:mod:`kedge.session.check_client`).
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ parts: Registry[type[Part]] = Registry(
 
 
 class Out(NamedTuple):
-    """What the network says about a batch: the real rows, and the part's own injected rows."""
+    """The network's outputs for a batch: the real rows, and the rows that this part injected."""
 
     logits: Tensor  # [B, C]
-    features: Tensor  # [B, F], what goes into the head
+    features: Tensor  # [B, F], input of the head
     at: dict[str, Tensor]  # activations at the part's cuts
     mine: Any = ()  # an Out of the rows that this part injected
 
@@ -136,7 +135,7 @@ class Part:
         return "first"
 
     def absorb(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
-        """Take a survey in: ``(weights, next server)``."""
+        """``(weights, next server)`` from the reduced answers to a survey."""
         raise NotImplementedError
 
     def send(self, server: Tree) -> Tree:
@@ -203,7 +202,7 @@ class Part:
         raise NotImplementedError
 
     def contribute(self, v: View, delta: Params) -> Tree:
-        """The client's side of an own aggregation: a tree that is summed over the cohort."""
+        """The client's side of a custom aggregation: a tree that is summed over the cohort."""
         raise NotImplementedError
 
     def combine(self, r: Round) -> Params:
@@ -215,7 +214,7 @@ class Part:
         raise NotImplementedError
 
     def personal(self, v: View, weights: Weights) -> Weights:
-        """The weights that this client would use itself; left to right."""
+        """The personal weights of this client; left to right."""
         raise NotImplementedError
 
     # -- what every part can do ---------------------------------------------------------------
@@ -231,7 +230,7 @@ class Part:
             object.__setattr__(self, field, value)
 
     def advice(self, rounds: int) -> str:
-        """A warning about a run of so many rounds; empty where there is nothing to say."""
+        """A warning about a run of ``rounds`` rounds; empty if there is none."""
         return ""
 
     def has(self, hook: str) -> bool:
@@ -257,8 +256,8 @@ class Part:
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
         """Value of ``sends``, ``uploads`` or ``keeps`` for given sizes of the model."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return round(evaluate(formula, own | symbols))
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return round(evaluate(formula, fields | symbols))
 
 
 HOOKS = [
@@ -282,14 +281,14 @@ def register(cls: type[Part]) -> type[Part]:
 
 
 def make_part(name: str, preset: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
-    """A part from its name, a preset and fields, with errors that say what to type instead."""
+    """Make a part from its name, a preset and fields; UnknownName or FieldError if one is wrong."""
     cls = parts[name]
     return cls(**cls.schema().bind(Call(name, preset, args, kwargs)))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Method:
-    """An ordered sum of parts."""
+    """An ordered sum of parts; the empty sum is FedAvg."""
 
     parts: tuple[Part, ...] = ()
 
@@ -315,7 +314,7 @@ class Method:
 
 
 def parse(text: str | Method | Part) -> Method:
-    """Read a method.
+    """Read a method string; UnknownName or FieldError if a part or a field is wrong.
 
     >>> parse("scaffold + fedprox(mu=0.5)")
     scaffold+fedprox(mu=0.5)
@@ -326,7 +325,7 @@ def parse(text: str | Method | Part) -> Method:
         return text
     if isinstance(text, Part):
         return Method((text,))
-    errors, found = ErrorCollector(), []
+    errors, summands = ErrorCollector(), []
     for call in parse_calls(text):
         with errors.collect():
             if call.name == "fedavg":
@@ -334,9 +333,9 @@ def parse(text: str | Method | Part) -> Method:
             elif call.name not in parts:
                 raise UnknownName("part", call.name, ["fedavg", *parts], see="kedge list")
             else:
-                found.append(make_part(*call))
+                summands.append(make_part(*call))
     errors.raise_all()
-    return Method(tuple(found))
+    return Method(tuple(summands))
 
 
 def _check_fedavg(call: Call) -> None:

@@ -59,7 +59,7 @@ def split(key: Tensor, n: int) -> tuple[Tensor, ...]:
 
 
 def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Uniform int32 of the given shape, one counter value each."""
+    """Uniform int32 of the given shape, one counter value per element."""
     counter = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
     return bits_at(key, counter).reshape(shape)
 
@@ -70,7 +70,7 @@ def bits_at(key: Tensor, counter: Tensor) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform on [0, 1), in multiples of 2**-24 (of what the type can hold below float32)."""
+    """Uniform on [0, 1), in multiples of 2**-24; rounded for types narrower than float32."""
     if dtype not in (torch.float32, torch.float64):
         below_one = 1.0 - torch.finfo(dtype).eps
         return uniform(key, shape).to(dtype).clamp_max(below_one)
@@ -137,12 +137,13 @@ def _log(x: Tensor | float, like: Tensor) -> Tensor:
 
 
 def is_plain(x: Tensor, ndim: int) -> bool:
-    """Whether a tensor's values can be read at no cost: on a CPU, outside of vmap and tracing."""
+    """Whether a tensor has ``ndim`` axes and values that can be read without cost: on a CPU,
+    outside of vmap and tracing."""
     return x.ndim == ndim and x.device.type == "cpu" and is_eager(x)
 
 
 def _fold_numbers(key: Tensor, data: int) -> Tensor:
-    """:func:`fold` of one key in Python's own numbers, which takes a tenth of the time."""
+    """:func:`fold` of one key in Python integers: a tenth of the time."""
     a, b = (word & 0xFFFFFFFF for word in key.tolist())
     a = _mix_number(_mix_number(a ^ (data & 0xFFFFFFFF)) ^ b)
     words = [_i32(a), _i32(_mix_number((a + b + _GOLDEN) & 0xFFFFFFFF))]
@@ -156,7 +157,7 @@ def _mix_number(x: int) -> int:
 
 
 def _mix_array(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """:func:`_mix` in numpy, which takes half the operations and little time for each."""
+    """:func:`_mix` in numpy: half the operations, with less overhead each."""
     x = x ^ (x >> _16)
     x *= _U1
     x ^= x >> _15

@@ -1,4 +1,4 @@
-"""What a part sees on the server at the end of a round."""
+"""The server's view of a round, as a part sees it."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Round:
         self.anchor = anchor
         #: The part's own state.
         self.server = server
-        #: The part's own uploads, each reduced as it was declared.
+        #: The part's own uploads, each reduced by its declared reduction.
         self.uploads = uploads
-        #: All clients of the federation, and those of this round.
+        #: Number of clients in the federation, and in this round.
         self.num_clients = spec.num_clients
         self.cohort = int(totals["count"])
 
     @property
     def weight(self) -> Tensor:
-        """Sum of the clients' weights (their numbers of examples) over the cohort."""
+        """Sum of the client weights over the cohort."""
         return self._totals["weight"]
 
     @property
@@ -87,5 +87,5 @@ class Round:
     def forward(
         self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
     ) -> Pass:
-        """A pass on the server; with ``train`` the new buffers are in the result."""
+        """A forward pass on the server; in mode ``train`` the result has the new buffers."""
         return self.model.forward(weights, x, mode, key=key, taps=self._part.cuts())

@@ -26,7 +26,7 @@ Gamma = Annotated[Positive, Doc("factor of one decay")]
 
 @schedules.register("constant")
 def constant() -> Factor:
-    """The learning rate stays as it is."""
+    """The learning rate is constant."""
     return lambda t: 1.0
 
 
@@ -54,8 +54,8 @@ def cosine(
     """
 
     def factor(t: int) -> float:
-        done = min(1.0, t / max(1, rounds))
-        return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
+        progress = min(1.0, t / max(1, rounds))
+        return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
     return factor
 

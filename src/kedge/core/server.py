@@ -1,8 +1,8 @@
-"""One server round: reduce what the clients returned, then make the next global model of it.
+"""One server round: reduce the clients' replies, then compute the next global model.
 
-Replies come stacked along a first axis, from any number of clients. :func:`totals` turns them into
-sums, :func:`add_totals` joins the sums of two groups of clients, and :func:`server_round` does the
-rest. Single clients are kept only if a part declares that it needs them.
+Replies are stacked along a leading client axis. :func:`totals` reduces them to sums,
+:func:`add_totals` adds the sums of two groups of clients, and :func:`server_round` aggregates.
+Updates of single clients are retained only if a part declares ``needs_clients``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.errors import HookError
 
 Totals = dict[str, Any]
-Path = tuple[str, ...]  # where an upload stands: the part's name, then the keys of its dicts
+Path = tuple[str, ...]  # address of an upload: the part's name, then the keys of its dicts
 
 
 def totals(bound: Bound, replies: Reply, anchor: Weights, ops: Ops = REFERENCE) -> Totals:
-    """Sums over clients, weighted where a mean is wanted in the end."""
+    """Reduce replies to sums over clients, weighted for what becomes a mean.
+
+    Args:
+        bound: the binding with the phases of the round.
+        replies: replies of K clients, leaves ``[K, ...]``.
+        anchor: the weights that the clients received.
+        ops: the engine's arithmetic.
+    """
     w = replies.weight  # [K]
-    found: Totals = {
+    sums: Totals = {
         "count": len(w),
         "weight": w.sum(),
         "weighted_delta": tree.map(lambda x: ops.weighted_sum(x, w), replies.delta),
@@ -40,21 +47,20 @@ def totals(bound: Bound, replies: Reply, anchor: Weights, ops: Ops = REFERENCE) 
         "up_bytes": _up_bytes(replies),
     }
     if bound.needs("sum"):
-        found["sum_delta"] = tree.map(lambda x: x.sum(0), replies.delta)
+        sums["sum_delta"] = tree.map(lambda x: x.sum(0), replies.delta)
     if bound.needs("clients"):
-        every = tree.map(
-            lambda x: x.expand(len(w), *x.shape), anchor
-        )  # private leaves: the server's
-        found["client_weights"] = w
-        found["clients"] = Weights(
-            every.params | tree.add(replies.delta.params, every.params),
-            every.buffers | tree.map(_moved, replies.delta.buffers, every.buffers),
+        # private leaves have the server's values
+        anchors = tree.map(lambda x: x.expand(len(w), *x.shape), anchor)
+        sums["client_weights"] = w
+        sums["clients"] = Weights(
+            anchors.params | tree.add(replies.delta.params, anchors.params),
+            anchors.buffers | tree.map(_add_delta, replies.delta.buffers, anchors.buffers),
         )
-    return found
+    return sums
 
 
 def survey_totals(part: Part, answers: Tree, weight: Tensor, ops: Ops = REFERENCE) -> Totals:
-    """The same for the answers to a survey."""
+    """Reduce answers to a survey: leaves ``[K, ...]``, client weights ``[K]``."""
     uploads = _reduced({part.name: answers}, weight, ops)
     sent = sum(tree.nbytes(u.value) for _, u in uploads_of(answers))
     return {
@@ -63,7 +69,7 @@ def survey_totals(part: Part, answers: Tree, weight: Tensor, ops: Ops = REFERENC
 
 
 def add_totals(a: Totals, b: Totals, in_place: bool = False) -> Totals:
-    """Totals of two groups of clients as those of their union; ``in_place`` writes over ``a``."""
+    """Totals of the union of two groups of clients; ``in_place`` overwrites ``a``."""
     plain, add = ("count", "up_bytes"), Tensor.add_ if in_place else torch.add
     out: Totals = {name: a[name] + b[name] for name in plain}
     for name in a.keys() - {*plain, "uploads"}:
@@ -78,21 +84,21 @@ def add_totals(a: Totals, b: Totals, in_place: bool = False) -> Totals:
     return out
 
 
-def server_round(bound: Bound, server: Server, found: Totals, round: int, key: Tensor) -> Server:
-    """Aggregate, then let every part take its server step, left to right."""
-    found = _means(found)
-    mean = found["mean_delta"]
+def server_round(bound: Bound, server: Server, totals: Totals, round: int, key: Tensor) -> Server:
+    """The next server state: aggregate the totals, then run each part's server step in order."""
+    means = _means(totals)
+    mean = means["mean_delta"]
     delta: Params = mean.params
     for part in bound.parts_with("combine"):
-        delta = call(part, "combine", _round(bound, server, part, found, round, key))
+        delta = call(part, "combine", _round(bound, server, part, means, round, key))
     old = server.weights
     weights = Weights(
         old.params | tree.map(lambda d, w: w + d, delta, old.params),
-        old.buffers | tree.map(_moved, mean.buffers, old.buffers),
+        old.buffers | tree.map(_add_delta, mean.buffers, old.buffers),
     )
     slots = dict(server.slots)
     for part in bound.parts_with("server_step"):
-        r = _round(bound, server, part, found, round, key)
+        r = _round(bound, server, part, means, round, key)
         weights, slots[part.name] = call(part, "server_step", r, weights)
     return Server(weights, slots)
 
@@ -100,14 +106,14 @@ def server_round(bound: Bound, server: Server, found: Totals, round: int, key: T
 def absorb(
     bound: Bound, server: Server, part: Part, answers: Totals, round: int, key: Tensor
 ) -> Server:
-    """Give a part the reduced answers to its survey."""
+    """The server state after a part has absorbed the reduced answers to its survey."""
     r = _round(bound, server, part, _means(answers), round, rng.fold(key, "survey"))
     weights, slot = call(part, "absorb", r, server.weights)
     return Server(weights, server.slots | {part.name: slot})
 
 
 def uploads_of(node: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """Every upload in a nested dict of them, with its path."""
+    """All uploads in a nested dict, with their paths."""
     if isinstance(node, (Sum, Mean, Stack)):
         return [(path, node)]
     if not isinstance(node, dict):
@@ -115,11 +121,11 @@ def uploads_of(node: Any, path: Path = ()) -> list[tuple[Path, Any]]:
             f"{path[0] if path else 'a part'} uploads a bare {type(node).__name__}; "
             "wrap it in Sum(...), Mean(...) or Stack(...)"
         )
-    return [found for key, value in node.items() for found in uploads_of(value, (*path, key))]
+    return [item for key, value in node.items() for item in uploads_of(value, (*path, key))]
 
 
 def _up_bytes(replies: Reply) -> int:
-    """What all clients send: their update with its buffers, their contribution and uploads."""
+    """Bytes that all clients send: updates with buffers, contributions and uploads."""
     extra = sum(tree.nbytes(u.value) for _, u in uploads_of(replies.uploads))
     return tree.nbytes(replies.delta) + tree.nbytes(replies.contribution) + extra
 
@@ -132,22 +138,22 @@ def _reduced(uploads: Tree, w: Tensor, ops: Ops) -> dict[Path, Any]:
     }
 
 
-def _means(found: Totals) -> Totals:
-    """Weighted sums divided by the sum of the weights."""
-    total, out = found["weight"], dict(found)
-    if "weighted_delta" in found:
+def _means(totals: Totals) -> Totals:
+    """Totals with weighted sums divided by the sum of the client weights."""
+    total, out = totals["weight"], dict(totals)
+    if "weighted_delta" in totals:
         out["mean_delta"] = tree.map(lambda x: x / total.to(x.dtype), out.pop("weighted_delta"))
     out["uploads"] = {
         path: Mean(tree.map(lambda x: x / total.to(x.dtype), up.value)) if type(up) is Mean else up
-        for path, up in found["uploads"].items()
+        for path, up in totals["uploads"].items()
     }
     return out
 
 
 def _round(
-    bound: Bound, server: Server, part: Part, found: Totals, round: int, key: Tensor
+    bound: Bound, server: Server, part: Part, means: Totals, round: int, key: Tensor
 ) -> Round:
-    """What one part sees of the round."""
+    """The round as one part sees it."""
     return Round(
         part=part,
         model=bound.model,
@@ -158,26 +164,26 @@ def _round(
         phase=bound.at(round).phases.get(part.name, ""),
         anchor=server.weights,
         server=server.slots.get(part.name, {}),
-        uploads=_own(found["uploads"], part.name),
-        totals=found,
+        uploads=_uploads_of_part(means["uploads"], part.name),
+        totals=means,
     )
 
 
-def _own(reduced: dict[Path, Any], name: str) -> Tree:
-    """A part's uploads in the nesting in which it returned them."""
-    own: dict[str, Any] = {}
+def _uploads_of_part(reduced: dict[Path, Any], name: str) -> Tree:
+    """One part's uploads, nested as the part returned them."""
+    uploads: dict[str, Any] = {}
     for path, upload in reduced.items():
         if path == (name,):
             return upload.value
         if path[0] == name:
-            node = own
+            node = uploads
             for key in path[1:-1]:
                 node = node.setdefault(key, {})
             node[path[-1]] = upload.value
-    return own
+    return uploads
 
 
-def _moved(delta: Tensor, value: Tensor) -> Tensor:
+def _add_delta(delta: Tensor, value: Tensor) -> Tensor:
     """A buffer after its averaged change; integer buffers (counters) are rounded."""
     moved = value.to(delta.dtype) + delta
     return moved if value.is_floating_point() else moved.round().to(value.dtype)

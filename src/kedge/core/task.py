@@ -1,6 +1,6 @@
 """The built-in tasks: one class of several, several labels at once, real targets.
 
-What a task has to say is in :mod:`kedge.core.task_base`.
+The interface of a task is in :mod:`kedge.core.task_base`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def make_task(name: str, outputs: int) -> Task:
-    """The task of a name.
+    """Make a task by name; a FieldError for an unknown name.
 
     >>> make_task("classification", 10)
     Classification(outputs=10)
@@ -45,7 +45,7 @@ def make_task(name: str, outputs: int) -> Task:
 
 
 def guess_task(y: Array) -> str:
-    """The name of the task that labels are meant for.
+    """Guess the task from labels, ``[n]`` or ``[n, outputs]``.
 
     >>> guess_task(np.array([0, 1, 2])), guess_task(np.array([0.5, 2.0]))
     ('classification', 'regression')
@@ -131,12 +131,14 @@ class Classification(Task):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         if batch.target is not None:
             return -(batch.target * F.log_softmax(logits, -1)).sum(-1)
-        if not is_eager(logits):  # the same numbers; under vmap torch's own goes through Python
+        if not is_eager(
+            logits
+        ):  # the same values; under vmap F.cross_entropy is decomposed in Python
             return -F.log_softmax(logits, -1).gather(-1, batch.y[:, None]).squeeze(-1)
         return F.cross_entropy(logits, batch.y, reduction="none")
 
     def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        # not F.one_hot, which looks at the values and so fails where a gradient is being mapped
+        # not F.one_hot, which reads values and so fails under vmap
         return (y[:, None] == torch.arange(self.outputs, device=y.device)).to(dtype)
 
     def probs(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -148,12 +150,12 @@ class Classification(Task):
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
     def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
-        own = self.soft(batch.y, logits.dtype) * mask[:, None]  # [B, C]
+        one_hot = self.soft(batch.y, logits.dtype) * mask[:, None]  # [B, C]
         right = (logits.argmax(-1) == batch.y).to(logits.dtype)
         return {
             "loss": (self.loss(logits, batch) * mask).sum(),
-            "count": own.sum(0),  # [C]
-            "right": (own * right[:, None]).sum(0),  # [C]
+            "count": one_hot.sum(0),  # [C]
+            "right": (one_hot * right[:, None]).sum(0),  # [C]
         }
 
     def per_class(self, sums: Sums) -> list[float | None]:
@@ -162,13 +164,13 @@ class Classification(Task):
 
 
 def _f1(sums: Sums) -> float:
-    hits, said, count = sums["hits"], sums["said"], sums["count"]
-    return 100.0 * float(2 * hits.sum() / (said.sum() + count.sum()).clamp_min(1))
+    hits, predicted, count = sums["hits"], sums["said"], sums["count"]
+    return 100.0 * float(2 * hits.sum() / (predicted.sum() + count.sum()).clamp_min(1))
 
 
 def _f1_macro(sums: Sums) -> float:
-    hits, said, count = sums["hits"], sums["said"], sums["count"]
-    return 100.0 * float((2 * hits / (said + count).clamp_min(1)).mean())
+    hits, predicted, count = sums["hits"], sums["said"], sums["count"]
+    return 100.0 * float((2 * hits / (predicted + count).clamp_min(1)).mean())
 
 
 @register_task
@@ -235,19 +237,19 @@ class MultiLabel(Task):
         return (on + off).sum(-1)
 
     def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
-        said, true = (logits > 0).to(logits.dtype), batch.y.to(logits.dtype)
-        said, true = said * mask[:, None], true * mask[:, None]
+        predicted = (logits > 0).to(logits.dtype) * mask[:, None]
+        labels = batch.y.to(logits.dtype) * mask[:, None]
         return {
             "loss": (self.loss(logits, batch) * mask).sum(),
             "samples": mask.sum(),
-            "hits": (said * true).sum(0),  # [L]
-            "said": said.sum(0),
-            "count": true.sum(0),
+            "hits": (predicted * labels).sum(0),  # [L]
+            "said": predicted.sum(0),
+            "count": labels.sum(0),
         }
 
     def per_class(self, sums: Sums) -> list[float | None]:
         rows = zip(*(sums[k].tolist() for k in ("hits", "said", "count")), strict=True)
-        return [200.0 * hits / (said + n) if said + n else None for hits, said, n in rows]
+        return [200.0 * hits / (p + n) if p + n else None for hits, p, n in rows]
 
 
 @register_task
@@ -270,5 +272,6 @@ class Regression(Task):
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         target = batch.y if batch.target is None else batch.target
-        said, true = (t.reshape(len(batch.y), -1) for t in (logits, target.to(logits.dtype)))
-        return ((said - true) ** 2).mean(-1)
+        predicted = logits.reshape(len(batch.y), -1)
+        expected = target.to(logits.dtype).reshape(len(batch.y), -1)
+        return ((predicted - expected) ** 2).mean(-1)

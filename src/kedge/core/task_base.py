@@ -1,11 +1,10 @@
-"""The base of tasks: what is minimised, what is reported, how two models' outputs are compared.
+"""The base class of tasks: the loss, the metrics and the divergence of two models' outputs.
 
 A task works on logits and a :class:`Batch`, sample by sample, so that parts can weigh, mask and mix
-samples. Metrics are formed from sums, so that they can be gathered over batches and clients.
+samples. Metrics are functions of sums, which add up over batches and clients.
 
-A task is one class: it also says which labels it takes, how they are checked, and how its metrics
-are written. :class:`Task` itself has what suits real targets; a task of one's own overrides what
-differs::
+A task is one class: it also checks its labels and formats its metrics. The defaults of
+:class:`Task` suit real targets; a custom task overrides what differs::
 
     @register_task
     @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A number formed from a task's sums, and how it is written.
+    """A function of a task's sums, with a name, a unit and a format.
 
     >>> Metric("accuracy", lambda sums: 100.0, unit="%", higher_is_better=True).label
     'accuracy %'
@@ -75,8 +74,8 @@ class Metric:
 class Task:
     """Base of all tasks; ``outputs`` is the width of the model's last layer.
 
-    What is not overridden suits real targets: labels are finite numbers ``[n]`` or ``[n, outputs]``
-    and outputs are compared by their squared distance.
+    The defaults suit real targets: labels are finite numbers ``[n]`` or ``[n, outputs]``, and the
+    divergence is half the squared distance.
     """
 
     outputs: int
@@ -100,7 +99,7 @@ class Task:
 
     @classmethod
     def suits(cls, y: Array) -> bool:
-        """Whether labels of which nothing is said are meant for this task."""
+        """Whether ``task="auto"`` may choose this task for labels ``y``."""
         return False
 
     @classmethod
@@ -148,12 +147,12 @@ class Task:
         return y.to(dtype).reshape(len(y), self.outputs)
 
     def probs(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
-        """What the model predicts, ``[B, outputs]``."""
+        """Predictions, ``[B, outputs]``."""
         return logits / temperature
 
     def divergence(self, p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor:
-        """How far two batches of logits are apart, ``[B]``: here half the squared distance, which
-        is the KL divergence of two normals of unit variance."""
+        """Divergence of two batches of logits, ``[B]``: here half the squared distance, which is
+        the KL divergence of two normals of unit variance."""
         return 0.5 * (((p - q) / temperature) ** 2).sum(-1)
 
     # -- metrics ------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ class Task:
         return self.headline.higher_is_better
 
     def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
-        """What the metrics are formed from, over the samples where ``mask`` ``[B]`` is 1."""
+        """The sums that metrics are functions of, over the samples where ``mask`` ``[B]`` is 1."""
         return {"loss": (self.loss(logits, batch) * mask).sum(), "samples": mask.sum()}
 
     def report(self, sums: Sums) -> dict[str, float]:
@@ -179,7 +178,7 @@ class Task:
         return {metric.name: metric.value(sums) for metric in self.metrics}
 
     def per_class(self, sums: Sums) -> list[float | None]:
-        """The headline class by class; None where there is no such sample."""
+        """The headline metric of each class; None for a class without samples."""
         return []
 
 

@@ -1,9 +1,9 @@
 """Arithmetic on trees: a tree is a tensor, a dict of trees, or a named tuple of trees.
 
-Everything that kedge moves about is a tree: parameters, buffers, a part's state, what crosses the
-wire. ``map`` takes its structure from the first tree; the others may hold more keys than the first,
-never fewer, so ``map(f, public, all)`` works on the public leaves alone. Dicts are visited in the
-first tree's order. The empty tree is ``{}``.
+Parameters, buffers, a part's state and messages are trees. ``map`` takes its structure from the
+first tree; the others may have more keys than the first, never fewer, so ``map(f, public, all)``
+works on the public leaves alone. Dicts are visited in the first tree's order. The empty tree is
+``{}``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEPARATOR = "|"  # never part of a parameter's name
 
 
 class Weights(NamedTuple):
-    """What the server holds, and what a client receives, trains and returns."""
+    """The weights of a model: trainable parameters, and buffers, by name."""
 
     params: Params
     buffers: Params
@@ -105,7 +105,7 @@ def _total(tree: Tree) -> Tensor:
 
 
 def numel(tree: Tree) -> int:
-    """How many numbers the tree holds."""
+    """Number of elements in all leaves."""
     return sum(x.numel() for x in leaves(tree))
 
 
@@ -168,7 +168,7 @@ def gap(a: Tree, b: Tree) -> float:
 
 
 def to_wire(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
-    """A flat dict of named arrays, ready for safetensors or a Flower record."""
+    """Flatten a tree to a dict of named tensors, for safetensors or a Flower record."""
     if isinstance(tree, Weights):
         tree = {"params": tree.params, "buffers": tree.buffers}
     if not isinstance(tree, dict):
@@ -185,7 +185,7 @@ def to_wire(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
 
 
 def from_wire(flat: dict[str, Tensor], like: Tree, prefix: str = "") -> Tree:
-    """The inverse of :func:`to_wire`: the named arrays in the structure of ``like``."""
+    """The inverse of :func:`to_wire`: named tensors in the structure of ``like``."""
     if isinstance(like, Weights):
         both = from_wire(flat, {"params": like.params, "buffers": like.buffers}, prefix)
         return Weights(both["params"], both["buffers"])

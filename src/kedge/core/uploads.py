@@ -1,4 +1,4 @@
-"""How the server may see what clients upload: each upload declares its reduction."""
+"""Uploads of clients: each declares the reduction that the server sees."""
 
 from __future__ import annotations
 

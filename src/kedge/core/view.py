@@ -1,6 +1,6 @@
 """What parts see before the first round (:class:`Spec`) and on a client (:class:`View`).
 
-What they see on the server is a :class:`~kedge.core.round.Round`.
+On the server they see a :class:`~kedge.core.round.Round`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kedge.errors import HookError
 
 
 class Data(Protocol):
-    """Where batches come from: rows of a dataset that lies on the device."""
+    """A source of batches: rows of a dataset on the device."""
 
     @property
     def is_random(self) -> bool:
@@ -33,7 +33,7 @@ class Data(Protocol):
         ...
 
     def clean(self, index: Tensor) -> Batch:
-        """The same samples as they are."""
+        """The same samples without augmentation."""
         ...
 
 
@@ -60,13 +60,13 @@ class Spec:
 
     def symbols(self, part: Part) -> dict[str, int]:
         """Sizes by the letters used in a part's ``sends``, ``uploads`` and ``keeps``."""
-        own = self.model.weights().params
+        params = self.model.weights().params
         head = self.model.head_names() if self.model.has_head else []
         return {
             "P": tree.numel(self.params),
-            "W": tree.numel(own),
+            "W": tree.numel(params),
             "B": tree.numel(self.buffers),
-            "H": sum(own[n].numel() for n in head),
+            "H": sum(params[n].numel() for n in head),
             "E": tree.numel(tree.under(self.params, part.name)),
             "F": self.features,
             "C": self.task.outputs,
@@ -96,17 +96,17 @@ class SweepPieces(NamedTuple):
     """A client's whole data as fixed-size pieces, for sweeps."""
 
     rows: Tensor  # [pieces, rows]
-    mask: Tensor  # [pieces, rows], 0 where a row only fills the piece
+    mask: Tensor  # [pieces, rows], 0 for padding
 
 
 Fields = dict[str, dict[str, Tensor]]
 
 
 class Job(NamedTuple):
-    """All that one client round depends on.
+    """The inputs of one client round.
 
-    Jobs of several clients are stacked, but for ``anchor`` and ``sent``, which all of them share.
-    Clients of several simulations have ``fields``, and then everything is stacked.
+    Jobs of several clients are stacked, except for ``anchor`` and ``sent``, which they share. Jobs
+    of several simulations have ``fields``, and then everything is stacked.
     """
 
     anchor: Weights
@@ -114,13 +114,13 @@ class Job(NamedTuple):
     client: dict[str, Tree]
     info: Info
     key: Tensor  # of (seed, round, client)
-    counts: Tensor  # samples per class, [C]; empty where no part asks
+    counts: Tensor  # samples per class, [C]; empty if no part reads them
     sweep: SweepPieces
     fields: Fields = {}  # what differs between simulations, by owner and name
 
 
 class Passes:
-    """The forward passes of one step: each distinct one runs once, however many parts ask."""
+    """The forward passes of one step: a cache, so that each distinct pass runs once."""
 
     def __init__(
         self, model: Model, buffers: Params, key: Tensor, track: bool, taps: tuple[str, ...]
@@ -151,13 +151,13 @@ class Passes:
             done = self.model.forward(weights, x, mode, key=key, rows=rows, taps=self.taps)
             if update:
                 self.buffers = done.buffers
-            self._done[name] = (done, weights, x)  # holding both keeps their ids from being reused
+            self._done[name] = (done, weights, x)  # references, so that ids are not reused
         return self._done[name][0]
 
 
 @dataclass
 class Context:
-    """What all parts of one step share; a :class:`View` shows a part its own side of it."""
+    """What all parts of one step share; a :class:`View` restricts it to one part."""
 
     model: Model
     task: Task
@@ -196,7 +196,7 @@ class View:
 
     @property
     def phase(self) -> str:
-        """What the part's ``phase`` said for this round."""
+        """The part's phase in this round."""
         return self._context.phases.get(self._part.name, "")
 
     @property
@@ -268,8 +268,8 @@ class View:
     def sweep(self, fn: Callable[[Batch, Tensor], Tree]) -> Tree:
         """Sum of ``fn(batch, mask)`` over the client's whole data, piece by piece.
 
-        Samples come without augmentation. Pieces have one size; ``mask`` is 0 for rows that only
-        fill the last one up, so every sum over rows must be multiplied by it.
+        Samples are not augmented. All pieces have one size; ``mask`` is 0 for padding rows, so each
+        summand must be multiplied by it.
         """
         if not self._part.needs_sweep:
             raise HookError(f"{self._part.name} calls v.sweep: declare needs_sweep = True")
@@ -282,13 +282,14 @@ class View:
 
 
 def view_out(done: Pass, part: Part, rows: int) -> Out:
-    """A pass as one part may see it: the real rows, and its own."""
-    nothing = done.logits.new_zeros(0)
-    features = nothing if done.features is None else done.features
-    mine: Out | tuple[()] = ()
+    """A pass as one part sees it: the real rows, and the rows that it injected."""
+    empty = done.logits.new_zeros(0)
+    features = empty if done.features is None else done.features
+    injected: Out | tuple[()] = ()
     if part.name in done.where:
-        own = done.where[part.name]
-        mine = Out(done.logits[own], features[own] if done.features is not None else nothing, {})
-    real = features[:rows] if done.features is not None else nothing
+        rows_of_part = done.where[part.name]
+        part_features = features[rows_of_part] if done.features is not None else empty
+        injected = Out(done.logits[rows_of_part], part_features, {})
+    real = features[:rows] if done.features is not None else empty
     at = {cut: done.at[cut] for cut in part.cuts() if cut in done.at}
-    return Out(done.logits[:rows], real, at, mine)
+    return Out(done.logits[:rows], real, at, injected)

@@ -1,7 +1,7 @@
-"""What a client does in a round: how many steps, on which batches, with which numbers.
+"""A client's work in a round: number of steps, batch indices and settings.
 
-All of it follows from the seed, the round, the client and its number of samples. So the simulator
-draws it for all clients of a cohort at once, and a remote client draws its own share of it.
+They are functions of the seed, the round, the client and its number of samples. So the simulator
+draws them for all clients of a cohort at once, and a remote client draws its own.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ WEIGHTINGS = ("size", "uniform")
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How much a client does in a round: ``steps`` batches, or ``epochs`` turned into steps.
+    """A client's work in a round: ``steps`` batches, or ``epochs`` converted to steps.
 
-    Batches have exactly ``batch`` rows: an epoch runs on into the next permutation, and a client
-    with fewer samples than that repeats some.
+    Batches have exactly ``batch`` rows: an epoch continues into the next permutation, and a client
+    with fewer samples than ``batch`` repeats some.
+
+    Raises:
+        FieldError: a value is out of range.
+
+    >>> LocalWork(batch=32, epochs=2).steps_for(100)
+    7
     """
 
     batch: int = 32
     steps: int | None = None
     epochs: float = 1.0
-    replacement: bool = False  # draw every sample afresh instead of by permutations
+    replacement: bool = False  # draw samples with replacement instead of by permutations
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps"):
@@ -45,17 +51,18 @@ class LocalWork:
             raise FieldError(f"epochs = {self.epochs!r} is not a number above 0")
 
     def steps_for(self, size: int) -> int:
+        """Local steps of a client with ``size`` samples."""
         if self.steps is not None:
             return self.steps
         return max(1, math.ceil(self.epochs * size / self.batch - 1e-9))
 
 
 class Lane(NamedTuple):
-    """One client of one run, as a round asks for it."""
+    """One client of one run, with its work in a round."""
 
     client: int
-    size: int  # its samples
-    steps: int  # those that ``work`` makes of the size
+    size: int  # number of samples
+    steps: int  # local steps
     work: LocalWork
     lr: float
     weighting: str
@@ -68,7 +75,7 @@ def client_keys(roots: Tensor, round: int, clients: Sequence[int]) -> Tensor:
 
 
 def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
-    """The numbers that clients of a round know about it, ``[K]`` each."""
+    """Numbers about a round for each of K lanes, ``[K]`` each."""
     ids = torch.tensor([lane.client for lane in lanes])
     sizes = torch.tensor([lane.size for lane in lanes], dtype=dtype)
     steps = torch.tensor([lane.steps for lane in lanes], dtype=dtype)
@@ -85,7 +92,7 @@ def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
 
 
 def _effective(lanes: Sequence[Lane], steps: Tensor) -> Tensor:
-    """Effective steps, run by run: their optimisers may differ."""
+    """Effective steps, computed run by run, since optimisers may differ."""
     pieces, start = [], 0
     for end in range(1, len(lanes) + 1):
         if end == len(lanes) or lanes[end].optim is not lanes[start].optim:
@@ -95,20 +102,20 @@ def _effective(lanes: Sequence[Lane], steps: Tensor) -> Tensor:
 
 
 def batches(keys: Tensor, lanes: Sequence[Lane]) -> Tensor:
-    """Which of their own samples clients train on, ``[K, max steps, batch]``; see
-    :func:`batch_indices`. ``keys`` are those of :func:`client_keys`."""
+    """Batch indices of K lanes into each client's samples, ``[K, max steps, batch]``, from the keys
+    ``[K, 2]`` of :func:`client_keys`; see :func:`batch_indices`."""
     keys, batch = rng.fold(keys, "plan"), lanes[0].work.batch
     sizes, steps = [lane.size for lane in lanes], [lane.steps for lane in lanes]
-    ways = [lane.work.replacement for lane in lanes]
-    drawn = {way: batch_indices(keys, sizes, steps, batch, way) for way in set(ways)}
+    flags = [lane.work.replacement for lane in lanes]
+    drawn = {flag: batch_indices(keys, sizes, steps, batch, flag) for flag in set(flags)}
     if len(drawn) == 1:
-        return drawn[ways[0]]
-    again = _on(ways, keys.device)[:, None, None]
-    return torch.where(again, drawn[True], drawn[False])
+        return drawn[flags[0]]
+    replacement = _on(flags, keys.device)[:, None, None]
+    return torch.where(replacement, drawn[True], drawn[False])
 
 
 def take_jobs(jobs: Job, index: Any) -> Job:
-    """Some clients' jobs; what is shared stays shared."""
+    """Jobs of some clients, by index; shared leaves stay shared."""
     stacked = jobs._asdict()
     if not jobs.fields:  # all of one run
         del stacked["anchor"], stacked["sent"]
@@ -118,13 +125,13 @@ def take_jobs(jobs: Job, index: Any) -> Job:
 def batch_indices(
     keys: Tensor, sizes: Sequence[int], steps: Sequence[int], batch: int, replacement: bool
 ) -> Tensor:
-    """For every client, which of its own samples form which batch: ``[K, max steps, batch]``.
+    """Batch indices of every client into its own samples, ``[K, max steps, batch]``.
 
     Without replacement each client runs through one random permutation of its samples after the
     other. All permutations of all clients come out of a single sort: element i of epoch e of
     client k gets the random number of (key k, e, i), and one stable sort by (client, epoch,
-    number) shuffles every epoch within its own segment. Rows beyond a client's own number of steps
-    are never used.
+    number) shuffles every epoch within its own segment. Rows beyond a client's number of steps are
+    not used.
     """
     device, longest = keys.device, max(steps) * batch
     n = _on(sizes, device)
@@ -133,7 +140,7 @@ def batch_indices(
         local = rng.scaled(rng.bits_at(keys[:, None, :], at), n[:, None])
         return local.reshape(len(sizes), -1, batch)
     epochs = [math.ceil(t * batch / size) for t, size in zip(steps, sizes, strict=True)]
-    # lengths are known here: a GPU would have to be waited for to tell them
+    # lengths are computed on the host, without a synchronisation
     segments, elements = sum(epochs), sum(e * s for e, s in zip(epochs, sizes, strict=True))
     client = _repeated(_on(epochs, device), segments)
     first = torch.cumsum(_on([0, *epochs[:-1]], device), 0)
@@ -154,8 +161,8 @@ def batch_indices(
 def _repeated(counts: Tensor, total: int) -> Tensor:
     """``repeat_interleave`` of 0, 1, 2, ... by counts that sum up to a total.
 
-    On a CPU torch wakes all its threads for it, however few the numbers, and on a machine with many
-    cores may wait for them a hundred times as long as the work takes.
+    On a CPU it uses numpy: torch wakes all its threads even for a few elements, which on a machine
+    with many cores may take a hundred times as long as the work itself.
     """
     if rng.is_plain(counts, 1):
         return torch.from_numpy(np.repeat(np.arange(len(counts)), counts.numpy()))
@@ -163,6 +170,6 @@ def _repeated(counts: Tensor, total: int) -> Tensor:
 
 
 def _on(values: Sequence[Any], device: torch.device) -> Tensor:
-    """A tensor of numbers. Unlike ``torch.tensor(values, device=...)``, this does not wait until a
-    GPU has done all that it was given before."""
+    """A tensor on a device. Unlike ``torch.tensor(values, device=...)``, this does not synchronise
+    with the GPU."""
     return torch.tensor(values).to(device, non_blocking=True)

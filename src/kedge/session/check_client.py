@@ -1,11 +1,10 @@
-"""One client runs other people's parts step by step before the first round, and every hook is
-watched.
+"""Check third-party parts on one client, eagerly, before the first round.
 
-Under ``vmap``, in a captured graph or in a compiled step a hook that keeps state, changes what it
-is given or draws random numbers of its own fails obscurely, or works once and is wrong from then
-on. So before any engine starts, one client's round (its start, one step, its end) runs eagerly with
-the reference arithmetic, twice. Nothing of it is kept. Kedge's own parts are left out: the laws
-prove them.
+A hook must not keep state, change its arguments in place or use a global random generator. Under
+``vmap``, in a captured graph or in a compiled step such a hook fails with an obscure error, or
+gives wrong results from the second call on. So before the engine starts, one client's round (begin,
+one step, end) runs twice in eager mode with the reference arithmetic, and every hook is watched.
+The results are discarded. Kedge's own parts are skipped: tests cover them.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from kedge.core.view import Job
 from kedge.errors import HookError
 from kedge.session.watch import Watch, is_foreign
 
-MAX_PHASES = 8  # that are checked: a part may have a phase of its own for every round
+MAX_PHASES = 8  # checked per run: a part may have a different phase in every round
 
 _enabled: ContextVar[bool] = ContextVar("enabled", default=True)
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Run without the check, for what checks parts by other means."""
+    """Disable the checks within the block, for code that checks parts by other means."""
     token = _enabled.set(False)
     try:
         yield
@@ -43,17 +42,24 @@ def disabled() -> Iterator[None]:
 
 
 def check_client(bound: Bound, job: Job, index: Tensor, who: int = 0, every: bool = False) -> None:
-    """Run a client's round with the batch ``index`` ``[B]`` twice and watch the hooks.
+    """Run a client's round twice and watch the hooks; nothing is changed.
 
-    Arguments: the binding with the phases of the round, the client's job, rows of the data, the
-    client's number for messages, and whether kedge's own parts are watched, too. Returns nothing
-    and changes nothing. Raises a HookError that names the part, the hook and what to write
-    instead::
+    Args:
+        bound: the binding with the phases of the round.
+        job: the client's job.
+        index: rows of the batch, ``[B]``.
+        who: the client's number, for messages.
+        every: whether to watch kedge's own parts, too.
+
+    Raises:
+        HookError: a hook breaks a rule; the message names the part, the hook and the remedy.
+
+    Example::
 
         check_client(sim.bound.at(0), take_jobs(cohort.jobs, 0), cohort.batches[0, 0])
     """
     watch = Watch(every)
-    with _same_random_numbers(), watched(watch):
+    with _preserve_random_state(), watched(watch):
         for _ in range(2):
             with _naming(f"client {who}"):
                 carry = client.begin(bound, job)
@@ -67,22 +73,21 @@ def check_client(bound: Bound, job: Job, index: Tensor, who: int = 0, every: boo
 
 
 def check_survey(bound: Bound, job: Job, part: Part, who: int = 0) -> None:
-    """The same for a client's answer to a part's survey."""
+    """Run a part's survey on a client twice and watch the hook, as :func:`check_client` does."""
     watch = Watch()
-    with _same_random_numbers(), watched(watch), _naming(f"client {who}"):
+    with _preserve_random_state(), watched(watch), _naming(f"client {who}"):
         for _ in range(2):
             client.survey(bound, job, part)
             watch.again()
 
 
 def watching(due: bool = True) -> AbstractContextManager[None]:
-    """Watch the hooks that run within the block, if that is due."""
+    """Watch the hooks that run within the block if a check is due."""
     return watched(Watch()) if due and _enabled.get() else nullcontext()
 
 
 class Checks:
-    """The checks of one run: each is due once in every phase, and only if there are other people's
-    parts.
+    """The checks of one run: each is due once per phase, and only with third-party parts.
 
     >>> with Checks(()).once("client", {}) as due:
     ...     due
@@ -95,7 +100,7 @@ class Checks:
 
     @contextmanager
     def once(self, what: str, phases: dict[str, str]) -> Iterator[bool]:
-        """Whether a check is due, which is then done in the block; if it fails, it is due again."""
+        """Whether a check is due; the block runs it. A check that raises stays due."""
         done = self._done.setdefault(what, [])
         due = self.foreign and _enabled.get() and phases not in done and len(done) < MAX_PHASES
         yield due
@@ -112,15 +117,15 @@ def _naming(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Leave the global generators as they were."""
-    held = random.getstate(), np.random.get_state(), torch.get_rng_state()
+def _preserve_random_state() -> Iterator[None]:
+    """Restore the state of the global random generators after the block."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
-        random.setstate(held[0])
-        np.random.set_state(held[1])
-        torch.set_rng_state(held[2])
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)

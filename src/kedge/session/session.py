@@ -1,9 +1,9 @@
-"""The server's side of a run: whom it asks for what, what it sends, what it makes of replies.
+"""The server's side of a run: requests to clients, broadcasts, and aggregation of replies.
 
-A simulator and a deployment run the same session; they differ in who answers. In each round::
+A simulation and a deployment run the same session; they differ in who answers. In each round::
 
     for ask in session.asks():
-        down = session.down()                        # what all clients of the ask are sent
+        down = session.down()                        # the broadcast to the clients of the ask
         replies = ...                                # from an engine, or from remote clients
         if ask.kind == "survey":
             session.absorb(ask, totals)
@@ -33,23 +33,23 @@ NEVER = -1  # in the ledger: no reply of this client was accepted yet
 
 
 class Ask(NamedTuple):
-    """What the server wants of some clients: ``train``, or an answer to a part's ``survey``."""
+    """A request to clients: ``train``, or answer a part's ``survey``."""
 
     kind: str
     round: int
     clients: list[int]
-    part: str = ""  # whose survey it is
+    part: str = ""  # name of the part, for a survey
 
 
 class Down(NamedTuple):
-    """What all clients of an ask are sent: the public weights, and what parts broadcast."""
+    """The broadcast to the clients of an ask: the public weights, and ``sent`` of each part."""
 
     weights: Weights
     sent: dict[str, Tree]
 
 
 class Answer(NamedTuple):
-    """A client's answer to a survey, and the weight it has in means."""
+    """A client's answer to a survey, and its client weight in means."""
 
     value: Tree
     weight: Tensor
@@ -59,9 +59,25 @@ class Session:
     """The state of a run between rounds, without data.
 
     The next round is a function of ``server`` and ``round`` alone, so a session that is saved and
-    loaded goes on unchanged. The ``ledger`` holds, for each client, the last round of which its
-    reply was accepted: a client goes on from the state that it had then, whatever it has tried
-    since.
+    restored continues unchanged. ``ledger[k]`` is the last round in which the reply of client k was
+    accepted: the client continues from its state after that round and discards later attempts.
+
+    Args:
+        bound: the method, bound to a model, a task, an optimiser and data.
+        work: batch size and local steps or epochs; the default of LocalWork for None.
+        per_round: clients in the cohort of a round; all of them for None.
+        weighting: client weights p_k: ``"size"`` or ``"uniform"``.
+        seed: seed of everything random.
+
+    Raises:
+        FieldError: ``per_round`` or ``weighting`` is out of range.
+
+    Example::
+
+        session = terms.session(bound)
+        for ask in session.asks():
+            totals = collect(session, ask, messages)
+            session.absorb(ask, totals) if ask.kind == "survey" else session.take(ask, totals)
     """
 
     def __init__(
@@ -81,7 +97,7 @@ class Session:
             raise FieldError(f"per_round = {per_round} is not between 1 and the {count} clients")
         self.bound, self.work = bound, work or LocalWork()
         self.per_round, self.weighting = per_round, weighting
-        self.key = rng.key(seed)  # on the host, where drawing a round's few numbers is quick
+        self.key = rng.key(seed)  # on the host: a round's few draws are faster there
         self.server: Server = bound.server()
         self.round = 0
         self.ledger = [NEVER] * count
@@ -91,10 +107,13 @@ class Session:
     def num_clients(self) -> int:
         return self.bound.spec.num_clients
 
-    # -- what clients are asked for -----------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def draw_clients(self, round: int) -> list[int]:
-        """Clients of a round: a fixed count without replacement, the same for every method."""
+        """The cohort of a round in ascending order: ``per_round`` clients without replacement.
+
+        It depends on the seed and the round alone, so it is the same for every method.
+        """
         if self.per_round == self.num_clients:
             return list(range(self.per_round))
         if self._drawn is None or self._drawn[0] != (round, self.per_round):
@@ -104,8 +123,11 @@ class Session:
         return list(self._drawn[1])
 
     def asks(self, clients: Sequence[int] | None = None) -> Iterator[Ask]:
-        """The asks of the present round: surveys that are due, then the training of a drawn cohort
-        (or of the given clients)."""
+        """The asks of the present round: surveys that are due, then training.
+
+        Args:
+            clients: the cohort; drawn from the seed for None.
+        """
         cohort = list(clients) if clients is not None else self.draw_clients(self.round)
         yield from self.surveys(cohort)
         yield Ask("train", self.round, cohort)
@@ -125,59 +147,59 @@ class Session:
                 yield self.ask_survey(part, list(range(self.num_clients)))
 
     def ask_survey(self, part: Part, clients: list[int]) -> Ask:
-        """The survey of a part, now."""
+        """The ask for a part's survey in the present round."""
         return Ask("survey", self.round, clients, part.name)
 
     def down(self) -> Down:
-        """What the clients of the next ask are sent."""
+        """The broadcast to the clients of the next ask."""
         return Down(self.bound.only_public(self.server.weights), self.bound.sent(self.server))
 
     def lane(self, client: int, size: int, round: int) -> Lane:
-        """What a client of so many samples does in a round."""
+        """The lane of a client with ``size`` samples in a round."""
         steps, lr = self.work.steps_for(size), self.bound.lr(round)
         return Lane(client, size, steps, self.work, lr, self.weighting, self.bound.optim)
 
-    # -- what comes back ----------------------------------------------------------------------
+    # -- replies -------------------------------------------------------------------------------
 
     def reduce(self, replies: Iterable[Reply], ops: Ops = REFERENCE) -> Totals:
-        """Totals of single replies, which are let go one after the other, in the cohort's order."""
+        """Totals of single replies in the cohort's order; each is freed after it is added."""
         total: Totals = {}
         for reply in replies:
             alone = tree.map(lambda x: x.unsqueeze(0), reply)
-            found = server.totals(self.bound, alone, self.server.weights, ops)
-            total = server.add_totals(total, found) if total else found
+            added = server.totals(self.bound, alone, self.server.weights, ops)
+            total = server.add_totals(total, added) if total else added
         return total
 
     def reduce_survey(self, ask: Ask, answers: Iterable[Answer], ops: Ops = REFERENCE) -> Totals:
         """Totals of the answers to a survey."""
-        every: Answer = tree.stack(list(answers))
-        return server.survey_totals(self.bound.part(ask.part), every.value, every.weight, ops)
+        stacked: Answer = tree.stack(list(answers))
+        return server.survey_totals(self.bound.part(ask.part), stacked.value, stacked.weight, ops)
 
     def absorb(self, ask: Ask, totals: Totals) -> int:
-        """Give a part the reduced answers to its survey; returns the bytes that clients sent."""
+        """Pass the reduced answers of a survey to its part; return the bytes that clients sent."""
         part = self.bound.part(ask.part)
         key = self._server_key()
         self.server = server.absorb(self.bound, self.server, part, totals, self.round, key)
         return int(totals["up_bytes"])
 
     def aggregate(self, totals: Totals) -> Server:
-        """The server after the present round; the session does not move yet."""
+        """The server after the present round; the session itself does not change."""
         return server.server_round(self.bound, self.server, totals, self.round, self._server_key())
 
     def accept(self, after: Server, clients: Sequence[int]) -> None:
-        """Move on to the next round, and note whose replies were accepted."""
+        """Advance to the next round, and record in the ledger whose replies were accepted."""
         for k in clients:
             self.ledger[k] = self.round
         self.server = after
         self.round += 1
 
     def take(self, ask: Ask, totals: Totals) -> None:
-        """Aggregate a round and move on; a loss that is not finite is refused."""
+        """Aggregate a round and advance; raises NotFinite for a loss that is not finite."""
         self.check_finite(totals, ask.clients)
         self.accept(self.aggregate(totals), ask.clients)
 
     def check_finite(self, totals: Totals, clients: Sequence[int]) -> None:
-        """Stop at a loss that is not finite, and name the client."""
+        """Raise NotFinite, with the client's number, if a loss is not finite."""
         terms = totals["terms"]
         bad = ~torch.stack([torch.isfinite(v) for v in terms.values()]).all(0)
         if bool(bad.any()):
@@ -195,20 +217,20 @@ class Session:
     # -- saving -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next round depends on, as named arrays."""
-        return tree.to_wire(self._held())
+        """The state that the next round depends on, as named tensors."""
+        return tree.to_wire(self._state_tree())
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from a saved state of the same method, model and number of clients."""
-        found = read_state(state, self._held())
-        self.server = tree.map(self._placed, Server(found["weights"], found["slots"]))
-        self.round = int(found["round"])
-        self.ledger = found["ledger"].tolist()
+        """Restore a state of the same method, model and clients; a KedgeError for any other."""
+        loaded = read_state(state, self._state_tree())
+        self.server = tree.map(self._to_device, Server(loaded["weights"], loaded["slots"]))
+        self.round = int(loaded["round"])
+        self.ledger = loaded["ledger"].tolist()
 
-    def _placed(self, x: Tensor) -> Tensor:
+    def _to_device(self, x: Tensor) -> Tensor:
         return x.to(self.bound.spec.device)
 
-    def _held(self) -> Tree:
+    def _state_tree(self) -> Tree:
         return {
             "weights": self.server.weights,
             "slots": self.server.slots,
@@ -218,7 +240,7 @@ class Session:
 
 
 def read_state(state: dict[str, Tensor], like: Tree) -> Tree:
-    """Named arrays in the structure of ``like``; a KedgeError if names or shapes differ."""
+    """Named tensors in the structure of ``like``; a KedgeError if names or shapes differ."""
     wanted, given = tree.to_wire(like), set(state)
     wrong = sorted(
         (wanted.keys() ^ given)

@@ -1,7 +1,7 @@
-"""What all members of a federation agree on before the first round: settings and data schema.
+"""The terms of a federation: the settings and the data schema that all members agree on.
 
-Terms are text and numbers. Two members have the same terms if their hashes are equal; from there on
-a server needs nothing of a client's data, and a client nothing of the other clients.
+Terms are text and numbers. Two members have the same terms if their hashes are equal. With equal
+terms the server needs no data, and a client needs nothing from other clients.
 """
 
 from __future__ import annotations
@@ -32,11 +32,16 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class DataSchema:
-    """What inputs and labels mean, everywhere alike.
+    """The meaning of inputs and labels, the same for all members.
 
-    ``columns`` names the inputs of a table in their order; the one-hot column of a word is
-    ``name=word``. ``classes`` names the outputs in their order. ``mean`` and ``std`` scale inputs,
-    one number per channel or column.
+    Args:
+        shape: shape of one input, without the batch axis.
+        task: name of the task, such as ``"classification"``.
+        outputs: width of the model's last layer.
+        classes: names of the outputs in order; None where they have no names.
+        columns: names of a table's inputs in order; a one-hot column is ``name=word``.
+        mean: subtracted from inputs, one number per channel or column; empty for the member's own.
+        std: divides inputs, likewise.
     """
 
     shape: tuple[int, ...]
@@ -50,7 +55,8 @@ class DataSchema:
 
 @dataclass(frozen=True)
 class Terms:
-    """Settings of a federation, as in :class:`~kedge.sim.Simulation`, and the data schema.
+    """Settings of a federation, as in :class:`~kedge.sim.simulation.Simulation`, and its data
+    schema.
 
     >>> schema = DataSchema((4,), "classification", 2, classes=("no", "yes"))
     >>> terms = Terms(schema, num_clients=3, method="scaffold")
@@ -61,7 +67,7 @@ class Terms:
     data: DataSchema
     num_clients: int
     method: str = "fedavg"
-    model: str = "own"  # a model's text, or "own" for a module that every member brings
+    model: str = "own"  # a model string, or "own" for a module that every member supplies
     batchnorm: str = "average"
     optimizer: str = "sgd"
     batch: int = 32
@@ -84,7 +90,7 @@ class Terms:
 
     @property
     def hash(self) -> str:
-        """Equal for equal terms, on every machine."""
+        """Sixteen hexadecimal digits, equal for equal terms on every machine."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -92,7 +98,7 @@ class Terms:
 
     @classmethod
     def from_json(cls, text: str) -> Terms:
-        """Terms from their text; a TermsError if it is not what :meth:`to_json` writes."""
+        """Read what :meth:`to_json` writes; raises a TermsError for anything else."""
         try:
             values = json.loads(text)
             if values.pop("format", None) != FORMAT:
@@ -103,12 +109,19 @@ class Terms:
             raise TermsError(f"these are no terms of a federation: {error}") from None
 
     def bind(self, model: Model, data: Data, device: torch.device | str = "cpu") -> Bound:
-        """The method of these terms on a model and on some data. All members start from the
-        model's weights, so they must be the same everywhere."""
-        kind = getattr(torch, self.dtype)
+        """Bind the method of these terms to a model and data.
+
+        All members start from the model's weights, which must be equal everywhere.
+
+        Args:
+            model: the model; its weights are converted to the dtype of the terms.
+            data: the member's data.
+            device: where weights and state are placed.
+        """
+        dtype = getattr(torch, self.dtype)
 
         def place(w: Tensor) -> Tensor:
-            return w.to(device, kind if w.is_floating_point() else None)
+            return w.to(device, dtype if w.is_floating_point() else None)
 
         return Bound(
             parse(self.method),
@@ -123,7 +136,7 @@ class Terms:
         )
 
     def session(self, bound: Bound) -> Session:
-        """The server's side under these terms."""
+        """The server's session under these terms."""
         return Session(
             bound,
             work=self.work,

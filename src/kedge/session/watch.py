@@ -1,5 +1,5 @@
-"""Watching hooks for what they must not do: change what they are given, keep state, draw random
-numbers of their own, or answer otherwise the second time."""
+"""Watch hooks for impurity: in-place changes of arguments, state on the part, draws from a global
+random generator, and results that differ between equal calls."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kedge.core.round import Round
 from kedge.core.view import Spec, View
 from kedge.errors import HookError
 
-DEPTH = 5  # of containers and objects in an attribute that are looked into
-ROUNDING = 1e-4  # relative difference that the order of a parallel sum may make
+DEPTH = 5  # levels of containers and objects that are compared in an attribute
+ROUNDING = 1e-4  # relative difference due to the order of a parallel sum
 GENERATORS = {"torch": "torch", "cuda": "torch on the GPU", "numpy": "numpy", "python": "Python"}
 
 
 class Call(NamedTuple):
-    """A hook's call, as it was the first time."""
+    """One call of a hook: its inputs and its result."""
 
     part: str
     hook: str
@@ -34,10 +34,12 @@ class Call(NamedTuple):
 
 
 class Watch:
-    """Runs hooks and raises a HookError where one of other people's breaks a rule.
+    """Run hooks, and raise a HookError if one of a third-party part is not pure.
 
-    ``every`` watches kedge's own parts, too. After :meth:`again`, the same calls are expected once
-    more, with the same results.
+    After :meth:`again`, the same calls are expected once more, with the same results.
+
+    Args:
+        every: whether to watch kedge's own parts, too.
     """
 
     def __init__(self, every: bool = False) -> None:
@@ -46,7 +48,7 @@ class Watch:
         self._first: Iterator[Call] | None = None
 
     def again(self) -> None:
-        """From now on the same calls follow as until now."""
+        """Expect the calls so far once more, in the same order."""
         self._first, self._calls = iter(self._calls), []
 
     def __call__(self, part: Part, hook: str, args: tuple[Any, ...]) -> Any:
@@ -55,7 +57,7 @@ class Watch:
         inputs, attributes = _inputs(hook, args), _attributes(part)
         versions, generators = _versions(inputs), _generators()
         values = _values(inputs)
-        made = getattr(part, hook)(*args)
+        result = getattr(part, hook)(*args)
         where = f"{part.name}.{hook}"
         drawn = _changed(generators, _generators())
         if drawn:
@@ -63,26 +65,26 @@ class Watch:
                 f"{where} draws from the global random numbers of {GENERATORS[drawn[0]]}, so no "
                 f"run could be repeated or resumed; {_draw_instead(args)}"
             )
-        kept = _changed(attributes, _attributes(part))
-        if kept:
-            raise HookError(f"{where} changed {kept[0]}; {KEEP_STATE}")
+        assigned = _changed(attributes, _attributes(part))
+        if assigned:
+            raise HookError(f"{where} changed {assigned[0]}; {KEEP_STATE}")
         written = _changed(versions, _versions(_inputs(hook, args)))
         if written:
             raise HookError(
                 f"{where} changed its argument {written[0]} in place; return a new tensor or dict "
                 "instead (x + y for x.add_(y), d | {name: x} for d[name] = x)"
             )
-        self._compare(Call(part.name, hook, values, _values(list(_nodes(made, "")))))
-        return made
+        self._compare(Call(part.name, hook, values, _values(list(_nodes(result, "")))))
+        return result
 
     def _compare(self, call: Call) -> None:
-        """Whether a call that is made again has the same result."""
+        """Raise a HookError if a repeated call has another result."""
         self._calls.append(call)
         first = next(self._first, None) if self._first is not None else None
         if first is None:
             return
         same_inputs = first[:2] == call[:2] and _same(first.inputs, call.inputs)
-        if not same_inputs:  # not this hook's fault: the kernels' or the model's
+        if not same_inputs:  # nondeterminism of a kernel or of the model, not of this hook
             self._first = None
         elif not _same(first.result, call.result, ROUNDING if _may_round() else 0.0):
             raise HookError(
@@ -92,22 +94,22 @@ class Watch:
 
 
 def is_foreign(part: Part) -> bool:
-    """Whether a part is not one of kedge's own, which the laws prove."""
+    """Whether a part is third-party, that is, defined outside of kedge."""
     return type(part).__module__.partition(".")[0] != "kedge"
 
 
-# -- what a hook is given -------------------------------------------------------------------------
+# -- inputs of a hook -----------------------------------------------------------------------------
 
 
 def _inputs(hook: str, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Every container and leaf that a hook can reach through its arguments, with its place."""
+    """All containers and leaves that a hook can reach through its arguments, with their paths."""
     return [node for name, value in _reachable(hook, args) for node in _nodes(value, name)]
 
 
 def _reachable(hook: str, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     names = list(inspect.signature(getattr(Part, hook)).parameters)[1:]
     pairs = list(zip(names, args, strict=True))
-    for name, value in reversed(pairs):  # the view last: it may show an argument once more
+    for name, value in reversed(pairs):  # the view last: it may contain an argument again
         reach: tuple[str, ...]
         if isinstance(value, View):
             reach = ("client", "sent", "local", "anchor", "info")
@@ -126,7 +128,7 @@ def _reachable(hook: str, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _nodes(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every container and leaf in a value, with its place."""
+    """All containers and leaves in a value, with their paths."""
     yield path, value
     if isinstance(value, dict):
         for key, item in dict.items(value):
@@ -138,18 +140,18 @@ def _nodes(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _versions(inputs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What tells of each container and tensor whether it was changed in place."""
-    found: dict[str, Any] = {}
+    """Version of each tensor and keys of each dict, which reveal changes in place."""
+    versions: dict[str, Any] = {}
     for path, node in inputs:
         if isinstance(node, Tensor):
-            found[path] = id(node), node._version
+            versions[path] = id(node), node._version
         elif isinstance(node, dict):
-            found[path] = list(node)
-    return found
+            versions[path] = list(node)
+    return versions
 
 
 def _values(nodes: list[tuple[str, Any]]) -> list[Any]:
-    """All leaves, tensors without their history."""
+    """All leaves, tensors detached."""
     return [
         node.detach() if isinstance(node, Tensor) else node
         for _, node in nodes
@@ -175,20 +177,20 @@ def _may_round() -> bool:
     return torch.get_num_threads() > 1 or torch.cuda.is_initialized()
 
 
-# -- what lies outside ----------------------------------------------------------------------------
+# -- state outside of the arguments ---------------------------------------------------------------
 
 
 def _attributes(part: Part) -> dict[str, Any]:
-    """A part's attributes and those of its class, in a form that shows every change."""
-    found = {f"self.{name}": _shown(value) for name, value in vars(part).items()}
+    """Attributes of a part and of its class, in a form that reveals changes."""
+    attributes = {f"self.{name}": _snapshot(value) for name, value in vars(part).items()}
     for owner in type(part).__mro__:
         if owner not in Part.__mro__:
-            own = {n: v for n, v in vars(owner).items() if not n.startswith("__")}
-            found |= {f"{owner.__name__}.{n}": _shown(v) for n, v in own.items()}
-    return found
+            members = {n: v for n, v in vars(owner).items() if not n.startswith("__")}
+            attributes |= {f"{owner.__name__}.{n}": _snapshot(v) for n, v in members.items()}
+    return attributes
 
 
-def _shown(value: Any, depth: int = DEPTH) -> Any:
+def _snapshot(value: Any, depth: int = DEPTH) -> Any:
     if isinstance(value, Tensor):
         return id(value), value._version
     if isinstance(value, np.ndarray):
@@ -198,20 +200,20 @@ def _shown(value: Any, depth: int = DEPTH) -> Any:
     if depth == 0 or isinstance(value, type) or inspect.isroutine(value):
         return id(value)
     if isinstance(value, dict):
-        return [(_shown(k, depth - 1), _shown(v, depth - 1)) for k, v in value.items()]
+        return [(_snapshot(k, depth - 1), _snapshot(v, depth - 1)) for k, v in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_shown(v, depth - 1) for v in value]
-    return id(value), _shown(getattr(value, "__dict__", None), depth - 1)
+        return [_snapshot(v, depth - 1) for v in value]
+    return id(value), _snapshot(getattr(value, "__dict__", None), depth - 1)
 
 
 def _generators() -> dict[str, Any]:
-    """The states of all global generators of random numbers."""
-    found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    """States of all global random generators."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     _, keys, *rest = np.random.get_state()
-    found["numpy"] = hash((np.asarray(keys).tobytes(), *rest))
+    states["numpy"] = hash((np.asarray(keys).tobytes(), *rest))
     if torch.cuda.is_initialized():
-        found["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
-    return found
+        states["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
+    return states
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -226,7 +228,7 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 def _draw_instead(args: tuple[Any, ...]) -> str:
-    """Where a hook finds its own randomness."""
+    """Advice: which key a hook with these arguments draws from."""
     keys = {View: "v.key", Round: "r.key", Spec: "spec.key"}
     for kind, key in keys.items():
         if any(isinstance(arg, kind) for arg in args):

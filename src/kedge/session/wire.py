@@ -1,10 +1,9 @@
-"""Trees as bytes and back: what crosses the wire, with a version and checks.
+"""Serialise trees to messages and back, with a version and checks.
 
 A message is one safetensors file: named arrays and a small header, no pickle and no code. The
-receiver knows what it must hold from a *template*, a tree of the same structure whose leaves are
-dtypes and shapes, and checks version, kind, names, dtypes, shapes and lengths before an array is
-made. :func:`reply_template` makes the template of a client's reply without having seen one, by a
-dry round on blank samples.
+receiver compares it with a *template*, a tree of the same structure whose leaves are dtypes and
+shapes. It checks version, kind, names, dtypes, shapes and lengths before it allocates an array.
+:func:`reply_template` derives the template of a client's reply from a dry run on blank samples.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from kedge.errors import WireError
 from kedge.session.session import Answer, Down
 
 VERSION = "1"
-MAX_HEADER_BYTES = 1 << 26  # of names, dtypes and shapes; arrays are not bounded
+MAX_HEADER_BYTES = 1 << 26  # bounds names, dtypes and shapes; the size of arrays is not bounded
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
@@ -36,12 +35,12 @@ DTYPES = {
 }  # fmt: skip
 
 
-#: Named tuples that a message may hold.
+#: Named tuples that a message may contain.
 TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Reply, Answer, Down)}
 
 
 class Leaf(NamedTuple):
-    """What an array must be."""
+    """Expected dtype and shape of an array."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -52,7 +51,7 @@ class Leaf(NamedTuple):
 
 
 def template_of(value: Tree) -> Tree:
-    """The template of messages that hold trees like ``value``.
+    """The template of messages with trees like ``value``.
 
     >>> template_of({"w": torch.zeros(2, 3)})
     {'w': Leaf(dtype=torch.float32, shape=(2, 3))}
@@ -65,7 +64,12 @@ def template_of(value: Tree) -> Tree:
 
 
 def pack(kind: str, value: Tree, **notes: str) -> bytes:
-    """A tree as a message of some kind, with notes such as the round.
+    """Serialise a tree.
+
+    Args:
+        kind: kind of the message, which the receiver checks.
+        value: the tree; tensors are copied to the host.
+        notes: further entries of the header, such as the round.
 
     >>> unpack(pack("state", {"w": torch.ones(2)}), "state", {"w": Leaf(torch.float32, (2,))})
     {'w': tensor([1., 1.])}
@@ -76,11 +80,16 @@ def pack(kind: str, value: Tree, **notes: str) -> bytes:
 
 
 def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
-    """The tree of a message: in the structure of its template, or, without one, in the structure
-    that the message describes (a client trusts what its server sends).
+    """The tree of a message.
+
+    Args:
+        message: what :func:`pack` returned.
+        kind: the expected kind.
+        template: dtypes and shapes that the arrays must have. Without one the tree has the
+            structure that the message describes: a client trusts its server.
 
     Raises:
-        WireError: it is not such a message, or its arrays are not those of the template.
+        WireError: the message is malformed, of another kind, or does not match the template.
     """
     check(message, kind, template)
     arrays = load(message)
@@ -93,8 +102,8 @@ def notes_of(message: bytes) -> dict[str, str]:
 
 
 def check(message: bytes, kind: str, template: Tree = None) -> None:
-    """Raise a WireError unless a message is what its receiver expects; no array is made. Without a
-    template, names and shapes are free, and lengths are checked against them."""
+    """Raise a WireError unless a message is of this kind and matches the template; no array is
+    allocated. Without a template only lengths are checked, against the shapes in the header."""
     notes, entries, data_bytes = _header(message)
     if notes.get("version") != VERSION:
         raise WireError(
@@ -112,9 +121,9 @@ def check(message: bytes, kind: str, template: Tree = None) -> None:
         raise WireError(f"the {kind} {what} {strange[0]!r}")
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: _offsets(item[1])[0]):
-        leaf, found = wanted[name], _leaf(entry)
-        if leaf is None or found != leaf:
-            raise WireError(f"the {kind}'s array {name!r} is {found}, expected {leaf}")
+        leaf, actual = wanted[name], _leaf(entry)
+        if leaf is None or actual != leaf:
+            raise WireError(f"the {kind}'s array {name!r} is {actual}, expected {leaf}")
         if _offsets(entry) != (end, end + leaf.nbytes):
             raise WireError(f"the {kind}'s array {name!r} does not have the length of its shape")
         end += leaf.nbytes
@@ -123,7 +132,7 @@ def check(message: bytes, kind: str, template: Tree = None) -> None:
 
 
 def _header(message: bytes) -> tuple[dict[str, str], dict[str, Any], int]:
-    """Notes, entries of the arrays, and how many bytes these have."""
+    """Notes, entries of the arrays, and the number of bytes of all arrays."""
     size = int.from_bytes(message[:8], "little")
     if len(message) < 8 or size > min(MAX_HEADER_BYTES, len(message) - 8):
         raise WireError("this is not a message: its header does not fit into it")
@@ -138,14 +147,14 @@ def _header(message: bytes) -> tuple[dict[str, str], dict[str, Any], int]:
 
 def _leaf(entry: dict[str, Any]) -> Leaf | None:
     shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
-    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-    return Leaf(dtype, tuple(shape or ())) if whole and dtype is not None else None
+    valid = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    return Leaf(dtype, tuple(shape or ())) if valid and dtype is not None else None
 
 
 def _offsets(entry: dict[str, Any]) -> tuple[int, int]:
-    found = entry.get("data_offsets")
-    whole = isinstance(found, list) and len(found) == 2 and all(type(n) is int for n in found)
-    return (found[0], found[1]) if whole and found else (-1, -1)
+    offsets = entry.get("data_offsets")
+    valid = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
+    return (offsets[0], offsets[1]) if valid and offsets else (-1, -1)
 
 
 def _named(value: Tree, prefix: str = "") -> dict[str, Any]:
@@ -156,10 +165,10 @@ def _named(value: Tree, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, tuple):
         kind = type(value).__name__
         pairs = {f"{kind}:{k}": v for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for key, item in pairs.items():  # type: ignore[union-attr]
-        found |= _named(item, f"{prefix}{tree.SEPARATOR}{key}" if prefix else key)
-    return found
+        named |= _named(item, f"{prefix}{tree.SEPARATOR}{key}" if prefix else key)
+    return named
 
 
 def _filled(template: Tree, arrays: dict[str, Tensor], prefix: str = "") -> Tree:
@@ -175,7 +184,7 @@ def _filled(template: Tree, arrays: dict[str, Tensor], prefix: str = "") -> Tree
 
 
 def _structured(arrays: dict[str, Tensor]) -> Tree:
-    """Arrays in the structure that their names tell; empty branches are not told."""
+    """Arrays in the structure that their names describe; empty branches are lost."""
     root: dict[str, Any] = {}
     for name, value in arrays.items():
         *path, last = name.split(tree.SEPARATOR)
@@ -189,22 +198,22 @@ def _structured(arrays: dict[str, Tensor]) -> Tree:
 def _typed(node: Tree) -> Tree:
     if not isinstance(node, dict):
         return node
-    found = {key: _typed(item) for key, item in node.items()}
-    kinds = {key.partition(":")[0] for key in found if ":" in key}
-    if len(kinds) != 1 or not all(":" in key for key in found):
-        return found
+    items = {key: _typed(item) for key, item in node.items()}
+    kinds = {key.partition(":")[0] for key in items if ":" in key}
+    if len(kinds) != 1 or not all(":" in key for key in items):
+        return items
     kind = TYPES.get(kinds.pop())
-    fields = {key.partition(":")[2]: item for key, item in found.items()}
+    fields = {key.partition(":")[2]: item for key, item in items.items()}
     if kind is None or not fields.keys() <= set(kind._fields):
         raise WireError("the message holds a structure that this kedge does not know")
     return kind(**{name: fields.get(name, {}) for name in kind._fields})
 
 
-# -- templates of what has not been seen yet ------------------------------------------------------
+# -- templates from a dry run ---------------------------------------------------------------------
 
 
 class Blank:
-    """Two samples of zeros, for a dry round."""
+    """Two samples of zeros, for a dry run."""
 
     is_random = False
 
@@ -223,25 +232,25 @@ class Blank:
 
 
 def reply_template(bound: Bound, server: Server, batch: int) -> Reply:
-    """The template of a reply in the phases of ``bound``, from a dry round of one step; what stays
-    on the client is left out."""
-    dry, job = _dry(bound, server)
+    """The template of a reply in the phases of ``bound``, from a dry run of one step on a batch of
+    ``batch`` samples. The client's state is not part of it."""
+    dry, job = _dry_run(bound, server)
     index = torch.zeros(batch, dtype=torch.int64, device=bound.spec.device)
-    done = client.end(dry, job, client.step(dry, job, client.begin(dry, job), index))
-    return template_of(without_state(done))
+    reply = client.end(dry, job, client.step(dry, job, client.begin(dry, job), index))
+    return template_of(without_state(reply))
 
 
 def survey_template(bound: Bound, server: Server, part: Part) -> Tree:
     """The template of an answer to a part's survey."""
-    return template_of(client.survey(*_dry(bound, server), part))
+    return template_of(client.survey(*_dry_run(bound, server), part))
 
 
 def without_state(reply: Reply) -> Reply:
-    """A reply as it travels: the client's next state stays where it is."""
+    """A reply without the client's next state, which never leaves the client."""
     return reply._replace(client={})
 
 
-def _dry(bound: Bound, server: Server) -> tuple[Bound, Job]:
+def _dry_run(bound: Bound, server: Server) -> tuple[Bound, Job]:
     spec = bound.spec
     one = torch.ones((), dtype=spec.dtype, device=spec.device)
     zero = torch.zeros((), dtype=torch.int64, device=spec.device)

@@ -1,7 +1,7 @@
-"""A member's data as the terms of its federation see them.
+"""Convert a member's data to the schema of its federation.
 
-Read by itself, each member would number its own classes and columns: two folders of images with
-the classes (cat, dog) and (dog, horse) would both have labels 0 and 1. Names decide instead.
+Each member numbers its own classes and columns: two folders of images with the classes (cat, dog)
+and (dog, horse) both have labels 0 and 1. Here classes and columns are matched by name.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from kedge.session.terms import DataSchema
 
 
 def conform(dataset: Dataset, schema: DataSchema, name: str = "") -> Dataset:
-    """A dataset as the terms see it: classes and columns by their names, scaled as agreed.
+    """Convert a dataset to a schema: match classes and columns by name, set mean and std.
 
-    A class or a one-hot column that this dataset does not have is left empty. What the terms do not
-    know is refused.
+    A class or a one-hot column that this dataset lacks stays empty.
 
     Args:
-        dataset: what this member has read by itself.
-        schema: what all members have agreed on.
-        name: of the member, for messages.
+        dataset: the member's dataset, with its own numbering.
+        schema: the data schema of the terms.
+        name: name of the member, for messages.
+
+    Returns:
+        A dataset with the inputs, outputs and scaling of the schema.
 
     Raises:
-        TermsError: the dataset has another task, shape, class or column.
+        TermsError: the dataset has another task or shape, or a class or column that is not in the
+            schema.
+
+    Example::
+
+        dataset = conform(dataset, terms.data, name="hospital 3")
     """
     who = name or dataset.name
     if dataset.task != schema.task:
@@ -56,58 +63,58 @@ def conform(dataset: Dataset, schema: DataSchema, name: str = "") -> Dataset:
 
 
 def _columns(dataset: Dataset, schema: DataSchema, who: str) -> tuple[Any, Any]:
-    """How inputs become those of the terms, and the names of their columns."""
-    own, agreed = dataset.columns, schema.columns
-    if own is None or agreed is None or own == agreed:
+    """A function from this member's inputs to those of the schema, and the column names."""
+    names, agreed = dataset.columns, schema.columns
+    if names is None or agreed is None or names == agreed:
         return (lambda x: x), agreed
-    unknown = [c for c in own if c not in agreed]
-    known = {c.partition("=")[0] for c in own}
-    lacking = [
-        c for c in agreed if c not in own and not ("=" in c and c.partition("=")[0] in known)
+    unknown = [c for c in names if c not in agreed]
+    known = {c.partition("=")[0] for c in names}
+    missing = [
+        c for c in agreed if c not in names and not ("=" in c and c.partition("=")[0] in known)
     ]
-    if unknown or lacking:
+    if unknown or missing:
         what = (
             f"a column {unknown[0]!r} that the terms do not have"
             if unknown
-            else (f"no column {lacking[0]!r}, which the terms have")
+            else (f"no column {missing[0]!r}, which the terms have")
         )
         raise TermsError(f"{who} has {what}; the terms have: {', '.join(agreed)}")
-    place = {c: i for i, c in enumerate(own)}
+    position = {c: i for i, c in enumerate(names)}
 
-    def arranged(x: Any) -> Any:
+    def reorder(x: Any) -> Any:
         empty = np.zeros(len(x), x.dtype)
-        return np.stack([x[:, place[c]] if c in place else empty for c in agreed], 1)
+        return np.stack([x[:, position[c]] if c in position else empty for c in agreed], 1)
 
-    return arranged, agreed
+    return reorder, agreed
 
 
 def _classes(dataset: Dataset, schema: DataSchema, who: str) -> Any:
-    """How labels become those of the terms."""
-    own, agreed = dataset.classes, schema.classes
-    if own is None or agreed is None or own == agreed:
+    """A function from this member's labels to those of the schema."""
+    names, agreed = dataset.classes, schema.classes
+    if names is None or agreed is None or names == agreed:
         if dataset.outputs > schema.outputs:
             raise TermsError(f"{who} has {dataset.outputs} outputs, the terms {schema.outputs}")
         return lambda y: y
-    unknown = [c for c in own if c not in agreed]
+    unknown = [c for c in names if c not in agreed]
     if unknown:
         raise TermsError(
             f"{who} has a class {unknown[0]!r} that the terms do not have; they have: "
             + ", ".join(agreed)
         )
-    place = np.array([agreed.index(c) for c in own])
+    position = np.array([agreed.index(c) for c in names])
 
-    def renumbered(y: Any) -> Any:
+    def renumber(y: Any) -> Any:
         if y.ndim == 1:
-            return place[y]
+            return position[y]
         wide = np.zeros((len(y), len(agreed)), y.dtype)
-        wide[:, place] = y
+        wide[:, position] = y
         return wide
 
-    return renumbered
+    return renumber
 
 
 def schema_of(dataset: Dataset) -> DataSchema:
-    """The data schema of a dataset, for the terms of a federation that looks like it."""
+    """The data schema of a dataset, to be used in the terms of a federation."""
     return DataSchema(
         shape=dataset.shape,
         task=dataset.task,

@@ -1,7 +1,7 @@
-"""One client where its data are: a :class:`Silo` answers the asks of a session.
+"""One remote client: a :class:`Silo` answers the asks of a session.
 
-It computes what the loop engine computes for this client, bit for bit. What comes down and what
-goes up are bytes (:mod:`kedge.session.wire`); what a client keeps between rounds stays here.
+It computes what the loop engine computes for this client, bit for bit. Broadcasts and replies are
+messages (:mod:`kedge.session.wire`); the client's state between rounds stays in the silo.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ class Silo:
     """Data and state of one client of a federation.
 
     Args:
-        terms: what all members have agreed on.
-        model: the model, with the same first weights at every member.
+        terms: the terms of the federation.
+        model: the model, with the same initial weights at every member.
         data: a federation whose only client is this one.
-        client: its number among all clients.
-        states: states kept earlier, by the round they come from; for a restart.
+        client: its number among all clients of the federation.
+        states: saved states by round, for a restart.
+
+    Raises:
+        KedgeError: the data are not those of one client, or there is no such client.
 
     Example::
 
@@ -69,22 +72,35 @@ class Silo:
         self.terms, self.data, self.client = terms, data, client
         self.bound = bind(terms, model, data)
         self._root = rng.key(terms.seed)
-        #: State after each round that this client has tried and not forgotten.
+        #: States by round: the last accepted one, and that of the last attempt.
         self.states: dict[int, Tree] = dict(states or {})
         self._counts = torch.zeros((1, 0), device=data.device)
         if self.bound.needs("labels"):
             self._counts = data.label_counts()
 
     def answer(self, ask: Ask, down: bytes, accepted: int = NEVER) -> bytes:
-        """The message that answers an ask. ``accepted`` is the last round of which the server has
-        accepted this client's reply: the state of that round is where the client goes on."""
+        """Answer an ask.
+
+        Args:
+            ask: the server's request.
+            down: the server's broadcast, from :func:`pack_down`.
+            accepted: the last round in which the server accepted this client's reply. The client
+                continues from its state after that round.
+
+        Returns:
+            A message for :func:`collect`.
+
+        Raises:
+            WireError: the broadcast does not fit the model.
+            KedgeError: the state of the accepted round is missing.
+        """
         received = unpack_down(self.bound, down)
         if ask.kind == "survey":
             return wire.pack("answer", self.survey(ask, received, accepted), round=str(ask.round))
         return wire.pack("reply", self.train(ask, received, accepted), round=str(ask.round))
 
     def train(self, ask: Ask, down: Down, accepted: int = NEVER) -> client.Reply:
-        """Train one round; the next state is kept here until the server accepts the reply."""
+        """Train one round; the next state is stored until the server accepts the reply."""
         bound, work = self.bound.at(ask.round), self._work(ask, down, accepted)
         reply = client.end(bound, work.job, run_steps(bound, work.job, work.rows, self.client))
         self.states = {r: state for r, state in self.states.items() if r == accepted}
@@ -92,16 +108,17 @@ class Silo:
         return wire.without_state(reply)
 
     def survey(self, ask: Ask, down: Down, accepted: int = NEVER) -> Answer:
-        """Answer a part's survey; nothing is kept."""
+        """Answer a part's survey; the client's state does not change."""
         bound, job = self.bound.at(ask.round), self._work(ask, down, accepted).job
         return Answer(client.survey(bound, job, bound.part(ask.part)), job.info.weight)
 
     def personal(self, ask: Ask, down: Down, accepted: int = NEVER) -> Weights:
-        """The weights that this client would use itself."""
+        """The personal weights of this client."""
         return client.personal(self.bound.at(ask.round), self._work(ask, down, accepted).job)
 
     def evaluate(self, weights: Weights) -> dict[str, Tensor]:
-        """The task's sums on what this client holds out; sums over clients are exact metrics."""
+        """The task's metric sums on this client's held-out rows. Sums of several clients add up to
+        exact metrics. Raises a KedgeError without held-out rows."""
         if not self.data.held_out:
             raise KedgeError("this client holds nothing out for testing; set holdout, e.g. 0.2")
         return sums_over(self.bound, weights, self.data.held_out[0])
@@ -117,7 +134,7 @@ class Silo:
         return self.states[accepted]
 
     def _work(self, ask: Ask, down: Down, accepted: int) -> Work:
-        """What this client does in a round, as the simulator draws it for all of them."""
+        """This client's job and batches in a round, drawn as the simulator draws them."""
         terms, bound, place = self.terms, self.bound, layout_of(self.bound.model).place
         size = self.data.sizes[0]
         lane = Lane(
@@ -125,11 +142,11 @@ class Silo:
             terms.weighting, bound.optim,
         )  # fmt: skip
         keys = client_keys(self._root.expand(1, 2), ask.round, [self.client])
-        none = torch.zeros((1, 0), device=self.data.device)
-        sweep = self.data.sweep_pieces([0]) if bound.needs("sweep") else SweepPieces(none, none)
+        empty = torch.zeros((1, 0), device=self.data.device)
+        sweep = self.data.sweep_pieces([0]) if bound.needs("sweep") else SweepPieces(empty, empty)
         info = infos([lane], ask.round, self.data.dtype)
         job = Job(
-            anchor=place(_whole(bound, down.weights)),
+            anchor=place(_all_weights(bound, down.weights)),
             sent=place(down.sent),
             client=place(self._state(accepted)),
             info=tree.take(info, 0),
@@ -141,20 +158,22 @@ class Silo:
 
 
 def bind(terms: Terms, model: Model, data: Federation) -> Bound:
-    """The binding of a member, on the model as the loop engine computes it."""
+    """Bind the method of the terms to a member's model, prepared for the loop engine."""
     engine = Loop()
     prepared = engine.prepare(model, data.device, data.dtype)
     return terms.bind(prepared, data, data.device)
 
 
 def pack_down(session: Session) -> bytes:
-    """What the clients of the next ask are sent, as a message."""
+    """The broadcast to the clients of the next ask, as a message."""
     return wire.pack("down", session.down(), round=str(session.round))
 
 
 def unpack_down(bound: Bound, message: bytes) -> Down:
-    """What the server sent; its weights are checked against the model's."""
-    down = wire.unpack(message, "down") or Down(Weights({}, {}), {})  # all of it stays private
+    """Read the server's broadcast; a WireError if its weights do not fit the model."""
+    down = wire.unpack(message, "down") or Down(
+        Weights({}, {}), {}
+    )  # empty if all weights are private
     if not isinstance(down.weights, Weights):
         down = down._replace(weights=Weights({}, {}))
     if wire.template_of(down.weights) != wire.template_of(bound.only_public(bound.initial)):
@@ -163,10 +182,18 @@ def unpack_down(bound: Bound, message: bytes) -> Down:
 
 
 def collect(session: Session, ask: Ask, messages: Iterable[bytes]) -> Totals:
-    """Totals of the messages that answer an ask, in the cohort's order, one at a time.
+    """Reduce the messages that answer an ask, one at a time.
+
+    Args:
+        session: the server's session.
+        ask: the ask that the messages answer.
+        messages: what :meth:`Silo.answer` returned, in the order of ``ask.clients``.
+
+    Returns:
+        Totals for ``session.absorb`` (a survey) or ``session.take`` (training).
 
     Raises:
-        WireError: a message is not what this method's clients send.
+        WireError: a message does not fit the method and the model.
     """
     bound, place = session.bound.at(ask.round), layout_of(session.bound.model).place
     if ask.kind == "survey":
@@ -179,11 +206,11 @@ def collect(session: Session, ask: Ask, messages: Iterable[bytes]) -> Totals:
     return session.reduce((place(wire.unpack(m, "reply", reply)) for m in messages), FOREACH)
 
 
-def _whole(bound: Bound, public: Weights) -> Weights:
-    """All weights in the model's order: those received, and placeholders for private ones, which
-    a client has itself."""
-    first = bound.initial
+def _all_weights(bound: Bound, public: Weights) -> Weights:
+    """All weights in the model's order: public ones as received, and initial values as placeholders
+    for private ones, which the client's state contains."""
+    initial = bound.initial
     return Weights(
-        {name: public.params.get(name, own) for name, own in first.params.items()},
-        {name: public.buffers.get(name, own) for name, own in first.buffers.items()},
+        {name: public.params.get(name, value) for name, value in initial.params.items()},
+        {name: public.buffers.get(name, value) for name, value in initial.buffers.items()},
     )

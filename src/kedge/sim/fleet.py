@@ -1,8 +1,8 @@
-"""Several simulations in lock-step: lanes are (simulation, client).
+"""Train several simulations in lockstep: a lane is one client of one simulation.
 
-Seeds of one method, or settings that differ in numbers, train as one stack, which on a GPU costs
-little more than a single run, and on a CPU saves what every small step costs by itself. Each
-simulation ends in the state that it would have had alone, up to rounding.
+Seeds of one method, or settings that differ only in numbers, train as one stack. On a GPU this
+costs little more than a single run; on a CPU it saves the overhead of small steps. Each simulation
+ends in the state of a separate run, up to rounding.
 """
 
 from __future__ import annotations
@@ -23,20 +23,32 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """Simulations of one structure, round by round.
+    """Simulations of one structure that train together, round by round.
 
-    One that is ahead of the others only keeps its lanes filled until they have caught up, so that
-    a stopped run goes on bit for bit as one that was not. With ``strict=False`` a loss that is not
-    finite stops its own simulation, which is then in ``failed``, instead of all of them.
+    A simulation that is ahead of the others trains without effect until they have caught up, so
+    that a resumed run equals an uninterrupted one bit for bit. If a part does not support fields
+    that differ between lanes, only simulations with equal fields train together. The loop engine
+    trains all of them one after the other.
 
-    Where parts cannot work on fields that differ between lanes, simulations with equal fields
-    train together, and the others after them; on the loop engine, all do one after the other.
+    Args:
+        sims: simulations with the same batches, model, method structure and engine.
+        strict: whether a loss that is not finite raises NotFinite; otherwise it stops its own
+            simulation, and the error is in ``failed`` under the simulation's index.
+
+    Raises:
+        IncompatibleError: the simulations differ in more than numbers.
+
+    Example::
+
+        fleet = Fleet([Simulation(federation, module, "moon", seed=seed) for seed in range(3)])
+        while fleet.round < 100:
+            fleet.run_round()
     """
 
     def __init__(self, sims: Sequence[Simulation], strict: bool = True) -> None:
         self.sims, self.strict = list(sims), strict
         self.failed: dict[int, NotFinite] = {}
-        self._groups: list[tuple[list[int], Fleet]] = []  # that train one after the other
+        self._groups: list[tuple[list[int], Fleet]] = []  # trained one after the other
         self._tried: set[tuple[tuple[str, str], ...]] = set()
         if len(self.sims) == 1:
             return
@@ -51,9 +63,9 @@ class Fleet:
 
     @property
     def round(self) -> int:
-        """The round that comes next: that of the simulation furthest behind."""
-        going = [sim.round for i, sim in enumerate(self.sims) if i not in self.failed]
-        return min(going or [sim.round for sim in self.sims])
+        """Number of the next round: that of the simulation furthest behind."""
+        active = [sim.round for i, sim in enumerate(self.sims) if i not in self.failed]
+        return min(active or [sim.round for sim in self.sims])
 
     @property
     def lanes(self) -> list[int]:
@@ -63,61 +75,61 @@ class Fleet:
         return [sum(sim.per_round for sim in self.sims)]
 
     def run_round(self) -> list[Totals]:
-        """One round of all simulations; totals are empty for one that is ahead or has failed."""
+        """Run one round; totals are empty for a simulation that is ahead or has failed."""
         round = self.round
-        going = [
+        active = [
             i for i, sim in enumerate(self.sims) if sim.round == round and i not in self.failed
         ]
-        found: list[Totals] = [{} for _ in self.sims]
-        if not going:
-            return found
+        round_totals: list[Totals] = [{} for _ in self.sims]
+        if not active:
+            return round_totals
         if self._groups:
-            for places, fleet in self._groups:
-                if set(places) & set(going):
-                    for i, totals in zip(places, fleet.run_round(), strict=True):
-                        found[i] = totals
-                    self.failed |= {places[i]: error for i, error in fleet.failed.items()}
-            return found
+            for members, fleet in self._groups:
+                if set(members) & set(active):
+                    for i, totals in zip(members, fleet.run_round(), strict=True):
+                        round_totals[i] = totals
+                    self.failed |= {members[i]: error for i, error in fleet.failed.items()}
+            return round_totals
         before = [sim.server for sim in self.sims]
         try:
-            done = self._train(round, going)
+            results = self._train(round, active)
         except BaseException:
-            self._restore(before)  # a round that failed can be run again
+            self._restore(before)  # a failed round can be repeated
             raise
-        if done is None:
+        if results is None:
             self._restore(before)
             return self.run_round()
-        for i, (group, outcome, surveyed) in done.items():
-            found[i] = self.sims[i].advance(group, outcome, surveyed)
-        return found
+        for i, (group, outcome, surveyed) in results.items():
+            round_totals[i] = self.sims[i].advance(group, outcome, surveyed)
+        return round_totals
 
-    def _train(self, round: int, going: list[int]) -> dict[int, tuple[Group, Outcome, int]] | None:
-        """What the clients of each simulation return; None if they cannot be trained together."""
+    def _train(self, round: int, active: list[int]) -> dict[int, tuple[Group, Outcome, int]] | None:
+        """Outcomes and survey bytes of active simulations; None if they cannot train together."""
         sims = self.sims
         clients = [sim.draw_cohort(round) for sim in sims]
-        surveyed = {i: sims[i].surveys(clients[i]) for i in going}
+        surveyed = {i: sims[i].surveys(clients[i]) for i in active}
         if len(sims) == 1:
             group, outcome = sims[0].train(clients[0])
             groups, outcomes = [group], [outcome]
         else:
-            for i in {repr(sims[i].bound.method): i for i in going}.values():  # seeds share one
+            for i in {repr(sims[i].bound.method): i for i in active}.values():  # seeds share one
                 sims[i].check_parts(clients[i][0])
             cohort = self._cohorts.form(clients, round)
             if not self._can_train_together(cohort, round):
                 return None
             groups, outcomes = cohort.groups, sims[0].engine.train(cohort)
             self._cohorts.draw_ahead(round + 1)
-        for i in going:
+        for i in active:
             try:
                 sims[i].session.check_finite(outcomes[i].totals, clients[i])
             except NotFinite as error:
                 if self.strict:
                     raise
                 self.failed[i] = error
-        return {i: (groups[i], outcomes[i], surveyed[i]) for i in going if i not in self.failed}
+        return {i: (groups[i], outcomes[i], surveyed[i]) for i in active if i not in self.failed}
 
     def _can_train_together(self, cohort: Cohort, round: int) -> bool:
-        """Try it once for every phase; where it cannot be done, split up."""
+        """Test each combination of phases once; split the fleet if the engine cannot batch it."""
         phases = cohort.bound.phases
         if tuple(phases.items()) in self._tried:
             return True
@@ -130,9 +142,9 @@ class Fleet:
         differing = self._cohorts.differing
         groups: dict[tuple[float, ...], list[int]] = {}
         for i in range(len(self.sims)):
-            own = tuple(v[i] for fields in differing.values() for v in fields.values())
-            groups.setdefault(own, []).append(i)
-        if len(groups) == 1:  # not for the fields: one by one
+            values = tuple(v[i] for fields in differing.values() for v in fields.values())
+            groups.setdefault(values, []).append(i)
+        if len(groups) == 1:  # the fields are not the reason: one by one
             groups = {(float(i),): [i] for i in range(len(self.sims))}
         names = ", ".join(
             name if owner == OPTIM else f"{owner}.{name}"
@@ -146,7 +158,7 @@ class Fleet:
 
     def _split(self, groups: list[list[int]]) -> None:
         self._groups = [
-            (places, Fleet([self.sims[i] for i in places], self.strict)) for places in groups
+            (members, Fleet([self.sims[i] for i in members], self.strict)) for members in groups
         ]
 
     def _restore(self, servers: Sequence[Server]) -> None:

@@ -1,4 +1,4 @@
-"""A federation, a method and an engine, round after round."""
+"""Simulate a federated method on one machine: a federation, a method and an engine."""
 
 from __future__ import annotations
 
@@ -31,10 +31,33 @@ from kedge.sim.store import FirstState, Store
 
 
 class Simulation:
-    """A session whose clients an engine trains, and :meth:`run_round` to go on.
+    """A session whose clients are trained by an engine on this machine.
 
-    Nothing depends on how many rounds ran before in this process: the next round is a function of
-    ``server``, ``store`` and ``round`` alone, so a run that is saved and loaded goes on unchanged.
+    The next round is a function of ``server``, ``store`` and ``round`` alone. A run that is saved
+    by :meth:`state` and restored by :meth:`load_state` continues bit for bit.
+
+    Args:
+        federation: the data of all clients, with task, device and dtype.
+        model: the network; its weights are the initial global model and are not changed.
+        method: a method string such as ``"scaffold+fedprox(mu=0.1)"``, a method or a part.
+        optim: the local optimiser; ``SGD(lr=0.1)`` for None.
+        work: batch size and local steps or epochs; one epoch of batches of 32 for None.
+        per_round: clients in the cohort of a round; all of them for None.
+        weighting: client weights p_k: ``"size"`` (number of samples) or ``"uniform"``.
+        engine: ``"loop"``, ``"vector"`` or an :class:`~kedge.engines.Execution`.
+        seed: seed of everything random.
+
+    Raises:
+        FieldError: a setting is out of range.
+        IncompatibleError: a part does not suit the task, the optimiser or another part.
+        ModelError: the model does not fit the data or lacks what a part needs.
+
+    Example::
+
+        sim = Simulation(federation, module, "scaffold", optim=SGD(lr=0.05), per_round=10)
+        for _ in range(100):
+            sim.run_round()
+        sim.evaluate()  # {"accuracy": ..., "loss": ...}
     """
 
     def __init__(
@@ -77,22 +100,27 @@ class Simulation:
             )
             first_state = self.bound.client()
         self._checks = Checks(self.bound.parts)
-        #: Samples per class on each client, [clients, C]; no columns where no part asks.
+        #: Samples per class on each client, [clients, C]; no columns if no part reads them.
         self.label_counts = torch.zeros((federation.num_clients, 0), device=device)
         if self.bound.needs("labels"):
             self.label_counts = federation.label_counts()
         state, folder = self.execution.state, self.execution.folder
         self.store = Store(first_state, federation.num_clients, state, folder)
-        #: A GPU is given its work and does it by itself; the next round is drawn meanwhile.
+        #: CUDA runs asynchronously; the next round is drawn while the GPU computes.
         self.draws_ahead = device.type == "cuda"
-        self._cohorts = Cohorts([weakref.proxy(self)])  # no cycle: a simulation ends with its name
+        self._cohorts = Cohorts([weakref.proxy(self)])  # weak: no reference cycle
 
     # -- rounds -------------------------------------------------------------------------------
 
     def run_round(self, clients: Sequence[int] | None = None, check: bool = True) -> Totals:
-        """One round with a drawn cohort (or the given clients).
+        """Run one round: surveys, local training, aggregation.
 
-        ``check`` stops at a loss that is not finite, for which it waits for the device.
+        Args:
+            clients: the cohort; drawn from the seed for None.
+            check: whether to test the losses for NaN and infinity, which synchronises the device.
+
+        Returns the totals of the round, see :func:`kedge.core.server.totals`. Raises NotFinite for
+        a loss that is not finite; the simulation then stays at the start of the round.
         """
         clients = list(clients) if clients is not None else self.draw_cohort(self.round)
         before = self.server
@@ -102,12 +130,12 @@ class Simulation:
             if check:
                 self.session.check_finite(done.totals, clients)
         except BaseException:
-            self.server = before  # a round that failed can be run again
+            self.server = before  # a failed round can be repeated
             raise
         return self.advance(group, done, surveyed)
 
     def train(self, clients: list[int]) -> tuple[Group, Outcome]:
-        """What clients return in the present round, as a pure function of the state."""
+        """Train clients for the present round; the state of the simulation does not change."""
         self.check_parts(clients[0])
         cohort = self._cohorts.form([clients], self.round)
         [done] = self.engine.train(cohort)
@@ -115,12 +143,12 @@ class Simulation:
         return cohort.groups[0], done
 
     def surveys(self, clients: list[int]) -> int:
-        """Ask what comes before the present round, of which these are the clients; bytes sent."""
+        """Run the surveys before the present round of these clients; return the bytes uploaded."""
         asks = self.session.surveys(clients)
         return sum(self.survey(self.bound.part(ask.part), ask.clients) for ask in asks)
 
     def advance(self, group: Group, done: Outcome, surveyed: int) -> Totals:
-        """Take in what the clients of a round returned."""
+        """Aggregate the outcome of a round, store the clients' next states and move on."""
         phases = self.bound.at(self.round).phases
         with self._checks.once("server", phases) as due, watching(due):
             after = self.session.aggregate(done.totals)
@@ -132,28 +160,28 @@ class Simulation:
         return done.totals | {"up_bytes": up, "down_bytes": down * len(group.clients)}
 
     def aggregate(self, totals: Totals) -> Server:
-        """The server after a round with these totals; the simulation does not move."""
+        """The server after a round with these totals; the simulation itself does not change."""
         return self.session.aggregate(totals)
 
     def finish(self) -> None:
-        """Ask for the surveys that come after the last round."""
+        """Run the surveys after the last round."""
         for ask in self.session.last_surveys():
             self.survey(self.bound.part(ask.part), ask.clients)
 
     def survey(self, part: Part, clients: Sequence[int] | None) -> int:
-        """Ask clients (all of them for None), let the part take the answers in; bytes they sent."""
-        every = list(clients if clients is not None else range(self.federation.num_clients))
-        ask, cohort = self.session.ask_survey(part, every), self.cohort(every)
+        """Run a part's survey on clients (all for None); return the bytes they upload."""
+        clients = list(clients if clients is not None else range(self.federation.num_clients))
+        ask, cohort = self.session.ask_survey(part, clients), self.cohort(clients)
         with self._checks.once(f"survey of {part.name}", cohort.bound.phases) as due:
             if due:
-                check_survey(cohort.bound, take_jobs(cohort.jobs, 0), part, every[0])
+                check_survey(cohort.bound, take_jobs(cohort.jobs, 0), part, clients[0])
             totals = self.engine.survey(cohort, part)
             with watching(due):
                 return self.session.absorb(ask, totals)
 
     def check_parts(self, client_id: int) -> None:
-        """Before the first round of each phase, run other people's parts on one client and watch
-        their hooks, see :mod:`kedge.session.check_client`."""
+        """Check third-party parts on one client before the first round of each phase, see
+        :mod:`kedge.session.check_client`."""
         with watching(self._checks.foreign):
             phases = self.bound.at(self.round).phases
         with self._checks.once("client", phases) as due:
@@ -167,13 +195,13 @@ class Simulation:
         return self.session.draw_clients(round)
 
     def cohort(self, clients: Sequence[int]) -> Cohort:
-        """Some clients with their own state, as an engine gets them in the present round."""
+        """The engine's input for some clients in the present round, their states included."""
         return self._cohorts.form([list(clients)], self.round, states=True)
 
     def trial(self, execution: Execution, round: int) -> Simulation:
-        """A simulation like this one in a given round, for measuring only: no client has trained
-        yet, and nothing that it does is kept."""
-        made = Simulation(
+        """A copy of this simulation in a given round, for measurements: every client has its
+        initial state, and next states are discarded."""
+        copied = Simulation(
             self.federation,
             self.bound.model,
             self.bound.method,
@@ -183,9 +211,9 @@ class Simulation:
             weighting=self.session.weighting,
             engine=execution,
         )
-        made.store, made._checks = FirstState(self.bound.client()), Checks(())
-        made.session.round = round
-        return made
+        copied.store, copied._checks = FirstState(self.bound.client()), Checks(())
+        copied.session.round = round
+        return copied
 
     # -- the session's state ------------------------------------------------------------------
 
@@ -199,7 +227,7 @@ class Simulation:
 
     @property
     def round(self) -> int:
-        """The round that comes next, from 0."""
+        """Number of the next round, from 0."""
         return self.session.round
 
     @round.setter
@@ -239,54 +267,54 @@ class Simulation:
 
     @property
     def weights(self) -> Weights:
-        """The global model."""
+        """Parameters and buffers of the global model."""
         return self.server.weights
 
     def module(self) -> nn.Module:
-        """The global model as an ordinary module."""
+        """The global model as an ``nn.Module`` in evaluation mode."""
         return self.bound.model.module(self.server.weights)
 
     def personal(self, clients: Sequence[int] | None = None) -> Weights:
-        """The weights each client would use itself, stacked."""
+        """Personal weights of clients (all for None), stacked: leaves ``[clients, ...]``."""
         clients = list(clients if clients is not None else range(self.federation.num_clients))
         return self.engine.personal(self.cohort(clients))
 
     def prepared(self, client_id: int) -> dict[str, Tree]:
-        """What parts prepare on a client for the coming round, by part: FedCOG's generated samples
-        are ``prepared(k)["fedcog"]``. Nothing is trained, and the round itself will be the same."""
+        """The ``local`` state of each part before a client's first step of the next round, such as
+        FedCOG's generated samples: ``prepared(k)["fedcog"]``. The round itself is not affected."""
         cohort = self.cohort([client_id])
         return client.begin(cohort.bound, take_jobs(cohort.jobs, 0)).local
 
     def evaluate(self, weights: Weights | None = None) -> dict[str, float]:
-        """Metric and loss of a model (the global one for None), as a mean over the test angles."""
+        """Metrics on the test set (of the global model for None), as means over test angles."""
         return self.evaluate_all(weights)[0]
 
     def evaluate_all(
         self, weights: Weights | None = None
     ) -> tuple[dict[str, float], list[float | None]]:
-        """The same, and the metric class by class over all angles (None: no such class)."""
+        """Metrics as in :meth:`evaluate`, and the headline metric by class (None: no samples)."""
         fed = self.federation
-        found = [self.sums(weights or self.weights, fed.test_batches(a)) for a in fed.angles]
-        reports = [fed.task.report(sums) for sums in found]
+        angle_sums = [self.sums(weights or self.weights, fed.test_batches(a)) for a in fed.angles]
+        reports = [fed.task.report(sums) for sums in angle_sums]
         mean = {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
-        total = found[0]
-        for sums in found[1:]:
+        total = angle_sums[0]
+        for sums in angle_sums[1:]:
             total = tree.add(total, sums)
         return mean, fed.task.per_class(total)
 
     def evaluate_clients(self, personal: bool = False) -> list[dict[str, float]]:
-        """The same on every client's held-out rows (empty where there are none): the global model,
-        or the client's own."""
+        """Metrics on each client's held-out rows (empty without any), of the global or of its
+        personal weights. Raises a FieldError if no client has held-out rows."""
         fed = self.federation
         if not fed.held_out:
             raise FieldError("no client holds anything out for testing; set holdout, e.g. 0.2")
         weights = self.personal() if personal else self.weights
-        found = self.engine.evaluate(self.bound, weights, fed.held_out, personal)
-        return [fed.task.report(sums) if sums else {} for sums in found]
+        client_sums = self.engine.evaluate(self.bound, weights, fed.held_out, personal)
+        return [fed.task.report(sums) if sums else {} for sums in client_sums]
 
     @torch.no_grad()
     def sums(self, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]:
-        """The task's sums of one model over some batches."""
+        """The task's metric sums of one model over batches."""
         total: dict[str, Tensor] = {}
         for batch in batches:
             logits = self.bound.model.forward(weights, batch.x, "eval").logits
@@ -298,19 +326,19 @@ class Simulation:
     # -- saving -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All that the next round depends on, as named arrays; those of clients are the ones that
-        it will write to."""
-        return tree.to_wire(self._held())
+        """The state that the next round depends on, as named tensors. Those of clients are views
+        that the next round writes to; clone them to keep a copy."""
+        return tree.to_wire(self._state_tree())
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from a saved state of the same method, model and number of clients."""
-        found = read_state(state, self._held())
-        loaded = Server(found["weights"], found["slots"])
-        self.server = tree.map(lambda x: x.to(self.federation.device), loaded)
-        self.store.rows = found["clients"]
-        self.session.round = int(found["round"])
+        """Restore a state of the same method, model and clients; a KedgeError for any other."""
+        loaded = read_state(state, self._state_tree())
+        server = Server(loaded["weights"], loaded["slots"])
+        self.server = tree.map(lambda x: x.to(self.federation.device), server)
+        self.store.rows = loaded["clients"]
+        self.session.round = int(loaded["round"])
 
-    def _held(self) -> Tree:
+    def _state_tree(self) -> Tree:
         return {
             "weights": self.server.weights,
             "slots": self.server.slots,
