@@ -370,7 +370,7 @@ def test_a_model_that_repeats_its_pass_is_refused(engine: str) -> None:
     rows = torch.arange(12).split(6)
     fed = Federation(torch.rand(12, 4), torch.arange(12) % 3, rows, Classification(3))
     sim = Simulation(fed, Checkpointed(), engine=engine)
-    with pytest.raises(RuntimeError, match=r"torch.utils.checkpoint; leave them|vmap support"):
+    with pytest.raises(RuntimeError, match=r"torch.utils.checkpoint; remove them|vmap support"):
         sim.run_round()
 
 

@@ -88,7 +88,7 @@ class _Pooled(Part):
 @register
 @dataclass(frozen=True)
 class FedMix(_Pooled):
-    r"""Approximate mixup with other clients' means to first order in the mixing weight.
+    r"""Mixup with other clients' means, approximated to first order in the mixing weight.
 
     :math:`(1-\lambda)\,\ell(f(x'_i), y_i) + \lambda\,\ell(f(x'_i), \bar y_j) + \lambda\,\langle
     \nabla_{x'}\ell(f(x'_i), y_i), \bar x_j\rangle`, :math:`x'_i = (1-\lambda)x_i` (proposition 1),
@@ -129,7 +129,7 @@ class FedMix(_Pooled):
 @register
 @dataclass(frozen=True)
 class NaiveMix(_Pooled):
-    r"""Apply mixup with other clients' means as if they were samples.
+    r"""Mixup with other clients' means, used as if they were samples.
 
     :math:`(1-\lambda)\,\ell(f(\tilde x), y_i) + \lambda\,\ell(f(\tilde x), \bar y_j)`,
     :math:`\tilde x = (1-\lambda)x_i + \lambda\bar x_j`, with a fixed :math:`\lambda` and

@@ -105,6 +105,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _process_peak() -> int:
     """Peak resident memory of this process in bytes."""
+    peak = _kilobytes("/proc/self/status", "VmHWM:")
+    if peak is not None:  # on Linux, getrusage would include the peak of the parent before exec
+        return peak * 1024
     import resource  # not on Windows
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -130,11 +133,19 @@ def host_available() -> int:
     return max(free, 0)
 
 
-def _free_pages() -> int:
+def _kilobytes(path: str, name: str) -> int | None:
+    """A value of a file of ``/proc``; None if there is none, as on other systems than Linux."""
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
     except OSError:
         pass
+    return None
+
+
+def _free_pages() -> int:
+    free = _kilobytes("/proc/meminfo", "MemAvailable:")
+    if free is not None:
+        return free * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: the total
