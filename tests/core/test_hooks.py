@@ -289,7 +289,7 @@ def test_personal_weights_are_checked(engine: str) -> None:
 
 
 def test_every_hook_has_a_check_and_a_wrong_return() -> None:
-    assert list(RETURNS) == HOOKS
+    assert set(RETURNS) == set(HOOKS)  # a new one may go without: it must return a tree
     assert {hook for hook, _, _ in WRONG} | {"personal"} == set(HOOKS)
 
 

@@ -1,8 +1,8 @@
 """Call a part's hooks and check their return values.
 
-:data:`RETURNS` has one check per hook. :func:`call` applies it to types, names and shapes. No
-tensor value is read, so the checks work under ``vmap``, in a trace and during graph capture, at
-negligible cost. A :data:`Watch` may run the hooks instead, to check more.
+:data:`RETURNS` has one check per hook; a hook that is not listed must return a tree. :func:`call`
+applies the check to types, names and shapes. No tensor value is read, so the checks work under
+``vmap``, in a trace and during graph capture, at negligible cost. A :data:`Watch` may run the hooks instead, to check more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def call(part: Part, hook: str, *args: Any) -> Any:
     watch = _watch.get()
     try:
         result = getattr(part, hook)(*args) if watch is None else watch(part, hook, args)
-        wrong = RETURNS[hook](part, result, *args)
+        wrong = RETURNS.get(hook, _tree)(part, result, *args)
     except KedgeError:
         raise
     except FrozenInstanceError as error:
@@ -258,7 +258,7 @@ def _personal(part: Part, result: Any, v: Any, weights: Weights) -> str:
     return _but(weights_gap(result, weights), right)
 
 
-#: The check of each hook's return value.
+#: The check of each hook's return value; a hook that is not listed must return a tree.
 RETURNS: dict[str, Check] = {
     "extend": _extend,
     "private": _private,
