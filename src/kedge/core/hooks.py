@@ -2,7 +2,8 @@
 
 :data:`RETURNS` has one check per hook; a hook that is not listed must return a tree. :func:`call`
 applies the check to types, names and shapes. No tensor value is read, so the checks work under
-``vmap``, in a trace and during graph capture, at negligible cost. A :data:`Watch` may run the hooks instead, to check more.
+``vmap``, in a trace and during graph capture, at negligible cost. A :data:`Watch` may run the hooks
+instead, to check more.
 """
 
 from __future__ import annotations
