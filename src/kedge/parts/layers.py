@@ -71,8 +71,9 @@ class FedBN(Part):
     def private(self, spec: Spec) -> set[str]:
         mean = "running_mean"
         layers = {n.removesuffix(mean) for n in spec.buffers if n.split(".")[-1] == mean}
-        own = ("weight", "bias", mean, "running_var", "num_batches_tracked")
-        return {layer + name for layer in layers for name in own}
+        leaves = ("weight", "bias", mean, "running_var", "num_batches_tracked")
+        known = {*spec.params, *spec.buffers}  # a layer may have no weight and bias
+        return {layer + name for layer in layers for name in leaves} & known
 
 
 @register
