@@ -69,9 +69,14 @@ class Lane(NamedTuple):
     optim: Optimizer
 
 
-def client_keys(roots: Tensor, round: int, clients: Sequence[int]) -> Tensor:
-    """Keys ``[K, 2]`` of (seed, round, client), from one root key or one per client."""
-    return rng.fold(rng.fold(rng.fold(roots, "clients"), round), torch.tensor(clients))
+def round_key(root: Tensor, round: int) -> Tensor:
+    """The key of all clients of a round, from the root key of a run."""
+    return rng.fold(rng.fold(root, "clients"), round)
+
+
+def client_keys(round_keys: Tensor, clients: Sequence[int]) -> Tensor:
+    """Keys ``[K, 2]`` of (seed, round, client), from one :func:`round_key` or one per client."""
+    return rng.fold(round_keys, torch.tensor(clients))
 
 
 def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
@@ -79,20 +84,34 @@ def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
     ids = torch.tensor([lane.client for lane in lanes])
     sizes = torch.tensor([lane.size for lane in lanes], dtype=dtype)
     steps = torch.tensor([lane.steps for lane in lanes], dtype=dtype)
-    weighted = torch.tensor([lane.weighting == "size" for lane in lanes])
+    if all(lane.lr == lanes[0].lr for lane in lanes):
+        rates = torch.full_like(sizes, lanes[0].lr)
+    else:
+        rates = torch.tensor([lane.lr for lane in lanes], dtype=dtype)
     return Info(
         client=ids,
         round=torch.full_like(ids, round),
-        lr=torch.tensor([lane.lr for lane in lanes], dtype=dtype),
+        lr=rates,
         num_steps=steps,
         effective_steps=_effective(lanes, steps),
         num_examples=sizes,
-        weight=torch.where(weighted, sizes, torch.ones_like(sizes)),
+        weight=_client_weights(lanes, sizes),
     )
+
+
+def _client_weights(lanes: Sequence[Lane], sizes: Tensor) -> Tensor:
+    """The weight of each lane's update before normalisation, ``[K]``."""
+    kinds = {lane.weighting for lane in lanes}
+    if len(kinds) == 1:
+        return sizes if kinds == {"size"} else torch.ones_like(sizes)
+    weighted = torch.tensor([lane.weighting == "size" for lane in lanes])
+    return torch.where(weighted, sizes, torch.ones_like(sizes))
 
 
 def _effective(lanes: Sequence[Lane], steps: Tensor) -> Tensor:
     """Effective steps, computed run by run, since optimisers may differ."""
+    if all(lane.optim is lanes[0].optim for lane in lanes):
+        return lanes[0].optim.effective_steps(steps)
     pieces, start = [], 0
     for end in range(1, len(lanes) + 1):
         if end == len(lanes) or lanes[end].optim is not lanes[start].optim:

@@ -18,7 +18,7 @@ from kedge.core.model import Model
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job, SweepPieces
-from kedge.core.work import Lane, batches, client_keys, infos
+from kedge.core.work import Lane, batches, client_keys, infos, round_key
 from kedge.data.federation import Federation
 from kedge.engines.layout import layout_of
 from kedge.engines.loop import Loop, run_steps
@@ -141,7 +141,7 @@ class Silo:
             self.client, size, terms.work.steps_for(size), terms.work, bound.lr(ask.round),
             terms.weighting, bound.optim,
         )  # fmt: skip
-        keys = client_keys(self._root.expand(1, 2), ask.round, [self.client])
+        keys = client_keys(round_key(self._root, ask.round), [self.client])
         empty = torch.zeros((1, 0), device=self.data.device)
         sweep = self.data.sweep_pieces([0]) if bound.needs("sweep") else SweepPieces(empty, empty)
         info = infos([lane], ask.round, self.data.dtype)

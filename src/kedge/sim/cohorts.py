@@ -17,7 +17,7 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Info, Job, SweepPieces
-from kedge.core.work import Lane, batches, client_keys, infos
+from kedge.core.work import Lane, batches, client_keys, infos, round_key
 from kedge.data.federation import Federation
 from kedge.engines.cohort import Cohort, Group, on_device, to_device
 from kedge.engines.lane_bound import LaneBound, difference
@@ -97,13 +97,12 @@ class Cohorts:
                 Lane(k, sizes[k], work.steps_for(sizes[k]), work, lr, session.weighting, optim)
                 for k in cohort
             ]
-        roots = torch.cat(
-            [
-                sim.session.key.expand(len(cohort), 2)
-                for sim, cohort in zip(self.sims, clients, strict=True)
-            ]
-        )
-        keys = client_keys(roots, round, [lane.client for lane in lanes])
+        round_keys = round_key(self.sims[0].session.key, round)
+        if len(self.sims) > 1:
+            pairs = zip(self.sims, clients, strict=True)
+            keys_by_run = (round_key(sim.session.key, round).expand(len(c), 2) for sim, c in pairs)
+            round_keys = torch.cat(list(keys_by_run))
+        keys = client_keys(round_keys, [lane.client for lane in lanes])
         steps = [lane.steps for lane in lanes]
         # a small draw is faster on the host than kernel launches on a GPU; the result is the same
         many = len(lanes) * max(steps) * lanes[0].work.batch > MAX_HOST_INDICES
