@@ -39,7 +39,7 @@ def terms_of(problem: Problem, method: str, **changes: object) -> Terms:
     fed, work = problem.federation, problem.work
     data = DataSchema(fed.input_shape, fed.task.name, fed.task.outputs)
     terms = Terms(
-        data, fed.num_clients, method=method, batchnorm=problem.batchnorm,
+        data, fed.num_clients, sum(fed.sizes), method=method, batchnorm=problem.batchnorm,
         optimizer=str(problem.optim), batch=work.batch, steps=work.steps or 0, per_round=3,
         dtype=str(fed.dtype).removeprefix("torch."),
     )  # fmt: skip

@@ -132,7 +132,7 @@ class Bound:
         """The parts that override a hook, in the method's order."""
         return self._hooked[hook]
 
-    def needs(self, what: Literal["clients", "sum", "labels", "sweep"]) -> bool:
+    def needs(self, what: Literal["clients", "sum", "share_sum", "labels", "sweep"]) -> bool:
         """Whether a part declares ``needs_<what>``."""
         return any(getattr(p, f"needs_{what}") for p in self.parts)
 

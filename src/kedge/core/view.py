@@ -90,6 +90,7 @@ class Info(NamedTuple):
     effective_steps: Tensor  # sum of the coefficients of the gradients in the update, over lr
     num_examples: Tensor
     weight: Tensor  # p_k before normalisation over the cohort
+    share: Tensor  # r_k = N n_k / sum of all n (1 for uniform client weights)
 
 
 class SweepPieces(NamedTuple):

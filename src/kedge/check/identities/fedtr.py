@@ -25,10 +25,10 @@ LR, DECAY = 0.5, 0.5
 @oracle(FedTR)
 def drift_scales_the_first_update(cls: type[FedTR]) -> Iterator[Claim]:
     """From d = 0 one local step is FedAvg's, d_i = w_i - w, and w changes by sum lambda_i (Delta_i
-    + d_i), twice FedAvg's update, for any client sizes. If client 1 alone takes part, the mean of d
-    over all three is Delta/3, and w changes by (1 + 1/3) Delta."""
-    for cohort, factor in (([0, 1, 2], 2.0), ([1], 4 / 3)):
-        problem = images(steps=1)
+    + d_i), twice FedAvg's update, for any client sizes. If client 1 alone takes part, which has 10
+    of all 40 samples, the mean of d over all three is Delta/4, and w changes by (1 + 1/4) Delta."""
+    for cohort, factor in (([0, 1, 2], 2.0), ([1], 5 / 4)):
+        problem = images(sizes=(12, 10, 18), steps=1)
         own, plain = problem.simulate(cls()), problem.simulate("fedavg")
         start = plain.weights.params
         own.run_round(cohort)
