@@ -11,7 +11,8 @@ the client. The paper has two usable rules for d_i:
 * ``accumulate`` (appendix A.1): d_i <- d_i + w_i - w, once a round. The server adds the mean of d
   over all clients, whether they take part in this round or not.
 * ``descent`` (algorithm 1): d_i <- d_i - eta_g alpha (d_i + w_i - w) after every step, starting
-  from 0 in every round. The server averages w_i + d_i over the cohort.
+  from 0 in every round, or from the last d_i (``persistent``, as printed). The server averages
+  w_i + d_i over the cohort.
 
 ``none`` leaves d and its term away. ``PAPER`` is the method as printed.
 
@@ -47,7 +48,7 @@ class Settings:
     persistent: bool = False  # descent goes on from the last round's d
 
 
-PAPER = {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum"}
+PAPER = {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum", "persistent": True}
 
 
 def train(

@@ -90,6 +90,13 @@ class DescentUnsent(FedTR):
 
 
 @dataclass(frozen=True)
+class DescentResets(FedTR):
+    def prepare(self, v):  # d starts from 0 in every round, persistent or not
+        local = super().prepare(v)
+        return {n: tree.zeros_like(d) for n, d in local.items()}
+
+
+@dataclass(frozen=True)
 class MeanOfMeans(FedTR):
     def reply(self, v, weights):  # clients' centroids averaged without their counts
         kept, uploads = super().reply(v, weights)
@@ -136,7 +143,7 @@ class PullsToZero(FedTR):
 
 FAULTY = [
     CohortDrift, Uniform, NotApplied, DriftSign, LostDrift, WholeSquare, DescentUnscaled,
-    DescentUnsent, MeanOfMeans, Untrained, TrainingMode, ForgetsClasses, PullsToZero,
+    DescentUnsent, DescentResets, MeanOfMeans, Untrained, TrainingMode, ForgetsClasses, PullsToZero,
 ]  # fmt: skip
 
 
@@ -168,7 +175,8 @@ def test_presets_are_written_back_and_validated() -> None:
         method = parse(text)
         assert parse(repr(method)) == method
     assert set(parts["fedtr"].presets) == {"paper"}
-    assert parse("fedtr:paper").parts[0] == FedTR(drift_rule="descent", alpha=2, reduction="sum")
+    printed = FedTR(drift_rule="descent", alpha=2, reduction="sum", persistent=True)
+    assert parse("fedtr:paper").parts[0] == printed
     with pytest.raises(FieldError, match="drift_rule"):
         FedTR(drift_rule="definition")  # type: ignore[arg-type]
     with pytest.raises(IncompatibleError, match="no meaning for regression"):

@@ -103,7 +103,10 @@ def test_every_part_is_the_loop_engine_bit_for_bit(name: str) -> None:
     assert_same(*both(problem, tiny(name)))
 
 
-@pytest.mark.parametrize("method", ["scaffold+fedprox(mu=0.1)", "fedper+scaffold", "fedtr+fedbn"])
+@pytest.mark.parametrize(
+    "method",
+    ["scaffold+fedprox(mu=0.1)", "fedper+scaffold", "fedtr+fedbn", "fedbr(samples=3, width=5)"],
+)
 @pytest.mark.parametrize("policy", ["average", "local"])
 def test_sums_of_parts_and_policies(method: str, policy: str) -> None:
     problem = images(norm="bn", sizes=SIZES, batchnorm=policy, optim=SGD(lr=0.05, momentum=0.5))

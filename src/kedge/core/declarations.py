@@ -44,9 +44,9 @@ class Declarations:
     tiny: ClassVar[dict[str, Any]] = {}
     #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), W
     #: and B (all of the network's parameters and buffers), H (the head's), E (the part's own, from
-    #: ``extend``), F (features), C (outputs), X (inputs), N (clients), ``D_cut`` and ``K_cut``
-    #: (activations and channels at a cut) and the part's fields. ``keeps`` is what a client
-    #: stores.
+    #: ``extend``), F (features), C (outputs), X (inputs), N (clients), R (rows of a batch),
+    #: ``D_cut`` and ``K_cut`` (activations and channels at a cut) and the part's fields. ``keeps``
+    #: is what a client stores.
     sends: ClassVar[str] = "0"
     uploads: ClassVar[str] = "0"
     keeps: ClassVar[str] = "0"

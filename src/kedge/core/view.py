@@ -46,6 +46,7 @@ class Spec:
     params: Params  # trainable leaves that travel, those of ``extend`` included
     buffers: Params
     num_clients: int
+    batch: int  # rows of a local batch
     input_shape: tuple[int, ...]
     shapes: dict[str, tuple[int, ...]]  # without batch: at every cut, "features" and "logits"
     dtype: torch.dtype
@@ -71,6 +72,7 @@ class Spec:
             "F": self.features,
             "C": self.task.outputs,
             "N": self.num_clients,
+            "R": self.batch,
             "X": torch.Size(self.input_shape).numel(),
             **{f"D_{cut}": torch.Size(shape).numel() for cut, shape in self.shapes.items()},
             **{f"K_{cut}": shape[0] for cut, shape in self.shapes.items() if shape},

@@ -28,8 +28,8 @@ class FedTR(Part):
     features (eq. 7), and :math:`w \leftarrow \sum_i \lambda_i(w_i + d_i)`, :math:`c_j \leftarrow
     \sum_i n_{ij} c_{ij}/\sum_i n_{ij}` (eqs. 8-9). Drift rules: ``accumulate``, :math:`d_i
     \leftarrow d_i + w_i - w` once a round (appendix A.1); ``descent``, :math:`d_i \leftarrow d_i -
-    \eta_g\alpha(d_i + w_i - w)` after every step (algorithm 1), from 0 each round; ``none``,
-    neither d nor its term.
+    \eta_g\alpha(d_i + w_i - w)` after every step (algorithm 1), from 0 each round, or from the
+    last d (``persistent``; algorithm 1 never resets it); ``none``, neither d nor its term.
 
     Chen et al., Making Local Models Learn Autonomously With Global Feature Tracking and Client
     Drift Releasing for Federated Learning; the drift is FedDC's (Gao et al., arXiv:2203.11751).
@@ -54,10 +54,14 @@ class FedTR(Part):
         Literal["mean", "sum"], Doc("reduction of the centroid term over batch and features")
     ] = "mean"
     eta_g: Annotated[float, Doc("step size of the drift in descent"), Range(0)] = 0.01
-    persistent: Annotated[bool, Doc("descent keeps the drift between rounds")] = False
+    persistent: Annotated[
+        bool, Doc("descent keeps the drift between rounds, as in algorithm 1")
+    ] = False
     personal_head: Annotated[bool, Doc("the head stays on the client")] = False
 
-    presets = {"paper": {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum"}}
+    presets = {
+        "paper": {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum", "persistent": True}
+    }
     neutral = {"drift_rule": "none", "lambda_R": 0.0, "personal_head": False}
     solves = {"drift_rule": "accumulate", "alpha": 1.0, "lambda_R": 0.0, "personal_head": False}
     needs_features = True

@@ -131,6 +131,7 @@ class Terms:
             make_optimizer(self.optimizer),
             data,
             num_clients=self.num_clients,
+            batch=self.batch,
             input_shape=self.data.shape,
             initial=tree.map(place, model.weights()),
             key=rng.fold(rng.key(self.seed), "init").to(device),

@@ -91,6 +91,7 @@ class Simulation:
                 optim or SGD(),
                 federation,
                 num_clients=federation.num_clients,
+                batch=(work or LocalWork()).batch,
                 input_shape=federation.input_shape,
                 initial=tree.map(place, model.weights()),
                 key=rng.fold(rng.key(seed), "init").to(device),

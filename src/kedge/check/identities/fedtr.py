@@ -69,6 +69,29 @@ def recursion_of_the_descent_rule(cls: type[FedTR]) -> Iterator[Claim]:
 
 
 @oracle(FedTR)
+def printed_drift_goes_on(cls: type[FedTR]) -> Iterator[Claim]:
+    """``paper``: algorithm 1 resets w_i in every round (line 5), but not d. Three rounds of client
+    1 alone, by autograd: p <- p - eta (g + alpha (p + d - w)), d <- d - alpha eta_g (p + d - w),
+    and w <- p + d at the end. Detects a d that starts from 0 in every round."""
+    part = cls(**cls.presets["paper"] | {"lambda_R": 0.0, "eta_g": 0.2})
+    run = images(sizes=(5, 9), batch=5, steps=2).simulate(part)
+    w = run.weights.params
+    d = tree.zeros_like(w)
+    for _ in range(3):
+        batches, p = run.cohort([1]).batches[0], w
+        for t in range(2):
+            batch = run.federation.clean(batches[t])
+            g = gradient(run, p, batch.x, batch.y)
+            p = tree.map(lambda p, g, d, w: p - 0.05 * (g + 2 * (p + d - w)), p, g, d, w)
+            d = tree.map(lambda d, p, w: d - 2 * 0.2 * (p + d - w), d, p, w)
+        w = tree.add(p, d)
+        run.run_round([1])
+    yield Claim(
+        "error of the model after three rounds", 0.0, tree.gap(run.weights.params, w), 1e-12
+    )
+
+
+@oracle(FedTR)
 def gradient_of_the_drift_term(cls: type[FedTR]) -> Iterator[Claim]:
     """The gradient of alpha/2 ||p + d - w||^2 is alpha (p + d - w), at any p, with d = w_1 - w of
     the previous round. Detects a missing 1/2 or square, and a flipped sign of d."""
