@@ -25,10 +25,12 @@ that differs in a second call is an error (:mod:`kedge.session.check_client`).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+import itertools
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from kedge.core.out import Out as Out
 from kedge.core.overrides import check_overrides
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -50,15 +52,6 @@ if TYPE_CHECKING:
 parts: Registry[type[Part]] = Registry(
     "part", see="kedge list", module="kedge.parts", group="kedge.parts"
 )
-
-
-class Out(NamedTuple):
-    """The network's outputs for a batch: the real rows, and the rows that this part injected."""
-
-    logits: Tensor  # [B, C]
-    features: Tensor  # [B, F], input of the head
-    at: dict[str, Tensor]  # activations at the part's cuts
-    mine: Any = ()  # an Out of the rows that this part injected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +77,8 @@ class Part:
     needs_sweep: ClassVar[bool] = False
     #: Assumes that the local update is a sum of gradients (control variates): warns with momentum.
     needs_plain_sgd: ClassVar[bool] = False
+    #: Reads ``info.pulled_steps``, so every part beside it must tell its :meth:`anchor_pull`.
+    needs_pull: ClassVar[bool] = False
     #: Tasks for which it has a meaning.
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     #: Named settings: ``moon:fedcog`` in a method string.
@@ -233,6 +228,14 @@ class Part:
         """A warning about a run of ``rounds`` rounds; empty if there is none."""
         return ""
 
+    def anchor_pull(self) -> float:
+        """The mu of a pull mu (w - anchor) in its gradient, with which it shrinks every step."""
+        return 0.0
+
+    def refuses(self, other: Part) -> str:
+        """Why the two have no meaning in one method; empty if they have."""
+        return ""
+
     def has(self, hook: str) -> bool:
         """Whether the part overrides a hook."""
         return getattr(type(self), hook) is not getattr(Part, hook)
@@ -260,13 +263,9 @@ class Part:
         return round(evaluate(formula, fields | symbols))
 
 
-HOOKS = [
-    name
-    for name, value in vars(Part).items()
-    if callable(value)
-    and not name.startswith("_")
-    and name not in ("has", "hooks", "count", "cuts", "surveys", "advice", "schema")
-]
+OTHERS = {"has", "hooks", "count", "cuts", "surveys", "advice", "schema"}
+OTHERS |= {"anchor_pull", "refuses"}
+HOOKS = [n for n, f in vars(Part).items() if callable(f) and n[0] != "_" and n not in OTHERS]
 
 
 def register(cls: type[Part]) -> type[Part]:
@@ -303,6 +302,9 @@ class Method:
                 f"{' and '.join(owners)} both define how updates are combined; "
                 "a method may have one such part"
             )
+        for part, other in itertools.permutations(self.parts, 2):
+            if reason := part.refuses(other):
+                raise IncompatibleError(reason)
 
     def __add__(self, other: Part | Method | str) -> Method:
         return Method(self.parts + parse(other).parts)

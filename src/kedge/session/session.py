@@ -156,8 +156,9 @@ class Session:
 
     def lane(self, client: int, size: int, round: int) -> Lane:
         """The lane of a client with ``size`` samples in a round."""
-        steps, lr = self.work.steps_for(size), self.bound.lr(round)
-        return Lane(client, size, steps, self.work, lr, self.weighting, self.bound.optim)
+        bound, steps = self.bound, self.work.steps_for(size)
+        rest = self.work, bound.lr(round), self.weighting, bound.optim, bound.pull
+        return Lane(client, size, steps, *rest)
 
     # -- replies -------------------------------------------------------------------------------
 

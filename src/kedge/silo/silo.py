@@ -139,7 +139,7 @@ class Silo:
         size = self.data.sizes[0]
         lane = Lane(
             self.client, size, terms.work.steps_for(size), terms.work, bound.lr(ask.round),
-            terms.weighting, bound.optim,
+            terms.weighting, bound.optim, bound.pull,
         )  # fmt: skip
         keys = client_keys(round_key(self._root, ask.round), [self.client])
         empty = torch.zeros((1, 0), device=self.data.device)

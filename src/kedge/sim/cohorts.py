@@ -92,11 +92,9 @@ class Cohorts:
         lanes: list[Lane] = []
         for sim, cohort in zip(self.sims, clients, strict=True):
             session, sizes = sim.session, sim.federation.sizes
-            work, lr, optim = session.work, session.bound.lr(round), session.bound.optim
-            lanes += [
-                Lane(k, sizes[k], work.steps_for(sizes[k]), work, lr, session.weighting, optim)
-                for k in cohort
-            ]
+            bound, work, weighting = session.bound, session.work, session.weighting
+            rest = work, bound.lr(round), weighting, bound.optim, bound.pull
+            lanes += [Lane(k, sizes[k], work.steps_for(sizes[k]), *rest) for k in cohort]
         round_keys = round_key(self.sims[0].session.key, round)
         if len(self.sims) > 1:
             pairs = zip(self.sims, clients, strict=True)
