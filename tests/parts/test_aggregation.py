@@ -1,5 +1,6 @@
 """FedNova and FedAvgM: what stands beside them, and faults that their identities must find."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from kedge.core.optim import SGD, Adam
 from kedge.core.part import Part
 from kedge.core.work import LocalWork
 from kedge.errors import IncompatibleError
-from kedge.parts.aggregation import FedNova
+from kedge.parts.aggregation import FedAvgM, FedNova
 from kedge.sim.fleet import Fleet
 
 
@@ -24,7 +25,29 @@ class NovaIgnoresThePull(FedNova):
         return {"d": tree.scale(delta, n / a), "a": n * a}
 
 
-@pytest.mark.parametrize("cls", [NovaIgnoresThePull], ids=lambda c: c.__name__)
+@dataclass(frozen=True)
+class NesterovWithTheOldU(FedAvgM):
+    def server_step(self, r, weights):
+        delta = tree.sub(weights.params, r.anchor.params)
+        step = tree.axpy(self.beta, r.server, delta)
+        params = tree.axpy(self.lr, step, r.anchor.params)
+        return weights._replace(params=params), step
+
+
+@dataclass(frozen=True)
+class LearningRateIgnored(FedAvgM):
+    def server_step(self, r, weights):
+        return (
+            dataclasses.replace(self, lr=1.0).server_step(r, weights)
+            if self.lr != 1
+            else (FedAvgM.server_step(self, r, weights))
+        )
+
+
+FAULTY = [NovaIgnoresThePull, NesterovWithTheOldU, LearningRateIgnored]
+
+
+@pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())
 
@@ -93,3 +116,10 @@ def test_fednova_beside_fedprox_needs_an_optimiser_that_tells_its_steps() -> Non
         problem.simulate("fednova+fedprox(mu=1)")
     problem.simulate("fednova+fedprox(mu=0)")  # no pull
     problem.simulate("fednova")
+
+
+def test_fedavgm_takes_nesterovs_momentum_unless_a_paper_took_another() -> None:
+    assert FedAvgM().nesterov
+    for preset in ("fedcog", "fedntd"):
+        (part,) = parse(f"fedavgm:{preset}").parts
+        assert not part.nesterov

@@ -63,8 +63,9 @@ class FedNova(Part):
 class FedAvgM(Part):
     r"""Apply momentum to the aggregated update on the server.
 
-    :math:`u \leftarrow \beta u + \Delta`, :math:`w \leftarrow w + \eta u` with :math:`\Delta` the
-    aggregated update; Nesterov's variant steps by :math:`\Delta + \beta u` (section 4.3).
+    :math:`u \leftarrow \beta u + \Delta`, :math:`w \leftarrow w + \eta(\Delta + \beta u)` with
+    :math:`\Delta` the aggregated update: Nesterov's momentum, which the paper's experiments use
+    (section 4.2). ``nesterov = false`` steps by :math:`\eta u`, as the paper's equation does.
 
     Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification, 2019, arXiv:1909.06335.
@@ -74,10 +75,13 @@ class FedAvgM(Part):
 
     beta: Annotated[float, Doc("momentum of the server"), Range(0, 1)] = 0.9
     lr: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
-    nesterov: Annotated[bool, Doc("Nesterov momentum")] = False
+    nesterov: Annotated[bool, Doc("Nesterov's momentum; false: heavy ball")] = True
 
     side = "server"
-    presets = {"fedcog": {"beta": 0.1}, "fedntd": {"beta": 0.7}}
+    presets = {
+        "fedcog": {"beta": 0.1, "nesterov": False},
+        "fedntd": {"beta": 0.7, "nesterov": False},
+    }
     neutral = {"beta": 0.0}
 
     def server_init(self, spec: Spec) -> Tree:

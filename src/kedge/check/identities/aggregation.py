@@ -60,10 +60,14 @@ def flat_losses_move_by_their_gradients(cls: type[FedNova]) -> Iterator[Claim]:
 @oracle(FedAvgM)
 def momentum_by_hand(cls: type[FedAvgM]) -> Iterator[Claim]:
     """FedAvg's update is d(w) = mean_k (1 - r_k)(a_k - w); momentum iterates u = beta u + d, w +=
-    u."""
-    beta, w, u = 0.5, 0.0, 0.0
-    for _ in range(4):
-        d = sum((1 - (1 - LR * h) ** STEPS) * (a - w) for h, a in zip(H, A, strict=True)) / 2
-        u = beta * u + d
-        w += u
-    yield Claim("w after four rounds at beta = 0.5", w, position(run_quadratics(cls(beta=beta), 4)))
+    lr (d + beta u) with Nesterov's variant, the default, or w += lr u. Detects Nesterov with the
+    old u, and a learning rate that is ignored or enters u."""
+    beta, lr = 0.5, 0.8
+    for options in ({}, {"nesterov": True}, {"nesterov": False}):
+        w, u = 0.0, 0.0
+        for _ in range(4):
+            d = sum((1 - (1 - LR * h) ** STEPS) * (a - w) for h, a in zip(H, A, strict=True)) / 2
+            u = beta * u + d
+            w += lr * (d + beta * u if options.get("nesterov", True) else u)
+        got = position(run_quadratics(cls(beta=beta, lr=lr, **options), 4))
+        yield Claim(f"w after four rounds at beta = 0.5 with {options}", w, got)
