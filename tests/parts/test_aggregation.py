@@ -1,6 +1,5 @@
 """FedNova and FedAvgM: what stands beside them, and faults that their identities must find."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -37,11 +36,8 @@ class NesterovWithTheOldU(FedAvgM):
 @dataclass(frozen=True)
 class LearningRateIgnored(FedAvgM):
     def server_step(self, r, weights):
-        return (
-            dataclasses.replace(self, lr=1.0).server_step(r, weights)
-            if self.lr != 1
-            else (FedAvgM.server_step(self, r, weights))
-        )
+        part = FedAvgM(beta=self.beta, nesterov=self.nesterov)
+        return part.server_step(r, weights)
 
 
 FAULTY = [NovaIgnoresThePull, NesterovWithTheOldU, LearningRateIgnored]
@@ -69,12 +65,12 @@ def test_fednova_beside_fedprox_settles_where_equal_steps_do() -> None:
     best = (1 * 0.0 + 6 * 1.0) / 7  # weights 1 and 6, equal curvatures
     gaps = []
     for method in ("fedprox(mu=1)", "fednova+fedprox(mu=1)"):
-        problem = quadratics((1.0, 1.0), (0.0, 1.0), 0.05, None, copies=(1, 6))
+        problem = quadratics((1.0, 1.0), (0.0, 1.0), 0.1, None, copies=(1, 6))
         run = problem.simulate(method)
-        for _ in range(300):
+        for _ in range(30):
             run.run_round()
         gaps.append(abs(position(run) - best))
-    assert gaps[1] < 0.2 * gaps[0]
+    assert gaps[1] < 0.4 * gaps[0]
 
 
 def test_lanes_have_pulls_and_optimisers_of_their_own() -> None:
