@@ -208,6 +208,10 @@ class Part:
         """``(weights, next server)`` after aggregation; left to right."""
         raise NotImplementedError
 
+    def output(self, server: Tree, weights: Weights) -> Weights:
+        """The weights to evaluate and to keep as the model, not to train on; left to right."""
+        raise NotImplementedError
+
     def personal(self, v: View, weights: Weights) -> Weights:
         """The personal weights of this client; left to right."""
         raise NotImplementedError

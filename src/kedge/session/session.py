@@ -187,6 +187,10 @@ class Session:
         """The server after the present round; the session itself does not change."""
         return server.server_round(self.bound, self.server, totals, self.round, self._server_key())
 
+    def output(self) -> Weights:
+        """The weights to evaluate and to keep as the model; clients start from the others."""
+        return server.output(self.bound, self.server)
+
     def accept(self, after: Server, clients: Sequence[int]) -> None:
         """Advance to the next round, and record in the ledger whose replies were accepted."""
         for k in clients:
