@@ -1,0 +1,232 @@
+"""One problem, in kedge and for the simulator, and the comparison of their runs.
+
+Five clients of unequal size, three of them in a round, unequal numbers of steps, a decaying
+learning rate, float64. The simulator takes cohorts and batch indices from kedge, which are tested
+elsewhere; learning rates, client weights, shares and effective steps it computes itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from simulator import Client, FedAvg, Net, Vector, World
+from torch import nn
+
+from kedge.core import rng, tree
+from kedge.core.optim import SGD
+from kedge.core.part import Part
+from kedge.core.task import make_task
+from kedge.core.work import LocalWork
+from kedge.data.federation import Federation
+from kedge.sim.simulation import Simulation
+
+ENGINES = ("loop", "vector")
+SIZES = (3, 17, 6, 12, 9)
+BATCH, PER_ROUND, ROUNDS, SEED = 4, 3, 4, 1
+INPUT, WIDTH, OUTPUTS = (1, 2, 3), 5, 3
+LR, GAMMA = 0.3, 0.8
+DOUBLE, TOLERANCE = torch.float64, 1e-12
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method on the problem, beside its simulation in numpy.
+
+    ``optim`` are options of SGD; ``options`` go to the oracle besides ``fields``, which both get.
+    """
+
+    method: str | Part
+    oracle: type[FedAvg]
+    fields: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    weighting: str = "size"
+    per_round: int = PER_ROUND
+    rounds: int = ROUNDS
+    epochs: float = 1.0
+    augment: str = "none"
+    extra: dict[str, tuple[int, ...]] = field(default_factory=dict)  # leaves that a part adds
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """A name for the test: the method and what is not the default."""
+        settings = {**self.optim, **({} if self.weighting == "size" else {"by": self.weighting})}
+        more = [f"{k}={v}" for k, v in settings.items()]
+        if self.per_round != PER_ROUND:
+            more.append(f"{self.per_round}-clients")
+        return "-".join([self.text, *more])
+
+    @property
+    def text(self) -> str:
+        """The method string."""
+        if isinstance(self.method, Part) or not self.fields:
+            return str(self.method)
+        settings = ", ".join(f"{k}={_written(v)}" for k, v in self.fields.items())
+        return f"{self.method}({settings})"
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@lru_cache
+def data() -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Inputs, labels and rows of each client, with label skew."""
+    total = sum(SIZES)
+    keys = rng.split(rng.key(5), 4)
+    y = rng.integers(keys[0], (total,), OUTPUTS)
+    centre = rng.normal(keys[1], (OUTPUTS, *INPUT), DOUBLE)
+    x = 0.6 * rng.normal(keys[2], (total, *INPUT), DOUBLE) + centre[y]
+    order = torch.argsort(y + 1.5 * rng.uniform(keys[3], (total,), DOUBLE))
+    return x, y, tuple(torch.split(order, list(SIZES)))
+
+
+def module() -> nn.Sequential:
+    """The network of :class:`simulator.Net` in torch."""
+    inputs = int(np.prod(INPUT))
+    net = nn.Sequential(
+        OrderedDict(
+            flat=nn.Flatten(),
+            body=nn.Linear(inputs, WIDTH),
+            tanh=nn.Tanh(),
+            head=nn.Linear(WIDTH, OUTPUTS),
+        )
+    ).to(DOUBLE)
+    with torch.no_grad():
+        for i, weight in enumerate(net.parameters()):
+            weight.copy_(0.4 * rng.normal(rng.fold(rng.key(3), i), tuple(weight.shape), DOUBLE))
+    return net
+
+
+def simulate(case: Case, engine: str) -> Simulation:
+    """The run in kedge."""
+    x, y, rows = data()
+    task = make_task("classification", OUTPUTS)
+    federation = Federation(x, y, rows, task, test=(x, y), dtype=DOUBLE, augment=case.augment)
+    return Simulation(
+        federation,
+        module(),
+        case.method if isinstance(case.method, Part) else case.text,
+        optim=SGD(lr=LR, schedule=f"exponential({GAMMA})", **case.optim),
+        work=LocalWork(batch=BATCH, epochs=case.epochs),
+        per_round=case.per_round,
+        weighting=case.weighting,
+        engine=engine,
+        seed=SEED,
+    )
+
+
+def oracle(case: Case, run: Simulation) -> FedAvg:
+    """The same run in numpy, before its first round."""
+    x, y, rows = data()
+    net = Net(int(np.prod(INPUT)), WIDTH, OUTPUTS, case.extra)
+    w0 = net.join({n: p.numpy() for n, p in run.weights.params.items()})
+    world = World(net, x.numpy(), y.numpy(), [r.numpy() for r in rows], w0, **case.optim)
+    world.init_key = lambda part: key_of("init", part)
+    world.server_key = lambda round, part: key_of("server", round, part)
+    return case.oracle(world, **case.fields, **case.options)
+
+
+def clients_of(case: Case, run: Simulation, world: World) -> list[Client]:
+    """The cohort of the run's present round, for the simulator."""
+    drawn = run.draw_cohort(run.round)
+    indices = run.cohort(drawn).batches.numpy()  # [K, max steps, batch]
+    n = np.array([len(rows) for rows in world.rows], dtype=float)
+    weight = n if case.weighting == "size" else np.ones(len(n))
+    steps = [int(np.ceil(case.epochs * size / BATCH)) for size in SIZES]
+    return [
+        Client(
+            k=k,
+            n=len(world.rows[k]),
+            lr=LR * GAMMA**run.round,
+            p=weight[k] / weight[drawn].sum(),
+            share=len(n) * weight[k] / weight.sum(),
+            batches=list(indices[i, : steps[k]]),
+            a=effective_steps(world, steps[k]),
+            key=_keys(run.round, k),
+        )
+        for i, k in enumerate(drawn)
+    ]
+
+
+def _keys(round: int, k: int) -> Any:
+    """The key of (seed, round, client, part, hook, step), as the docs name it."""
+
+    def key(part: str, hook: str, step: int | None = None) -> torch.Tensor:
+        return key_of("clients", round, k, part, hook, *([] if step is None else [step]))
+
+    return key
+
+
+def key_of(*address: str | int) -> torch.Tensor:
+    """The run's root key, folded with each item of an address."""
+    key = rng.key(SEED)
+    for item in address:
+        key = rng.fold(key, item)
+    return key
+
+
+def effective_steps(world: World, steps: int) -> float:
+    """How far local SGD goes for a gradient of 1 in every step and a learning rate of 1."""
+    u = total = 0.0
+    for _ in range(steps):
+        u = world.momentum * u + 1.0
+        total += 1.0 + world.momentum * u if world.nesterov else u
+    return total
+
+
+def compare(case: Case, engine: str) -> None:
+    """Run both; weights, server state and all clients' states agree after every round."""
+    run = simulate(case, engine)
+    expected = oracle(case, run)
+    seen: list[int] = []
+    for t in range(case.rounds):
+        cohort = clients_of(case, run, expected.world)
+        seen += [c.k for c in cohort]
+        expected.round(cohort)
+        run.run_round()
+        assert_equal(expected.net, f"round {t}, weights", run.weights.params, expected.w)
+        assert_equal(expected.net, f"round {t}, server", run.server.slots, expected.server_state())
+        for k in range(expected.N):
+            rows = tree.take(run.store.rows, k)
+            assert_equal(expected.net, f"round {t}, client {k}", rows, expected.client_state(k))
+        for k, vector in enumerate(map(expected.personal, range(expected.N))):
+            if vector is not None:
+                own = tree.take(run.personal([k]).params, 0)
+                assert_equal(expected.net, f"round {t}, personal weights of {k}", own, vector)
+    assert case.per_round == 5 or len(set(seen)) < len(seen) > 5, "no client came back"
+
+
+def assert_equal(net: Net, where: str, got: Any, expected: Any) -> None:
+    """Compare a tree of kedge with vectors; a dict of the network's leaves is one vector."""
+    if isinstance(got, torch.Tensor):
+        worst = np.max(np.abs(got.numpy() - expected), initial=0.0)
+        scale = np.max(np.abs(expected), initial=1e-3)
+        if not worst <= TOLERANCE * scale:
+            pytest.fail(f"{where}: off by {worst:.2e}, at values up to {scale:.2e}")
+        return
+    if hasattr(got, "_asdict"):
+        got = got._asdict()
+    if isinstance(expected, np.ndarray):
+        leaves = net.split(np.asarray(expected))
+        rest = set(leaves) - set(got)
+        assert not any(np.any(leaves[n]) for n in rest), f"{where}: {sorted(rest)} are missing"
+        expected = {n: leaves[n] for n in got}
+    got = {n: v for n, v in got.items() if not _is_empty(v)}
+    expected = {n: v for n, v in expected.items() if not _is_empty(v)}
+    assert got.keys() == expected.keys(), f"{where}: {sorted(got)} beside {sorted(expected)}"
+    for name, value in got.items():
+        assert_equal(net, f"{where}, {name}", value, expected[name])
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_empty(v) for v in value.values())
+
+
+__all__ = ["ENGINES", "Case", "Vector", "compare"]
