@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class Case:
     augment: str = "none"
     extra: dict[str, tuple[int, ...]] = field(default_factory=dict)  # leaves that a part adds
     options: dict[str, Any] = field(default_factory=dict)
+    plus: str = ""  # parts beside the one that is tested; "+fedper" has private heads
 
     @property
     def label(self) -> str:
@@ -66,9 +67,14 @@ class Case:
     def text(self) -> str:
         """The method string."""
         if isinstance(self.method, Part) or not self.fields:
-            return str(self.method)
+            return str(self.method) + self.plus
         settings = ", ".join(f"{k}={_written(v)}" for k, v in self.fields.items())
-        return f"{self.method}({settings})"
+        return f"{self.method}({settings}){self.plus}"
+
+
+def by_both(*args: Any, **settings: Any) -> list[Case]:
+    """A case with client weights by size and with uniform ones."""
+    return [Case(*args, **settings, weighting=w) for w in ("size", "uniform")]
 
 
 def _written(value: Any) -> str:
@@ -130,7 +136,8 @@ def oracle(case: Case, run: Simulation) -> FedAvg:
     world = World(net, x.numpy(), y.numpy(), [r.numpy() for r in rows], w0, **case.optim)
     world.init_key = lambda part: key_of("init", part)
     world.server_key = lambda round, part: key_of("server", round, part)
-    return case.oracle(world, **case.fields, **case.options)
+    private = {"private": "head"} if "fedper" in case.plus else {}
+    return case.oracle(world, **private, **case.fields, **case.options)
 
 
 def clients_of(case: Case, run: Simulation, world: World) -> list[Client]:
@@ -149,23 +156,17 @@ def clients_of(case: Case, run: Simulation, world: World) -> list[Client]:
             share=len(n) * weight[k] / weight.sum(),
             batches=list(indices[i, : steps[k]]),
             a=effective_steps(world, steps[k]),
-            key=_keys(run.round, k),
+            key=partial(key_of, "clients", run.round, k),
         )
         for i, k in enumerate(drawn)
     ]
 
 
-def _keys(round: int, k: int) -> Any:
-    """The key of (seed, round, client, part, hook, step), as the docs name it."""
-
-    def key(part: str, hook: str, step: int | None = None) -> torch.Tensor:
-        return key_of("clients", round, k, part, hook, *([] if step is None else [step]))
-
-    return key
-
-
 def key_of(*address: str | int) -> torch.Tensor:
-    """The run's root key, folded with each item of an address."""
+    """The run's root key, folded with each item of an address.
+
+    A client draws with the address ("clients", round, client, part, hook, step).
+    """
     key = rng.key(SEED)
     for item in address:
         key = rng.fold(key, item)
@@ -195,7 +196,10 @@ def compare(case: Case, engine: str) -> None:
         assert_equal(expected.net, f"round {t}, server", run.server.slots, expected.server_state())
         for k in range(expected.N):
             rows = tree.take(run.store.rows, k)
-            assert_equal(expected.net, f"round {t}, client {k}", rows, expected.client_state(k))
+            state = expected.client_state(k)
+            if "private" in rows:
+                state = state | {"private": {"params": (1 - expected.public) * expected.own[k]}}
+            assert_equal(expected.net, f"round {t}, client {k}", rows, state)
         for k, vector in enumerate(map(expected.personal, range(expected.N))):
             if vector is not None:
                 own = tree.take(run.personal([k]).params, 0)
@@ -229,4 +233,4 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_empty(v) for v in value.values())
 
 
-__all__ = ["ENGINES", "Case", "Vector", "compare"]
+__all__ = ["ENGINES", "Case", "Vector", "by_both", "compare"]

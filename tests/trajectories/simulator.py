@@ -112,18 +112,15 @@ class Client:
     share: float  # weight among all N clients; they sum to N
     batches: list[NDArray[np.int64]]  # rows of each local step
     a: float  # effective steps: sum of the coefficients of the gradients in the update
-    key: Callable[..., Any]  # of (part, hook, step): where a part's random numbers come from
+    key: Callable[..., Any]  # (part, hook, step): where a part's random numbers come from
     t: int = 0  # present local step
-    anchor: Vector = field(default_factory=lambda: np.zeros(0))  # global model of the round
+    anchor: Vector = field(default_factory=lambda: np.zeros(0))  # where local training starts
     w: Vector = field(default_factory=lambda: np.zeros(0))  # trained model, after the last step
+    delta: Vector = field(default_factory=lambda: np.zeros(0))  # w - anchor, 0 on private leaves
 
     @property
     def steps(self) -> int:
         return len(self.batches)
-
-    @property
-    def delta(self) -> Vector:
-        return self.w - self.anchor
 
 
 @dataclass
@@ -154,12 +151,18 @@ class World:
 
 
 class FedAvg:
-    """Federated averaging with SGD. Fields of a method are attributes of the same name."""
+    """Federated averaging with SGD. Fields of a method are attributes of the same name.
 
-    def __init__(self, world: World, **fields: Any) -> None:
+    Leaves whose names begin with ``private`` stay on the clients: they are not averaged, and a
+    method that moves ``self.public`` leaves only does not touch them.
+    """
+
+    def __init__(self, world: World, private: str = "none", **fields: Any) -> None:
         self.world, self.net, self.w = world, world.net, world.w0
         self.N = world.num_clients
         self.zero, self.round_number = np.zeros_like(self.w), 0
+        self.public = 1 - self.net.mask(private)
+        self.own = [self.w] * self.N  # private leaves of each client
         for name, value in fields.items():
             setattr(self, name, value)
         self.setup()
@@ -171,10 +174,6 @@ class FedAvg:
 
     def survey(self, cohort: list[Client]) -> None:
         """Before the round's training, at the global model ``self.w``."""
-
-    def start(self, c: Client) -> Vector:
-        """Where local training starts (private leaves differ from the global model's)."""
-        return c.anchor
 
     def batch(self, c: Client, x: Vector, target: Vector) -> tuple[Vector, Vector]:
         """The batch that is trained on."""
@@ -217,14 +216,15 @@ class FedAvg:
     def round(self, cohort: Sequence[Client]) -> None:
         self.survey(list(cohort))
         for c in cohort:
-            c.anchor = self.w
-            c.w = self.local(c)
+            c.anchor = np.where(self.public, self.w, self.own[c.k])
+            c.w = self.own[c.k] = self.local(c)
+            c.delta = self.public * (c.w - c.anchor)
             self.reply(c)
         self.w = self.server(list(cohort))
         self.round_number += 1
 
     def local(self, c: Client) -> Vector:
-        w, u, opt = self.start(c), self.zero, self.world
+        w, u, opt = c.anchor, self.zero, self.world
         for t, rows in enumerate(c.batches):
             c.t = t
             x, target = self.batch(c, opt.x[rows], opt.one_hot(opt.y[rows]))
