@@ -20,7 +20,7 @@ from torch import nn
 
 from kedge.core import rng, tree
 from kedge.core.optim import SGD
-from kedge.core.part import Part
+from kedge.core.part import Method
 from kedge.core.task import make_task
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
@@ -41,7 +41,7 @@ class Case:
     ``optim`` are options of SGD; ``options`` go to the oracle besides ``fields``, which both get.
     """
 
-    method: str | Part
+    method: str | Method
     oracle: type[FedAvg]
     fields: dict[str, Any] = field(default_factory=dict)
     optim: dict[str, Any] = field(default_factory=dict)
@@ -61,12 +61,14 @@ class Case:
         more = [f"{k}={v}" for k, v in settings.items()]
         if self.per_round != PER_ROUND:
             more.append(f"{self.per_round}-clients")
+        if self.augment != "none":
+            more.append(self.augment)
         return "-".join([self.text, *more])
 
     @property
     def text(self) -> str:
         """The method string."""
-        if isinstance(self.method, Part) or not self.fields:
+        if isinstance(self.method, Method) or not self.fields:
             return str(self.method) + self.plus
         settings = ", ".join(f"{k}={_written(v)}" for k, v in self.fields.items())
         return f"{self.method}({settings}){self.plus}"
@@ -118,7 +120,7 @@ def simulate(case: Case, engine: str) -> Simulation:
     return Simulation(
         federation,
         module(),
-        case.method if isinstance(case.method, Part) else case.text,
+        case.method if isinstance(case.method, Method) else case.text,
         optim=SGD(lr=LR, schedule=f"exponential({GAMMA})", **case.optim),
         work=LocalWork(batch=BATCH, epochs=case.epochs),
         per_round=case.per_round,
