@@ -31,6 +31,7 @@ SIZES = (3, 17, 6, 12, 9)
 BATCH, PER_ROUND, ROUNDS, SEED = 4, 3, 4, 1
 INPUT, WIDTH, OUTPUTS = (1, 2, 3), 5, 3
 LR, GAMMA = 0.3, 0.8
+STATISTICS = ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
 DOUBLE, TOLERANCE = torch.float64, 1e-12
 
 
@@ -50,6 +51,7 @@ class Case:
     rounds: int = ROUNDS
     epochs: float = 1.0
     augment: str = "none"
+    norm: bool = False  # whether the network has BatchNorm
     extra: dict[str, tuple[int, ...]] = field(default_factory=dict)  # leaves that a part adds
     options: dict[str, Any] = field(default_factory=dict)
     plus: str = ""  # parts beside the one that is tested; "+fedper" has private heads
@@ -63,6 +65,8 @@ class Case:
             more.append(f"{self.per_round}-clients")
         if self.augment != "none":
             more.append(self.augment)
+        if self.norm:
+            more.append("BatchNorm")
         return "-".join([self.text, *more])
 
     @property
@@ -95,17 +99,16 @@ def data() -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
     return x, y, tuple(torch.split(order, list(SIZES)))
 
 
-def module() -> nn.Sequential:
+def module(norm: bool = False) -> nn.Sequential:
     """The network of :class:`simulator.Net` in torch."""
-    inputs = int(np.prod(INPUT))
-    net = nn.Sequential(
-        OrderedDict(
-            flat=nn.Flatten(),
-            body=nn.Linear(inputs, WIDTH),
-            tanh=nn.Tanh(),
-            head=nn.Linear(WIDTH, OUTPUTS),
-        )
-    ).to(DOUBLE)
+    layers: dict[str, nn.Module] = {
+        "flat": nn.Flatten(),
+        "body": nn.Linear(int(np.prod(INPUT)), WIDTH),
+        **({"norm": nn.BatchNorm1d(WIDTH)} if norm else {}),
+        "tanh": nn.Tanh(),
+        "head": nn.Linear(WIDTH, OUTPUTS),
+    }
+    net = nn.Sequential(OrderedDict(layers)).to(DOUBLE)
     with torch.no_grad():
         for i, weight in enumerate(net.parameters()):
             weight.copy_(0.4 * rng.normal(rng.fold(rng.key(3), i), tuple(weight.shape), DOUBLE))
@@ -119,7 +122,7 @@ def simulate(case: Case, engine: str) -> Simulation:
     federation = Federation(x, y, rows, task, test=(x, y), dtype=DOUBLE, augment=case.augment)
     return Simulation(
         federation,
-        module(),
+        module(case.norm),
         case.method if isinstance(case.method, Method) else case.text,
         optim=SGD(lr=LR, schedule=f"exponential({GAMMA})", **case.optim),
         work=LocalWork(batch=BATCH, epochs=case.epochs),
@@ -133,7 +136,7 @@ def simulate(case: Case, engine: str) -> Simulation:
 def oracle(case: Case, run: Simulation) -> FedAvg:
     """The same run in numpy, before its first round."""
     x, y, rows = data()
-    net = Net(int(np.prod(INPUT)), WIDTH, OUTPUTS, case.extra)
+    net = Net(int(np.prod(INPUT)), WIDTH, OUTPUTS, case.norm, case.extra)
     w0 = net.join({n: p.numpy() for n, p in run.weights.params.items()})
     world = World(net, x.numpy(), y.numpy(), [r.numpy() for r in rows], w0, **case.optim)
     world.init_key = lambda part: key_of("init", part)
@@ -195,6 +198,10 @@ def compare(case: Case, engine: str) -> None:
         expected.round(cohort)
         run.run_round()
         assert_equal(expected.net, f"round {t}, weights", run.weights.params, expected.w)
+        if expected.stats is not None:
+            stats = dict(zip(STATISTICS, (*expected.stats, expected.seen), strict=True))
+            got = run.weights.buffers
+            assert_equal(expected.net, f"round {t}, statistics", got, stats)
         assert_equal(expected.net, f"round {t}, server", run.server.slots, expected.server_state())
         for k in range(expected.N):
             rows = tree.take(run.store.rows, k)

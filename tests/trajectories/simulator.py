@@ -6,7 +6,7 @@ a subclass of :class:`FedAvg` that overrides the pieces its paper changes. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,21 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
+Stats = tuple[Vector, Vector] | None  # running mean and variance; None: those of the batch
 
 
 class Net:
     """x -> h = tanh(A x + a), the features -> B h + b, the logits; weights are one vector.
 
-    ``extra`` are leaves that a part adds, by name and shape; they follow the network's own.
+    With ``norm`` there is BatchNorm before the tanh. It normalises by the batch, or by ``stats``,
+    a mean and a variance, where these are given: that is evaluation mode. ``extra`` are leaves that
+    a part adds, by name and shape; they follow the network's own.
     """
 
     def __init__(
-        self, inputs: int, width: int, outputs: int, extra: dict[str, tuple[int, ...]] | None = None
+        self,
+        inputs: int,
+        width: int,
+        outputs: int,
+        norm: bool = False,
+        extra: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
-        self.inputs, self.width, self.outputs = inputs, width, outputs
+        self.inputs, self.width, self.outputs, self.norm = inputs, width, outputs, norm
         self.shapes: dict[str, tuple[int, ...]] = {
             "body.weight": (width, inputs),
             "body.bias": (width,),
+            **({"norm.weight": (width,), "norm.bias": (width,)} if norm else {}),
             "head.weight": (outputs, width),
             "head.bias": (outputs,),
         } | (extra or {})
@@ -49,46 +58,94 @@ class Net:
         ones = {n: np.ones(s) for n, s in self.shapes.items() if n.startswith(prefixes)}
         return self.join(ones)
 
-    def features(self, w: Vector, x: Vector) -> Vector:
-        """Features [B, H] of inputs [B, ...]."""
+    # -- forward --------------------------------------------------------------------------------
+
+    def linear(self, w: Vector, x: Vector) -> Vector:
+        """What BatchNorm sees, [B, H]."""
         leaf = self.split(w)
-        return np.tanh(x.reshape(len(x), -1) @ leaf["body.weight"].T + leaf["body.bias"])
+        return x.reshape(len(x), -1) @ leaf["body.weight"].T + leaf["body.bias"]
+
+    def features(self, w: Vector, x: Vector, stats: Stats = None) -> Vector:
+        """Features [B, H] of inputs [B, ...]."""
+        z = self.linear(w, x)
+        if self.norm:
+            leaf, (z, _) = self.split(w), normalised(z, stats)
+            z = leaf["norm.weight"] * z + leaf["norm.bias"]
+        return np.tanh(z)
 
     def head(self, w: Vector, features: Vector) -> Vector:
         """Logits [B, C] of features [B, H]."""
         leaf = self.split(w)
         return features @ leaf["head.weight"].T + leaf["head.bias"]
 
-    def logits(self, w: Vector, x: Vector) -> Vector:
-        return self.head(w, self.features(w, x))
+    def logits(self, w: Vector, x: Vector, stats: Stats = None) -> Vector:
+        return self.head(w, self.features(w, x, stats))
+
+    # -- backward -------------------------------------------------------------------------------
 
     def backward(
-        self, w: Vector, x: Vector, d_logits: Vector | float, d_features: Vector | float = 0.0
+        self,
+        w: Vector,
+        x: Vector,
+        d_logits: Vector | float,
+        d_features: Vector | float = 0.0,
+        stats: Stats = None,
     ) -> Vector:
         """Gradient of a loss whose derivatives are ``d_logits`` [B, C] and ``d_features`` [B, H].
 
         ``d_features`` is what reaches the features besides the head; 0 stands for no such loss.
         """
-        x, h = x.reshape(len(x), -1), self.features(w, x)
         d_logits = np.broadcast_to(d_logits, (len(x), self.outputs))
-        before_tanh = (d_logits @ self.split(w)["head.weight"] + d_features) * (1 - h * h)
+        d, of_norm = self._to_linear(w, x, d_logits, d_features, stats)
         return self.join(
             {
-                "body.weight": before_tanh.T @ x,
-                "body.bias": before_tanh.sum(0),
-                "head.weight": d_logits.T @ h,
+                "body.weight": d.T @ x.reshape(len(x), -1),
+                "body.bias": d.sum(0),
+                "head.weight": d_logits.T @ self.features(w, x, stats),
                 "head.bias": d_logits.sum(0),
             }
+            | of_norm
         )
 
     def backward_to_input(
-        self, w: Vector, x: Vector, d_logits: Vector | float, d_features: Vector | float = 0.0
+        self,
+        w: Vector,
+        x: Vector,
+        d_logits: Vector | float,
+        d_features: Vector | float = 0.0,
+        stats: Stats = None,
     ) -> Vector:
         """The derivative by the inputs, in their shape."""
-        h, leaf = self.features(w, x), self.split(w)
+        d, _ = self._to_linear(w, x, d_logits, d_features, stats)
+        return (d @ self.split(w)["body.weight"]).reshape(x.shape)
+
+    def _to_linear(
+        self,
+        w: Vector,
+        x: Vector,
+        d_logits: Vector | float,
+        d_features: Vector | float,
+        stats: Stats,
+    ) -> tuple[Vector, dict[str, Vector]]:
+        """The derivative by :meth:`linear`, [B, H], and those by the leaves of BatchNorm."""
+        h, leaf = self.features(w, x, stats), self.split(w)
         d_logits = np.broadcast_to(d_logits, (len(x), self.outputs))
-        before_tanh = (d_logits @ leaf["head.weight"] + d_features) * (1 - h * h)
-        return (before_tanh @ leaf["body.weight"]).reshape(x.shape)
+        d = (d_logits @ leaf["head.weight"] + d_features) * (1 - h * h)
+        if not self.norm:
+            return d, {}
+        z, deviation = normalised(self.linear(w, x), stats)
+        of_norm = {"norm.weight": (d * z).sum(0), "norm.bias": d.sum(0)}
+        d = d * leaf["norm.weight"]
+        if stats is None:  # mean and variance depend on the batch, too
+            d = d - d.mean(0) - z * (d * z).mean(0)
+        return d / deviation, of_norm
+
+
+def normalised(z: Vector, stats: Stats) -> tuple[Vector, Vector]:
+    """Rows with mean 0 and variance 1, and the standard deviation."""
+    mean, variance = (z.mean(0), z.var(0)) if stats is None else stats
+    deviation = np.sqrt(variance + 1e-5)
+    return (z - mean) / deviation, deviation
 
 
 def softmax(z: Vector) -> Vector:
@@ -117,6 +174,7 @@ class Client:
     anchor: Vector = field(default_factory=lambda: np.zeros(0))  # where local training starts
     w: Vector = field(default_factory=lambda: np.zeros(0))  # trained model, after the last step
     delta: Vector = field(default_factory=lambda: np.zeros(0))  # w - anchor, 0 on private leaves
+    stats: Stats = None  # BatchNorm's running statistics at the present step
 
     @property
     def steps(self) -> int:
@@ -163,6 +221,10 @@ class FedAvg:
         self.zero, self.round_number = np.zeros_like(self.w), 0
         self.public = 1 - self.net.mask(private)
         self.own = [self.w] * self.N  # private leaves of each client
+        self.stats: Stats = None  # BatchNorm's running statistics
+        self.seen = 0  # batches that they have seen
+        if self.net.norm:
+            self.stats = np.zeros(self.net.width), np.ones(self.net.width)
         for name, value in fields.items():
             setattr(self, name, value)
         self.setup()
@@ -195,9 +257,13 @@ class FedAvg:
     def reply(self, c: Client) -> None:
         """The client's next state; ``c.w`` and ``c.delta`` are the result of its steps."""
 
+    def mean(self, cohort: list[Client], values: list[Any]) -> Any:
+        """How the cohort's values become one."""
+        return sum(c.p * value for c, value in zip(cohort, values, strict=True))
+
     def server(self, cohort: list[Client]) -> Vector:
         """The next global model."""
-        return self.w + sum(c.p * c.delta for c in cohort)
+        return self.w + self.mean(cohort, [c.delta for c in cohort])
 
     def server_state(self) -> dict[str, Any]:
         """The server's state of each part: a vector, or a dict of vectors and arrays."""
@@ -213,14 +279,19 @@ class FedAvg:
 
     # -- what all of them share -----------------------------------------------------------------
 
-    def round(self, cohort: Sequence[Client]) -> None:
-        self.survey(list(cohort))
+    def round(self, cohort: list[Client]) -> None:
+        self.survey(cohort)
         for c in cohort:
             c.anchor = np.where(self.public, self.w, self.own[c.k])
+            c.stats = self.stats
             c.w = self.own[c.k] = self.local(c)
             c.delta = self.public * (c.w - c.anchor)
             self.reply(c)
-        self.w = self.server(list(cohort))
+        self.w = self.server(cohort)
+        if self.net.norm:
+            mean, variance = (self.mean(cohort, [c.stats[i] for c in cohort]) for i in (0, 1))
+            self.stats = mean, variance
+            self.seen = round(self.seen + self.mean(cohort, [c.steps for c in cohort]))
         self.round_number += 1
 
     def local(self, c: Client) -> Vector:
@@ -235,5 +306,11 @@ class FedAvg:
             g = g + opt.weight_decay * w
             u = np.where(free, opt.momentum * u + g, u)
             step = g + opt.momentum * u if opt.nesterov else u
+            if self.net.norm:
+                c.stats = self.moved(c.stats, self.net.linear(w, x))
             w = self.after_step(c, np.where(free, w - c.lr * step, w), x, target)
         return w
+
+    def moved(self, stats: Stats, z: Vector) -> Stats:
+        """Running statistics after a batch, with momentum 0.1 and the unbiased variance."""
+        return 0.9 * stats[0] + 0.1 * z.mean(0), 0.9 * stats[1] + 0.1 * z.var(0, ddof=1)

@@ -43,6 +43,8 @@ class DANN(FedAvg):
 
 
 class FedReg(FedAvg):
+    """The global model generates data in evaluation mode; all gradients are in training mode."""
+
     gamma: float
     ascents: int
     eta_s: float
@@ -52,17 +54,18 @@ class FedReg(FedAvg):
         between = self.gamma * w + (1 - self.gamma) * c.anchor
         return super().gradient(c, between, x, target)
 
-    def ascended(self, w: Vector, x: Vector, target: Vector, eta: float) -> Vector:
+    def ascended(self, c: Client, x: Vector, target: Vector, eta: float) -> Vector:
         for _ in range(self.ascents):
-            d_logits = softmax(self.net.logits(w, x)) - target
-            x = x + eta * np.sign(self.net.backward_to_input(w, x, d_logits))
+            d_logits = softmax(self.net.logits(c.anchor, x, self.stats)) - target
+            d_x = self.net.backward_to_input(c.anchor, x, d_logits, stats=self.stats)
+            x = x + eta * np.sign(d_x)
         return x
 
     def after_step(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
-        pseudo = self.ascended(c.anchor, x, target, self.eta_s)
-        perturbed = self.ascended(c.anchor, x, target, self.eta_p)
+        pseudo = self.ascended(c, x, target, self.eta_s)
+        perturbed = self.ascended(c, x, target, self.eta_p)
         middle = (w + c.anchor) / 2
-        predicted = softmax(self.net.logits(c.anchor, pseudo))
+        predicted = softmax(self.net.logits(c.anchor, pseudo, self.stats))
         for x_i, y_i in ((pseudo, predicted), (perturbed, target)):
             g = super().gradient(c, middle, x_i, y_i)
             w = w - max(0.0, (w - c.anchor) @ g / (g @ g)) * g
@@ -76,6 +79,7 @@ CASES = [
     Case("dann", DANN, {"lam": 0.3, "width": D_WIDTH, "alternate": True}, ALL, extra=DISCRIMINATOR),
     Case("fedreg", FedReg, REG),
     Case("fedreg", FedReg, REG, ALL),
+    Case("fedreg", FedReg, REG, norm=True),
 ]
 
 

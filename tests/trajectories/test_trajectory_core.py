@@ -143,7 +143,7 @@ class AscentAndSAM(FedAvg):
 
 @dataclass(frozen=True)
 class Watch(Part):
-    """Keeps what hooks receive: new weights and the old pass, sums and means over the cohort."""
+    """Keeps what hooks receive: new weights and statistics, the old pass, sums and means."""
 
     needs_sum = True
 
@@ -159,7 +159,8 @@ class Watch(Part):
 
     def observe(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
         seen = (params["head.bias"] * out.logits.mean(0)).sum() + (1 + v.step) * batch.x.mean()
-        return {"s": 0.5 * v.local["s"] + seen}
+        after = v.forward(params, batch.x, train=False).logits[:, 0].mean()
+        return {"s": 0.5 * v.local["s"] + seen + after}
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {}, {"sum": Sum(v.local["s"]), "mean": Mean(v.local["s"])}
@@ -170,7 +171,7 @@ class Watch(Part):
 
 class WatchOracle(FedAvg):
     def setup(self) -> None:
-        self.sum, self.mean, self.total = 0.0, 0.0, self.zero
+        self.sum, self.average, self.total = 0.0, 0.0, self.zero
 
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         c.logits = self.net.logits(w, x)
@@ -178,17 +179,18 @@ class WatchOracle(FedAvg):
 
     def after_step(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         seen = self.net.split(w)["head.bias"] @ c.logits.mean(0) + (1 + c.t) * x.mean()
-        c.s = 0.5 * (self.mean if c.t == 0 else c.s) + seen
+        after = self.net.logits(w, x, c.stats)[:, 0].mean()
+        c.s = 0.5 * (self.average if c.t == 0 else c.s) + seen + after
         return w
 
     def server(self, cohort: list[Client]) -> Vector:
         self.sum = sum(c.s for c in cohort)
-        self.mean = sum(c.p * c.s for c in cohort)
+        self.average = sum(c.p * c.s for c in cohort)
         self.total = sum(c.delta for c in cohort)
         return super().server(cohort)
 
     def server_state(self) -> dict[str, Any]:
-        return {"watch": {"sum": self.sum, "mean": self.mean, "total": self.total}}
+        return {"watch": {"sum": self.sum, "mean": self.average, "total": self.total}}
 
 
 class FourParts(SCAFFOLD):
@@ -224,6 +226,7 @@ CASES = [
     Case(FreezeSome() + FreezeMore(), Frozen, optim=ALL | {"nesterov": True}, epochs=2),
     Case(Ascent() + "fedsam(rho=0.3)", AscentAndSAM),
     Case(parse(Watch()), WatchOracle),
+    Case(parse(Watch()), WatchOracle, norm=True),
     Case(SUM, FourParts, weighting="uniform"),
 ]
 

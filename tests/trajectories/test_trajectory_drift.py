@@ -183,6 +183,7 @@ CASES = [
     Case("feddc", FedDC, {"alpha": 0.2}, plus="+fedper"),
     Case("fedsam", FedSAM, {"rho": 0.2}),
     Case("fedsam", FedSAM, {"rho": 0.2}, MOMENTUM),
+    Case("fedsam", FedSAM, {"rho": 0.2}, norm=True),
     *by_both("fedspeed", FedSpeed, {"lam": 0.3, "rho": 0.2, "merge": 0.6}),
     Case("fedspeed", FedSpeed, {"lam": 0.3, "rho": 0.2, "merge": 0.6}, plus="+fedper"),
     *by_both("fedcm", FedCM, {"alpha": 0.4, "eta_g": 0.7}),

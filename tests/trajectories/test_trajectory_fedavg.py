@@ -15,6 +15,7 @@ CASES = [
     Case("fedavg", FedAvg, optim={"weight_decay": 0.05}),
     Case("fedavg", FedAvg, optim={"clip": 0.9}),
     Case("fedavg", FedAvg, optim={"momentum": 0.6, "weight_decay": 0.05, "clip": 0.9}),
+    Case("fedavg", FedAvg, norm=True),
 ]
 
 

@@ -107,27 +107,26 @@ class Krum(FedAvg):
     byzantine: int
     select = 1
 
-    def server(self, cohort: list[Client]) -> Vector:
+    def mean(self, cohort: list[Client], values: list[Any]) -> Any:
         near = len(cohort) - self.byzantine - 2
         scores = []
         for c in cohort:
             distances = [np.sum((c.delta - d.delta) ** 2) for d in cohort if d is not c]
             scores.append(sum(sorted(distances)[:near]))
         best = np.argsort(scores, kind="stable")[: self.select]
-        return self.w + np.mean([cohort[i].delta for i in best], axis=0)
+        return np.mean([values[i] for i in best], axis=0)
 
 
 class TrimmedMean(FedAvg):
     byzantine: int
 
-    def server(self, cohort: list[Client]) -> Vector:
-        ordered = np.sort([c.delta for c in cohort], axis=0)
-        return self.w + ordered[self.byzantine : len(cohort) - self.byzantine].mean(0)
+    def mean(self, cohort: list[Client], values: list[Any]) -> Any:
+        return np.sort(values, axis=0)[self.byzantine : len(cohort) - self.byzantine].mean(0)
 
 
 class Median(FedAvg):
-    def server(self, cohort: list[Client]) -> Vector:
-        return self.w + np.median([c.delta for c in cohort], axis=0)
+    def mean(self, cohort: list[Client], values: list[Any]) -> Any:
+        return np.median(values, axis=0)
 
 
 MOMENTUM = {"momentum": 0.6}
@@ -154,6 +153,10 @@ CASES = [
     Case("trimmedmean", TrimmedMean, {"byzantine": 1}, per_round=5),
     Case("median", Median),
     Case("median", Median, per_round=4),
+    Case("krum", Krum, {"byzantine": 0, "select": 2}, norm=True),
+    Case("trimmedmean", TrimmedMean, {"byzantine": 1}, norm=True),
+    Case("median", Median, norm=True),
+    Case("fedadam", FedAdam, {"lr": 0.2, "beta1": 0.3, "tau": 0.05, "beta2": 0.8}, norm=True),
 ]
 
 
