@@ -157,6 +157,7 @@ def clients_of(case: Case, run: Simulation, world: World) -> list[Client]:
             k=k,
             n=len(world.rows[k]),
             lr=LR * GAMMA**run.round,
+            weight=weight[k],
             p=weight[k] / weight[drawn].sum(),
             share=len(n) * weight[k] / weight.sum(),
             batches=list(indices[i, : steps[k]]),
@@ -216,18 +217,21 @@ def compare(case: Case, engine: str) -> None:
     assert case.per_round == 5 or len(set(seen)) < len(seen) > 5, "no client came back"
 
 
-def assert_equal(net: Net, where: str, got: Any, expected: Any) -> None:
-    """Compare a tree of kedge with vectors; a dict of the network's leaves is one vector."""
+def assert_equal(net: Net, where: str, got: Any, expected: Any, scale: float = 1e-3) -> None:
+    """Compare a tree of kedge with vectors; a dict of the network's leaves is one vector.
+
+    Differences are relative to the largest entry of the vector or array, at least ``scale``.
+    """
+    if hasattr(got, "_asdict"):
+        got = got._asdict()
     if isinstance(got, torch.Tensor):
         worst = np.max(np.abs(got.numpy() - expected), initial=0.0)
-        scale = np.max(np.abs(expected), initial=1e-3)
+        scale = np.max(np.abs(expected), initial=scale)
         if not worst <= TOLERANCE * scale:
             pytest.fail(f"{where}: off by {worst:.2e}, at values up to {scale:.2e}")
         return
-    if hasattr(got, "_asdict"):
-        got = got._asdict()
     if isinstance(expected, np.ndarray):
-        leaves = net.split(np.asarray(expected))
+        leaves, scale = net.split(expected), np.max(np.abs(expected), initial=scale)
         rest = set(leaves) - set(got)
         assert not any(np.any(leaves[n]) for n in rest), f"{where}: {sorted(rest)} are missing"
         expected = {n: leaves[n] for n in got}
@@ -235,7 +239,7 @@ def assert_equal(net: Net, where: str, got: Any, expected: Any) -> None:
     expected = {n: v for n, v in expected.items() if not _is_empty(v)}
     assert got.keys() == expected.keys(), f"{where}: {sorted(got)} beside {sorted(expected)}"
     for name, value in got.items():
-        assert_equal(net, f"{where}, {name}", value, expected[name])
+        assert_equal(net, f"{where}, {name}", value, expected[name], scale)
 
 
 def _is_empty(value: Any) -> bool:

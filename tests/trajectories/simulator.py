@@ -165,6 +165,7 @@ class Client:
     k: int
     n: int  # samples
     lr: float
+    weight: float  # n, or 1 if client weights are uniform
     p: float  # weight in the cohort's mean; they sum to 1
     share: float  # weight among all N clients; they sum to N
     batches: list[NDArray[np.int64]]  # rows of each local step

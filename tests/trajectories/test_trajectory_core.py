@@ -216,7 +216,9 @@ class FourParts(SCAFFOLD):
         return super().server_state() | {"fedavgm": self.u}
 
 
-SUM = "scaffold(eta_g=0.7)+fedprox(mu=0.3)+fedsam(rho=0.2)+fedavgm(beta=0.6, lr=0.8)"
+SUM = (
+    "scaffold(eta_g=0.7)+fedprox(mu=0.3)+fedsam(rho=0.2)+fedavgm(beta=0.6, lr=0.8, nesterov=false)"
+)
 ALL = {"momentum": 0.6, "weight_decay": 0.05, "clip": 0.9}
 CASES = [
     Case(parse(Noise()), NoiseOracle),

@@ -146,13 +146,14 @@ class FedSpeed(FedAvg):
 class FedCM(FedAvg):
     alpha: float
     eta_g: float
+    start = "gradient"
 
     def setup(self) -> None:
         self.m = self.zero
 
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         g = super().gradient(c, w, x, target)
-        if self.round_number == 0:
+        if self.round_number == 0 and self.start == "gradient":
             return g
         return np.where(self.public, self.alpha * g + (1 - self.alpha) * self.m, g)
 

@@ -19,7 +19,7 @@ class FedNova(FedAvg):
 class FedAvgM(FedAvg):
     beta: float
     lr: float
-    nesterov = False
+    nesterov: bool
 
     def setup(self) -> None:
         self.u = self.zero
@@ -135,9 +135,9 @@ CASES = [
     Case("fednova", FedNova, optim=MOMENTUM),
     Case("fednova", FedNova, optim=MOMENTUM | {"nesterov": True}),
     Case("fednova", FedNova, plus="+fedper"),
-    *by_both("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6}),
-    Case("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6, "nesterov": True}),
-    Case("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6}, plus="+fedper"),
+    *by_both("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6, "nesterov": False}),
+    *by_both("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6, "nesterov": True}),
+    Case("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6, "nesterov": False}, plus="+fedper"),
     Case("fedadagrad", FedAdagrad, {"lr": 0.2, "beta1": 0.3, "tau": 0.05}),
     Case("fedadam", FedAdam, {"lr": 0.2, "beta1": 0.3, "tau": 0.05, "beta2": 0.8}),
     Case("fedyogi", FedYogi, {"lr": 0.2, "beta1": 0.3, "tau": 0.05, "beta2": 0.8}),
