@@ -227,6 +227,7 @@ class FedAvg:
         if self.net.norm:
             self.stats = np.zeros(self.net.width), np.ones(self.net.width)
         for name, value in fields.items():
+            assert not callable(getattr(self, name, None)), f"{name} is a function of the loop"
             setattr(self, name, value)
         self.setup()
 
