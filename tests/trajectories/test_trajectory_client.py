@@ -85,7 +85,7 @@ class FedTR(FedAvg):
     def setup(self) -> None:
         self.centroids = np.zeros((OUTPUTS, WIDTH))
         self.valid = np.zeros(OUTPUTS)
-        self.d, self.joined = [self.zero] * self.N, np.zeros(self.N)
+        self.d, self.mean_d = [self.zero] * self.N, self.zero
 
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         if c.t == 0 and self.drift_rule == "descent" and not self.persistent:
@@ -108,7 +108,6 @@ class FedTR(FedAvg):
         one_hot = self.world.one_hot(self.world.y[own])
         c.sums = one_hot.T @ self.net.features(c.w, self.world.x[own], c.stats)
         c.counts = one_hot.sum(0)[:, None]
-        self.joined[c.k] = c.weight
         if self.drift_rule == "accumulate":
             self.d[c.k] = self.d[c.k] + c.delta
 
@@ -117,23 +116,19 @@ class FedTR(FedAvg):
         means = sum(c.sums for c in cohort) / np.maximum(count, 1)
         self.centroids = np.where(count > 0, means, self.centroids)
         self.valid = np.where(count[:, 0] > 0, 1.0, self.valid)
-        self.total = sum(p * d for p, d in zip(self.joined, self.d, strict=True))
-        drift = self.total / (self.N * self.joined[self.joined > 0].mean())
-        if self.drift_rule == "descent":
-            drift = sum(c.p * self.d[c.k] for c in cohort)
-        return super().server(cohort) + (0 if self.drift_rule == "none" else drift)
+        if self.drift_rule == "accumulate":
+            self.mean_d = self.mean_d + sum(c.share * c.delta for c in cohort) / self.N
+        elif self.drift_rule == "descent":
+            self.mean_d = sum(c.p * self.d[c.k] for c in cohort)
+        return super().server(cohort) + self.mean_d
 
     def server_state(self) -> dict[str, Any]:
-        state = {"centroids": self.centroids, "valid": self.valid}
-        if self.drift_rule == "accumulate":
-            seen = {"clients": np.sum(self.joined > 0), "weight": self.joined.sum()}
-            state |= {"drift": self.total} | seen
-        return {"fedtr": state}
+        drift = {"drift": self.mean_d} if self.drift_rule == "accumulate" else {}
+        return {"fedtr": {"centroids": self.centroids, "valid": self.valid} | drift}
 
     def client_state(self, k: int) -> dict[str, Any]:
-        if self.drift_rule == "accumulate":
-            return {"fedtr": {"drift": self.d[k], "seen": float(self.joined[k] > 0)}}
-        return {"fedtr": {"drift": self.d[k]}} if self.persistent else {}
+        kept = self.drift_rule == "accumulate" or self.persistent
+        return {"fedtr": {"drift": self.d[k]}} if kept else {}
 
 
 ALL = {"momentum": 0.6, "weight_decay": 0.05, "clip": 0.9}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problem import DOUBLE, ENGINES, Case, compare
+from problem import DOUBLE, ENGINES, Case, by_both, compare
 from simulator import Client, FedAvg, Vector
 from test_trajectory_drift import SCAFFOLD
 from torch import Tensor
@@ -229,7 +229,7 @@ CASES = [
     Case(Ascent() + "fedsam(rho=0.3)", AscentAndSAM),
     Case(parse(Watch()), WatchOracle),
     Case(parse(Watch()), WatchOracle, norm=True),
-    Case(SUM, FourParts, weighting="uniform"),
+    *by_both(SUM, FourParts),
 ]
 
 

@@ -24,20 +24,25 @@ class FedProx(FedAvg):
 
 class FedDyn(FedAvg):
     alpha: float
+    by_share = False
 
     def setup(self) -> None:
         self.h, self.g = self.zero, [self.zero] * self.N
 
+    def alpha_of(self, c: Client) -> float:
+        return self.alpha / c.share if self.by_share else self.alpha
+
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
-        proximal = self.alpha * self.public * (w - c.anchor)
+        proximal = self.alpha_of(c) * self.public * (w - c.anchor)
         return super().gradient(c, w, x, target) - self.g[c.k] + proximal
 
     def reply(self, c: Client) -> None:
-        self.g[c.k] = self.g[c.k] - self.alpha * c.delta
+        c.change = -self.alpha_of(c) * c.delta
+        self.g[c.k] = self.g[c.k] + c.change
 
     def server(self, cohort: list[Client]) -> Vector:
-        self.h = self.h - self.alpha / self.N * sum(c.share * c.delta for c in cohort)
-        return self.w + sum(c.p * c.delta for c in cohort) - self.h / self.alpha
+        self.h = self.h + sum(c.share * c.change for c in cohort) / self.N
+        return super().server(cohort) - self.h / self.alpha
 
     def server_state(self) -> dict[str, Any]:
         return {"feddyn": self.h}
@@ -80,25 +85,29 @@ class FedPVR(SCAFFOLD):
 
 
 class FedDC(FedAvg):
+    """With ``by_share``, client k has alpha / r_k and s / r_k, and h is a plain mean."""
+
     alpha: float
+    by_share = False
 
     def setup(self) -> None:
         self.s, self.sk = self.zero, [self.zero] * self.N  # control variates
-        self.h, self.hk = self.zero, [self.zero] * self.N  # drift and its mean
+        self.h, self.hk = self.zero, [self.zero] * self.N  # mean drift and drifts
 
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
-        drift = self.alpha * self.public * (w + self.hk[c.k] - c.anchor)
-        return super().gradient(c, w, x, target) + drift + self.s - self.sk[c.k]
+        c.r = c.share if self.by_share else 1.0
+        drift = self.alpha / c.r * self.public * (w + self.hk[c.k] - c.anchor)
+        return super().gradient(c, w, x, target) + drift + self.s / c.r - self.sk[c.k]
 
     def reply(self, c: Client) -> None:
-        c.change = -self.s - c.delta / (c.a * c.lr)
+        c.change = -self.s / c.r - c.delta / (c.a * c.lr)
         self.sk[c.k] = self.sk[c.k] + c.change
         self.hk[c.k] = self.hk[c.k] + c.delta
 
     def server(self, cohort: list[Client]) -> Vector:
         self.s = self.s + sum(c.share * c.change for c in cohort) / self.N
-        self.h = self.h + sum(c.share * c.delta for c in cohort) / self.N
-        return self.w + sum(c.p * c.delta for c in cohort) + self.h
+        self.h = self.h + sum(c.share / c.r * c.delta for c in cohort) / self.N
+        return super().server(cohort) + self.h
 
     def server_state(self) -> dict[str, Any]:
         return {"feddc": {"slope": self.s, "drift": self.h}}
@@ -172,6 +181,7 @@ CASES = [
     Case("fedprox", FedProx, {"mu": 0.3}, {"momentum": 0.6, "clip": 0.9, "weight_decay": 0.05}),
     Case("fedprox", FedProx, {"mu": 0.3}, plus="+fedper"),
     *by_both("feddyn", FedDyn, {"alpha": 0.3}),
+    *by_both("feddyn", FedDyn, {"alpha": 0.3, "by_share": True}),
     Case("feddyn", FedDyn, {"alpha": 0.3}, MOMENTUM),
     Case("feddyn", FedDyn, {"alpha": 0.3}, plus="+fedper"),
     *by_both("scaffold", SCAFFOLD, {"eta_g": 0.7}),
@@ -180,6 +190,7 @@ CASES = [
     *by_both("fedpvr", FedPVR, {"eta_g": 0.7}),
     Case("fedpvr", FedPVR, {"from_stage": "body"}, MOMENTUM),
     *by_both("feddc", FedDC, {"alpha": 0.2}),
+    *by_both("feddc", FedDC, {"alpha": 0.2, "by_share": True}),
     Case("feddc", FedDC, {"alpha": 0.2}, MOMENTUM),
     Case("feddc", FedDC, {"alpha": 0.2}, plus="+fedper"),
     Case("fedsam", FedSAM, {"rho": 0.2}),
