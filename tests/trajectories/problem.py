@@ -199,6 +199,7 @@ def compare(case: Case, engine: str) -> None:
         expected.round(cohort)
         run.run_round()
         assert_equal(expected.net, f"round {t}, weights", run.weights.params, expected.w)
+        assert_equal(expected.net, f"round {t}, output", run.output.params, expected.output())
         if expected.stats is not None:
             stats = dict(zip(STATISTICS, (*expected.stats, expected.seen), strict=True))
             got = run.weights.buffers

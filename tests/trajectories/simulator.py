@@ -267,6 +267,10 @@ class FedAvg:
         """The next global model."""
         return self.w + self.mean(cohort, [c.delta for c in cohort])
 
+    def output(self) -> Vector:
+        """The weights to evaluate; the next round starts from ``self.w``."""
+        return self.w
+
     def server_state(self) -> dict[str, Any]:
         """The server's state of each part: a vector, or a dict of vectors and arrays."""
         return {}

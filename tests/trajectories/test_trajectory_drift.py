@@ -155,7 +155,7 @@ class FedSpeed(FedAvg):
 class FedCM(FedAvg):
     alpha: float
     eta_g: float
-    start = "gradient"
+    start = "zero"
 
     def setup(self) -> None:
         self.m = self.zero
@@ -199,6 +199,7 @@ CASES = [
     *by_both("fedspeed", FedSpeed, {"lam": 0.3, "rho": 0.2, "merge": 0.6}),
     Case("fedspeed", FedSpeed, {"lam": 0.3, "rho": 0.2, "merge": 0.6}, plus="+fedper"),
     *by_both("fedcm", FedCM, {"alpha": 0.4, "eta_g": 0.7}),
+    Case("fedcm", FedCM, {"alpha": 0.4, "eta_g": 0.7, "start": "gradient"}),
     Case("fedcm", FedCM, {"alpha": 0.4, "eta_g": 0.7}, MOMENTUM),
     Case("fedcm", FedCM, {"alpha": 0.4, "eta_g": 0.7}, plus="+fedper"),
 ]

@@ -11,6 +11,21 @@ from simulator import Client, FedAvg, Vector, cross_entropy
 
 
 class FedNova(FedAvg):
+    """Beside FedProx, a_k is the distance of a constant gradient that the term pulls back."""
+
+    mu = 0.0
+
+    def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
+        return super().gradient(c, w, x, target) + self.mu * self.public * (w - c.anchor)
+
+    def reply(self, c: Client) -> None:
+        pull, rho, u, distance = c.lr * self.mu, self.world.momentum, 0.0, 0.0
+        for _ in range(c.steps):
+            g = 1 - pull * distance
+            u = rho * u + g
+            distance += g + rho * u if self.world.nesterov else u
+        c.a = distance
+
     def server(self, cohort: list[Client]) -> Vector:
         a = sum(c.p * c.a for c in cohort)
         return self.w + a * sum(c.p * c.delta / c.a for c in cohort)
@@ -69,11 +84,26 @@ class FedYogi(FedOpt):
 
 class FedExP(FedAvg):
     eps: float
+    cohort_eps, average = True, True
+
+    def setup(self) -> None:
+        self.last = self.w  # the iterate before the present one
 
     def server(self, cohort: list[Client]) -> Vector:
         delta = sum(c.p * c.delta for c in cohort)
         spread = sum(c.p * (c.delta @ c.delta) for c in cohort)
-        return self.w + max(1.0, spread / (2 * (delta @ delta + self.eps))) * delta
+        eps = self.eps * (len(cohort) if self.cohort_eps else 1)
+        self.last = self.w
+        return self.w + max(1.0, spread / (2 * (delta @ delta + eps))) * delta
+
+    def server_state(self) -> dict[str, Any]:
+        if not self.average:
+            return {}
+        share = 0.5 if self.round_number > 1 else 0.0
+        return {"fedexp": {"params": self.public * self.last, "share": share}}
+
+    def output(self) -> Vector:
+        return (self.w + self.last) / 2 if self.average and self.round_number > 1 else self.w
 
 
 class GroupDRO(FedAvg):
@@ -135,6 +165,8 @@ CASES = [
     Case("fednova", FedNova, optim=MOMENTUM),
     Case("fednova", FedNova, optim=MOMENTUM | {"nesterov": True}),
     Case("fednova", FedNova, plus="+fedper"),
+    *by_both("fednova", FedNova, options={"mu": 0.5}, plus="+fedprox(mu=0.5)"),
+    Case("fednova", FedNova, optim=MOMENTUM, options={"mu": 0.5}, plus="+fedprox(mu=0.5)"),
     *by_both("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6, "nesterov": False}),
     *by_both("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6, "nesterov": True}),
     Case("fedavgm", FedAvgM, {"beta": 0.7, "lr": 0.6, "nesterov": False}, plus="+fedper"),
@@ -143,6 +175,7 @@ CASES = [
     Case("fedyogi", FedYogi, {"lr": 0.2, "beta1": 0.3, "tau": 0.05, "beta2": 0.8}),
     Case("fedyogi", FedYogi, {"lr": 0.2, "beta1": 0.3, "tau": 0.05, "beta2": 0.8}, plus="+fedper"),
     *by_both("fedexp", FedExP, {"eps": 0.02}),
+    Case("fedexp", FedExP, {"eps": 0.02, "cohort_eps": False, "average": False}),
     Case("fedexp", FedExP, {"eps": 0.02}, plus="+fedper"),
     Case("groupdro", GroupDRO, {"eta": 0.4}),
     Case("groupdro", GroupDRO, {"eta": 0.4, "loss": "first"}),
