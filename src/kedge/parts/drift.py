@@ -80,15 +80,14 @@ class FedDC(Part):
         scale = 1 / v.info.share if self.by_share else 1.0
         drifted = _drifted_delta(v.client["drift"], v, params)
         proximal = 0.5 * scale * self.alpha * tree.sq_norm(drifted)
-        slope = tree.scale(v.sent, scale) if self.by_share else v.sent
-        return proximal + tree.dot(tree.sub(slope, v.client["slope"]), params)
+        return proximal + tree.dot(tree.sub(self._slope(v), v.client["slope"]), params)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         k_eta = v.info.effective_steps * v.info.lr
         slope = tree.map(
             lambda sk, s, w, p: sk - s + (w - p) / k_eta,
             v.client["slope"],
-            v.sent,
+            self._slope(v),
             v.anchor.params,
             weights.params,
         )
@@ -101,6 +100,10 @@ class FedDC(Part):
         total = r.sum_delta if self.by_share else r.share_delta
         weights, drift = release_drift(r, weights, r.server["drift"], total)
         return weights, {"slope": slope, "drift": drift}
+
+    def _slope(self, v: View) -> Params:
+        """s as client k takes it."""
+        return tree.scale(v.sent, 1 / v.info.share) if self.by_share else v.sent
 
 
 @register
