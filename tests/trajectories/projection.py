@@ -12,7 +12,10 @@ def shapes(part: str, *sizes: int) -> dict[str, tuple[int, ...]]:
     """Leaves that a part adds for layers of these sizes, by name and shape."""
     leaves: dict[str, tuple[int, ...]] = {}
     for i in range(len(sizes) - 1):
-        leaves |= {f"{part}/weight{i}": (sizes[i + 1], sizes[i]), f"{part}/bias{i}": (sizes[i + 1],)}
+        leaves |= {
+            f"{part}/weight{i}": (sizes[i + 1], sizes[i]),
+            f"{part}/bias{i}": (sizes[i + 1],),
+        }
     return leaves
 
 

@@ -22,7 +22,7 @@ class MOON(FedAvg):
 
     def setup(self) -> None:
         self.previous, self.previous_stats = [self.w * self.public] * self.N, [self.stats] * self.N
-        self.trained = np.zeros(self.N)
+        self.trained, self.previous_seen = np.zeros(self.N), [0] * self.N
 
     def projected(self, w: Vector, features: Vector) -> list[Vector]:
         return project(self.leaves(w), features) if self.projection else [features]
@@ -49,13 +49,12 @@ class MOON(FedAvg):
 
     def reply(self, c: Client) -> None:
         self.previous[c.k], self.previous_stats[c.k] = c.w * self.public, c.stats
-        self.trained[c.k] = 1
+        self.trained[c.k], self.previous_seen[c.k] = 1, self.seen + c.steps
 
     def client_state(self, k: int) -> dict[str, Any]:
+        stats = self.previous_stats[k] if self.eval_mode else None
         state = {"previous": self.previous[k], "seen": self.trained[k]}
-        if self.net.norm and self.eval_mode:
-            state["buffers"] = statistics(self.previous_stats[k], self.own_seen[k])
-        return {"moon": state}
+        return {"moon": state | {"buffers": statistics(stats, self.previous_seen[k])}}
 
 
 class FedNTD(FedAvg):
@@ -66,7 +65,8 @@ class FedNTD(FedAvg):
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         teacher = self.net.logits(c.anchor, x, self.stats if self.eval_mode else None)
         p, q = (
-            softmax(np.where(target, -np.inf, z) / self.tau) for z in (teacher, self.net.logits(w, x))
+            softmax(np.where(target, -np.inf, z) / self.tau)
+            for z in (teacher, self.net.logits(w, x))
         )
         distil = self.net.backward(w, x, self.beta * self.tau * (q - p) / len(x))
         return super().gradient(c, w, x, target) + distil
@@ -143,10 +143,12 @@ CASES = [
     Case("moon", MOON, MU | {"projection": 0}),
     Case("moon", MOON, MU | {"projection": 0}, plus="+fedper"),
     Case("moon", MOON, MU | {"projection": 0}, norm=True),
+    Case("moon", MOON, MU | {"projection": 0, "eval_mode": False}, norm=True),
     Case("fedntd", FedNTD, {"beta": 0.7, "tau": 1.6}),
     Case("fedntd", FedNTD, {"beta": 0.7, "tau": 1.6}, ALL),
     Case("fedntd", FedNTD, {"beta": 0.7, "tau": 1.6}, plus="+fedper"),
     Case("fedntd", FedNTD, {"beta": 0.7, "tau": 1.6}, norm=True),
+    Case("fedntd", FedNTD, {"beta": 0.7, "tau": 1.6, "eval_mode": False}, norm=True),
     Case("fedlc", FedLC, {"tau": 0.6}),
     Case("fedlc", FedLC, {"tau": 0.6}, ALL),
     Case("logitadjust", LogitAdjust, {"tau": 0.6}),
