@@ -89,7 +89,7 @@ class FedMix(NaiveMix):
 
 
 class VHL(FedAvg):
-    """Virtual samples i of class i mod C, with C outputs more for their classes."""
+    """Virtual samples i of class i mod C, with C outputs more for their classes, or without."""
 
     alpha: float
     lam: float
@@ -99,6 +99,7 @@ class VHL(FedAvg):
     per_class: int
     align_epochs: int
     spread: float
+    labels = "extra"
 
     def setup(self) -> None:
         self.key = rng.fold(self.world.init_key("vhl"), "virtual")
@@ -125,13 +126,14 @@ class VHL(FedAvg):
         z, z_v, total = self.net.features(w, x), self.net.features(w, x_v), self.zero
         d = self.lam * self.contrast(np.concatenate([z, z_v]), np.concatenate([y, y_v]))[: len(z)]
         d_v = self.lam_virtual * self.contrast(z_v, y_v)
-        aligned = c.t * len(x) < self.align_epochs * c.n
-        leaf, classes = self.net.split(w), np.eye(2 * OUTPUTS)
+        aligned = c.t * len(x) < self.align_epochs * c.n or not self.align_epochs
+        leaf = {"vhl/weight": np.zeros((0, WIDTH)), "vhl/bias": np.zeros(0)} | self.net.split(w)
         weight = np.concatenate([leaf["head.weight"], leaf["vhl/weight"]])
         bias = np.concatenate([leaf["head.bias"], leaf["vhl/bias"]])
-        real, virtual = (x, z, y, d, 1.0), (x_v, z_v, OUTPUTS + y_v, d_v, self.alpha)
+        virtual_label = y_v + len(bias) - OUTPUTS
+        real, virtual = (x, z, y, d, 1.0), (x_v, z_v, virtual_label, d_v, self.alpha)
         for x_i, z_i, label, d_i, scale in (real, virtual):
-            e = scale * (softmax(z_i @ weight.T + bias) - classes[label]) / len(z_i)
+            e = scale * (softmax(z_i @ weight.T + bias) - np.eye(len(bias))[label]) / len(z_i)
             e, extra = e[:, :OUTPUTS], e[:, OUTPUTS:]
             own = {"vhl/weight": extra.T @ z_i, "vhl/bias": extra.sum(0)}
             d_i = extra @ leaf["vhl/weight"] + (d_i if aligned else 0)
@@ -157,6 +159,7 @@ CASES = [
     *by_both("vhl", VHL, VIRTUAL, epochs=2, extra=EXTRA),
     Case("vhl", VHL, VIRTUAL, ALL, epochs=2, extra=EXTRA),
     Case("vhl", VHL, VIRTUAL, epochs=2, extra=EXTRA, norm=True),
+    Case("vhl", VHL, VIRTUAL | {"labels": "shared", "align_epochs": 0}, epochs=2),
 ]
 
 
