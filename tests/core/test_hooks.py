@@ -288,9 +288,18 @@ def test_personal_weights_are_checked(engine: str) -> None:
         sim.personal()
 
 
+def test_weights_to_evaluate_are_checked() -> None:
+    sim = images().simulate(part_with(output=lambda self, server, weights: weights.params))
+    with (
+        disabled(),
+        pytest.raises(HookError, match=r"ridge.output returned a dict; it must return Weights"),
+    ):
+        sim.evaluate()
+
+
 def test_every_hook_has_a_check_and_a_wrong_return() -> None:
     assert set(RETURNS) == set(HOOKS)  # a new one may go without: it must return a tree
-    assert {hook for hook, _, _ in WRONG} | {"personal"} == set(HOOKS)
+    assert {hook for hook, _, _ in WRONG} | {"output", "personal"} == set(HOOKS)
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])

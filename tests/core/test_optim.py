@@ -240,6 +240,28 @@ def test_effective_steps_as_fednova_writes_them() -> None:
     assert float(SGD().effective_steps(torch.tensor(5.0))) == 5.0
 
 
+@pytest.mark.parametrize(
+    "optim",
+    [SGD(), SGD(momentum=0.7), SGD(momentum=0.7, nesterov=True)],
+    ids=repr,
+)
+def test_pulled_steps_are_what_a_constant_gradient_with_a_pull_adds_up_to(optim: SGD) -> None:
+    params, lr = {"w": torch.zeros(1, dtype=DOUBLE)}, torch.tensor(0.3, dtype=DOUBLE)
+    state, brute = optim.init(params), []
+    for _ in range(30):
+        params, state = optim.update(params, {"w": 1 + 0.4 * params["w"]}, state, lr)
+        brute.append(-float(params["w"]) / 0.3)
+    found = optim.pulled_steps(torch.arange(1, 31, dtype=DOUBLE), 0.3 * 0.4)
+    torch.testing.assert_close(found, torch.tensor(brute, dtype=DOUBLE), rtol=1e-12, atol=0)
+
+
+def test_pulled_steps_as_fednova_writes_them() -> None:
+    steps = torch.tensor([1.0, 2.0, 7.0, 400.0])
+    for pull in (1e-6, 0.1, 0.9):
+        expected = (1 - (1 - pull) ** steps.double()) / pull
+        torch.testing.assert_close(SGD().pulled_steps(steps, pull), expected.float())
+
+
 @pytest.mark.parametrize("rho", [0.99, 0.999])
 def test_effective_steps_are_accurate_in_float32(rho: float) -> None:
     steps = torch.tensor([1.0, 5.0, 50.0])

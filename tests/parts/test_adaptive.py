@@ -1,7 +1,7 @@
 """FedOpt's three, FedExP and GroupDRO: every option, and faults that their identities must find."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ class YogiIsAdam(FedYogi):
 class ExpNoHalf(FedExP):
     def combine(self, r):
         mean = tree.map(lambda d: d / r.weight, r.sums["d"])
-        eta = r.sums["square"] / r.weight / (tree.sq_norm(mean) + self.eps)
+        eta = r.sums["square"] / r.weight / (tree.sq_norm(mean) + self.eps * r.cohort)
         return tree.scale(mean, torch.clamp(eta, min=1.0))
 
 
@@ -102,7 +102,7 @@ class ExpNoHalf(FedExP):
 class ExpShrinks(FedExP):
     def combine(self, r):  # without the max
         mean = tree.map(lambda d: d / r.weight, r.sums["d"])
-        eta = r.sums["square"] / r.weight / (2 * (tree.sq_norm(mean) + self.eps))
+        eta = r.sums["square"] / r.weight / (2 * (tree.sq_norm(mean) + self.eps * r.cohort))
         return tree.scale(mean, eta)
 
 
@@ -120,7 +120,7 @@ class ExpUnweighted(FedExP):
 
     def combine(self, r):
         mean = tree.map(lambda d: d / r.weight, r.sums["d"])
-        eta = r.sums["square"] / r.cohort / (2 * (tree.sq_norm(mean) + self.eps))
+        eta = r.sums["square"] / r.cohort / (2 * (tree.sq_norm(mean) + self.eps * r.cohort))
         return tree.scale(mean, torch.clamp(eta, min=1.0))
 
 
@@ -130,8 +130,43 @@ class ExpByLeaf(FedExP):
         mean = tree.map(lambda d: d / r.weight, r.sums["d"])
         spread = r.sums["square"] / r.weight
         return tree.map(
-            lambda m: m * torch.clamp(spread / (2 * ((m * m).sum() + self.eps)), min=1.0), mean
+            lambda m: (
+                m * torch.clamp(spread / (2 * ((m * m).sum() + self.eps * r.cohort)), min=1.0)
+            ),
+            mean,
         )
+
+
+@dataclass(frozen=True)
+class ExpPlainEps(FedExP):
+    def combine(self, r):  # eps is not multiplied by S
+        return FedExP.combine(replace(self, eps=self.eps / r.cohort), r)
+
+
+@dataclass(frozen=True)
+class ExpLastIterate(FedExP):
+    def output(self, server, weights):  # the last iterate alone
+        return weights
+
+
+@dataclass(frozen=True)
+class ExpWithTheInitialModel(FedExP):
+    def server_step(self, r, weights):  # the first mean is after one round
+        weights, state = super().server_step(r, weights)
+        return weights, state and state | {"share": torch.full_like(state["share"], 0.5)}
+
+
+@dataclass(frozen=True)
+class ExpTrainsTheMean(FedExP):
+    def server_step(self, r, weights):  # clients start from the mean
+        weights, state = super().server_step(r, weights)
+        return super().output(state, weights), state
+
+
+@dataclass(frozen=True)
+class ExpOldStatistics(FedExP):
+    def output(self, server, weights):  # the mean is over parameters alone
+        return super().output(server, weights)._replace(buffers=weights.buffers)
 
 
 @dataclass(frozen=True)
@@ -174,6 +209,7 @@ class DroAfter(GroupDRO):
 FAULTY = [
     AdagradForgets, AdagradFromZero, AdamCorrectsBias, AdamUnderTheRoot, AdamAddsUp, AdamOneScale,
     AdamBuffers, YogiSign, YogiIsAdam, ExpNoHalf, ExpShrinks, ExpNorms, ExpUnweighted, ExpByLeaf,
+    ExpPlainEps, ExpLastIterate, ExpWithTheInitialModel, ExpTrainsTheMean, ExpOldStatistics,
     DroSign, DroForgets, DroForGood, DroSizes, DroSum, DroAfter,
 ]  # fmt: skip
 
@@ -191,6 +227,7 @@ OPTIONS = [
     "fedyogi(beta1=0, beta2=0.5, tau=0.1)",
     "fedexp:emnist",
     "fedexp(eps=0)",
+    "fedexp:paper(average=false)",
     "groupdro:official",
     "groupdro(eta=1)",
 ]

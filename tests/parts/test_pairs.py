@@ -15,6 +15,8 @@ from kedge.errors import IncompatibleError, TwoAggregators
 PAIRS = list(combinations(ALL, 2))
 # nothing is shared, so there is nothing to distil into
 REFUSED = [{"flboost", "local"}, {"feddf", "local"}]
+# the pull of the second cannot be divided out of its update
+PULLING = [{"fednova", other} for other in ("feddyn", "feddc", "fedspeed", "fedtr")]
 
 
 def head_is_missing(pair: tuple[Part, Part]) -> bool:
@@ -27,6 +29,11 @@ def head_is_missing(pair: tuple[Part, Part]) -> bool:
 def test_pair(pair: tuple[Part, Part]) -> None:
     if all(p.has("combine") for p in pair):
         with pytest.raises(TwoAggregators):
+            Method(pair)
+        return
+    if any(a.refuses(b) for a, b in (pair, pair[::-1])):
+        assert {p.name for p in pair} in PULLING
+        with pytest.raises(IncompatibleError, match="shrinks a step"):
             Method(pair)
         return
     method = Method(pair)

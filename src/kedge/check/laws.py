@@ -89,6 +89,7 @@ def pure(part: Part) -> None:
             if any(x._version != version for x, version in previous):
                 raise LawViolation(f"step {t} modified the previous step's result in place")
         client.end(run.bound.at(run.round), job, carry)
+        _ = run.output
         if [x._version for x in inputs] != versions:
             raise LawViolation("a hook modified one of its inputs in place")
 

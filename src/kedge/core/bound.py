@@ -84,6 +84,8 @@ class Bound:
         self._by_phases: dict[tuple[tuple[str, str], ...], Bound] = {}
         self._root: weakref.ref[Bound] | None = None  # weak: the root owns its copies with phases
         self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in HOOKS}
+        #: Sum of what parts tell as their pull; 0 if no part reads it.
+        self.pull = sum(p.anchor_pull() for p in self.parts) if self.needs("pull") else 0.0
         self._check()
         self._factor = schedule(optim.schedule)
 
@@ -135,7 +137,9 @@ class Bound:
         """The parts that override a hook, in the method's order."""
         return self._hooked[hook]
 
-    def needs(self, what: Literal["clients", "sum", "share_sum", "labels", "sweep"]) -> bool:
+    def needs(
+        self, what: Literal["clients", "sum", "share_sum", "labels", "sweep", "pull"]
+    ) -> bool:
         """Whether a part declares ``needs_<what>``."""
         return any(getattr(p, f"needs_{what}") for p in self.parts)
 
@@ -232,4 +236,10 @@ class Bound:
                     f"{part.name} assumes plain SGD; with momentum the update is divided by the "
                     "effective sum of its steps",
                     stacklevel=3,
+                )
+            if part.needs_pull and self.pull and not self.optim.tells_pull:
+                pulling = ", ".join(p.name for p in self.parts if p.anchor_pull())
+                raise IncompatibleError(
+                    f"{part.name} must know how {pulling} shrinks a step, which {self.optim.name} "
+                    "does not tell; use sgd"
                 )

@@ -29,6 +29,8 @@ class Declarations:
     needs_sweep: ClassVar[bool] = False
     #: Assumes that the local update is a sum of gradients (control variates): warns with momentum.
     needs_plain_sgd: ClassVar[bool] = False
+    #: Reads ``info.pulled_steps``, so every part beside it must tell its ``anchor_pull``.
+    needs_pull: ClassVar[bool] = False
     #: Tasks for which it has a meaning.
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     #: Named settings: ``moon:fedcog`` in a method string.

@@ -254,7 +254,7 @@ def _server(part: Part, result: Any, r: Any, weights: Weights) -> str:
     return _but(f"{wrong} as server state" if wrong else "", f"a state that is {TREE}")
 
 
-def _personal(part: Part, result: Any, v: Any, weights: Weights) -> str:
+def _weights(part: Part, result: Any, source: Any, weights: Weights) -> str:
     right = "Weights with the same names and shapes: weights._replace(params=...)"
     return _but(weights_gap(result, weights), right)
 
@@ -284,5 +284,6 @@ RETURNS: dict[str, Check] = {
     "contribute": _tree,
     "combine": _combine,
     "server_step": _server,
-    "personal": _personal,
+    "output": _weights,
+    "personal": _weights,
 }

@@ -70,6 +70,11 @@ class Optimizer:
         """Whether a step depends on its own gradient alone: no momentum."""
         return False
 
+    @property
+    def tells_pull(self) -> bool:
+        """Whether :meth:`pulled_steps` is known."""
+        return type(self).pulled_steps is not Optimizer.pulled_steps
+
     def init(self, params: Params) -> Tree:
         """The state at the start of a round."""
         raise NotImplementedError
@@ -83,6 +88,18 @@ class Optimizer:
     def effective_steps(self, steps: Tensor) -> Tensor:
         """Sum of the coefficients with which gradients enter the update, over ``-lr``."""
         return steps
+
+    def pulled_steps(self, steps: Tensor, pull: float) -> Tensor:
+        """Effective steps where the gradient has a pull towards the start of the round.
+
+        Args:
+            steps: numbers of steps, ``[K]``.
+            pull: ``lr * mu`` for the gradient ``g + mu (w - start)``.
+
+        Returns:
+            The update of the constant gradient g = 1, over ``-lr``, ``[K]``.
+        """
+        raise NotImplementedError
 
 
 optimizers = Registry[type[Optimizer]]("optimizer", see="kedge list optimizers")
@@ -156,6 +173,20 @@ class SGD(Optimizer):
         rho, steps = self.momentum, steps.double()  # the difference below cancels in float32
         heavy_ball = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         return (rho * heavy_ball + steps if self.nesterov else heavy_ball).to(dtype)
+
+    def pulled_steps(self, steps: Tensor, pull: float) -> Tensor:
+        r"""The update of a constant gradient 1 with a pull, over ``-lr``.
+
+        Plain SGD: :math:`[1 - (1 - \eta\mu)^\tau]/(\eta\mu)` (FedNova, section 3), here as the
+        recurrence that momentum changes, too. Weight decay is part of the objective, not a pull.
+        """
+        done, velocity, after = 0.0, 0.0, [0.0]  # the update, over -lr, after every step
+        for _ in range(int(steps.max())):
+            gradient = 1 - pull * done
+            velocity = self.momentum * velocity + gradient
+            done += gradient + self.momentum * velocity if self.nesterov else velocity
+            after.append(done)
+        return torch.tensor(after, dtype=torch.float64)[steps.long()].to(steps.dtype)
 
 
 @register

@@ -25,11 +25,13 @@ that differs in a second call is an error (:mod:`kedge.session.check_client`).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import itertools
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from kedge.core.declarations import Declarations
+from kedge.core.out import Out as Out
 from kedge.core.overrides import check_overrides
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -51,15 +53,6 @@ if TYPE_CHECKING:
 parts: Registry[type[Part]] = Registry(
     "part", see="kedge list", module="kedge.parts", group="kedge.parts"
 )
-
-
-class Out(NamedTuple):
-    """The network's outputs for a batch: the real rows, and the rows that this part injected."""
-
-    logits: Tensor  # [B, C]
-    features: Tensor  # [B, F], input of the head
-    at: dict[str, Tensor]  # activations at the part's cuts
-    mine: Any = ()  # an Out of the rows that this part injected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +171,10 @@ class Part(Declarations):
         """``(weights, next server)`` after aggregation; left to right."""
         raise NotImplementedError
 
+    def output(self, server: Tree, weights: Weights) -> Weights:
+        """The weights to evaluate and to keep as the model, not to train on; left to right."""
+        raise NotImplementedError
+
     def personal(self, v: View, weights: Weights) -> Weights:
         """The personal weights of this client; left to right."""
         raise NotImplementedError
@@ -196,6 +193,14 @@ class Part(Declarations):
 
     def advice(self, rounds: int) -> str:
         """A warning about a run of ``rounds`` rounds; empty if there is none."""
+        return ""
+
+    def anchor_pull(self) -> float:
+        """The mu of a pull mu (w - anchor) in its gradient, with which it shrinks every step."""
+        return 0.0
+
+    def refuses(self, other: Part) -> str:
+        """Why the two have no meaning in one method; empty if they have."""
         return ""
 
     def has(self, hook: str) -> bool:
@@ -225,13 +230,9 @@ class Part(Declarations):
         return round(evaluate(formula, fields | symbols))
 
 
-HOOKS = [
-    name
-    for name, value in vars(Part).items()
-    if callable(value)
-    and not name.startswith("_")
-    and name not in ("has", "hooks", "count", "cuts", "surveys", "advice", "schema")
-]
+OTHERS = {"has", "hooks", "count", "cuts", "surveys", "advice", "schema"}
+OTHERS |= {"anchor_pull", "refuses"}
+HOOKS = [n for n, f in vars(Part).items() if callable(f) and n[0] != "_" and n not in OTHERS]
 
 
 def register(cls: type[Part]) -> type[Part]:
@@ -268,6 +269,9 @@ class Method:
                 f"{' and '.join(owners)} both define how updates are combined; "
                 "a method may have one such part"
             )
+        for part, other in itertools.permutations(self.parts, 2):
+            if reason := part.refuses(other):
+                raise IncompatibleError(reason)
 
     def __add__(self, other: Part | Method | str) -> Method:
         return Method(self.parts + parse(other).parts)

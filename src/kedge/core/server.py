@@ -115,6 +115,14 @@ def absorb(
     return Server(weights, server.slots | {part.name: slot})
 
 
+def output(bound: Bound, server: Server) -> Weights:
+    """The weights to evaluate and to keep as the model; training starts from the others."""
+    weights = server.weights
+    for part in bound.parts_with("output"):
+        weights = call(part, "output", server.slots.get(part.name, {}), weights)
+    return weights
+
+
 def uploads_of(node: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     """All uploads in a nested dict, with their paths."""
     if isinstance(node, (Sum, Mean, Stack)):

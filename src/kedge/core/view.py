@@ -90,6 +90,7 @@ class Info(NamedTuple):
     lr: Tensor
     num_steps: Tensor
     effective_steps: Tensor  # sum of the coefficients of the gradients in the update, over lr
+    pulled_steps: Tensor  # the same where parts pull towards the anchor, see Part.anchor_pull
     num_examples: Tensor
     weight: Tensor  # p_k before normalisation over the cohort
     share: Tensor  # r_k = N n_k / sum of all n (1 for uniform client weights)

@@ -67,6 +67,7 @@ class Lane(NamedTuple):
     lr: float
     weighting: str
     optim: Optimizer
+    pull: float  # of the parts, see Bound.pull
     share: float  # of the data, see share_of
 
 
@@ -107,12 +108,14 @@ def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
         rates = torch.full_like(sizes, lanes[0].lr)
     else:
         rates = torch.tensor([lane.lr for lane in lanes], dtype=dtype)
+    effective, pulled = _effective(lanes, steps)
     return Info(
         client=ids,
         round=torch.full_like(ids, round),
         lr=rates,
         num_steps=steps,
-        effective_steps=_effective(lanes, steps),
+        effective_steps=effective,
+        pulled_steps=pulled,
         num_examples=sizes,
         weight=_client_weights(lanes, sizes),
         share=torch.tensor([lane.share for lane in lanes], dtype=dtype),
@@ -128,16 +131,16 @@ def _client_weights(lanes: Sequence[Lane], sizes: Tensor) -> Tensor:
     return torch.where(weighted, sizes, torch.ones_like(sizes))
 
 
-def _effective(lanes: Sequence[Lane], steps: Tensor) -> Tensor:
-    """Effective steps, computed run by run, since optimisers may differ."""
-    if all(lane.optim is lanes[0].optim for lane in lanes):
-        return lanes[0].optim.effective_steps(steps)
-    pieces, start = [], 0
-    for end in range(1, len(lanes) + 1):
-        if end == len(lanes) or lanes[end].optim is not lanes[start].optim:
-            pieces.append(lanes[start].optim.effective_steps(steps[start:end]))
-            start = end
-    return torch.cat(pieces)
+def _effective(lanes: Sequence[Lane], steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Effective and pulled steps, computed run by run, since optimisers and pulls may differ."""
+    runs = [(lane.optim, lane.pull, lane.lr) for lane in lanes]
+    starts = [i for i in range(len(runs)) if i == 0 or runs[i] != runs[i - 1]]
+    effective, pulled = [], []
+    for start, end in zip(starts, [*starts[1:], len(runs)], strict=True):
+        optim, pull, lr = runs[start]
+        effective.append(optim.effective_steps(steps[start:end]))
+        pulled.append(optim.pulled_steps(steps[start:end], lr * pull) if pull else effective[-1])
+    return torch.cat(effective), torch.cat(pulled)
 
 
 def batches(keys: Tensor, lanes: Sequence[Lane]) -> Tensor:

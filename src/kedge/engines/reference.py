@@ -6,7 +6,7 @@ the laws compare every other engine with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from kedge.core.bound import Bound
 from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.server import Totals
+from kedge.core.task import Batch
 from kedge.core.tree import Weights
 from kedge.core.work import take_jobs
 from kedge.engines.cohort import Cohort, Outcome
@@ -66,12 +67,17 @@ class Reference(Engine):
         return [sums_over(bound, w, indices) for w, indices in zip(each, rows, strict=True)]
 
 
-@torch.no_grad()
 def sums_over(bound: Bound, weights: Weights, rows: Tensor) -> dict[str, Tensor]:
     """The task's sums of one model over rows ``[n]`` of the data; ``{}`` for no rows."""
+    pieces = torch.split(rows, EVALUATION_ROWS) if len(rows) else ()
+    return metric_sums(bound, weights, map(bound.data.clean, pieces))
+
+
+@torch.no_grad()
+def metric_sums(bound: Bound, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    """The task's sums of one model over batches; ``{}`` for no batch."""
     total: dict[str, Tensor] = {}
-    for piece in torch.split(rows, EVALUATION_ROWS) if len(rows) else ():
-        batch = bound.data.clean(piece)
+    for batch in batches:
         logits = bound.model.forward(weights, batch.x, "eval").logits
         ones = torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
         sums = bound.task.sums(logits, batch, ones)

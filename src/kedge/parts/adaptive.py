@@ -123,26 +123,43 @@ class FedExP(Part):
     r"""Extrapolate along the mean update, further when the clients' updates disagree more.
 
     :math:`w \leftarrow w + \eta_g\Delta`, :math:`\Delta = \sum_k p_k\Delta_k`, :math:`\eta_g =
-    \max\big(1, \frac{\sum_k p_k\|\Delta_k\|^2}{2(\|\Delta\|^2 + \epsilon)}\big)` (algorithm 1).
+    \max\big(1, \frac{\sum_k p_k\|\Delta_k\|^2}{2(\|\Delta\|^2 + S\epsilon)}\big)` (algorithm 1).
+    The global model is the mean of the last two iterates; clients start from the last one.
 
     Jhunjhunwala, Wang and Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR
     2023, arXiv:2301.09604.
 
     Deviations: the client weights p are the run's (the paper's are equal: ``weighting =
-    "uniform"``); the global model is the last iterate, where the paper evaluates the mean of the
-    last two; epsilon is constant (it decays in the released code). BatchNorm statistics are
-    averaged. Neutral at: a huge eps. Uploads: the update a second time, weighted, and its squared
+    "uniform"``). The factor S, the number of clients in the round, is that of the released code,
+    with which the values of epsilon were found; the printed form lacks it (``paper``). Epsilon is
+    constant (it decays in the released code). BatchNorm statistics are averaged, also of the two
+    iterates. Write ``average = false`` beside a part that changes the model after the last round
+    (CCVR). Neutral at: a huge eps. Uploads: the update a second time, weighted, and its squared
     norm.
     """
 
     eps: Annotated[
         float, Doc("bounds the step when updates cancel out (0.1 on EMNIST)"), Range(0)
     ] = 1e-3
+    cohort_eps: Annotated[
+        bool, Doc("multiply eps by the number of clients in the round, S (the released code)")
+    ] = True
+    average: Annotated[bool, Doc("the global model is the mean of the last two iterates")] = True
 
     side = "server"
-    presets = {"fedcog": {"eps": 1e-3}, "emnist": {"eps": 0.1}}
+    presets = {
+        "fedcog": {"eps": 1e-3},
+        "emnist": {"eps": 0.1},
+        "paper": {"cohort_eps": False},
+    }
     neutral = {"eps": 1e30}
     uploads = "P + 1"
+
+    def server_init(self, spec: Spec) -> Tree:
+        if not self.average:
+            return {}
+        share = torch.zeros((), dtype=spec.dtype, device=spec.device)  # of the last but one
+        return {"params": spec.params, "buffers": spec.buffers, "share": share}
 
     def contribute(self, v: View, delta: Params) -> Tree:
         n = v.info.weight
@@ -151,8 +168,29 @@ class FedExP(Part):
     def combine(self, r: Round) -> Params:
         mean = tree.map(lambda d: d / r.weight, r.sums["d"])
         spread = r.sums["square"] / r.weight
-        eta = torch.clamp(spread / (2 * (tree.sq_norm(mean) + self.eps)), min=1.0)
+        eps = self.eps * r.cohort if self.cohort_eps else self.eps
+        eta = torch.clamp(spread / (2 * (tree.sq_norm(mean) + eps)), min=1.0)
         return tree.scale(mean, eta)
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        if not self.average:
+            return weights, {}
+        params = {n: r.anchor.params[n] for n in r.server["params"]}
+        # the initial model is no iterate of the method: the first mean is after two rounds
+        share = torch.full_like(r.server["share"], 0.5 if r.round else 0.0)
+        return weights, {"params": params, "buffers": r.anchor.buffers, "share": share}
+
+    def output(self, server: Tree, weights: Weights) -> Weights:
+        if not self.average:
+            return weights
+
+        def mean(old: Tensor, new: Tensor) -> Tensor:
+            return new + server["share"] * (old - new) if new.is_floating_point() else new
+
+        return Weights(
+            weights.params | tree.map(mean, server["params"], weights.params),
+            tree.map(mean, server["buffers"], weights.buffers),
+        )
 
 
 @register

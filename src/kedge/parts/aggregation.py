@@ -14,6 +14,8 @@ from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 
+DRIFTING = ("feddyn", "feddc", "fedspeed")  # parts that pull towards a drifted model
+
 
 @register
 @dataclass(frozen=True)
@@ -21,22 +23,34 @@ class FedNova(Part):
     r"""Average updates normalised by the clients' effective numbers of steps.
 
     :math:`w \leftarrow w + \big(\sum_k p_k a_k\big)\sum_k p_k \frac{\Delta_k}{a_k}` (eqs. 3 and
-    8), with :math:`a_k = \tau_k` for plain SGD and :math:`a_k = [\tau_k - \rho(1 -
-    \rho^{\tau_k})/(1 - \rho)]/(1 - \rho)` for momentum :math:`\rho`.
+    8), with :math:`a_k = \tau_k` for plain SGD, :math:`a_k = [\tau_k - \rho(1 -
+    \rho^{\tau_k})/(1 - \rho)]/(1 - \rho)` for momentum :math:`\rho`, and :math:`a_k = [1 - (1 -
+    \eta\mu)^{\tau_k}]/(\eta\mu)` beside FedProx; with both, the update of a constant gradient.
 
     Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization, NeurIPS 2020, arXiv:2007.07481.
 
-    Equal to FedAvg when all clients take the same number of steps. Uploads: the update a second
-    time, weighted, and a_k.
+    Equal to FedAvg when all clients take the same number of steps. Weight decay counts as part of
+    the objective. Refused beside parts that pull towards a drifted model (FedDyn, FedDC, FedSpeed,
+    FedTR). Deviations: beside FedProx the released code adds the pull after the momentum, and its
+    first factor is :math:`\sum_k p_k\tau_k`. Uploads: the update a second time, weighted, and a_k.
     """
 
     side = "server"
-    needs_plain_sgd = False
+    needs_pull = True
     uploads = "P + 1"
 
+    def refuses(self, other: Part) -> str:
+        drifts = other.name in DRIFTING or getattr(other, "drift_rule", "none") != "none"
+        if not drifts:
+            return ""
+        return (
+            f"fednova cannot tell how {other.name} shrinks a step: its pull is towards a model "
+            "that drifts with the sum of the updates as they are. Leave one of them out"
+        )
+
     def contribute(self, v: View, delta: Params) -> Tree:
-        a, n = v.info.effective_steps, v.info.weight
+        a, n = v.info.pulled_steps, v.info.weight
         return {"d": tree.scale(delta, n / a), "a": n * a}
 
     def combine(self, r: Round) -> Params:
@@ -49,8 +63,9 @@ class FedNova(Part):
 class FedAvgM(Part):
     r"""Apply momentum to the aggregated update on the server.
 
-    :math:`u \leftarrow \beta u + \Delta`, :math:`w \leftarrow w + \eta u` with :math:`\Delta` the
-    aggregated update; Nesterov's variant steps by :math:`\Delta + \beta u` (section 4.3).
+    :math:`u \leftarrow \beta u + \Delta`, :math:`w \leftarrow w + \eta(\Delta + \beta u)` with
+    :math:`\Delta` the aggregated update: Nesterov's momentum, which the paper's experiments use
+    (section 4.2). ``nesterov = false`` steps by :math:`\eta u`, as the paper's equation does.
 
     Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification, 2019, arXiv:1909.06335.
@@ -60,10 +75,13 @@ class FedAvgM(Part):
 
     beta: Annotated[float, Doc("momentum of the server"), Range(0, 1)] = 0.9
     lr: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
-    nesterov: Annotated[bool, Doc("Nesterov momentum")] = False
+    nesterov: Annotated[bool, Doc("Nesterov's momentum; false: heavy ball")] = True
 
     side = "server"
-    presets = {"fedcog": {"beta": 0.1}, "fedntd": {"beta": 0.7}}
+    presets = {
+        "fedcog": {"beta": 0.1, "nesterov": False},
+        "fedntd": {"beta": 0.7, "nesterov": False},
+    }
     neutral = {"beta": 0.0}
 
     def server_init(self, spec: Spec) -> Tree:

@@ -32,8 +32,10 @@ class MOON(Part):
 
     Deviations: the projection (two layers, as in the paper) is a branch on the features; in the
     paper the classifier sits on top of it. ``projection=0`` compares the features themselves. A
-    client without a previous model uses the global one: the term is log 2 with zero gradient.
-    Neutral at: mu = 0. Keeps: the previous local model.
+    client without a previous model uses the global one: the term is log 2 with zero gradient. As in
+    the authors' code, the two constant models run in evaluation mode, each with its own BatchNorm
+    statistics; ``eval_mode = false`` normalises them by the batch, like the model in training.
+    Neutral at: mu = 0. Keeps: the previous local model (with its B buffers in evaluation mode).
     """
 
     mu: Annotated[
@@ -44,6 +46,9 @@ class MOON(Part):
     width: Annotated[
         int, Doc("hidden size of the projection; 0: that of the features"), Range(0)
     ] = 0
+    eval_mode: Annotated[
+        bool, Doc("global and previous model run in evaluation mode; false: in training mode")
+    ] = True
 
     presets = {
         "fedcog": {"mu": 0.01, "tau": 0.5, "projection": 0},
@@ -55,7 +60,7 @@ class MOON(Part):
     needs_features = True
     sends = "E"
     uploads = "E"
-    keeps = "P + 1"
+    keeps = "P + 1 + (B if eval_mode else 0)"
     compute = "two forward passes"
 
     def extend(self, spec: Spec) -> Params:
@@ -72,25 +77,34 @@ class MOON(Part):
 
     def client_init(self, spec: Spec) -> Tree:
         seen = torch.zeros((), dtype=spec.dtype, device=spec.device)
-        return {"previous": tree.map(torch.clone, spec.params), "seen": seen}
+        buffers = spec.buffers if self.eval_mode else {}
+        return tree.map(torch.clone, {"previous": spec.params, "buffers": buffers}) | {"seen": seen}
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        seen = v.client["seen"] > 0
-        previous = tree.map(
-            lambda old, w: torch.where(seen, old, w), v.client["previous"], v.anchor.params
-        )
-        previous_model = Weights(v.anchor.params | previous, v.anchor.buffers)
         z = self._project(v, params, out.features)
-        z_global = self._project(v, v.anchor.params, v.forward(v.anchor, batch.x).features)
-        z_previous = self._project(
-            v, previous_model.params, v.forward(previous_model, batch.x).features
+        z_global, z_previous = (
+            self._project(
+                v, model.params, v.forward(model, batch.x, train=not self.eval_mode).features
+            )
+            for model in (v.anchor, self._previous(v))
         )
         positive = F.cosine_similarity(z, z_global.detach(), dim=-1) / self.tau
         negative = F.cosine_similarity(z, z_previous.detach(), dim=-1) / self.tau
         return self.mu * F.softplus(negative - positive).mean()  # -log(e^p / (e^p + e^n))
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        return {"previous": v.public(weights.params), "seen": torch.ones_like(v.client["seen"])}, {}
+        buffers = weights.buffers if self.eval_mode else {}
+        seen = torch.ones_like(v.client["seen"])
+        return {"previous": v.public(weights.params), "buffers": buffers, "seen": seen}, {}
+
+    def _previous(self, v: View) -> Weights:
+        """The client's model after its last round; the global model if there is none."""
+        seen = v.client["seen"] > 0
+        params, buffers = (
+            shared | tree.map(lambda own, w: torch.where(seen, own, w), v.client[kind], shared)
+            for kind, shared in (("previous", v.anchor.params), ("buffers", v.anchor.buffers))
+        )
+        return Weights(params, buffers)
 
     def _project(self, v: View, params: Params, features: Tensor) -> Tensor:
         own = v.own(params)

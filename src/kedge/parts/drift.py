@@ -7,7 +7,7 @@ FedDC (Gao et al. 2022), FedSpeed (Sun et al. 2023), FedPVR (Li et al. 2023), Fe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -209,9 +209,10 @@ class FedPVR(SCAFFOLD):
 class FedCM(Part):
     r"""Add the last round's global direction to every local step as momentum.
 
-    Client: :math:`v \leftarrow v - \eta[\alpha g + (1 - \alpha) m]`, in the first round :math:`v
-    \leftarrow v - \eta g`. Server: :math:`m \leftarrow -\frac{1}{\eta K}\sum_k p_k\Delta_k`,
-    :math:`w \leftarrow w + \eta_g\sum_k p_k\Delta_k`, so that m is a running mean of gradients.
+    Client: :math:`v \leftarrow v - \eta[\alpha g + (1 - \alpha) m]`. Server: :math:`m \leftarrow
+    -\frac{1}{\eta K}\sum_k p_k\Delta_k`, :math:`w \leftarrow w + \eta_g\sum_k p_k\Delta_k`, so that
+    m is a running mean of gradients. It starts at 0, as in the paper and the released code, so the
+    first round's steps are :math:`\alpha\eta g`; with ``start = gradient`` they are :math:`\eta g`.
 
     Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021, arXiv:2106.10874.
 
@@ -224,6 +225,10 @@ class FedCM(Part):
 
     alpha: Annotated[float, Doc("share of the local gradient"), Range(0, 1)] = 0.1
     eta_g: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
+    start: Annotated[
+        Literal["zero", "gradient"],
+        Doc("first round: m = 0 (paper and released code), or the local gradient alone"),
+    ] = "zero"
 
     presets = {"fedbr": {"alpha": 0.1}}
     neutral = {"alpha": 1.0, "eta_g": 1.0}
@@ -235,13 +240,13 @@ class FedCM(Part):
         return tree.zeros_like(spec.params)  # m
 
     def phase(self, round: int) -> str:
-        return "first" if round == 0 else "later"
+        return "first" if round == 0 and self.start == "gradient" else "later"
 
     def send(self, server: Tree) -> Tree:
         return server
 
     def correct(self, v: View, params: Params, grads: Params) -> Params:
-        if v.phase == "first":  # m is not defined yet
+        if v.phase == "first":  # m does not count yet
             return {}
         return tree.map(lambda m, g: (1 - self.alpha) * (m - g), v.sent, grads)
 

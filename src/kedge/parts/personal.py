@@ -13,6 +13,10 @@ from kedge.core.tree import Params
 from kedge.core.view import View
 from kedge.parts.layers import PrivateHead
 
+#: Added to a share, so that 0.29 of 100 steps are 29: more than the rounding of a share in float32,
+#: and less than one step for shares of d decimals and up to 10^(7 - d) steps.
+GRAIN = 1e-7
+
 
 @register
 @dataclass(frozen=True)
@@ -26,8 +30,8 @@ class FedRep(PrivateHead):
     2021, arXiv:2102.07078.
 
     Deviations: the paper counts epochs (10 for the head, 1 for the body); here the head gets a
-    share of the local steps, so that all methods have the same step budget. Keeps: the head, which
-    is neither sent nor uploaded.
+    share of the local steps, rounded down, so that all methods have the same step budget. Keeps:
+    the head, which is neither sent nor uploaded.
     """
 
     head_share: Annotated[
@@ -35,6 +39,6 @@ class FedRep(PrivateHead):
     ] = 0.5
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
-        head_step = v.step < torch.floor(self.head_share * v.info.num_steps)
+        head_step = v.step < torch.floor((self.head_share + GRAIN) * v.info.num_steps.double())
         head = set(v.spec.model.head_names())
         return {n: head_step if n in head else ~head_step for n in params}

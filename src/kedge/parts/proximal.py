@@ -41,6 +41,9 @@ class FedProx(Part):
     }
     neutral = {"mu": 0.0}
 
+    def anchor_pull(self) -> float:
+        return self.mu
+
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         return 0.5 * self.mu * tree.sq_dist(v.public(params), v.anchor.params)
 

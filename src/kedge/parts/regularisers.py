@@ -31,13 +31,17 @@ class FedNTD(Part):
     Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning,
     NeurIPS 2022, arXiv:2106.03097.
 
-    Deviations: the factor tau^2, which keeps the gradient's scale, is not in the authors' code,
-    where tau is 1. BatchNorm also uses batch statistics in the global model's pass. Neutral at:
-    beta = 0. Sends / keeps: nothing.
+    The factor tau^2, which keeps the gradient's scale, is that of the authors' code. There the
+    global model runs in evaluation mode, with its BatchNorm statistics; ``eval_mode = false``
+    normalises by the batch, like the model in training. Neutral at: beta = 0. Sends / keeps:
+    nothing.
     """
 
     beta: Annotated[float, Doc("weight of the term (FedBR tries 1 and 0.1)"), Range(0)] = 1.0
     tau: Annotated[float, Doc("temperature"), Range(0, open=True)] = 1.0
+    eval_mode: Annotated[
+        bool, Doc("the global model runs in evaluation mode; false: in training mode")
+    ] = True
 
     presets = {"official": {"beta": 1.0, "tau": 1.0}, "fedbr": {"beta": 1.0, "tau": 1.0}}
     neutral = {"beta": 0.0}
@@ -45,7 +49,7 @@ class FedNTD(Part):
     compute = "one forward pass"
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        anchor_logits = v.forward(v.anchor, batch.x).logits.detach()
+        anchor_logits = v.forward(v.anchor, batch.x, train=not self.eval_mode).logits.detach()
         teacher, student = _not_true(anchor_logits, batch.y), _not_true(out.logits, batch.y)
         return self.beta * self.tau**2 * v.task.divergence(teacher, student, self.tau).mean()
 

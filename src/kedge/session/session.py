@@ -158,9 +158,10 @@ class Session:
 
     def lane(self, client: int, size: int, round: int) -> Lane:
         """The lane of a client with ``size`` samples in a round."""
-        steps, lr = self.work.steps_for(size), self.bound.lr(round)
+        bound, steps = self.bound, self.work.steps_for(size)
         share = share_of(size, self.num_clients, self.examples, self.weighting)
-        return Lane(client, size, steps, self.work, lr, self.weighting, self.bound.optim, share)
+        rest = self.work, bound.lr(round), self.weighting, bound.optim, bound.pull
+        return Lane(client, size, steps, *rest, share)
 
     # -- replies -------------------------------------------------------------------------------
 
@@ -188,6 +189,10 @@ class Session:
     def aggregate(self, totals: Totals) -> Server:
         """The server after the present round; the session itself does not change."""
         return server.server_round(self.bound, self.server, totals, self.round, self._server_key())
+
+    def output(self) -> Weights:
+        """The weights to evaluate and to keep as the model; clients start from the others."""
+        return server.output(self.bound, self.server)
 
     def accept(self, after: Server, clients: Sequence[int]) -> None:
         """Advance to the next round, and record in the ledger whose replies were accepted."""

@@ -139,7 +139,7 @@ class Silo:
         size = self.data.sizes[0]
         lane = Lane(
             self.client, size, terms.work.steps_for(size), terms.work, bound.lr(ask.round),
-            terms.weighting, bound.optim,
+            terms.weighting, bound.optim, bound.pull,
             share_of(size, terms.num_clients, terms.examples, terms.weighting),
         )  # fmt: skip
         keys = client_keys(round_key(self._root, ask.round), [self.client])

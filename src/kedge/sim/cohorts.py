@@ -92,20 +92,12 @@ class Cohorts:
         lanes: list[Lane] = []
         for sim, cohort in zip(self.sims, clients, strict=True):
             session, sizes = sim.session, sim.federation.sizes
-            work, lr, optim = session.work, session.bound.lr(round), session.bound.optim
-            weighting = session.weighting
+            bound, work, weighting = session.bound, session.work, session.weighting
+            rest = work, bound.lr(round), weighting, bound.optim, bound.pull
+            everyone = session.num_clients, session.examples, weighting
             lanes += [
-                Lane(
-                    k,
-                    sizes[k],
-                    work.steps_for(sizes[k]),
-                    work,
-                    lr,
-                    weighting,
-                    optim,
-                    share_of(sizes[k], session.num_clients, session.examples, weighting),
-                )
-                for k in cohort
+                Lane(k, n, work.steps_for(n), *rest, share_of(n, *everyone))
+                for k, n in ((k, sizes[k]) for k in cohort)
             ]
         round_keys = round_key(self.sims[0].session.key, round)
         if len(self.sims) > 1:

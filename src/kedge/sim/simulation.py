@@ -23,6 +23,7 @@ from kedge.engines import Execution, make_engine
 from kedge.engines.cohort import Cohort, Group, Outcome
 from kedge.engines.engine import as_execution
 from kedge.engines.layout import initial_weight
+from kedge.engines.reference import metric_sums
 from kedge.errors import FieldError
 from kedge.session.check_client import Checks, check_client, check_survey, watching
 from kedge.session.session import Session, read_state
@@ -269,12 +270,18 @@ class Simulation:
 
     @property
     def weights(self) -> Weights:
-        """Parameters and buffers of the global model."""
+        """Parameters and buffers from which training goes on."""
         return self.server.weights
+
+    @property
+    def output(self) -> Weights:
+        """Parameters and buffers of the global model: ``weights``, unless a part has others."""
+        with self._checks.once("output", {}) as due, watching(due):
+            return self.session.output()
 
     def module(self) -> nn.Module:
         """The global model as an ``nn.Module`` in evaluation mode."""
-        return self.bound.model.module(self.server.weights)
+        return self.bound.model.module(self.output)
 
     def personal(self, clients: Sequence[int] | None = None) -> Weights:
         """Personal weights of clients (all for None), stacked: leaves ``[clients, ...]``."""
@@ -295,8 +302,8 @@ class Simulation:
         self, weights: Weights | None = None
     ) -> tuple[dict[str, float], list[float | None]]:
         """Metrics as in :meth:`evaluate`, and the headline metric by class (None: no samples)."""
-        fed = self.federation
-        angle_sums = [self.sums(weights or self.weights, fed.test_batches(a)) for a in fed.angles]
+        fed, weights = self.federation, weights or self.output
+        angle_sums = [self.sums(weights, fed.test_batches(a)) for a in fed.angles]
         reports = [fed.task.report(sums) for sums in angle_sums]
         mean = {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
         total = angle_sums[0]
@@ -310,20 +317,13 @@ class Simulation:
         fed = self.federation
         if not fed.held_out:
             raise FieldError("no client holds anything out for testing; set holdout, e.g. 0.2")
-        weights = self.personal() if personal else self.weights
+        weights = self.personal() if personal else self.output
         client_sums = self.engine.evaluate(self.bound, weights, fed.held_out, personal)
         return [fed.task.report(sums) if sums else {} for sums in client_sums]
 
-    @torch.no_grad()
     def sums(self, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """The task's metric sums of one model over batches."""
-        total: dict[str, Tensor] = {}
-        for batch in batches:
-            logits = self.bound.model.forward(weights, batch.x, "eval").logits
-            ones = torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
-            sums = self.federation.task.sums(logits, batch, ones)
-            total = tree.add(total, sums) if total else sums
-        return total
+        return metric_sums(self.bound, weights, batches)
 
     # -- saving -------------------------------------------------------------------------------
 

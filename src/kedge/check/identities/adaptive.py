@@ -13,7 +13,7 @@ from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
 from kedge.core.part import Part
-from kedge.core.tree import Params
+from kedge.core.tree import Params, Weights
 from kedge.parts.adaptive import FedAdagrad, FedAdam, FedExP, FedYogi, GroupDRO
 
 
@@ -71,10 +71,13 @@ def moments_per_coordinate(cls: type[FedAdam]) -> Iterator[Claim]:
 @oracle(FedExP)
 def server_step_size_by_hand(cls: type[FedExP]) -> Iterator[Claim]:
     """For h = 10, a step of 0.05 gives updates of a/2. For (0.5, -0.25) the mean is 0.125, the mean
-    square 0.15625, and eta = 0.15625/(2 (0.015625 + 0.001)). Equal updates give eta = 1, not 1/2;
-    opposite updates cancel. Detects a missing 2, max, square or 1/M."""
-    eta = 0.15625 / (2 * (0.015625 + 0.001))
-    yield Claim("w for updates 0.5 and -0.25", 0.125 * eta, _halves(cls(eps=1e-3), (1.0, -0.5)))
+    square 0.15625, and eta = 0.15625/(2 (0.015625 + S 0.001)) with S = 2, or 1 in the printed form.
+    Equal updates give eta = 1, not 1/2; opposite updates cancel. Detects a missing 2, S, max,
+    square or 1/M."""
+    for part, s in ((cls(eps=1e-3), 2), (cls(eps=1e-3, cohort_eps=False), 1)):
+        eta = 0.15625 / (2 * (0.015625 + s * 0.001))
+        got = _halves(part, (1.0, -0.5))
+        yield Claim(f"w for updates 0.5 and -0.25, {s} eps", 0.125 * eta, got)
     yield Claim("w for equal updates", 0.5, _halves(cls(eps=1e-3), (1.0, 1.0)))
     yield Claim("w for opposite updates", 0.0, _halves(cls(eps=1e-3), (1.0, -1.0)))
 
@@ -82,7 +85,7 @@ def server_step_size_by_hand(cls: type[FedExP]) -> Iterator[Claim]:
 @oracle(FedExP)
 def client_weights_enter_both_means(cls: type[FedExP]) -> Iterator[Claim]:
     """p = (1/4, 3/4): the mean is -0.0625, the mean square 0.0625 + 0.046875 = 0.109375."""
-    eta = 0.109375 / (2 * (0.00390625 + 0.001))
+    eta = 0.109375 / (2 * (0.00390625 + 2 * 0.001))
     got = _halves(cls(eps=1e-3), (1.0, -0.5), copies=(1, 3))
     yield Claim("w for updates 0.5 and -0.25 of 1 and 3 samples", -0.0625 * eta, got)
 
@@ -95,10 +98,36 @@ def norms_are_over_all_parameters(cls: type[FedExP]) -> Iterator[Claim]:
     p = [5 / 28, 9 / 28, 14 / 28]
     mean = tree.map(lambda *d: p[0] * d[0] + p[1] * d[1] + p[2] * d[2], *deltas)
     spread = sum(q * _square(d) for q, d in zip(p, deltas, strict=True))
-    eta = max(1.0, spread / (2 * (_square(mean) + 1e-6)))
+    eta = max(1.0, spread / (2 * (_square(mean) + 3 * 1e-6)))
     got = _moved(problem.simulate(cls(eps=1e-6)), [0, 1, 2])
     yield Claim("eta is above 1", 1.0, float(eta > 1), 0.0)
     yield Claim("error of the update", 0.0, tree.gap(got, tree.scale(mean, eta)), 1e-12)
+
+
+@oracle(FedExP)
+def mean_of_the_last_two_iterates(cls: type[FedExP]) -> Iterator[Claim]:
+    """On a network with BatchNorm the model to evaluate is the mean of the last two iterates of a
+    run that does not average; after the first round it is that round's. Both train alike. Detects
+    a mean with the initial model, and clients that start from the mean."""
+    problem = images(sizes=(5, 9), norm="bn")
+    run, plain = problem.simulate(cls()), problem.simulate(cls(average=False))
+    iterates: list[Weights] = []
+    yield Claim("first model", 0.0, tree.gap(run.output, run.weights), 0.0)
+    for t in range(1, 4):
+        run.run_round()
+        plain.run_round()
+        iterates = [*iterates, plain.weights][-2:]
+        yield Claim(f"iterates at t = {t}", 0.0, tree.gap(run.weights, plain.weights), 0.0)
+        yield Claim(
+            f"model without mean at t = {t}", 0.0, tree.gap(plain.output, iterates[-1]), 0.0
+        )
+        old, new = iterates[0], iterates[-1]
+        gaps = [tree.gap(run.output.params, tree.map(_mean, old.params, new.params))]
+        for name, value in run.output.buffers.items():
+            one, other = old.buffers[name], new.buffers[name]
+            mean = _mean(one, other) if value.is_floating_point() else other
+            gaps.append(tree.gap(value, mean))
+        yield Claim(f"error of the model at t = {t}", 0.0, max(gaps), 1e-15)
 
 
 @oracle(GroupDRO)
@@ -196,3 +225,7 @@ def _moved(run: Any, clients: list[int] | None) -> Params:
 
 def _square(delta: Params) -> float:
     return sum(float((x**2).sum()) for x in delta.values())
+
+
+def _mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a + b) / 2

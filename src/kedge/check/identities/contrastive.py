@@ -10,6 +10,7 @@ import torch
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, step_view
 from kedge.core import tree
+from kedge.core.model import Mode
 from kedge.core.tree import Weights
 from kedge.parts.contrastive import MOON
 
@@ -25,6 +26,40 @@ def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
     yield Claim("term / mu at equal models", math.log(2), float(terms[0]) / 3.0)
     gap = tree.gap(plain.weights, tree.map(lambda _, w: w, plain.weights, run.weights))
     yield Claim("effect of its gradient on the model", 0.0, gap, 1e-12)
+
+
+@oracle(MOON)
+def both_models_run_in_evaluation_mode(cls: type[MOON]) -> Iterator[Claim]:
+    """In round 0 the term has no gradient, so client 1's previous model is what FedAvg makes of it
+    alone, BatchNorm statistics included. The term of its first step in round 1 follows from three
+    plain passes and a projection by hand: the model in training normalises by the batch, the global
+    and the previous one by their own statistics, or by the batch for eval_mode = false. A client
+    that was absent from round 0 has the term log 2."""
+    problem = images(sizes=(5, 9), batch=5, steps=1, norm="bn")
+    alone = problem.simulate("fedavg")
+    alone.run_round([1])
+    for eval_mode in (True, False):
+        part = cls(mu=1.5, tau=0.4, projection=4, eval_mode=eval_mode)
+        run = problem.simulate(part)
+        run.run_round()
+        own = tree.under(run.weights.params, cls.name)
+        batch = run.federation.clean(run.cohort([1]).batches[0, 0])
+        z: list[torch.Tensor] = []
+        for weights in (run.weights, run.weights, alone.weights):
+            mode: Mode = "eval" if z and eval_mode else "probe"
+            features = run.bound.model.forward(weights, batch.x, mode).features
+            assert features is not None
+            hidden = (features @ own["weight0"].T + own["bias0"]).clamp_min(0)
+            one = hidden @ own["weight1"].T + own["bias1"]
+            z.append(one / one.norm(dim=1, keepdim=True))
+        now, before = (z[0] * z[1]).sum(1), (z[0] * z[2]).sum(1)
+        expected = float(1.5 * torch.log1p(torch.exp((before - now) / 0.4)).mean())
+        got = float(run.run_round()["terms"][cls.name][1])
+        yield Claim(f"term of round 1 with eval_mode = {eval_mode}", expected, got)
+        late = problem.simulate(part)
+        late.run_round([0])
+        first = float(late.run_round([1])["terms"][cls.name][0])
+        yield Claim(f"first term, late, with eval_mode = {eval_mode}", 1.5 * math.log(2), first)
 
 
 @oracle(MOON)

@@ -148,16 +148,21 @@ def only_the_head_is_corrected(cls: type[FedPVR]) -> Iterator[Claim]:
 
 @oracle(FedCM)
 def two_rounds_with_momentum(cls: type[FedCM]) -> Iterator[Claim]:
-    """The first round is FedAvg's: w_k = (0, 0.5), w = 0.25, m = -0.25/0.05, the mean gradient. At
-    0.25 the gradients are (0.25, -7.5), the directions 0.1 g + 0.9 m are (-4.475, -5.25), and w =
-    0.25 + 0.05 * 4.8625, m = -4.8625 = 0.1 mean g + 0.9 m. Detects a flipped sign of m, the factors
-    swapped, and a first round with a share of the gradient."""
+    """From m = 0 the first directions are 0.1 g = (0, -1): w_k = (0, 0.05), w = 0.025, m = -0.5. At
+    0.025 the gradients are (0.025, -9.75), the directions 0.1 g + 0.9 m are (-0.4475, -1.425), and
+    w = 0.025 + 0.05 * 0.93625, m = -0.93625 = 0.1 mean g + 0.9 m. Detects a flipped sign of m, the
+    factors swapped, and a first round with the whole gradient."""
     run = quadratics(H, A, LR, steps=1).simulate(cls(alpha=0.1))
-    for w, m in ((0.25, -5.0), (0.493125, -4.8625)):
-        run.run_round()
-        yield Claim(f"w at t = {run.round}", w, position(run))
-        got = float(run.server.slots[cls.name]["head.weight"])
-        yield Claim(f"m at t = {run.round}", m, got)
+    yield from _two_rounds(run, cls.name, (0.025, -0.5), (0.0718125, -0.93625))
+
+
+@oracle(FedCM)
+def two_rounds_from_the_gradient(cls: type[FedCM]) -> Iterator[Claim]:
+    """``start = gradient``: the first round is FedAvg's: w_k = (0, 0.5), w = 0.25, m = -0.25/0.05,
+    the mean gradient. At 0.25 the gradients are (0.25, -7.5), the directions 0.1 g + 0.9 m are
+    (-4.475, -5.25), and w = 0.25 + 0.05 * 4.8625, m = -4.8625."""
+    run = quadratics(H, A, LR, steps=1).simulate(cls(alpha=0.1, start="gradient"))
+    yield from _two_rounds(run, cls.name, (0.25, -5.0), (0.493125, -4.8625))
 
 
 @oracle(FedCM)
@@ -177,10 +182,20 @@ def momentum_is_divided_by_the_steps(cls: type[FedCM]) -> Iterator[Claim]:
     """h = (1, 10), a = (1, 1), 1 and 3 steps, p = (1/4, 3/4), from 0: the updates are 0.05 and 1 -
     0.5^3, their mean 0.66875, and K = 2.5, so m = -0.66875/(0.05 * 2.5) = -5.35. The server's step
     is doubled, m is not."""
-    run = quadratics(H, (1.0, 1.0), LR, steps=None, copies=(1, 3)).simulate(cls(eta_g=2.0))
+    part = cls(eta_g=2.0, start="gradient")
+    run = quadratics(H, (1.0, 1.0), LR, steps=None, copies=(1, 3)).simulate(part)
     run.run_round()
     yield Claim("m", -5.35, float(run.server.slots[cls.name]["head.weight"]))
     yield Claim("w", 1.3375, position(run))
+
+
+def _two_rounds(run: Simulation, name: str, *expected: tuple[float, float]) -> Iterator[Claim]:
+    """Claims about w and m after each round."""
+    for w, m in expected:
+        run.run_round()
+        yield Claim(f"w at t = {run.round}", w, position(run))
+        got = float(run.server.slots[name]["head.weight"])
+        yield Claim(f"m at t = {run.round}", m, got)
 
 
 def _gradient(run: Simulation, k: int) -> Params:

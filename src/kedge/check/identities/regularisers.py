@@ -76,6 +76,28 @@ def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
     )
 
 
+@oracle(FedNTD)
+def teacher_runs_in_evaluation_mode(cls: type[FedNTD]) -> Iterator[Claim]:
+    """With BatchNorm the first term of a round is not 0: the model in training normalises by the
+    batch, the same model as teacher by its running statistics. With eval_mode = false it is 0."""
+    for eval_mode in (True, False):
+        run = images(sizes=(9, 9), batch=9, steps=1, norm="bn").simulate(
+            cls(beta=2.0, eval_mode=eval_mode)
+        )
+        run.run_round()
+        batch = run.federation.clean(run.cohort([0]).batches[0, 0])
+        expected = 0.0
+        if eval_mode:
+            local = run.bound.model.forward(run.weights, batch.x, "probe").logits
+            teacher = run.bound.model.forward(run.weights, batch.x, "eval").logits
+            for one, other, y in zip(local, teacher, batch.y, strict=True):
+                rest = [c for c in range(3) if c != int(y)]
+                q, p = torch.softmax(one[rest], 0), torch.softmax(other[rest], 0)
+                expected += float(2.0 / len(batch.y) * (p * torch.log(p / q)).sum())
+        got = float(run.run_round([0])["terms"][cls.name][0])
+        yield Claim(f"first term with eval_mode = {eval_mode}", expected, got, 1e-12)
+
+
 @oracle(FedDecorr)
 def three_samples_by_hand(cls: type[FedDecorr]) -> Iterator[Claim]:
     """Features (1, 2, 3) and (0, 0, 3): centred and divided by their standard deviations 1 and sqrt
