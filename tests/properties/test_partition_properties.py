@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import settings_of
+from strategies import TEXT, settings_of
 
 from kedge.data.partition import Partition, draw, holdout, partitions, resplit, shifts
 from kedge.data.partition.registries import schema
@@ -29,7 +29,11 @@ BUILT_IN = [name for name in partitions if name != "silos"]
 EQUAL_SIZES = ("iid", "client_dirichlet_balanced(sigma=0.0)", "client_dirichlet_sequential")
 # Concentrations as people use them. Extreme ones are examples of their own tests: a draw that must
 # give every client a minimum then takes its full second before it fails.
-MODERATE = {"alpha": st.floats(0.05, 100), "minimum": st.integers(1, 3), "shards": st.integers(1, 4)}
+MODERATE = {
+    "alpha": st.floats(0.05, 100),
+    "minimum": st.integers(1, 3),
+    "shards": st.integers(1, 4),
+}
 SEEDS = st.integers(0, 2**40)
 
 
@@ -213,9 +217,7 @@ def test_shifts_leave_the_samples_alone(labels: np.ndarray, data: st.DataObject)
 
 
 @given(labels=labels_of(), data=st.data())
-def test_a_holdout_is_stratified_and_loses_nothing(
-    labels: np.ndarray, data: st.DataObject
-) -> None:
+def test_a_holdout_is_stratified_and_loses_nothing(labels: np.ndarray, data: st.DataObject) -> None:
     clients, seed = data.draw(st.integers(1, min(5, len(labels)))), data.draw(SEEDS)
     fraction = data.draw(st.floats(0.01, 0.99))
     whole = draw("iid+rotation_dirichlet(1.0)", labels, clients, seed)
@@ -225,9 +227,7 @@ def test_a_holdout_is_stratified_and_loses_nothing(
 
 
 @given(labels=labels_of(), data=st.data())
-def test_a_resplit_is_stratified_and_loses_nothing(
-    labels: np.ndarray, data: st.DataObject
-) -> None:
+def test_a_resplit_is_stratified_and_loses_nothing(labels: np.ndarray, data: st.DataObject) -> None:
     clients, seed = data.draw(st.integers(1, min(5, len(labels)))), data.draw(SEEDS)
     a, b = sorted(data.draw(st.tuples(st.floats(0.05, 0.45), st.floats(0.5, 0.95))))
     fractions = (a, b - a, 1 - b)
@@ -239,7 +239,9 @@ def check_split(whole: Partition, labels: np.ndarray, pieces: Any, fractions: An
     codes = class_codes(labels)
     counts = np.stack([piece.label_counts(codes, codes.max() + 1) for piece in pieces])
     assert np.array_equal(counts.sum(0), whole.label_counts(codes, codes.max() + 1))
-    angles = [dict(zip(s, a, strict=True)) for s, a in zip(whole.clients, whole.angles)]
+    angles = [
+        dict(zip(s, a, strict=True)) for s, a in zip(whole.clients, whole.angles, strict=True)
+    ]
     for k, samples in enumerate(whole.clients):
         joined = np.concatenate([piece.clients[k] for piece in pieces])
         assert np.array_equal(np.sort(joined), samples)
@@ -333,7 +335,7 @@ def test_capped_counts_divide_every_class(clients: int, class_sizes: list[int], 
 @given(
     st.one_of(
         st.lists(st.one_of(st.integers(), st.floats(), st.booleans(), st.none()), max_size=5),
-        st.lists(st.text(max_size=2), max_size=5),
+        st.lists(TEXT, max_size=5),
         st.floats(),
     ),
     st.one_of(st.integers(-2, 7), st.floats(), st.none()),
