@@ -90,6 +90,8 @@ class Part:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     #: A setting under which the method equals FedAvg bit for bit; None where there is none.
     neutral: ClassVar[dict[str, Any] | None] = None
+    #: How much farther from the optimum of two quadratics than FedAvg it may settle (law *stable*).
+    strays: ClassVar[float] = 0.0
     #: A setting that is quick on a tiny problem, for the tests of all pairs.
     tiny: ClassVar[dict[str, Any]] = {}
     #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), W
