@@ -1,0 +1,154 @@
+"""Which test runs which lines, and how long it takes: one traced run of the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tools.mutants import child
+
+#: Tests of other things, tests that start programs, tests of this tool; and the 1,300 pairs of
+#: parts, a third of the suite's time for what the laws and compositions notice sooner.
+SKIPPED = (
+    "cli", "bench", "runs", "tools", "test_docs.py", "test_imports.py", "test_public_api.py",
+    "test_dependencies.py", "parts/test_pairs.py", "parts/test_conformance.py",
+    "engines/test_workers.py", "engines/test_compiled.py", "models",
+)  # fmt: skip
+MARKS = {"gpu", "slow", "data", "network"}
+#: A test that runs longer than this, traced, is not used.
+LONGEST = 20.0
+
+
+class Map:
+    """``times`` of tests, and the lines that each runs as bits of a number per file."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+        self.lines: dict[str, dict[str, int]] = {}  # file -> test -> bits
+
+    def tests(self, file: str, scopes: Iterable[tuple[int, int]]) -> list[str]:
+        """Tests that run a line of the first of these ranges in which any line is run."""
+        for first, last in scopes:
+            wanted = (1 << (last + 1)) - (1 << first)
+            found = [t for t, bits in self.lines.get(file, {}).items() if bits & wanted]
+            if found:
+                return found
+        return []
+
+
+def read_map(root: Path, sources: list[str], globs: Iterable[str], jobs: int) -> Map:
+    """The map, from the folder ``.mutants`` as far as sources and tests are the same."""
+    tests = sorted((root / "tests").rglob("*.py"))
+    wanted = {p for glob in globs for p in root.glob(glob)}
+    skip = {root / "tests" / name for name in SKIPPED}
+    files = [t for t in tests if t.name.startswith("test_") and not skip & {t, *t.parents}]
+    files = [t for t in files if wanted & {t, *t.parents}]
+    helpers = [t for t in tests if not t.name.startswith("test_")]
+    shared = _digest([*(root / "src").rglob("*.py"), *helpers])
+    parts = 1 + jobs // 4
+    keys = {f: root / ".mutants" / f"{_digest([f])}-{shared}-{parts}.json" for f in files}
+    (root / ".mutants").mkdir(exist_ok=True)
+    missing = [(str(f), i) for f in files for i in range(parts) if not _part(keys[f], i).exists()]
+    targets = {str(root / s): s for s in sources}
+
+    def work(task: tuple[str, int]) -> child.Answer:
+        recorder = Recorder(targets, task[1], parts)
+        child.run_tests([task[0]], recorder)
+        return {"tests": recorder.found, "libraries": child.libraries()}
+
+    start, left = time.monotonic(), len(missing)
+    for (file, i), answer in child.pool(missing, work, jobs):
+        left -= 1
+        short = os.path.relpath(file, root)
+        if "tests" not in answer:
+            print(f"  {short} is not used: {answer}", flush=True)
+            continue
+        _part(keys[Path(file)], i).write_text(json.dumps(answer))
+        seconds = time.monotonic() - start
+        print(f"  {short}: {len(answer['tests'])} tests; {left} to go, {seconds:.0f} s", flush=True)
+    result, libraries = Map(), []
+    for key in keys.values():
+        for i in range(parts):
+            if not _part(key, i).exists():
+                continue
+            answer = json.loads(_part(key, i).read_text())
+            libraries += answer["libraries"]
+            for test, (seconds, lines) in answer["tests"].items():
+                if lines and seconds < LONGEST:
+                    result.times[test] = seconds
+                    for file, bits in lines.items():
+                        result.lines.setdefault(file, {})[test] = int(bits, 16)
+    child.warm(dict.fromkeys(libraries))
+    return result
+
+
+class Recorder:
+    """Pytest plugin: traces every test, and keeps those that pass and start no process. Times are
+    of the processor, since other programs may slow this one down."""
+
+    def __init__(self, targets: dict[str, str], part: int, parts: int) -> None:
+        self.targets, self.part, self.parts = targets, part, parts
+        self.found: dict[str, tuple[float, dict[str, str]]] = {}
+        self.seen: set[tuple[str, int]] = set()
+        self.times: dict[str, float] = {}
+        self.bad: set[str] = set()
+        self.test = ""
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, args: Any) -> None:
+        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system"):
+            self.bad.add(self.test)
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [
+            item
+            for item in items[self.part :: self.parts]
+            if not MARKS & {mark.name for mark in item.iter_markers()}
+        ]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.test, self.seen = nodeid, set()
+        self.start = time.process_time()
+        sys.settrace(self._call)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if not report.passed:  # skipped ones, too: they run no lines
+            self.bad.add(self.test)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        sys.settrace(None)
+        seconds = time.process_time() - self.start
+        if nodeid in self.bad:
+            return
+        bits: dict[str, int] = {}
+        for file, line in self.seen:
+            bits[file] = bits.get(file, 0) | 1 << line
+        lines = {self.targets[file]: f"{b:x}" for file, b in bits.items()}
+        self.found[nodeid] = round(seconds, 3), lines
+
+    def _call(self, frame: Any, event: str, arg: Any) -> Any:
+        # a module or a class body runs once, in whichever test comes first: not recorded
+        code = frame.f_code
+        return self._line if code.co_filename in self.targets and code.co_flags & 1 else None
+
+    def _line(self, frame: Any, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.seen.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._line
+
+
+def _part(key: Path, i: int) -> Path:
+    return key.with_suffix(f".{i}.json")
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    text = hashlib.sha256()
+    for path in sorted(paths):
+        text.update(str(path.name).encode() + path.read_bytes())
+    return text.hexdigest()[:16]
