@@ -32,6 +32,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--named", action="store_true", help="only the faults in named.toml")
     parser.add_argument("--list", action="store_true", help="show the mutants and stop")
     parser.add_argument("--map", action="store_true", help="trace the tests and stop")
+    parser.add_argument("--warm", nargs="*", default=["torch", "pytest"], help="imported first")
     parser.add_argument("--root", type=Path, default=Path(), help="folder with src and tests")
     parser.add_argument("--tables", type=Path, default=Path("tools/mutants"))
     parser.add_argument("--page", type=Path, default=Path("docs/mutation.md"))
@@ -49,11 +50,12 @@ def main(argv: list[str]) -> int:
     mutants = tables.named(sources)
     if not args.named:
         mutants += [m for s in sources.values() for m in sample(s, args.per_file, args.seed)]
+    mutants = list({m.key: m for m in reversed(mutants)}.values())[::-1]
     if args.list:
         for m in mutants:
             print(f"{m.kind:>10}  {m.key}")
         return 0
-    child.warm(["torch", "pytest"])
+    child.warm(args.warm)
     print("which test runs which line", flush=True)
     everything = sorted({str(p) for g in (*SOURCES, *args.files) for p in Path().glob(g)})
     lines = read_map(root, everything, args.tests, args.jobs)

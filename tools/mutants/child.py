@@ -67,7 +67,9 @@ def pool(
 
 def _fork(work: Callable[[Task], Answer], task: Task, own: Path) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of threads, of which libraries have idle ones
+        warnings.simplefilter(
+            "ignore"
+        )  # Python warns of threads, of which libraries have idle ones
         pid = os.fork()
     if pid:
         return pid

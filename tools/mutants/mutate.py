@@ -100,7 +100,9 @@ class Source:
         new = gap.replace(sign, other)
         return self.bytes[start:cut].decode() + new + self.bytes[after:end].decode()
 
-    def mutant(self, kind: str, start: int, end: int, text: str, node: Any, why: str = "") -> Mutant:
+    def mutant(
+        self, kind: str, start: int, end: int, text: str, node: Any, why: str = ""
+    ) -> Mutant:
         source = self.bytes[:start] + text.encode() + self.bytes[end:]
         first = self.bytes.rfind(b"\n", 0, start) + 1
         last = self.bytes.find(b"\n", end)
@@ -172,9 +174,8 @@ def _edits(s: Source, node: ast.AST) -> Iterator[Edit]:
     """Edits of a node and of those inside it, without text, types and errors."""
     if isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)):
         return
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
-        if node.test.id == "TYPE_CHECKING":
-            return
+    if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+        return
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and _is_type(node.value):
         return
     if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "tiny":
@@ -328,20 +329,20 @@ def _attribute(s: Source, node: ast.Attribute) -> Iterator[Edit]:
 
 def _statement(s: Source, node: ast.stmt) -> Iterator[Edit]:
     """Statements that can go without leaving a name unknown."""
-    if isinstance(node, ast.AugAssign):
-        yield "statement", node, "pass"
-    elif isinstance(node, ast.Expr) and not isinstance(node.value, (ast.Constant, ast.Yield)):
-        yield "statement", node, "pass"
-    elif isinstance(node, ast.If) and not node.orelse and _leaves(node.body):
-        yield "statement", node, "pass"
-    elif isinstance(node, ast.Assign):
+    if isinstance(node, ast.Assign):
         target = node.targets[0]
-        if isinstance(target, (ast.Attribute, ast.Subscript)):
-            yield "statement", node, "pass"
-        elif isinstance(target, ast.Name) and target.id in {
-            n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)
-        }:
-            yield "statement", node, "pass"
+        names = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+        goes = isinstance(target, (ast.Attribute, ast.Subscript)) or (
+            isinstance(target, ast.Name) and target.id in names
+        )
+    elif isinstance(node, ast.Expr):
+        goes = not isinstance(node.value, (ast.Constant, ast.Yield))
+    elif isinstance(node, ast.If):
+        goes = not node.orelse and _leaves(node.body)
+    else:
+        goes = isinstance(node, ast.AugAssign)
+    if goes:
+        yield "statement", node, "pass"
 
 
 def _leaves(body: list[ast.stmt]) -> bool:

@@ -19,7 +19,9 @@ def page(record: Record, equivalent: dict[tuple[str, str, str], str]) -> str:
                     alive.append((line, old, new, result, entry["named"].get(key, "")))
         count = len(entry["mutants"]) - skipped
         total, caught, same = total + count, caught + count - len(alive), same + skipped
-        rows.append(f"| `{_short(file)}` | {count} | {count - len(alive)} | {_share(count, alive)} |")
+        rows.append(
+            f"| `{_short(file)}` | {count} | {count - len(alive)} | {_share(count, alive)} |"
+        )
         for line, old, new, result, why in alive:
             note = f"{why}; " if why else ""
             survivors.append(f"- `{_short(file)}`, line {line} ({note}{result}): `{old}` → `{new}`")
@@ -29,7 +31,7 @@ def page(record: Record, equivalent: dict[tuple[str, str, str], str]) -> str:
         [
             "# Mutation score",
             "",
-            "What share of small faults the tests notice. Each mutant changes one spot of one file:",
+            "The share of small faults that the tests notice. A mutant changes one spot of a file:",
             "an operator, a sign, a constant, a condition, an argument, a call, a statement; and",
             "there are faults written by hand (`tools/mutants/named.toml`). The tests that run the",
             "changed line must fail. Written by `make mutants`, which is not part of the checks of",

@@ -92,7 +92,9 @@ def _named(source: Source, entry: dict[str, str]) -> Mutant:
 
 
 def _entries(path: Path) -> list[dict[str, str]]:
-    return tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []) if path.exists() else []
+    return (
+        tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []) if path.exists() else []
+    )
 
 
 def _version(name: str) -> str:

@@ -35,9 +35,7 @@ class Trials:
         test function, then the second quickest, and so on.
         """
         times = self.map.times
-        found = [
-            t for t in self.map.tests(mutant.file, mutant.scope) if t not in self.unreliable
-        ]
+        found = [t for t in self.map.tests(mutant.file, mutant.scope) if t not in self.unreliable]
         known, rank, order = self.killers.get(mutant.file, Counter()), Counter[str](), {}
         for test in sorted(found, key=lambda t: times[t]):
             function = test.partition("[")[0]
