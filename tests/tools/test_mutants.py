@@ -59,6 +59,10 @@ def test_area(): assert area(2) == 4
 def test_halve(): assert halve(8) == 1
 def test_volume(): assert Box().volume() == 125
 def test_that_is_broken(): assert area(1) == 0
+
+STATE = []
+def test_first(): STATE.append(1)
+def test_that_needs_the_first(): assert STATE and area(2) == 4
 """
 FAULTS = {
     "LIMIT = 3": "LIMIT = 4",  # killed: a constant of the module

@@ -6,13 +6,12 @@ import argparse
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 from tools.mutants import child, report
 from tools.mutants.cover import read_map
 from tools.mutants.mutate import Mutant, Source, sample
-from tools.mutants.tables import Tables
+from tools.mutants.tables import Tables, is_survivor
 from tools.mutants.trial import Trials
 
 SOURCES = ("src/kedge/core/*.py", "src/kedge/parts/*.py")
@@ -65,20 +64,20 @@ def main(argv: list[str]) -> int:
     done = tables.done(mutants, killed_only=args.survivors) if args.resume or args.survivors else {}
     todo = [m for m in mutants if m.key not in done]
     print(f"{len(todo)} mutants of {len(files)} files", flush=True)
-    check(trials, sources, todo, args.jobs)
-    results, counts = dict(done), Counter[str]()
-    for number, (mutant, answer) in enumerate(child.pool(todo, trials.run, args.jobs), 1):
-        result = results[mutant.key] = outcome(answer)
-        counts[result.partition(":")[0]] += 1
-        if result.startswith("killed: "):
-            function = result.removeprefix("killed: ").partition("[")[0]
-            trials.killers.setdefault(mutant.file, Counter())[function] += 1
-        else:
-            print(f"{mutant.key}\n    {result}", flush=True)
-        if number % 25 == 0 or number == len(todo):
-            seconds = time.monotonic() - start
-            print(f"-- {number} of {len(todo)}, {seconds:.0f} s: {dict(counts)}", flush=True)
-            tables.write(mutants, results, seconds)
+    results = dict(done)
+    while todo:
+        for number, (mutant, answer) in enumerate(child.pool(todo, trials.run, args.jobs), 1):
+            result = results[mutant.key] = outcome(answer)
+            if is_survivor(result):
+                print(f"{mutant.key}\n    {result}", flush=True)
+            else:
+                trials.learn(mutant, result.removeprefix("killed: "))
+            if number % 25 == 0 or number == len(todo):
+                seconds = time.monotonic() - start
+                alive = sum(map(is_survivor, results.values()))
+                print(f"-- {number} of {len(todo)}, {seconds:.0f} s, {alive} survive", flush=True)
+                tables.write(mutants, results, seconds, keep=args.named)
+        todo = doubtful(trials, sources, mutants, results, args.jobs)
     args.page.write_text(report.page(tables.read(), tables.equivalent()), encoding="utf-8")
     return 0
 
@@ -92,17 +91,27 @@ def outcome(answer: child.Answer) -> str:
     return f"{what}: {text}"
 
 
-def check(trials: Trials, sources: dict[str, Source], mutants: list[Mutant], jobs: int) -> None:
-    """Run the tests of the first stage once, in this way, without a mutant."""
+def doubtful(
+    trials: Trials,
+    sources: dict[str, Source],
+    mutants: list[Mutant],
+    results: dict[str, str],
+    jobs: int,
+) -> list[Mutant]:
+    """Mutants that were killed by a test which also fails without them, in a fork like theirs."""
+    killer = {m.key: results[m.key].removeprefix("killed: ") for m in mutants}
     tests: dict[str, dict[str, None]] = {}
-    for mutant in mutants:
-        tests.setdefault(mutant.file, {}).update(dict.fromkeys(trials.chosen(mutant)[0]))
-    tasks = [(f, sources[f].bytes.decode(), list(names)) for f, names in tests.items() if names]
-    for (file, *_), answer in child.pool(tasks, trials.clean, jobs):
-        failed = answer.get("failed", [])
+    for m in mutants:
+        if killer[m.key] in trials.map.times and killer[m.key] not in trials.trusted:
+            tests.setdefault(m.file, {})[killer[m.key]] = None
+    tasks = [(f, sources[f].bytes.decode(), list(names)) for f, names in tests.items()]
+    for (file, _, names), answer in child.pool(tasks, trials.clean, jobs):
+        failed = answer.get("failed", names)
+        trials.trusted.update(names)
         trials.unreliable.update(failed)
-        if failed or answer.get("code") not in (0, 1):
+        if failed:
             print(f"without a mutant, for {file}: {answer}", flush=True)
+    return [m for m in mutants if killer[m.key] in trials.unreliable]
 
 
 if __name__ == "__main__":

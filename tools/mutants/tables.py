@@ -49,9 +49,11 @@ class Tables:
                     found[f"{file}:{key}"] = result
         return {m.key: found[m.key] for m in mutants if m.key in found}
 
-    def write(self, mutants: Iterable[Mutant], results: dict[str, str], seconds: float) -> None:
-        """Replace the results of the files of these mutants; those of other files stay."""
-        files: dict[str, Any] = {}
+    def write(
+        self, mutants: Iterable[Mutant], results: dict[str, str], seconds: float, keep: bool
+    ) -> None:
+        """Replace the results of these mutants' files, or ``keep`` those of other mutants."""
+        files: dict[str, Any] = self.read()["files"] if keep else {}
         for m in mutants:
             if m.key in results:
                 entry = files.setdefault(m.file, {"named": {}, "mutants": {}})

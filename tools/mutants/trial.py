@@ -25,7 +25,8 @@ class Trials:
     map: Map
     cap: float  # seconds of test time per mutant
     limit: float  # seconds that any test may take; ten times its own time if that is more
-    unreliable: set[str] = field(default_factory=set)  # fail without a mutant
+    trusted: set[str] = field(default_factory=set)  # tests that were run without a mutant,
+    unreliable: set[str] = field(default_factory=set)  # and those that failed
     killers: dict[str, Counter[str]] = field(default_factory=dict)  # per file: test functions
 
     def chosen(self, mutant: Mutant) -> tuple[list[str], list[str], int]:
@@ -51,6 +52,9 @@ class Trials:
             (first if spent < min(FIRST_S, self.cap) else second).append(test)
             spent += times[test]
         return first, second, len(found)
+
+    def learn(self, mutant: Mutant, test: str) -> None:
+        self.killers.setdefault(mutant.file, Counter())[test.partition("[")[0]] += 1
 
     def run(self, mutant: Mutant) -> child.Answer:
         """In a fork: ``killed`` by a test, or ``survived``."""
