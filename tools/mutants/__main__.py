@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -75,7 +76,9 @@ def main(argv: list[str]) -> int:
             if number % 25 == 0 or number == len(todo):
                 seconds = time.monotonic() - start
                 alive = sum(map(is_survivor, results.values()))
-                print(f"-- {number} of {len(todo)}, {seconds:.0f} s, {alive} survive", flush=True)
+                busy = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+                text = f"{seconds:.0f} s, {busy:.0f} s of processors"
+                print(f"-- {number} of {len(todo)}, {text}: {alive} survive", flush=True)
                 tables.write(mutants, results, seconds, keep=args.named)
         todo = doubtful(trials, sources, mutants, results, args.jobs)
     args.page.write_text(report.page(tables.read(), tables.equivalent()), encoding="utf-8")

@@ -49,10 +49,12 @@ def read_map(root: Path, sources: list[str], globs: Iterable[str], jobs: int) ->
     skip = {root / "tests" / name for name in SKIPPED}
     files = [t for t in tests if t.name.startswith("test_") and not skip & {t, *t.parents}]
     files = [t for t in files if wanted & {t, *t.parents}]
+    source, parts = _digest((root / "src").rglob("*.py")), 1 + jobs // 4
     helpers = [t for t in tests if not t.name.startswith("test_")]
-    shared = _digest([*(root / "src").rglob("*.py"), *helpers])
-    parts = 1 + jobs // 4
-    keys = {f: root / ".mutants" / f"{_digest([f])}-{shared}-{parts}.json" for f in files}
+    keys = {}
+    for file in files:
+        own = _digest([file, *(h for h in helpers if h.parent in file.parents)])
+        keys[file] = root / ".mutants" / f"{own}-{source}-{parts}.json"
     (root / ".mutants").mkdir(exist_ok=True)
     missing = [(str(f), i) for f in files for i in range(parts) if not _part(keys[f], i).exists()]
     targets = {str(root / s): s for s in sources}
