@@ -19,6 +19,8 @@ boost="--data fashion_mnist --partition client_dirichlet_balanced(0.1) --clients
        --schedule exponential(0.998) --weighting uniform"
 tr="--data organamnist --split pooled(0.4,0.3) --partition paired_class_dirichlet(0.1) --clients 20
     --model lenet5 --batchnorm batch --rounds 120 --steps 37 --batch 32 --lr 0.01 --target 85"
+# the records of FLBoost are those of KL(teacher || student) for both players, its former default
+kl="direction=teacher_student,labels=allotted,final_norm=true"
 if [ "$group" = all ] || [ "$group" = first ]; then
     run cog-fedavg $cog --method fedavg
     run cog-fedcog $cog --method "fedcog(start=50)"
@@ -26,8 +28,8 @@ if [ "$group" = all ] || [ "$group" = first ]; then
     run br-fedavg $br --method fedavg
     run br-fedbr $br --method fedbr:mnist
     run boost-scaffold $boost --method scaffold
-    run boost-flboost $boost --method "scaffold+flboost"
-    run boost-flboost-mean $boost --method "scaffold+flboost(class_mean=true)"
+    run boost-flboost $boost --method "scaffold+flboost:paper($kl)"
+    run boost-flboost-mean $boost --method "scaffold+flboost:paper($kl,class_mean=true)"
     wait
 fi
 if [ "$group" = all ] || [ "$group" = second ]; then
@@ -44,10 +46,10 @@ if [ "$group" = all ] || [ "$group" = third ]; then
     run br400-fedbr $longer --method fedbr:mnist
     run br400-fedbr01 $longer --method "fedbr(lam=0.1,rows=64)"
     run boost-fedavg $boost --seeds 0,1 --method fedavg
-    run boost-on-fedavg $boost --seeds 0,1 --method "flboost(lr=0.01)"
-    run boost-lr $boost --seeds 0,1 --method "scaffold+flboost(lr=0.01)"
-    run boost-lr-mean $boost --seeds 0,1 --method "scaffold+flboost(lr=0.01,class_mean=true)"
-    run boost-lr-frozen $boost --seeds 0,1 --method "scaffold+flboost(student_bn=frozen,lr=0.01)"
+    run boost-on-fedavg $boost --seeds 0,1 --method "flboost:paper($kl,lr=0.01)"
+    run boost-lr $boost --seeds 0,1 --method "scaffold+flboost:paper($kl,lr=0.01)"
+    run boost-lr-mean $boost --seeds 0,1 --method "scaffold+flboost:paper($kl,lr=0.01,class_mean=true)"
+    run boost-lr-frozen $boost --seeds 0,1 --method "scaffold+flboost:paper($kl,student_bn=frozen,lr=0.01)"
     wait
 fi
 python3 "$(dirname "$0")/gather.py" "$out"

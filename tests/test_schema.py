@@ -54,6 +54,7 @@ class Thing:
     betas: tuple[float, float] = (0.9, 0.999)
     least: Annotated[Count | Literal["classes"], Doc("fewest")] = 10
     label: str | tuple[str, ...] | None = None
+    pace: Annotated[float | None, Doc("pace"), Range(0)] = None
     mode: Annotated[str, Choice(lambda: ("slow", "fast"))] = "slow"
     even: Annotated[str, Read(_read_even)] = ""
 
@@ -81,7 +82,7 @@ def plain(x: int, *, width=8) -> int:  # type: ignore[no-untyped-def]
 def test_a_dataclass_and_a_function_are_read_alike() -> None:
     assert list(SCHEMA.options) == [
         "number", "above", "rate", "rows", "flag", "cut", "kind", "sizes", "betas", "least",
-        "label", "mode", "even",
+        "label", "pace", "mode", "even",
     ]  # fmt: skip
     assert SCHEMA.noun == "field"
     schema = schema_of(step, "step", hidden=("groups",))
@@ -89,7 +90,7 @@ def test_a_dataclass_and_a_function_are_read_alike() -> None:
     assert schema.noun == "option"
     assert schema.signature() == "step(every, gamma=0.1)"
     assert schema_of(lambda: 0, "iid").signature() == "iid"
-    assert "label=..., mode=slow" in SCHEMA.signature()
+    assert "label=..., pace=none, mode=slow" in SCHEMA.signature()
 
 
 def test_values_by_position_by_name_and_from_a_preset() -> None:
@@ -116,6 +117,15 @@ def test_values_are_coerced_to_their_types() -> None:
     assert SCHEMA.check({"label": ["a", "b"]})["label"] == ("a", "b")
     assert SCHEMA.check({"label": None})["label"] is None
     assert SCHEMA.check({"least": "classes"})["least"] == "classes"
+
+
+def test_none_is_a_word_where_no_text_is_a_value() -> None:
+    for text in ("thing", "thing(pace=none)", "thing(pace=None)", 'thing(pace="none")'):
+        assert read(text)["pace"] is None
+    assert SCHEMA.check({"pace": None})["pace"] is None
+    assert read("thing(pace=0)")["pace"] == 0.0
+    assert read("thing(label=none)")["label"] == "none"
+    assert read("thing(cut=none)")["cut"] == "none"
 
 
 # -- what is wrong -----------------------------------------------------------------------------
@@ -153,6 +163,8 @@ def test_values_are_coerced_to_their_types() -> None:
         ({"least": 0}, "thing.least = 0 is not a whole number at least 1 or 'classes'"),
         ({"least": 2.5}, "thing.least = 2.5 is not a whole number at least 1 or 'classes'"),
         ({"label": 3}, "thing.label = 3 is not text or a list of texts"),
+        ({"pace": -1}, "thing.pace = -1 is below 0"),
+        ({"pace": "slow"}, "thing.pace = 'slow' is not a finite number at least 0 or none"),
         ({"even": "abc"}, "'abc' is odd"),
     ],
 )
@@ -247,6 +259,7 @@ VALUES = {
     "sizes": ((8,), (64, 32)),
     "betas": ((0.9, 0.999), (0, 0.5)),
     "least": (10, "classes"),
+    "pace": (None, 0.5),
 }
 
 
@@ -277,6 +290,7 @@ def test_rows_of_help() -> None:
     assert rows["betas"][0] == "list of 2 float"
     assert rows["least"] == ("int | classes", "10", "at least 1", "fewest")
     assert rows["label"][:2] == ("str | list of str", "-")
+    assert rows["pace"] == ("float | none", "none", "at least 0", "pace")
     assert schema_of(step, "step").rows()[0].default == ""
     assert Option("n", NotNegative).row().range == "at least 0"
 

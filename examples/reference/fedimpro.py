@@ -9,7 +9,8 @@ layers on them besides its own samples; the lower layers see real samples only. 
 the statistics up to date with its own activations and returns them with its weights.
 
 The settings below are those of the authors' code, but for the weight of the drawn features, whose
-growth ends at 1. ``PAPER`` is the method as printed.
+growth ends at 1, and for beta_m. ``OFFICIAL`` has both as in the code; ``PAPER`` is the method as
+printed.
 
 Nothing in :func:`train` is random: batches, first means and normal draws are arguments, so that
 another implementation can be given the same ones. Run a small example on random data:
@@ -41,10 +42,12 @@ class Settings:
     draws_from: Literal["local", "shared"] = "local"
     spread: Literal["std", "variance"] = "std"
     s_max: float = 0.1  # largest standard deviation (0: no bound)
-    beta_m: float = 0.0
+    beta_m: float | Literal["by_dimension"] = 0.0  # or as in the code, see OFFICIAL
     beta_g: float = 0.0
 
 
+# The code takes beta_m = max(0, 1 - D/5000), D the number of activations at the cut.
+OFFICIAL = {"cap": False, "beta_m": "by_dimension"}
 PAPER = {
     "ramp": 0,
     "labels": "batch",
@@ -74,6 +77,7 @@ def train(
     model = copy.deepcopy(model)
     mean = first_mean.clone()
     scale = bounded(torch.full_like(mean, 0.1**2 if s.spread == "variance" else 0.1), s)
+    beta_m = max(0.0, 1 - mean.shape[1] / 5000) if s.beta_m == "by_dimension" else s.beta_m
     history = []
 
     for t, cohort in enumerate(rounds):
@@ -110,10 +114,10 @@ def train(
                 h = h.detach().flatten(1)
                 for c in y.unique().tolist():
                     own = h[y == c]
-                    mean_m[c] = s.beta_m * mean_m[c] + (1 - s.beta_m) * own.mean(0)
+                    mean_m[c] = beta_m * mean_m[c] + (1 - beta_m) * own.mean(0)
                     if len(own) > 1:  # one sample has no spread
                         new = own.var(0) if s.spread == "variance" else own.std(0)
-                        scale_m[c] = bounded(s.beta_m * scale_m[c] + (1 - s.beta_m) * new, s)
+                        scale_m[c] = bounded(beta_m * scale_m[c] + (1 - beta_m) * new, s)
 
             models.append(local.state_dict())
             means.append(mean_m + client.noise[0])

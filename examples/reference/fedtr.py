@@ -11,7 +11,8 @@ the client. The paper has two usable rules for d_i:
 * ``accumulate`` (appendix A.1): d_i <- d_i + w_i - w, once a round. The server adds the mean of d
   over all clients, whether they take part in this round or not.
 * ``descent`` (algorithm 1): d_i <- d_i - eta_g alpha (d_i + w_i - w) after every step, starting
-  from 0 in every round. The server averages w_i + d_i over the cohort.
+  from 0 in every round, or from the last d_i (``persistent``, as printed). The server averages
+  w_i + d_i over the cohort.
 
 ``none`` leaves d and its term away. ``PAPER`` is the method as printed.
 
@@ -47,7 +48,7 @@ class Settings:
     persistent: bool = False  # descent goes on from the last round's d
 
 
-PAPER = {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum"}
+PAPER = {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum", "persistent": True}
 
 
 def train(
@@ -66,7 +67,6 @@ def train(
     zero = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     drift = [dict(zero) for _ in data]  # d_k, kept by the clients
     sizes = [len(y) for _, y in data]
-    seen: set[int] = set()
     centroids: Tensor | None = None
     known = torch.zeros(classes, dtype=torch.bool)
     history = []
@@ -108,7 +108,6 @@ def train(
                 for name, p in local.named_parameters():
                     drift[k][name] = drift[k][name] + p.detach() - w[name]
             models[k] = local.state_dict()
-            seen.add(k)
 
             # class sums of the trained features, in evaluation mode (eq. 7)
             x, y = data[k]
@@ -121,10 +120,10 @@ def train(
         # weights by size (eq. 8)
         new = average([models[k] for k in cohort], [sizes[k] for k in cohort])
         if s.drift_rule == "accumulate":
-            # over all clients; those not seen yet have d = 0 and count with the mean size
-            everyone = len(data) * sum(sizes[k] for k in seen) / len(seen)
+            # over all clients; those that did not take part yet have d = 0
             for name in w:
-                new[name] = new[name] + sum(sizes[k] * drift[k][name] for k in seen) / everyone
+                total_drift = sum(n * d[name] for n, d in zip(sizes, drift, strict=True))
+                new[name] = new[name] + total_drift / sum(sizes)
         if s.drift_rule == "descent":
             total = sum(sizes[k] for k in cohort)
             for name in w:

@@ -14,8 +14,11 @@ One round:
 Nothing here is drawn at random: the initial model and generator, every client's batches, and the
 noise and labels of every round are arguments, so that a run can be repeated number by number.
 
-Where the paper leaves a choice: the divergence is KL(client || global), the sum over clients is one
-step of the generator, gradients reach the generator through clients and global model alike.
+The paper and the released code differ. By default this file follows the code: the mean minimises
+KL(client || mean), divided by the number of classes; the generator maximises the absolute
+difference of logits, the clients' being constants, and takes one step per client. ``printed=True``
+follows the paper: both play with KL(mean || client), and the generator takes one step on the sum
+over clients, with gradients through all models.
 """
 
 from __future__ import annotations
@@ -41,10 +44,19 @@ class Generator(nn.Module):
     """Noise and label to an image (Table 5a), in the space of normalised inputs.
 
     Two convolutions double the size of a small map; both are followed by BatchNorm, so they need no
-    bias. The last BatchNorm, without scale and shift, gives the images mean 0 and variance 1.
+    bias. The last BatchNorm, without scale and shift, gives the images mean 0 and variance 1; it is
+    not in the paper.
     """
 
-    def __init__(self, noise: int, classes: int, channels: int, side: int, width: int) -> None:
+    def __init__(
+        self,
+        noise: int,
+        classes: int,
+        channels: int,
+        side: int,
+        width: int,
+        final_norm: bool = True,
+    ) -> None:
         super().__init__()
         self.classes, self.first = classes, side // 4
         self.from_noise = nn.Linear(noise, width // 2 * self.first**2)
@@ -55,7 +67,7 @@ class Generator(nn.Module):
         self.conv2 = nn.Conv2d(width, width // 2, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width // 2)
         self.conv3 = nn.Conv2d(width // 2, channels, 3, padding=1)
-        self.bn3 = nn.BatchNorm2d(channels, affine=False)
+        self.bn3 = nn.BatchNorm2d(channels, affine=False) if final_norm else nn.Identity()
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         one_hot = F.one_hot(y, self.classes).to(z.dtype)
@@ -73,6 +85,7 @@ def flboost(
     counts: Tensor,  # samples of each class on each client, [N, C]
     *,
     scaffold: bool = True,
+    printed: bool = False,
     lr: float = 0.1,
     generator_lr: float = 0.01,
     decay: float = 0.998,
@@ -119,6 +132,7 @@ def flboost(
             student_steps,
             lambda_cls,
             lambda_r,
+            printed,
         )
     return model, generator, s
 
@@ -158,6 +172,7 @@ def fine_tune(
     student_steps: int,
     lambda_cls: float,
     lambda_r: float,
+    printed: bool,
 ) -> None:
     """Algorithm 2, lines 3-13: student and generator play against each other, in place."""
     weight = counts / counts.sum(0).clamp_min(1)  # a_{k,y} (eq. 6), [K, C]
@@ -165,21 +180,31 @@ def fine_tune(
     sgd = torch.optim.SGD(student.parameters(), lr=lr, weight_decay=weight_decay)
     for teacher in teachers:
         teacher.eval().requires_grad_(False)
+    # one step on all clients, or one per client, those with most samples of the first class first
+    everyone = list(range(len(teachers)))
+    by_counts = sorted(everyone, key=lambda k: counts[k].tolist(), reverse=True)
+    groups = [everyone] if printed else [[k] for k in by_counts]
+    classes = counts.shape[1]
 
     for noise, y in zip(z, labels, strict=True):
         a = weight[:, y]  # [K, B]
 
         student.eval()
         generator.train()
-        for _ in range(generator_steps):
+        for group in groups * generator_steps:
             x = generator(noise, y)
-            known = [teacher(x) for teacher in teachers]
-            md = discrepancy(known, student(x), a)
-            cls = sum(
-                (a[k] * F.cross_entropy(known[k], y, reduction="none")).mean()
-                for k in range(len(teachers))
-            )
-            loss = -md + lambda_cls * cls + lambda_r * diversity(noise, x)
+            said = student(x)
+            loss = lambda_r * len(group) / len(teachers) * diversity(noise, x)
+            for k in group:
+                known = teachers[k](x)
+                ce = F.cross_entropy(known, y, reduction="none")
+                if printed:
+                    md = (a[k] * divergence(said, known)).mean()
+                    cls = (a[k] * ce).mean()
+                else:
+                    md = (a[k] * (said - known.detach()).abs().mean(1)).mean()
+                    cls = a[k].mean() * ce.mean()
+                loss = loss - md + lambda_cls * cls
             adam.zero_grad()
             loss.backward()
             adam.step()
@@ -188,21 +213,24 @@ def fine_tune(
         generator.eval()
         with torch.no_grad():
             x = generator(noise, y)
-            known = [teacher(x) for teacher in teachers]
+            answers = [teacher(x) for teacher in teachers]
         for _ in range(student_steps):
+            said = student(x)
+            loss = torch.zeros((), dtype=said.dtype)
+            for k, known in enumerate(answers):  # L_md (eq. 3)
+                if printed:
+                    loss = loss + (a[k] * divergence(said, known)).mean()
+                else:
+                    loss = loss + (a[k] * divergence(known, said)).mean() / classes
             sgd.zero_grad()
-            discrepancy(known, student(x), a).backward()
+            loss.backward()
             sgd.step()
 
 
-def discrepancy(teachers: list[Tensor], student: Tensor, a: Tensor) -> Tensor:
-    """L_md (eq. 3): sum_k a_{k,y} KL(teacher_k || student), as a mean over the batch."""
-    log_s = F.log_softmax(student, 1)
-    total = torch.zeros(len(student), dtype=student.dtype)
-    for k, logits in enumerate(teachers):
-        log_t = F.log_softmax(logits, 1)
-        total = total + a[k] * (log_t.exp() * (log_t - log_s)).sum(1)
-    return total.mean()
+def divergence(first: Tensor, second: Tensor) -> Tensor:
+    """KL(first || second) of two batches of logits, [B]."""
+    log_p, log_q = F.log_softmax(first, 1), F.log_softmax(second, 1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def diversity(z: Tensor, x: Tensor) -> Tensor:

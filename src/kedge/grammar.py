@@ -63,12 +63,12 @@ def parse_call(text: str) -> Call:
 
 
 def write_value(value: Any) -> str:
-    """Write a value so that parsing it gives the value back.
+    """Write a value so that parsing it gives the value back; None is the word ``none``.
 
     >>> write_value((1, "stage2", True))
     '[1, stage2, true]'
     """
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         plain = re.fullmatch(r"[A-Za-z_][\w.\-]*", value) and value not in (*_CONSTANTS, "inf")

@@ -1,6 +1,6 @@
 """FedBR: every option, the faults that its identities find, and how it goes with other parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from kedge.core.method import parse
 from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.view import View
-from kedge.core.work import take_jobs
+from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
 from kedge.errors import IncompatibleError
 from kedge.parts.fedbr import FedBR
@@ -213,9 +213,33 @@ def _classes(outputs: int) -> Any:
 )
 def test_size_of_the_projection(part: Any, features: int, expected: int) -> None:
     part = part if isinstance(part, FedBR) else FedBR(**part)
-    symbols = {"F": features, "X": 3072}
+    symbols = {"F": features, "X": 3072, "R": 32}
     assert part.count(part.uploads, symbols) == expected
     assert part.count(part.sends, symbols) == expected + 32 * 3072
+    assert replace(part, rows=5).count(part.sends, symbols) == expected + 5 * 3072
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [{}, {"means": 2}, {"mixture": 1}, FedBR.presets["official"]])
+def test_rows_of_zero_are_the_batch_size(options: dict[str, Any], engine: str) -> None:
+    problem, small = images(sizes=(5, 9), batch=7), TINY | options
+    runs = [problem.simulate(FedBR(**small | {"rows": rows}), engine) for rows in (0, 7)]
+    for run in runs:
+        run.run_round()
+        run.run_round()
+    assert runs[0].bound.spec.batch == 7
+    assert tree.equal(runs[0].state(), runs[1].state())
+    assert len(runs[0].server.slots["fedbr"]["pseudo"]) == 7
+
+
+def test_default_rows() -> None:
+    assert {parse(f"fedbr:{p}").parts[0].rows for p in FedBR.presets} == {0}  # type: ignore[attr-defined]
+    assert str(parse("fedbr")) == "fedbr"
+    run = images().simulate("fedbr(width=4, out=3)")
+    assert len(run.server.slots["fedbr"]["pseudo"]) == run.work.batch == 5
+    federation = images().federation
+    plain = Simulation(federation, images().module, "fedbr(width=4, out=3)")
+    assert len(plain.server.slots["fedbr"]["pseudo"]) == LocalWork().batch == 32
 
 
 # -- with others ------------------------------------------------------------------------------
@@ -394,10 +418,22 @@ class MixtureUnscaled(FedBR):
         return found | {"x": found["x"] * 3 / 2}
 
 
+@dataclass(frozen=True)
+class FixedRows(FedBR):
+    def _rows(self, spec):  # the batch size is not asked for
+        return self.rows or 32
+
+
+@dataclass(frozen=True)
+class FewNegatives(FedBR):
+    def _contrast(self, projection, z_pseudo, z_global, z_real):  # the last rows take no part
+        return super()._contrast(projection, z_pseudo, z_global, z_real[:5])
+
+
 FAULTY = [
     Descends, LateMaxStep, NoMaxStep, MinMovesProjection, Divides, Swapped, GlobalFollows,
     RealStops, SumOfSamples, MeanOverClients, OneOwner, LostProjection, Confident,
-    MixtureKeepsLabels, MixtureKeepsGlobal, MixtureOnce, MixtureUnscaled,
+    MixtureKeepsLabels, MixtureKeepsGlobal, MixtureOnce, MixtureUnscaled, FixedRows, FewNegatives,
 ]  # fmt: skip
 
 

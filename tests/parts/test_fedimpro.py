@@ -16,6 +16,8 @@ from kedge.core.method import parse
 from kedge.core.part import Mean, Sum, parts
 from kedge.errors import FieldError, UnknownName
 from kedge.parts.fedimpro import FedImpro
+from kedge.runs.config import Config
+from kedge.runs.runner import advise
 from kedge.sim.simulation import Simulation
 
 # Each of these has one fault; the comment names it, and an identity must find it.
@@ -42,6 +44,18 @@ class MomentumTurned(FedImpro):
 class ClientMomentumTurned(FedImpro):
     def observe(self, v, params, batch, out):  # 1 - beta_m on the old value
         return FedImpro.observe(replace(self, beta_m=1 - self.beta_m), v, params, batch, out)
+
+
+@dataclass(frozen=True)
+class NoMomentum(FedImpro):
+    def _momentum(self, spec):  # the code's momentum is left out, as if D were large
+        return 0.0 if isinstance(self.beta_m, str) else self.beta_m
+
+
+@dataclass(frozen=True)
+class MomentumByChannels(FedImpro):
+    def _momentum(self, spec):  # the number of statistics in place of the activations
+        return 1 - self._sizes(spec)[0] / 5000 if isinstance(self.beta_m, str) else self.beta_m
 
 
 @dataclass(frozen=True)
@@ -114,7 +128,8 @@ class WithinOnly(FedImpro):
 
 
 FAULTY = [
-    BySize, MomentumTurned, ClientMomentumTurned, Biased, Forgets, Afterwards, NoRoot, Summed,
+    BySize, MomentumTurned, ClientMomentumTurned, NoMomentum, MomentumByChannels, Biased, Forgets,
+    Afterwards, NoRoot, Summed,
     Late, Unshuffled, ThroughTheCut, WithinOnly,
 ]  # fmt: skip
 
@@ -164,7 +179,11 @@ def test_presets_are_written_back_and_validated() -> None:
         method = parse(text)
         assert parse(repr(method)) == method
     assert set(parts["fedimpro"].presets) == {"official", "paper"}
-    assert parse("fedimpro:official").parts[0] == FedImpro(cap=False)
+    assert parse("fedimpro:official").parts[0] == FedImpro(cap=False, beta_m="by_dimension")
+    with pytest.raises(
+        FieldError, match="finite number at least 0 and at most 1 or 'by_dimension'"
+    ):
+        FedImpro(beta_m="by_size")  # type: ignore[arg-type]
     with pytest.raises(FieldError, match="labels"):
         FedImpro(labels="all")  # type: ignore[arg-type]
     with pytest.raises(FieldError, match="s_max"):
@@ -177,6 +196,30 @@ def test_an_unknown_cut_is_named() -> None:
 
 
 # -- single options by hand -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "momentum"), [((16,), 0.9968), ((512, 1, 1), 0.8976),
+                                                 ((5000,), 0.0), ((128, 16, 16), 0.0)])  # fmt: skip
+def test_momentum_of_the_released_code(shape: tuple[int, ...], momentum: float) -> None:
+    spec = replace(images().simulate("fedavg").bound.spec, shapes={"stage2": shape})
+    official = FedImpro(**FedImpro.presets["official"])
+    assert official._momentum(spec) == pytest.approx(momentum, abs=1e-15)
+    assert FedImpro(beta_m=0.3)._momentum(spec) == 0.3
+
+
+def test_a_run_that_is_too_short_for_the_ramp() -> None:
+    """After 70 of 500 rounds the weight is 69/500 = 0.14."""
+    text = FedImpro().advice(70)
+    assert "500 rounds" in text
+    assert "ends at 0.14 of 1;" in text
+    assert text.endswith("ramp=35")
+    assert FedImpro(ramp=35).advice(70) == ""
+    assert FedImpro(ramp=70).advice(70) == ""
+    assert FedImpro(weight=2.0, ramp=71).advice(70).count("ends at 1.9 of 2") == 1
+    assert FedImpro(weight=0.0).advice(70) == ""
+    assert FedImpro(**FedImpro.presets["paper"]).advice(1) == ""
+    with pytest.warns(UserWarning, match="here ramp=2"):
+        advise([Config(method="fedavg"), Config(method="scaffold+fedimpro", rounds=4)])
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(2, 3), (3, 6), (5, 6), (6, 9), (7, 9)])

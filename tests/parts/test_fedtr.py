@@ -39,9 +39,9 @@ class Uniform(FedTR):
         new, server = super().server_step(r, weights)
         if self.drift_rule != "accumulate":
             return new, server
-        sums = tree.add(r.server["drift"], r.sum_delta)
-        moved = tree.map(lambda d, w: w + d / r.num_clients, sums, weights.params)
-        return weights._replace(params=moved), server | {"drift": sums}
+        mean = tree.map(lambda d, s: d + s / r.num_clients, r.server["drift"], r.sum_delta)
+        moved = tree.map(lambda d, w: w + d, mean, weights.params)
+        return weights._replace(params=moved), server | {"drift": mean}
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,13 @@ class DescentUnsent(FedTR):
         if self.drift_rule == "descent":
             uploads = uploads | {"drift": Mean(tree.zeros_like(v.local["drift"]))}
         return kept, uploads
+
+
+@dataclass(frozen=True)
+class DescentResets(FedTR):
+    def prepare(self, v):  # d starts from 0 in every round, persistent or not
+        local = super().prepare(v)
+        return {n: tree.zeros_like(d) for n, d in local.items()}
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ class PullsToZero(FedTR):
 
 FAULTY = [
     CohortDrift, Uniform, NotApplied, DriftSign, LostDrift, WholeSquare, DescentUnscaled,
-    DescentUnsent, MeanOfMeans, Untrained, TrainingMode, ForgetsClasses, PullsToZero,
+    DescentUnsent, DescentResets, MeanOfMeans, Untrained, TrainingMode, ForgetsClasses, PullsToZero,
 ]  # fmt: skip
 
 
@@ -168,7 +175,8 @@ def test_presets_are_written_back_and_validated() -> None:
         method = parse(text)
         assert parse(repr(method)) == method
     assert set(parts["fedtr"].presets) == {"paper"}
-    assert parse("fedtr:paper").parts[0] == FedTR(drift_rule="descent", alpha=2, reduction="sum")
+    printed = FedTR(drift_rule="descent", alpha=2, reduction="sum", persistent=True)
+    assert parse("fedtr:paper").parts[0] == printed
     with pytest.raises(FieldError, match="drift_rule"):
         FedTR(drift_rule="definition")  # type: ignore[arg-type]
     with pytest.raises(IncompatibleError, match="no meaning for regression"):
@@ -204,20 +212,18 @@ def test_fedavg_settles_beside_the_optimum_and_descent_does_too() -> None:
 
 
 def test_the_mean_drift_runs_over_all_clients() -> None:
-    """After client 0 and then client 2 the server holds the sum of n_i d_i, and divides it by three
-    times the mean size of those two, then by all sizes once client 1 was there."""
+    """The server holds the mean of d_i over all clients, weighted by size; clients that did not
+    take part yet count with d = 0."""
     run = images(sizes=(5, 9, 14)).simulate(FedTR())
-    everyone = [15.0, 3 * (5 + 14) / 2, 28.0]
-    for k, total in zip((0, 2, 1), everyone, strict=True):
+    for k in (0, 2, 1):
         anchor = run.weights.params
         own = run.train([k])[1].totals
-        size = own["weight"]
-        delta = tree.scale(own["weighted_delta"].params, 1 / size)
+        delta = tree.scale(own["weighted_delta"].params, 1 / own["weight"])
         run.run_round([k])
         slot, drifts = run.server.slots["fedtr"], run.store.rows["fedtr"]["drift"]
-        sums = tree.map(lambda d: 5 * d[0] + 9 * d[1] + 14 * d[2], drifts)
-        assert tree.gap(slot["drift"], sums) < 1e-12
-        wanted = tree.map(lambda w, d, s, n=total: w + d + s / n, anchor, delta, sums)
+        mean = tree.map(lambda d: (5 * d[0] + 9 * d[1] + 14 * d[2]) / 28, drifts)
+        assert tree.gap(slot["drift"], mean) < 1e-12
+        wanted = tree.map(lambda w, d, s: w + d + s, anchor, delta, mean)
         assert tree.gap(run.weights.params, wanted) < 1e-12
 
 

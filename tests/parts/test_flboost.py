@@ -1,7 +1,9 @@
 """FLBoost: options, invariants, generators, and faults that the identities must find."""
 
+import copy
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from faults import is_found
 from torch import nn
 
+from kedge.check.identities.flboost import SUMMED
 from kedge.check.laws import LAWS
 from kedge.check.problems import DOUBLE, images
 from kedge.core import rng, tree
@@ -24,6 +27,9 @@ from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.distil import student_logits, teacher_logits
 from kedge.parts.flboost import FLBoost, _client_order, _Game
 from kedge.parts.generators import Generator, feature_generator, image_generator
+from kedge.runs.config import load_config
+from kedge.runs.grid import combine, read_words
+from kedge.sim.cohorts import unlike
 from kedge.sim.simulation import Simulation
 
 BASES = ("fedavg", "fedprox(mu=0.1)", "feddyn(alpha=1)", "scaffold")
@@ -211,12 +217,12 @@ def test_the_generator_goes_on_from_round_to_round_and_its_moments_do_not() -> N
         before = run.server.slots["flboost"]
         run.run_round()
         after = run.server.slots["flboost"]
-        # I passes of size lr each, as Adam's steps have from a fresh start
+        # I passes and 3 clients: steps of at most about lr, as Adam's are from a fresh start
         moved = max(
             float((after["params"][n] - p).abs().max()) for n, p in before["params"].items()
         )
-        assert 0.01 < moved <= 2 * 0.01 * 1.01
-        assert all(int(after["buffers"][n]) == 2 * i for n in tracked)
+        assert 0.01 < moved <= 6 * 0.01 * 1.01
+        assert all(int(after["buffers"][n]) == 6 * i for n in tracked)
 
 
 # -- options ----------------------------------------------------------------------------------
@@ -226,13 +232,13 @@ OPTIONS: list[dict[str, Any]] = [
     {"attention": False},
     {"adversarial": False},
     {"direction": "student_teacher"},
-    {"generator_md": "l1_logits"},
+    {"generator_md": "kl"},
     {"generator_md": "mse_logits"},
     {"student_md": "mse_logits"},
-    {"class_mean": True},
-    {"detach_teachers": True},
-    {"cls_weights": "batch"},
-    {"per_client": True},
+    {"class_mean": False},
+    {"detach_teachers": False},
+    {"cls_weights": "sample"},
+    {"per_client": False},
     {"labels": "drawn"},
     {"student_bn": "frozen"},
     {"level": "feature"},
@@ -241,7 +247,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"lambda_r": 0.0},
     {"weight_decay": 0.1},
     {"decay": 0.5},
-    {"lr": 0.05},
+    {"lr": 0.2},
     {"generator_lr": 0.001},
     {"generator_steps": 2},
     {"student_steps": 1},
@@ -264,23 +270,74 @@ def test_every_option_changes_the_result(option: dict[str, Any], default: Simula
 
 
 @pytest.mark.parametrize("law", ["pure", "engines", "resumable", "permutation", "frugal"])
-@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("preset", ["paper", "mse"])
 def test_presets_obey_the_laws(preset: str, law: str) -> None:
     LAWS[law](part(**FLBoost.presets[preset]))
 
 
-def test_presets_and_defaults_are_the_papers() -> None:
-    boost = FLBoost()
-    assert (boost.steps, boost.generator_steps, boost.student_steps, boost.batch) == (10, 1, 5, 50)
-    assert (boost.lr, boost.generator_lr, boost.decay, boost.weight_decay) == (
-        0.1, 0.01, 0.998, 1e-3,
-    )  # fmt: skip
-    assert (boost.lambda_cls, boost.lambda_r, boost.noise) == (1.0, 1.0, 100)
-    official = parse("scaffold+flboost:official").parts[1]
-    assert isinstance(official, FLBoost)
-    assert official.per_client
-    assert official.generator_md == "l1_logits"
+PRINTED: dict[str, Any] = {  # every field of the printed form
+    "steps": 10, "generator_steps": 1, "student_steps": 5, "batch": 50,
+    "lr": 0.1, "generator_lr": 0.01, "decay": 0.998, "weight_decay": 1e-3,
+    "lambda_cls": 1.0, "lambda_r": 1.0,
+    "focused": True, "attention": True, "adversarial": True,
+    "direction": "student_teacher", "student_md": "kl", "generator_md": "kl",
+    "class_mean": False, "detach_teachers": False, "cls_weights": "sample", "per_client": False,
+    "labels": "drawn", "student_bn": "train", "level": "input",
+    "noise": 100, "width": 128, "final_norm": False,
+}  # fmt: skip
+CHANGED: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "mse": {
+        "direction": "teacher_student", "student_md": "mse_logits", "generator_md": "mse_logits",
+        "labels": "allotted", "final_norm": True,
+    },
+    "official": {
+        "lr": None, "direction": "teacher_student", "generator_md": "l1_logits",
+        "class_mean": True, "detach_teachers": True, "cls_weights": "batch", "per_client": True,
+        "labels": "allotted", "final_norm": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", CHANGED)
+def test_presets_fix_every_value(preset: str) -> None:
+    """They do not move with the defaults: all fields are listed here."""
+    found = parse(f"flboost:{preset}").parts[0]
+    assert dataclasses.asdict(found) == PRINTED | CHANGED[preset]
+
+
+def test_the_default_is_the_authors_code() -> None:
+    assert parse("flboost") == parse("flboost:official")
+    assert FLBoost.schema().is_default(FLBoost.presets["official"])
     assert str(parse("flboost:cifar100")) == "flboost(noise=256)"
+
+
+def test_a_rate_of_none_is_written_read_and_swept() -> None:
+    assert parse("flboost(lr=none)") == parse("flboost") == parse("flboost(lr=None)")
+    assert str(parse("flboost")) == "flboost"
+    assert str(parse("flboost(lr=0.1)")) == "flboost(lr=0.1)"
+    method = parse("flboost:paper(lr=none)")
+    assert method.parts[0].lr is None  # type: ignore[attr-defined]
+    assert parse(str(method)) == method
+    with pytest.raises(FieldError, match="is not a finite number at least 0 or none"):
+        parse("flboost(lr=fast)")
+    for grid in (read_words(["flboost.lr=none,0.1"]), {"flboost.lr": [None, 0.1]}):
+        settings = combine(grid, flags={"method": "scaffold+flboost"})
+        assert [setting.name for setting in settings] == ["flboost.lr=none", "flboost.lr=0.1"]
+        methods = [setting.config.method for setting in settings]
+        assert methods == ["scaffold+flboost", "scaffold+flboost(lr=0.1)"]
+
+
+def test_a_rate_of_none_in_toml(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('method = "flboost:paper(lr=none)"\n')
+    config = load_config(tmp_path / "run.toml")
+    assert parse(config.method).parts[0].lr is None  # type: ignore[attr-defined]
+
+
+def test_runs_with_and_without_a_rate_do_not_share_lanes() -> None:
+    runs = {lr: images(norm="bn").simulate(part(lr=lr)) for lr in (None, 0.1, 0.2)}
+    assert unlike(runs[None], runs[0.1]) == unlike(runs[0.1], runs[None]) == "their methods"
+    assert unlike(runs[0.1], runs[0.2]) == ""
 
 
 def test_frozen_statistics_stay_as_aggregated() -> None:
@@ -315,7 +372,7 @@ def test_class_mean_divides_the_step_by_the_number_of_classes() -> None:
 def test_where_the_discrepancy_reaches_the_generator(detach: bool) -> None:
     """Its gradient in the images has a path through the global model and one through the clients'
     models; detached teachers close the second, and only in L_md."""
-    boost = part(detach_teachers=detach, lambda_cls=0.5, lambda_r=0.0)
+    boost = part(**SUMMED | {"detach_teachers": detach}, lambda_cls=0.5, lambda_r=0.0)
     run = images(norm="bn").simulate(boost)
     r, weights = at_server(run, boost, [0, 1, 2])
     z, y = (drawn[0] for drawn in boost._draw(r.key, r.uploads["counts"].sum(0), DOUBLE))
@@ -580,9 +637,25 @@ class Headless(FLBoost):
         return [n for n in super()._tuned_names(spec) if not n.endswith("bias")]
 
 
+@dataclass(frozen=True)
+class DecayedTwice(FLBoost):
+    def server_step(self, r, weights):  # the decay acts on the run's rate, too
+        r = copy.copy(r)
+        r.lr = r.lr * self.decay**r.round
+        return super().server_step(r, weights)
+
+
+@dataclass(frozen=True)
+class OwnRate(FLBoost):
+    def server_step(self, r, weights):  # the run's rate is not asked for
+        lr = 0.1 if self.lr is None else self.lr
+        return FLBoost.server_step(dataclasses.replace(self, lr=lr), r, weights)
+
+
 FAULTY = [
     Friendly, OwnShares, Undecayed, TurnedRound, BatchSum, FromTheAnchor, Undecaying, Stopped,
     Uniform, Collapsing, Unlabelled, BatchWeights, Forgetful, Peeking, Still, Headless,
+    DecayedTwice, OwnRate,
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "reference" / "fedimpro.py"
 COHORTS = ([0, 2], [1, 2])
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {"ramp": 1},
-    "official": {"ramp": 1, "cap": False, "weight": 1.5},
+    "official": FedImpro.presets["official"] | {"ramp": 1, "weight": 1.5},
     "paper": FedImpro.presets["paper"],
     "momenta": {"ramp": 0, "beta_m": 0.6, "beta_g": 0.3, "s_max": 0.05},
     "shared": {"ramp": 0, "draws_from": "shared", "spread": "variance"},
@@ -106,7 +106,7 @@ def test_the_part_equals_the_script(engine: str, net: str, option: str, cut: str
 
 def test_presets_of_the_script_and_of_the_part_agree() -> None:
     ref = script()
-    assert FedImpro.presets["paper"] == ref.PAPER
+    assert FedImpro.presets == {"official": ref.OFFICIAL, "paper": ref.PAPER}
     names = {f.name for f in dataclasses.fields(ref.Settings)} - {"lr"}
     for name in names:
         assert getattr(ref.Settings(), name) == getattr(FedImpro(), name)

@@ -39,7 +39,7 @@ def terms_of(problem: Problem, method: str, **changes: object) -> Terms:
     fed, work = problem.federation, problem.work
     data = DataSchema(fed.input_shape, fed.task.name, fed.task.outputs)
     terms = Terms(
-        data, fed.num_clients, method=method, batchnorm=problem.batchnorm,
+        data, fed.num_clients, sum(fed.sizes), method=method, batchnorm=problem.batchnorm,
         optimizer=str(problem.optim), batch=work.batch, steps=work.steps or 0, per_round=3,
         dtype=str(fed.dtype).removeprefix("torch."),
     )  # fmt: skip
@@ -103,7 +103,10 @@ def test_every_part_is_the_loop_engine_bit_for_bit(name: str) -> None:
     assert_same(*both(problem, tiny(name)))
 
 
-@pytest.mark.parametrize("method", ["scaffold+fedprox(mu=0.1)", "fedper+scaffold", "fedtr+fedbn"])
+@pytest.mark.parametrize(
+    "method",
+    ["scaffold+fedprox(mu=0.1)", "fedper+scaffold", "fedtr+fedbn", "fedbr(samples=3, width=5)"],
+)
 @pytest.mark.parametrize("policy", ["average", "local"])
 def test_sums_of_parts_and_policies(method: str, policy: str) -> None:
     problem = images(norm="bn", sizes=SIZES, batchnorm=policy, optim=SGD(lr=0.05, momentum=0.5))

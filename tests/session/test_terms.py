@@ -14,7 +14,7 @@ from kedge.session.terms import DataSchema, Terms
 from kedge.silo import conform, schema_of
 
 DATA = DataSchema((3,), "classification", 3, ("cat", "dog", "horse"), ("a", "b=x", "b=y"))
-TERMS = Terms(DATA, num_clients=4, method="scaffold", per_round=2, optimizer="sgd(lr=0.3)")
+TERMS = Terms(DATA, 4, 80, method="scaffold", per_round=2, optimizer="sgd(lr=0.3)")
 
 
 def table(columns: tuple[str, ...], classes: tuple[str, ...], name: str = "north") -> Dataset:
@@ -28,7 +28,13 @@ def test_terms_travel_as_text_and_their_hash_tells_them_apart() -> None:
     again = Terms.from_json(TERMS.to_json())
     assert again == TERMS
     assert again.hash == TERMS.hash
-    for change in ({"seed": 1}, {"method": "fedavg"}, {"batch": 16}, {"weighting": "uniform"}):
+    for change in (
+        {"seed": 1},
+        {"method": "fedavg"},
+        {"batch": 16},
+        {"weighting": "uniform"},
+        {"examples": 81},
+    ):
         assert dataclasses.replace(TERMS, **change).hash != TERMS.hash  # type: ignore[arg-type]
     other = dataclasses.replace(DATA, classes=("cat", "horse", "dog"))
     assert dataclasses.replace(TERMS, data=other).hash != TERMS.hash

@@ -2,24 +2,33 @@
 
 Other libraries run the quadratic oracles in their own environments, through the scripts in
 ``kedge/check/rivals``. Their rows are informative and never fail the command.
+
+The column *objective* tells which problem a method solves if clients have 1 and 3 samples and are
+weighted by size: ``weighted``, the run's own; ``unweighted``, where every client counts alike; or
+``neither``, as FedAvg with several local steps.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kedge.check import objective
 from kedge.check.identities.common import BEST, LR, STEPS, A, H
+from kedge.check.objective import name_objective, solved
 from kedge.check.oracles import oracles_of
 from kedge.check.problems import on_engine
-from kedge.core.method import parse
+from kedge.core.method import Method, parse
+from kedge.core.part import Part
 from kedge.errors import KedgeError, UnknownName
+from kedge.parts.proximal import FedProx
 
 SCRIPTS = Path(__file__).parent / "rivals"
 TOLERANCE = 1e-4  # for other libraries, which compute in float32
@@ -43,6 +52,7 @@ class Row:
     got: float | None = None
     ok: bool | None = None
     note: str = ""
+    objective: str = ""  # which objective the method solves, in its first row
 
 
 def own_rows(names: Iterable[str]) -> list[Row]:
@@ -73,7 +83,29 @@ def _rows_of(name: str) -> list[Row]:
             claim = other if one.holds else one
             what = f"{oracle}: {claim.what}"
             rows.append(Row(label, what, claim.expected, claim.got, claim.holds))
-    return rows or [Row(label, "none", note="has no oracle")]
+    rows = rows or [Row(label, "none", note="has no oracle")]
+    return [replace(rows[0], objective=_objective(part)), *rows[1:]]
+
+
+def _objective(part: Part | None) -> str:
+    """The objective that a method solves with clients of 1 and 3 samples, weighted by size, and its
+    final w; empty if the method claims none. FedAvg and FedProx are shown for comparison."""
+    if part is None:
+        return describe(*solved(Method()))
+    if isinstance(part, FedProx):
+        return describe(*solved(dataclasses.replace(part, mu=1.0)))
+    if part.solves is None:
+        return ""
+    if "regression" not in part.tasks:
+        holds = all(point.holds for point in objective.fixed_points(part, "loop", "size"))
+        return "weighted" if holds else "neither"
+    where = "" if part.solves_for == "all" else f" ({part.solves_for})"
+    return describe(*solved(dataclasses.replace(part, **part.solves))) + where
+
+
+def describe(name: str, w: float) -> str:
+    """An objective and the final w, as a cell of the table."""
+    return f"{name}, {w:.4g}"
 
 
 def fixed_points(mu: float = 1.0) -> dict[str, tuple[str, float]]:
@@ -140,7 +172,9 @@ def rival_rows(name: str, python: str) -> tuple[list[Row], str]:
         got = results.get(method)
         ok = None if got is None else abs(got - expected) <= TOLERANCE
         reason = note or ("" if method in results else "not reported")
-        rows.append(Row(f"{name} {method}", oracle, expected, got, ok, reason))
+        unequal = results.get(f"objective of {method}")
+        cell = "" if unequal is None else describe(name_objective(unequal), unequal)
+        rows.append(Row(f"{name} {method}", oracle, expected, got, ok, reason, cell))
     if not error:
         return rows, ""
     if not missing:

@@ -10,6 +10,7 @@ frugal      messages and client state have the declared sizes
 ragged      a client's result does not depend on the other clients in its chunk
 permutation the result does not depend on the order of the clients
 additive    gradient corrections add up, in any order
+objective   the fixed point minimises the run's objective, if the part claims that (``solves``)
 stable      the method stays bounded on two quadratics on which FedAvg converges
 =========== ====================================================================================
 
@@ -26,6 +27,10 @@ from typing import Any
 
 from safetensors.torch import load, save
 
+from kedge.check.law import REFERENCE as REFERENCE
+from kedge.check.law import LawViolation as LawViolation
+from kedge.check.law import tested_engines as tested_engines
+from kedge.check.objective import objective
 from kedge.check.problems import Problem, images, position, quadratics
 from kedge.core import client, server, tree
 from kedge.core.method import Method
@@ -34,24 +39,13 @@ from kedge.core.server import Totals, uploads_of
 from kedge.core.tree import Params, Tree
 from kedge.core.view import View
 from kedge.core.work import take_jobs
-from kedge.engines import engines
 from kedge.engines.cohort import take_rows
 from kedge.errors import KedgeError
 from kedge.session.check_client import check_client
 from kedge.sim.simulation import Simulation
 
 TOLERANCE = 1e-11  # largest difference in float64 due to the order of summation
-REFERENCE = "reference"  # the engine that all others must agree with
 BOUND = 10.0  # largest |w| of a stable method on the two quadratics
-
-
-def tested_engines() -> list[str]:
-    """Names of all engines except the reference."""
-    return [name for name in engines if name != REFERENCE]
-
-
-class LawViolation(Exception):
-    """A law does not hold; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -272,6 +266,7 @@ LAWS: dict[str, Callable[[Part], None]] = {
     "ragged": ragged,
     "permutation": permutation,
     "additive": additive,
+    "objective": objective,
     "stable": stable,
 }
 
@@ -282,6 +277,8 @@ def skipped(part: Part) -> Iterator[tuple[str, str]]:
         yield "neutral", "declares no neutral setting"
     if not part.has("correct"):
         yield "additive", "does not correct the gradient"
+    if part.solves is None:
+        yield "objective", "claims no objective: the fixed point has a bias, as FedAvg's"
     if "regression" not in part.tasks:
         yield "stable", "does not support regression"
 

@@ -12,8 +12,8 @@ from kedge.runs.config import Config
 from kedge.runs.result import Result
 
 METHODS = (
-    "fedavg", "scaffold", "fedavgm", "feddyn(alpha=0.1)", "fedtr", "fedimpro(cut=stage1)",
-    "scaffold+fedsam",
+    "fedavg", "scaffold", "fedavgm", "feddyn(alpha=0.1)", "fedtr",
+    "fedimpro(cut=stage1, ramp=20)", "scaffold+fedsam",
 )  # fmt: skip
 ROUNDS, CLIENTS, PARTITION = 40, 20, "dirichlet(0.1)"
 

@@ -87,16 +87,17 @@ def check_table(report: Report) -> Table:
 def conformance_table(rows: Iterable[Row]) -> Table:
     """The expected value of each oracle, and the one found."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("method", "oracle", "expected", "got", "ok"):
+    for column in ("method", "oracle", "expected", "got", "ok", "objective"):
         number = column in ("expected", "got")
         table.add_column(
             column,
-            no_wrap=column in ("method", "expected", "ok"),
+            no_wrap=column in ("method", "expected", "ok", "objective"),
             justify="right" if number else "left",
         )
     marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
     for row in rows:
         expected = "" if row.expected is None else f"{row.expected:.6g}"
         got = row.note if row.got is None else f"{row.got:.6g}"
-        table.add_row(row.method, Text(row.oracle), expected, Text(got), marks[row.ok])
+        marked = marks[row.ok]
+        table.add_row(row.method, Text(row.oracle), expected, Text(got), marked, row.objective)
     return table

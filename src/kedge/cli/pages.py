@@ -208,6 +208,7 @@ def _part_facts(part: type[Part]) -> dict[str, str]:
         "extra compute": part.compute or ("nothing" if part is FedAvg else "next to nothing"),
         "tasks": ", ".join(part.tasks),
         "neutral at": _neutral(part.neutral),
+        "objective": _objective(part),
         "secure sums": secure,
     }
 
@@ -220,6 +221,17 @@ def _neutral(setting: Mapping[str, object] | None) -> str:
     if setting is None:
         return "no setting gives FedAvg back"
     return _settings(setting) or "always: the global model is FedAvg's"
+
+
+def _objective(part: type[Part]) -> str:
+    """Which problem the fixed point solves, as the law *objective* checks it."""
+    if part.solves is None:
+        return "no claim: local steps bias the fixed point, as in FedAvg"
+    where = " in the head" if part.solves_for == "head" else ""
+    setting = _settings({k: v for k, v in part.solves.items() if getattr(part, k) != v})
+    return f"the fixed point minimises the run's weighted objective{where}" + (
+        f" (checked at {setting})" if setting else ""
+    )
 
 
 def _settings(values: Mapping[str, object]) -> str:

@@ -51,6 +51,7 @@ class Bound:
         optim: the local optimiser.
         data: where batches come from.
         num_clients: clients of the federation.
+        batch: rows of a local batch.
         input_shape: shape of one input, without the batch axis.
         initial: the initial weights, on the device and in the dtype of the run.
         key: root key of the hooks that run once, ``[2]``.
@@ -69,6 +70,7 @@ class Bound:
         data: Data,
         *,
         num_clients: int,
+        batch: int,
         input_shape: tuple[int, ...],
         initial: Weights,
         key: Tensor,
@@ -93,6 +95,7 @@ class Bound:
             params=initial.params,
             buffers=initial.buffers,
             num_clients=num_clients,
+            batch=batch,
             input_shape=input_shape,
             shapes=model.shapes(initial, sample),
             dtype=like.dtype,
@@ -132,7 +135,7 @@ class Bound:
         """The parts that override a hook, in the method's order."""
         return self._hooked[hook]
 
-    def needs(self, what: Literal["clients", "sum", "labels", "sweep"]) -> bool:
+    def needs(self, what: Literal["clients", "sum", "share_sum", "labels", "sweep"]) -> bool:
         """Whether a part declares ``needs_<what>``."""
         return any(getattr(p, f"needs_{what}") for p in self.parts)
 

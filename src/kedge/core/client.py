@@ -45,6 +45,7 @@ class Reply(NamedTuple):
     client: dict[str, Tree]
     terms: Params  # mean over the steps
     weight: Tensor
+    share: Tensor
 
 
 def begin(bound: Bound, job: Job) -> Carry:
@@ -130,7 +131,8 @@ def end(bound: Bound, job: Job, carry: Carry) -> Reply:
         contribution = _call(part, "contribute", context, delta.params)
     steps = carry.step.clamp_min(1).to(bound.spec.dtype)
     terms = tree.map(lambda t: t / steps, carry.terms)
-    return Reply(delta, contribution, uploads, next_state, terms, job.info.weight)
+    info = job.info
+    return Reply(delta, contribution, uploads, next_state, terms, info.weight, info.share)
 
 
 def survey(bound: Bound, job: Job, part: Part) -> Tree:

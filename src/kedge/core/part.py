@@ -25,10 +25,11 @@ that differs in a second call is an error (:mod:`kedge.session.check_client`).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from kedge.core.declarations import Declarations
 from kedge.core.overrides import check_overrides
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -62,44 +63,8 @@ class Out(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Part(Declarations):
     """Base class of all parts. See the module's docstring for the rules."""
-
-    name: ClassVar[str] = ""
-    #: Which side it acts on, for the tables: client, server, data, personal.
-    side: ClassVar[str] = "client"
-    #: What it computes beyond FedAvg's one gradient a step, in a few words for the tables.
-    compute: ClassVar[str] = ""
-    #: Needs single clients' updates on the server, not sums: no chunking, no secure aggregation.
-    needs_clients: ClassVar[bool] = False
-    #: Needs the plain sum of updates over the cohort (``r.sum_delta``) besides their weighted mean.
-    needs_sum: ClassVar[bool] = False
-    #: Reads the features before the head, so the model must have one.
-    needs_features: ClassVar[bool] = False
-    #: Works on the head on the server, so the head may not stay on the clients.
-    needs_shared_head: ClassVar[bool] = False
-    #: Reads how many samples of each class the client has (``v.label_counts``).
-    needs_labels: ClassVar[bool] = False
-    #: Calls ``v.sweep``.
-    needs_sweep: ClassVar[bool] = False
-    #: Assumes that the local update is a sum of gradients (control variates): warns with momentum.
-    needs_plain_sgd: ClassVar[bool] = False
-    #: Tasks for which it has a meaning.
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
-    #: Named settings: ``moon:fedcog`` in a method string.
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    #: A setting under which the method equals FedAvg bit for bit; None where there is none.
-    neutral: ClassVar[dict[str, Any] | None] = None
-    #: A setting that is quick on a tiny problem, for the tests of all pairs.
-    tiny: ClassVar[dict[str, Any]] = {}
-    #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), W
-    #: and B (all of the network's parameters and buffers), H (the head's), E (the part's own, from
-    #: ``extend``), F (features), C (outputs), X (inputs), N (clients), ``D_cut`` and ``K_cut``
-    #: (activations and channels at a cut) and the part's fields. ``keeps`` is what a client
-    #: stores.
-    sends: ClassVar[str] = "0"
-    uploads: ClassVar[str] = "0"
-    keeps: ClassVar[str] = "0"
 
     # -- once ---------------------------------------------------------------------------------
 

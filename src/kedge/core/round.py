@@ -61,7 +61,17 @@ class Round:
         """Plain sum of the clients' updates over the cohort."""
         if not self._part.needs_sum:
             raise HookError(f"{self._part.name} reads r.sum_delta: declare needs_sum = True")
-        return self._totals["sum_delta"].params
+        return self._totals["sum_delta"]
+
+    @property
+    def share_delta(self) -> Params:
+        """Sum of the clients' updates over the cohort, each times its share r_k. Divided by the
+        number of all clients N, it is the cohort's part of a mean over all clients."""
+        if not self._part.needs_share_sum:
+            raise HookError(
+                f"{self._part.name} reads r.share_delta: declare needs_share_sum = True"
+            )
+        return self._totals["share_delta"]
 
     @property
     def sums(self) -> Tree:

@@ -47,7 +47,10 @@ def totals(bound: Bound, replies: Reply, anchor: Weights, ops: Ops = REFERENCE) 
         "up_bytes": _up_bytes(replies),
     }
     if bound.needs("sum"):
-        sums["sum_delta"] = tree.map(lambda x: x.sum(0), replies.delta)
+        sums["sum_delta"] = tree.map(lambda x: x.sum(0), replies.delta.params)
+    if bound.needs("share_sum"):
+        share = replies.share  # [K]
+        sums["share_delta"] = tree.map(lambda x: ops.weighted_sum(x, share), replies.delta.params)
     if bound.needs("clients"):
         # private leaves have the server's values
         anchors = tree.map(lambda x: x.expand(len(w), *x.shape), anchor)

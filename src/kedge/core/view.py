@@ -46,6 +46,7 @@ class Spec:
     params: Params  # trainable leaves that travel, those of ``extend`` included
     buffers: Params
     num_clients: int
+    batch: int  # rows of a local batch
     input_shape: tuple[int, ...]
     shapes: dict[str, tuple[int, ...]]  # without batch: at every cut, "features" and "logits"
     dtype: torch.dtype
@@ -71,6 +72,7 @@ class Spec:
             "F": self.features,
             "C": self.task.outputs,
             "N": self.num_clients,
+            "R": self.batch,
             "X": torch.Size(self.input_shape).numel(),
             **{f"D_{cut}": torch.Size(shape).numel() for cut, shape in self.shapes.items()},
             **{f"K_{cut}": shape[0] for cut, shape in self.shapes.items() if shape},
@@ -90,6 +92,7 @@ class Info(NamedTuple):
     effective_steps: Tensor  # sum of the coefficients of the gradients in the update, over lr
     num_examples: Tensor
     weight: Tensor  # p_k before normalisation over the cohort
+    share: Tensor  # r_k = N n_k / sum of all n (1 for uniform client weights)
 
 
 class SweepPieces(NamedTuple):

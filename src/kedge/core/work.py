@@ -67,6 +67,25 @@ class Lane(NamedTuple):
     lr: float
     weighting: str
     optim: Optimizer
+    share: float  # of the data, see share_of
+
+
+def share_of(size: int, num_clients: int, examples: int, weighting: str) -> float:
+    """A client's share of the data relative to a client of mean size, r_k = N n_k / sum of all n.
+
+    Its mean over all clients is 1, so (1/N) sum_k r_k x_k is the mean of x with the run's client
+    weights. It is computed from integers: equal sizes give exactly 1, as uniform weights do.
+
+    Args:
+        size: the client's number of samples n_k.
+        num_clients: number of clients N in the federation.
+        examples: number of samples of all clients together.
+        weighting: ``"size"`` or ``"uniform"``.
+
+    >>> share_of(30, num_clients=4, examples=80, weighting="size")
+    1.5
+    """
+    return num_clients * size / examples if weighting == "size" else 1.0
 
 
 def round_key(root: Tensor, round: int) -> Tensor:
@@ -96,6 +115,7 @@ def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
         effective_steps=_effective(lanes, steps),
         num_examples=sizes,
         weight=_client_weights(lanes, sizes),
+        share=torch.tensor([lane.share for lane in lanes], dtype=dtype),
     )
 
 

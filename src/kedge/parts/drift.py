@@ -30,25 +30,40 @@ class FedDC(Part):
     Client: :math:`\min_\theta L_k(\theta) + \frac{\alpha}{2}\|\theta + h_k - w\|^2 + \langle\theta,
     s - s_k\rangle`, then :math:`h_k \leftarrow h_k + \theta_k - w`, :math:`s_k^+ = s_k - s +
     \frac{1}{K\eta}(w - \theta_k)`. Server: :math:`w \leftarrow \frac{1}{|S|}\sum_{k \in S}\theta_k
-    + \frac{1}{N}\sum_{k=1}^N h_k`, :math:`s \leftarrow s + \frac{1}{N}\sum_{k \in S}(s_k^+ - s_k)`
-    (algorithm 1).
+    + \frac{1}{N}\sum_{k=1}^N r_k h_k`, :math:`s \leftarrow s + \frac{1}{N}\sum_{k \in S} r_k(s_k^+
+    - s_k)` (algorithm 1), where :math:`r_k = N n_k/\sum_j n_j` is the client's share of the data.
 
     Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
     Correction, CVPR 2022, arXiv:2203.11751.
 
     Deviations: the linear term follows the released code, with a control variate over all rounds;
     the paper uses the last update alone. h is averaged over all clients, also under partial
-    participation. Local models are averaged with the run's client weights (the paper's plain mean
-    is ``weighting = "uniform"``). Sends: s. Uploads: the change of s_k. Keeps: h_k, s_k.
+    participation. Models, h and s are averaged with the run's client weights, so that the fixed
+    point minimises the run's objective :math:`\sum_k p_k L_k`; the paper's plain means are
+    ``weighting = "uniform"``, where all r_k are 1. ``official`` has the same fixed point in the
+    way of the released code: alpha / r_k and s / r_k on client k, stiffer for small clients, and a
+    plain mean of h. Sends: s. Uploads: r_k times the change of s_k. Keeps: h_k, s_k.
     """
 
     alpha: Annotated[float, Doc("weight of the drift term"), Range(0)] = 0.01
+    by_share: Annotated[
+        bool, Doc("client k has alpha / r_k and s / r_k, r_k its share of the data")
+    ] = False
 
-    needs_sum = True
+    presets = {"official": {"by_share": True}}
+    solves = {"alpha": 1.0}
     needs_plain_sgd = True
     sends = "P"
     uploads = "P"
     keeps = "2*P"
+
+    @property
+    def needs_sum(self) -> bool:  # type: ignore[override]
+        return self.by_share
+
+    @property
+    def needs_share_sum(self) -> bool:  # type: ignore[override]
+        return not self.by_share
 
     def server_init(self, spec: Spec) -> Tree:
         zero = tree.zeros_like(spec.params)
@@ -62,8 +77,11 @@ class FedDC(Part):
         return server["slope"]
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
-        proximal = 0.5 * self.alpha * tree.sq_norm(_drifted_delta(v.client["drift"], v, params))
-        return proximal + tree.dot(tree.sub(v.sent, v.client["slope"]), params)
+        scale = 1 / v.info.share if self.by_share else 1.0
+        drifted = _drifted_delta(v.client["drift"], v, params)
+        proximal = 0.5 * scale * self.alpha * tree.sq_norm(drifted)
+        slope = tree.scale(v.sent, scale) if self.by_share else v.sent
+        return proximal + tree.dot(tree.sub(slope, v.client["slope"]), params)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         k_eta = v.info.effective_steps * v.info.lr
@@ -74,14 +92,14 @@ class FedDC(Part):
             v.anchor.params,
             weights.params,
         )
-        change = tree.sub(slope, v.client["slope"])
-        return {"slope": slope, "drift": _drifted_delta(v.client["drift"], v, weights.params)}, Sum(
-            change
-        )
+        change = tree.scale(tree.sub(slope, v.client["slope"]), v.info.share)
+        drift = _drifted_delta(v.client["drift"], v, weights.params)
+        return {"slope": slope, "drift": drift}, Sum(change)
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         slope = tree.map(lambda s, c: s + c / r.num_clients, r.server["slope"], r.uploads)
-        weights, drift = _release_drift(r, weights, r.server["drift"])
+        total = r.sum_delta if self.by_share else r.share_delta
+        weights, drift = release_drift(r, weights, r.server["drift"], total)
         return weights, {"slope": slope, "drift": drift}
 
 
@@ -93,22 +111,24 @@ class FedSpeed(Part):
     Client: :math:`v \leftarrow v - \eta\big[(1 - a) g + a g' + \lambda(v - w + h_k)\big]`,
     :math:`g' = \nabla F_k(v + \rho\,g/\|g\|)` on the same batch, then :math:`h_k \leftarrow h_k +
     v - w`. Server: :math:`w \leftarrow \frac{1}{|S|}\sum_{k \in S} w_k + \frac{1}{N}\sum_{k=1}^N
-    h_k` (algorithm 1, which stores :math:`-\lambda h_k`).
+    r_k h_k` (algorithm 1, which stores :math:`-\lambda h_k`), :math:`r_k = N n_k/\sum_j n_j`.
 
     Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, and Higher
     Generalization Accuracy, ICLR 2023, arXiv:2302.10429.
 
     Deviations: lambda multiplies the proximal term, the paper's divides it; h is averaged over all
-    clients, as in the released code; local models are averaged with the run's client weights (the
-    paper's plain mean is ``weighting = "uniform"``). BatchNorm's running statistics are updated in
-    the first pass only. Keeps: h_k.
+    clients, as in the released code. Models and h are averaged with the run's client weights, so
+    that at rho = 0 the fixed point minimises the run's objective :math:`\sum_k p_k F_k` (with the
+    ascent step it does not); the paper's plain means are ``weighting = "uniform"``, where all r_k
+    are 1. BatchNorm's running statistics are updated in the first pass only. Keeps: h_k.
     """
 
     lam: Annotated[float, Doc("weight of the proximal term and of its correction"), Range(0)] = 0.1
     rho: Annotated[float, Doc("norm of the ascent step"), Range(0)] = 0.1
     merge: Annotated[float, Doc("share of the gradient after the ascent step"), Range(0, 1)] = 1.0
 
-    needs_sum = True
+    solves = {"lam": 8.0, "rho": 0.0}
+    needs_share_sum = True
     keeps = "P"
     compute = "a second gradient"
 
@@ -129,7 +149,7 @@ class FedSpeed(Part):
         return _drifted_delta(v.client, v, weights.params), {}
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
-        return _release_drift(r, weights, r.server)
+        return release_drift(r, weights, r.server, r.share_delta)
 
 
 @register
@@ -138,21 +158,23 @@ class FedPVR(SCAFFOLD):
     r"""Correct client drift with control variates in the last layers only.
 
     SCAFFOLD's rules, :math:`y \leftarrow y - \eta_l(g_k(y) - c_k + c)`, :math:`c_k^+ = c_k - c +
-    \frac{1}{K\eta_l}(x - y)`, :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S}(c_k^+ - c_k)`, for
-    the parameters from a given layer on; FedAvg for the layers before it (algorithm 1).
+    \frac{1}{K\eta_l}(x - y)`, :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S} r_k(c_k^+ - c_k)`,
+    for the parameters from a given layer on; FedAvg for the layers before it (algorithm 1). So only
+    the corrected layers have the run's objective as their own; the others are biased as in FedAvg.
 
     Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with
     Heterogeneous Data, CVPR 2023, arXiv:2212.02191.
 
     Deviations: those of SCAFFOLD. Layers are ordered as the module defines them. Sends: c.
-    Uploads: the change of c_k. Keeps: c_k. Each has the size of the corrected layers: H for the
-    head, at most P otherwise.
+    Uploads: r_k times the change of c_k. Keeps: c_k. Each has the size of the corrected layers: H
+    for the head, at most P otherwise.
     """
 
     from_stage: Annotated[
         str, Doc("first corrected layer, a child of the model; empty: the head")
     ] = ""
 
+    solves_for = "head"
     sends = "P if from_stage else H"
     uploads = "P if from_stage else H"
     keeps = "P if from_stage else H"
@@ -195,7 +217,8 @@ class FedCM(Part):
 
     Deviations: eta_g = 1 is the plain mean of the models; the paper's server step also has the
     factor :math:`\eta K`. K is the mean over clients that take different numbers of steps, and with
-    momentum the effective number of steps. Weight decay is not part of the mixture. Neutral at:
+    momentum the effective number of steps. Weight decay is not part of the mixture. With full
+    participation the fixed point is FedAvg's at the learning rate alpha eta. Neutral at:
     alpha = 1, eta_g = 1. Sends: m. Uploads: the number of steps.
     """
 
@@ -240,11 +263,14 @@ def _drifted_delta(drift: Params, v: View, params: Params) -> Params:
     return tree.map(lambda h, p, w: h + (p - w), drift, params, v.anchor.params)
 
 
-def _release_drift(r: Round, weights: Weights, drift: Params) -> tuple[Weights, Params]:
+def release_drift(
+    r: Round, weights: Weights, drift: Params, total: Params
+) -> tuple[Weights, Params]:
     """Update the mean of all clients' h_k and add it to the model.
 
-    The mean changes by the sum of the cohort's updates over N. Returns ``(weights, mean)``.
+    The mean changes by ``total``, the sum of the cohort's updates, over N. Returns ``(weights,
+    mean)``.
     """
-    drift = tree.map(lambda h, total: h + total / r.num_clients, drift, r.sum_delta)
+    drift = tree.map(lambda h, change: h + change / r.num_clients, drift, total)
     params = tree.map(torch.add, drift, weights.params)
     return weights._replace(params=weights.params | params), drift

@@ -33,13 +33,14 @@ class FedBR(Part):
     Guo, Tang and Lin, FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning
     Bias Reduction, ICML 2023, arXiv:2205.13462.
 
-    A pseudo-sample is the mean of M samples of one client, its label 1/C; ``mixture`` adds K local
-    samples at every step (eq. 4). Deviations: cosines are multiplied by tau, as in the code (the
-    tables' tau_2 = 0 has no other meaning); Mixture starts from these means, not from a proxy set,
-    and recomputes its global features each step (the code keeps the first); P is averaged with the
-    run's client weights. Pseudo-data do not update BatchNorm's running statistics. Neutral at: lam
-    = mu = 0. Sends: P and the pseudo-data. Uploads: P; in a survey, sample means, which the server
-    sees per client.
+    A pseudo-sample is the mean of M samples of one client, its label 1/C; there are as many as rows
+    in a batch, since with fewer only the first rows of a batch would be negatives. ``mixture`` adds
+    K local samples at every step (eq. 4). Deviations: cosines are multiplied by tau, as in the code
+    (the tables' tau_2 = 0 has no other meaning); Mixture starts from these means, not from a proxy
+    set, and recomputes its global features each step (the code keeps the first); P is averaged with
+    the run's client weights. Pseudo-data do not update BatchNorm's running statistics. Neutral at:
+    lam = mu = 0. Sends: P and the pseudo-data. Uploads: P; in a survey, sample means, which the
+    server sees per client.
     """
 
     lam: Annotated[
@@ -50,9 +51,12 @@ class FedBR(Part):
     inv_temperature2: Annotated[float, Doc("tau_2, factor of the cosine to real features")] = 2.0
     rows: Annotated[
         int,
-        Doc("pseudo-samples, B; number b is paired with real sample b mod batch size"),
-        Range(1),
-    ] = 32
+        Doc(
+            "pseudo-samples, B; 0: as many as rows in a batch; number b is paired with real sample "
+            "b mod batch size"
+        ),
+        Range(0),
+    ] = 0
     samples: Annotated[int, Doc("samples averaged into each mean, M"), Range(1)] = 10
     means: Annotated[
         int,
@@ -79,7 +83,7 @@ class FedBR(Part):
     presets = {
         "paper": {"lam": 1.0, "mu": 0.5},
         "official": {"lam": 1.0, "refresh": "once", "width": 0, "out": 0},
-        "mnist": {"lam": 1.0, "rows": 64},
+        "mnist": {"lam": 1.0},
         "cifar10": {"lam": 0.1},
         "cifar100": {"lam": 1.0},
         "pacs": {"lam": 0.1},
@@ -91,7 +95,7 @@ class FedBR(Part):
     needs_sweep = True
     needs_clients = True
     tasks = ("classification",)
-    sends = f"{_PROJECTION} + rows*X"
+    sends = f"{_PROJECTION} + (rows if rows else R)*X"
     uploads = _PROJECTION
     compute = "two passes of pseudo-data"
 
@@ -103,12 +107,12 @@ class FedBR(Part):
             bound = sizes[i] ** -0.5  # torch's default initialisation of a linear layer
             noise = bound * (rng.uniform(key, (sizes[i + 1], sizes[i] + 1), spec.dtype) * 2 - 1)
             projection |= {f"weight{i}": noise[:, :-1], f"bias{i}": noise[:, -1]}
-        shape = (self.rows, *spec.input_shape)
+        shape = (self._rows(spec), *spec.input_shape)
         pseudo = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
         return {"projection": projection, "pseudo": pseudo}
 
     def survey(self, v: View) -> Tree:
-        shape, offset = (self.means or self.rows, self.samples), 0
+        shape, offset = (self.means or self._rows(v.spec), self.samples), 0
         draws = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
 
         def batch_sums(batch: Batch, mask: Tensor) -> Tree:
@@ -126,8 +130,8 @@ class FedBR(Part):
 
     def absorb(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         means = r.uploads["means"][torch.argsort(r.uploads["client"])]  # [K, G, ...]
-        row = torch.arange(self.rows, device=means.device)
-        client = rng.integers(r.key, (self.rows,), len(means))
+        row = torch.arange(self._rows(r.spec), device=means.device)
+        client = rng.integers(r.key, tuple(row.shape), len(means))
         pseudo = means[client, row % means.shape[1]]
         if self.means:
             pool = means.flatten(0, 1)
@@ -169,6 +173,10 @@ class FedBR(Part):
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         return weights, r.server | r.uploads
 
+    def _rows(self, spec: Spec) -> int:
+        """B, the number of pseudo-samples."""
+        return self.rows or spec.batch
+
     def _global(self, v: View, x: Tensor) -> Tensor:
         """Features of the global model."""
         return v.forward(v.anchor, x).features.detach()
@@ -179,7 +187,7 @@ class FedBR(Part):
         labels = batch.target  # [B, C]
         if labels is None:  # one-hot by comparison: F.one_hot reads values, which vmap forbids
             labels = (batch.y[:, None] == classes).to(batch.x.dtype)
-        pick = rng.integers(v.key, (self.rows, self.mixture), len(batch.x))
+        pick = rng.integers(v.key, (self._rows(v.spec), self.mixture), len(batch.x))
         x = (v.sent["pseudo"] + batch.x[pick].sum(1)) / (self.mixture + 1)
         target = (1 / v.task.outputs + labels[pick].sum(1)) / (self.mixture + 1)
         return {"x": x, "target": target, "z_global": self._global(v, x)}
@@ -188,7 +196,7 @@ class FedBR(Part):
         self, projection: Params, z_pseudo: Tensor, z_global: Tensor, z_real: Tensor
     ) -> Tensor:
         """L_con, averaged over pairs of a pseudo-sample and a real sample."""
-        pair = torch.arange(self.rows, device=z_real.device) % len(z_real)
+        pair = torch.arange(len(z_pseudo), device=z_real.device) % len(z_real)
         local = _project(projection, z_pseudo)
         positive = F.cosine_similarity(local, _project(projection, z_global), dim=-1)
         negative = F.cosine_similarity(local, _project(projection, z_real)[pair], dim=-1)

@@ -17,6 +17,7 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 
 FIRST_SCALE = 0.1  # initial standard deviation
+FULL_DIMENSION = 5000  # activations from which on the released code has no momentum
 
 
 @register
@@ -34,14 +35,15 @@ class FedImpro(Part):
     Tang et al., FedImpro: Measuring and Improving Client Update in Federated Learning, ICLR 2024,
     arXiv:2402.07011.
 
-    Deviations: the default is the authors' released code with the ramp of the weight capped at 1.
-    Balanced labels include classes that a client lacks; the ramp protects the first rounds from
-    the random initial statistics. ``official`` does not cap the ramp (it counts epochs: ramp =
-    500/E). ``paper`` is as printed: the batch's labels, draws from the received statistics, no
-    ramp, variances, no cap. Clients add the noise, and the scale stays >= 0. The code's beta_m is 1
-    - D/5000 by mistake, so 0 from D = 5000 on. Neutral at: weight = 0. Sends, uploads: 2CD
-    statistics, D the activations at the cut (its channels for ``stat_axes = channel``);
-    ``count_weighted`` adds C label counts. Keeps: nothing.
+    Deviations: the default is the authors' released code with the ramp of the weight capped at 1,
+    and beta_m = 0. Balanced labels include classes that a client lacks; the ramp protects the first
+    rounds from the random initial statistics. ``official`` does not cap the ramp (it counts epochs:
+    ramp = 500/E), and has the code's beta_m: max(0, 1 - D/5000) for D activations at the cut, where
+    a number of samples was meant; it is 0 from D = 5000 on. ``paper`` is as printed: the batch's
+    labels, draws from the received statistics, no ramp, variances, no cap. Clients add the noise,
+    and the scale stays >= 0. Neutral at: weight = 0. Sends, uploads: 2CD statistics (for
+    ``stat_axes = channel``, D counts the channels); ``count_weighted`` adds C label counts. Keeps:
+    nothing.
     """
 
     cut: Annotated[str, Doc("last of the lower layers")] = "stage2"
@@ -67,7 +69,14 @@ class FedImpro(Part):
         Literal["std", "variance"], Doc("the scale to average over steps and clients")
     ] = "std"
     s_max: Annotated[float, Doc("largest standard deviation; 0: no bound"), Range(0)] = 0.1
-    beta_m: Annotated[float, Doc("momentum of a client's statistics"), Range(0, 1)] = 0.0
+    beta_m: Annotated[
+        float | Literal["by_dimension"],
+        Doc(
+            "momentum of a client's statistics; by_dimension: max(0, 1 - D/5000) for D activations "
+            "at the cut, as in the released code"
+        ),
+        Range(0, 1),
+    ] = 0.0
     beta_g: Annotated[float, Doc("momentum of the server's statistics"), Range(0, 1)] = 0.0
     noise: Annotated[float, Doc("standard deviation of the noise on uploads"), Range(0)] = 0.0
     count_weighted: Annotated[
@@ -75,7 +84,7 @@ class FedImpro(Part):
     ] = False
 
     presets = {
-        "official": {"cap": False},
+        "official": {"cap": False, "beta_m": "by_dimension"},
         "paper": {
             "ramp": 0,
             "labels": "batch",
@@ -92,6 +101,16 @@ class FedImpro(Part):
     sends = "2*C*D"
     uploads = "2*C*D + (C if count_weighted else 0)"
     compute = "generated rows through the upper layers"
+
+    def advice(self, rounds: int) -> str:
+        if not self.weight or rounds >= self.ramp:
+            return ""
+        last = self.weight * (rounds - 1) / self.ramp
+        return (
+            f"the weight of fedimpro's drawn features grows over {self.ramp} rounds, but the run "
+            f"has only {rounds}, so it ends at {last:.2g} of {self.weight:g}; the authors' ramp "
+            f"is half of their run, here ramp={rounds // 2}"
+        )
 
     def server_init(self, spec: Spec) -> Tree:
         size, _ = self._sizes(spec)
@@ -129,7 +148,7 @@ class FedImpro(Part):
         mean = one_hot.T @ h.sum(-1) / count.clamp_min(1)  # [C, size]
         square = one_hot.T @ ((h - mean[batch.y][..., None]) ** 2).sum(-1)
         spread = self._as_spread(square / (count - 1).clamp_min(1))
-        b, old = self.beta_m, v.local
+        b, old = self._momentum(v.spec), v.local
         scale = self._capped(b * old["scale"] + (1 - b) * spread)
         return {
             "mean": torch.where(count > 0, b * old["mean"] + (1 - b) * mean, old["mean"]),
@@ -163,6 +182,12 @@ class FedImpro(Part):
         shape = torch.Size(spec.shapes[self.cut])
         size = shape[0] if self.stat_axes == "channel" else shape.numel()
         return size, shape.numel() // size
+
+    def _momentum(self, spec: Spec) -> float:
+        """beta_m."""
+        if isinstance(self.beta_m, str):
+            return max(0.0, 1 - torch.Size(spec.shapes[self.cut]).numel() / FULL_DIMENSION)
+        return self.beta_m
 
     def _labels(self, v: View, batch: Batch) -> Tensor:
         """Labels of the drawn features; balanced: every class floor(B/C) + 1 times."""

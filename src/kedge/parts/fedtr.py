@@ -15,6 +15,7 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.parts.class_means import class_sums, empty_means, update_means
+from kedge.parts.drift import release_drift
 
 
 @register
@@ -27,19 +28,19 @@ class FedTR(Part):
     features (eq. 7), and :math:`w \leftarrow \sum_i \lambda_i(w_i + d_i)`, :math:`c_j \leftarrow
     \sum_i n_{ij} c_{ij}/\sum_i n_{ij}` (eqs. 8-9). Drift rules: ``accumulate``, :math:`d_i
     \leftarrow d_i + w_i - w` once a round (appendix A.1); ``descent``, :math:`d_i \leftarrow d_i -
-    \eta_g\alpha(d_i + w_i - w)` after every step (algorithm 1), from 0 each round; ``none``,
-    neither d nor its term.
+    \eta_g\alpha(d_i + w_i - w)` after every step (algorithm 1), from 0 each round, or from the
+    last d (``persistent``; algorithm 1 never resets it); ``none``, neither d nor its term.
 
     Chen et al., Making Local Models Learn Autonomously With Global Feature Tracking and Client
     Drift Releasing for Federated Learning; the drift is FedDC's (Gao et al., arXiv:2203.11751).
 
     Deviations: the paper gives three drift rules; only ``accumulate`` has the optimum as its fixed
     point, and d = w - w_i (section 3.2) would never change w. ``accumulate`` adds the mean of d
-    over all clients, as the cohort's mean diverges; clients not seen yet count with d = 0 and the
-    mean size. R is a mean, as the printed sum outweighs the loss; ``paper`` is as printed, with a
-    guessed eta_g. Neutral at: drift_rule = none, lambda_R = 0. Sends: centroids and their validity.
-    Uploads: class sums of features and counts; the client weight at first participation
-    (``accumulate``), or d in addition to w (``descent``). Keeps: d.
+    over all clients, as the cohort's mean diverges, with the run's client weights: at lambda_R = 0
+    the fixed point minimises the run's objective :math:`\sum_i \lambda_i F_i`. R is a mean, as the
+    printed sum outweighs the loss; ``paper`` is as printed, with a guessed eta_g. Neutral at:
+    drift_rule = none, lambda_R = 0. Sends: centroids and their validity. Uploads: class sums of
+    features and counts, and d in addition to w (``descent``). Keeps: d.
     """
 
     drift_rule: Annotated[
@@ -53,38 +54,41 @@ class FedTR(Part):
         Literal["mean", "sum"], Doc("reduction of the centroid term over batch and features")
     ] = "mean"
     eta_g: Annotated[float, Doc("step size of the drift in descent"), Range(0)] = 0.01
-    persistent: Annotated[bool, Doc("descent keeps the drift between rounds")] = False
+    persistent: Annotated[
+        bool, Doc("descent keeps the drift between rounds, as in algorithm 1")
+    ] = False
     personal_head: Annotated[bool, Doc("the head stays on the client")] = False
 
-    presets = {"paper": {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum"}}
+    presets = {
+        "paper": {"drift_rule": "descent", "alpha": 2.0, "reduction": "sum", "persistent": True}
+    }
     neutral = {"drift_rule": "none", "lambda_R": 0.0, "personal_head": False}
+    solves = {"drift_rule": "accumulate", "alpha": 1.0, "lambda_R": 0.0, "personal_head": False}
     needs_features = True
     needs_sweep = True
     tasks = ("classification",)
     sends = "C*F + C - (H if personal_head else 0)"
-    uploads = "C*F + C + (2 if accumulate else P if descent else 0) - (H if personal_head else 0)"
-    keeps = (
-        "(P + 1 if accumulate else P if descent*persistent else 0) + (H if personal_head else 0)"
-    )
+    uploads = "C*F + C + (P if descent else 0) - (H if personal_head else 0)"
+    keeps = "(P if accumulate + descent*persistent else 0) + (H if personal_head else 0)"
     compute = "one pass a round"
+
+    @property
+    def needs_share_sum(self) -> bool:  # type: ignore[override]
+        return self.drift_rule == "accumulate"
 
     def private(self, spec: Spec) -> set[str]:
         return set(spec.model.head_names()) if self.personal_head else set()
 
     def server_init(self, spec: Spec) -> Tree:
-        zero = torch.zeros((), dtype=spec.dtype, device=spec.device)
         centroids, valid = empty_means(spec)
         server: Tree = {"centroids": centroids, "valid": valid}
         if self.drift_rule != "accumulate":
             return server
-        drift = tree.zeros_like(spec.params)  # sum of n_i d_i
-        return server | {"drift": drift, "clients": zero, "weight": zero}  # of clients seen so far
+        return server | {"drift": tree.zeros_like(spec.params)}  # mean of d_i over all clients
 
     def client_init(self, spec: Spec) -> Tree:
-        drift = {"drift": tree.zeros_like(spec.params)}
-        if self.drift_rule == "accumulate":
-            return drift | {"seen": torch.zeros((), dtype=spec.dtype, device=spec.device)}
-        return drift if self.drift_rule == "descent" and self.persistent else {}
+        kept = self.drift_rule == "accumulate" or (self.drift_rule == "descent" and self.persistent)
+        return {"drift": tree.zeros_like(spec.params)} if kept else {}
 
     def phase(self, round: int) -> str:
         return "first" if round == 0 else "later"
@@ -122,10 +126,7 @@ class FedTR(Part):
         if self.drift_rule == "descent":
             next_state = v.local if self.persistent else {}
             return next_state, uploads | {"drift": Mean(v.local["drift"])}
-        new = 1 - v.client["seen"]
-        uploads |= {"clients": Sum(new), "weight": Sum(new * v.info.weight)}
-        drift = self._drifted_delta(v, weights.params)  # d_i + w_i - w
-        return {"drift": drift, "seen": torch.ones_like(v.client["seen"])}, uploads
+        return {"drift": self._drifted_delta(v, weights.params)}, uploads  # d_i + w_i - w
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         sums, counts = r.uploads["sum"], r.uploads["count"]
@@ -134,15 +135,10 @@ class FedTR(Part):
         if self.drift_rule == "none":
             return weights, server
         if self.drift_rule == "descent":
-            mean_drift = r.uploads["drift"]
-        else:
-            total = tree.map(lambda d, m: d + r.weight * m, r.server["drift"], r.mean_delta)
-            seen = {n: r.server[n] + r.uploads[n] for n in ("clients", "weight")}
-            total_weight = r.num_clients * seen["weight"] / seen["clients"]
-            mean_drift = tree.map(lambda d: d / total_weight, total)
-            server |= {"drift": total, **seen}
-        params = tree.map(torch.add, mean_drift, weights.params)
-        return weights._replace(params=weights.params | params), server
+            params = tree.map(torch.add, r.uploads["drift"], weights.params)
+            return weights._replace(params=weights.params | params), server
+        weights, drift = release_drift(r, weights, r.server["drift"], r.share_delta)
+        return weights, server | {"drift": drift}
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
         """Add the symbols ``accumulate`` and ``descent``, 1 for the active drift rule, else 0."""

@@ -52,23 +52,31 @@ class FLBoost(Distiller):
     et al., Fine-Tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
     Learning, CVPR 2022, arXiv:2203.09249.
 
-    Deviations: KL(teacher || student), as usual in distillation and in the authors' code; labels
-    are allotted in exact proportion to p_t, not drawn; G ends in a BatchNorm, so that samples have
-    the scale of normalised inputs. The preset ``paper`` reverts all three. ``official`` follows the
-    authors' code: G maximises the L1 distance of logits, with the clients' logits detached, and
-    takes one step per client, in descending order of label counts; the student's loss is divided
-    by C. Write the part last: it fine-tunes the model that earlier parts return. Neutral at: steps
-    = 0. Uploads: label counts. The server keeps G.
+    Deviations: the default and ``official`` are the authors' code. KL(teacher || student), divided
+    by C; G maximises the L1 distance of logits, with the clients' logits detached, and takes one
+    step per client (in descending order of label counts, where the code takes the cohort's order);
+    labels are allotted in exact proportion to p_t; G ends in a BatchNorm, so that samples have the
+    scale of normalised inputs. ``paper`` is as printed: KL(student || teacher) for both players,
+    not divided by C, whose gradient also reaches G through the clients' models; one step of G on
+    the sum over clients; labels drawn; no last BatchNorm. G upsamples before it convolves, as in
+    the code; Table 5a has the reverse order. Write the part last: it fine-tunes the model that
+    earlier parts return. Neutral at: steps = 0. Uploads: label counts. The server keeps G.
     """
 
     steps: Annotated[int, Doc("iterations I per round"), Range(0)] = 10
     generator_steps: Annotated[int, Doc("generator steps I_g per iteration"), Range(0)] = 1
     student_steps: Annotated[int, Doc("global model's steps I_d per iteration"), Range(0)] = 5
     batch: Annotated[int, Doc("samples B per iteration"), Range(2)] = 50
-    lr: Annotated[float, Doc("learning rate of the global model"), Range(0)] = 0.1
+    lr: Annotated[
+        float | None,
+        Doc("learning rate of the global model; none: the clients' rate of the round"),
+        Range(0),
+    ] = None
     generator_lr: Annotated[float, Doc("learning rate of the generator (Adam)"), Range(0)] = 0.01
     decay: Annotated[
-        float, Doc("factor of both learning rates per round"), Range(0, 1, open=True)
+        float,
+        Doc("factor of generator_lr per round, and of lr if that is a number"),
+        Range(0, 1, open=True),
     ] = 0.998
     weight_decay: Annotated[float, Doc("weight decay of the global model"), Range(0)] = 1e-3
     lambda_cls: Annotated[
@@ -92,13 +100,13 @@ class FLBoost(Distiller):
     ] = "kl"
     generator_md: Annotated[
         Literal["kl", "mse_logits", "l1_logits"], Doc("L_md of the generator")
-    ] = "kl"
-    class_mean: Annotated[bool, Doc("divide the global model's loss by C")] = False
-    detach_teachers: Annotated[bool, Doc("no gradient of L_md through the clients' models")] = False
+    ] = "l1_logits"
+    class_mean: Annotated[bool, Doc("divide the global model's loss by C")] = True
+    detach_teachers: Annotated[bool, Doc("no gradient of L_md through the clients' models")] = True
     cls_weights: Annotated[
         Literal["sample", "batch"], Doc("L_cls weighted by a_{k,y} per sample, or its batch mean")
-    ] = "sample"
-    per_client: Annotated[bool, Doc("one step of G per client, not on the sum")] = False
+    ] = "batch"
+    per_client: Annotated[bool, Doc("one step of G per client, not on the sum")] = True
     labels: Annotated[
         Literal["allotted", "drawn"], Doc("exact proportions, shuffled; or independent draws")
     ] = "allotted"
@@ -113,7 +121,17 @@ class FLBoost(Distiller):
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
 
     presets = {
-        "paper": {"direction": "student_teacher", "labels": "drawn", "final_norm": False},
+        "paper": {
+            "lr": 0.1,
+            "direction": "student_teacher",
+            "generator_md": "kl",
+            "class_mean": False,
+            "detach_teachers": False,
+            "cls_weights": "sample",
+            "per_client": False,
+            "labels": "drawn",
+            "final_norm": False,
+        },
         "official": {
             "generator_md": "l1_logits",
             "class_mean": True,
@@ -122,7 +140,15 @@ class FLBoost(Distiller):
             "per_client": True,
         },
         "cifar100": {"noise": 256},
-        "mse": {"student_md": "mse_logits", "generator_md": "mse_logits"},
+        "mse": {
+            "lr": 0.1,
+            "student_md": "mse_logits",
+            "generator_md": "mse_logits",
+            "class_mean": False,
+            "detach_teachers": False,
+            "cls_weights": "sample",
+            "per_client": False,
+        },
     }
     neutral = {"steps": 0}
     tiny = {"steps": 2, "student_steps": 2, "batch": 6, "noise": 3, "width": 4}
@@ -206,7 +232,7 @@ class FLBoost(Distiller):
     ) -> Weights:
         x, _ = self._generator(r.spec)(generator, game.z, game.y, train=False)
         targets = teacher_logits(r, self.level, r.clients, x)  # constant over the steps
-        lr = decayed_lr(r, self.lr, self.decay)
+        lr = decayed_lr(r, r.lr, 1.0) if self.lr is None else decayed_lr(r, self.lr, self.decay)
         for i in range(self.student_steps):
             key = rng.fold(game.key, i) if r.model.is_random else None
             weights = self._student_step(r, weights, lr, x, targets, game.share, key)

@@ -52,22 +52,39 @@ class FedDyn(Part):
 
     Client: :math:`\min_\theta L_k(\theta) - \langle g_k, \theta\rangle + \frac{\alpha}{2}\|\theta
     - \theta^{t-1}\|^2`, then :math:`g_k \leftarrow g_k - \alpha(\theta_k^t - \theta^{t-1})`.
-    Server: :math:`h \leftarrow h - \frac{\alpha}{m}\sum_{k \in P_t}(\theta_k^t - \theta^{t-1})`,
-    :math:`\theta^t = \frac{1}{|P_t|}\sum_k \theta_k^t - \frac{1}{\alpha} h` (algorithm 1).
+    Server: :math:`h \leftarrow h - \frac{\alpha}{m}\sum_{k \in P_t} r_k(\theta_k^t -
+    \theta^{t-1})`, :math:`\theta^t = \frac{1}{|P_t|}\sum_k \theta_k^t - \frac{1}{\alpha} h`
+    (algorithm 1), where :math:`r_k = m n_k/\sum_j n_j` is the client's share of the data.
 
     Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, arXiv:2111.04263.
 
-    Deviations: local models are averaged with the run's client weights (by size by default); the
-    paper's plain mean is ``weighting = "uniform"``. A small alpha needs gradient clipping or many
-    local steps. Keeps: g_k.
+    Deviations: models and h are averaged with the run's client weights (by size by default), so
+    that the fixed point minimises the run's objective :math:`\sum_k p_k L_k`. The paper's plain
+    means are ``weighting = "uniform"``, where all r_k are 1. ``official`` has the same fixed point
+    in the way of the released code: alpha / r_k on client k, stiffer for small clients, and a plain
+    mean in h. A small alpha needs gradient clipping or many local steps. Keeps: g_k.
     """
 
     alpha: Annotated[float, Doc("weight of the quadratic term"), Range(0, open=True)] = 0.01
 
-    presets = {"flboost": {"alpha": 0.01}, "fedntd": {"alpha": 0.1}}
+    by_share: Annotated[bool, Doc("client k has alpha / r_k, r_k its share of the data")] = False
+
+    presets = {
+        "flboost": {"alpha": 0.01},
+        "fedntd": {"alpha": 0.1},
+        "official": {"by_share": True},
+    }
     tiny = {"alpha": 1.0}
-    needs_sum = True
+    solves = {"alpha": 8.0}
     keeps = "P"
+
+    @property
+    def needs_sum(self) -> bool:  # type: ignore[override]
+        return self.by_share
+
+    @property
+    def needs_share_sum(self) -> bool:  # type: ignore[override]
+        return not self.by_share
 
     def server_init(self, spec: Spec) -> Tree:
         return tree.zeros_like(spec.params)  # h
@@ -77,12 +94,13 @@ class FedDyn(Part):
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         public = v.public(params)
-        proximal = 0.5 * self.alpha * tree.sq_dist(public, v.anchor.params)
+        proximal = 0.5 * self._alpha(v) * tree.sq_dist(public, v.anchor.params)
         return proximal - tree.dot(v.client, public)
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        alpha = self._alpha(v)
         new = tree.map(
-            lambda g, local, anchor: g - self.alpha * (local - anchor),
+            lambda g, local, anchor: g - alpha * (local - anchor),
             v.client,
             weights.params,
             v.anchor.params,
@@ -91,6 +109,10 @@ class FedDyn(Part):
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         scale = self.alpha / r.num_clients
-        h = tree.map(lambda h, total: h - scale * total, r.server, r.sum_delta)
+        total_delta = r.sum_delta if self.by_share else r.share_delta  # r_k alpha_k Delta_k / alpha
+        h = tree.map(lambda h, total: h - scale * total, r.server, total_delta)
         params = tree.map(lambda h, w: w - h / self.alpha, h, weights.params)
         return weights._replace(params=weights.params | params), h
+
+    def _alpha(self, v: View) -> Tensor | float:
+        return self.alpha / v.info.share if self.by_share else self.alpha

@@ -22,17 +22,20 @@ class SCAFFOLD(Part):
 
     Client: :math:`y \leftarrow y - \eta_l(g_k(y) - c_k + c)`, then :math:`c_k^+ = c_k - c +
     \frac{1}{K\eta_l}(x - y)`. Server: :math:`x \leftarrow x + \frac{\eta_g}{|S|}\sum_{k \in S}(y_k
-    - x)`, :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S}(c_k^+ - c_k)`.
+    - x)`, :math:`c \leftarrow c + \frac{1}{N}\sum_{k \in S} r_k(c_k^+ - c_k)`, where :math:`r_k = N
+    n_k/\sum_j n_j` is the client's share of the data.
 
     Karimireddy et al., SCAFFOLD, ICML 2020, arXiv:1910.06378.
 
-    Deviations: updates are averaged with the run's client weights (by size by default); the
-    paper's plain mean is ``weighting = "uniform"``. With momentum, K is the effective number of
-    steps. Sends: c. Uploads: the change of c_k. Keeps: c_k.
+    Deviations: updates and control variates are averaged with the run's client weights (by size by
+    default), so that the fixed point minimises the run's objective :math:`\sum_k p_k f_k`. The
+    paper's plain means are ``weighting = "uniform"``, where all r_k are 1. With momentum, K is the
+    effective number of steps. Sends: c. Uploads: r_k times the change of c_k. Keeps: c_k.
     """
 
     eta_g: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
 
+    solves = {}
     needs_plain_sgd = True
     sends = "P"
     uploads = "P"
@@ -59,7 +62,7 @@ class SCAFFOLD(Part):
             v.anchor.params,
             weights.params,
         )
-        return new, Sum(tree.sub(new, v.client))
+        return new, Sum(tree.scale(tree.sub(new, v.client), v.info.share))
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         c = tree.map(lambda c, change: c + change / r.num_clients, r.server, r.uploads)

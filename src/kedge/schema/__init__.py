@@ -10,8 +10,9 @@ way, and every ``name(option=value)`` is bound to such a signature::
     def cosine(*, rounds: Annotated[int, Doc("length"), Range(1)], floor: Fraction = 0.0): ...
 
 The options of a dataclass are its fields; those of a function are its keyword-only parameters.
-Types are ``int``, ``float``, ``bool``, ``str``, ``Literal``, ``tuple`` and unions of them. An
-option of another type, or without one, takes any value.
+Types are ``int``, ``float``, ``bool``, ``str``, ``Literal``, ``tuple`` and unions of them. In a
+union with None and without ``str``, the word ``none`` is None. An option of another type, or
+without one, takes any value.
 """
 
 from kedge.schema.binding import (

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple, Protocol, get_type_hints
 
 from kedge.errors import FieldError, GrammarError, KedgeError, SeveralErrors, UnknownName
 from kedge.grammar import Call, parse_calls, write_value
-from kedge.schema.values import Doc, InvalidValue, Read, coerce, notes_of, ranges_of, type_name
+from kedge.schema.values import (
+    Doc,
+    InvalidValue,
+    Read,
+    coerce,
+    notes_of,
+    ranges_of,
+    takes_none,
+    type_name,
+)
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -22,7 +31,7 @@ class Row(NamedTuple):
 
     name: str
     type: str
-    default: str  # as typed; empty for a required option, - for None
+    default: str  # as typed; empty for a required option, - for a None that cannot be typed
     range: str
     doc: str
 
@@ -65,6 +74,8 @@ class Option:
         """The option as a row of help."""
         notes = notes_of(self.hint)
         default = "" if self.default is REQUIRED else _as_typed(self.default)
+        if self.default is None and takes_none(self.hint):
+            default = "none"
         ranges = dict.fromkeys(map(str, ranges_of(self.hint)))
         text = " ".join(n.text for n in notes if isinstance(n, Doc))
         return Row(self.name, type_name(self.hint), default, ", ".join(ranges), text)

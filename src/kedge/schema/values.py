@@ -140,11 +140,15 @@ def _coerce_scalar(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
 def _coerce_union(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
     if value is None and types.NoneType in get_args(kind):
         return None
+    if takes_none(kind) and isinstance(value, str) and value in ("none", "None"):
+        return None
     members = _members(kind)
     for member in members:
         try:
             return coerce(value, Annotated[(member, *notes)] if notes else member)
-        except InvalidValue:
+        except InvalidValue as error:
+            if len(members) == 1 and isinstance(error, InvalidType):
+                break
             is_list = isinstance(value, (tuple, list))
             if len(members) == 1 or (is_list and get_origin(_unwrapped(member)[0]) is tuple):
                 raise  # no other member can match
@@ -194,12 +198,24 @@ def ranges_of(hint: Any) -> list[Range]:
     return [*(n for n in notes if isinstance(n, Range)), *inner]
 
 
+def takes_none(hint: Any) -> bool:
+    """Whether the word ``none`` is read as None; where any text is a value, it is text.
+
+    >>> takes_none(float | None), takes_none(str | None)
+    (True, False)
+    """
+    kind, _ = _unwrapped(hint)
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    return types.NoneType in members and all(_unwrapped(m)[0] is not str for m in members)
+
+
 def type_name(hint: Any) -> str:
-    """The type as shown on help pages: ``float``, ``soft | hard``, ``list of int``."""
+    """The type as shown on help pages: ``float | none``, ``soft | hard``, ``list of int``."""
     kind, notes = _unwrapped(hint)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return " | ".join(type_name(m) for m in _members(kind))
+        names = [type_name(m) for m in _members(kind)]
+        return " | ".join([*names, "none"] if takes_none(kind) else names)
     if origin is Literal or any(isinstance(n, Choice) for n in notes):
         return " | ".join(map(str, _choices(kind, notes)))
     if origin is tuple:
@@ -212,7 +228,9 @@ def _described(kind: Any, notes: tuple[Any, ...]) -> str:
     """The expected value in words: ``a whole number at least 1``."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join(_described(*_unwrapped(m)) for m in _members(kind))
+        pairs = (_unwrapped(m) for m in _members(kind))
+        words = [_described(base, (*inner, *notes)) for base, inner in pairs]
+        return " or ".join([*words, "none"] if takes_none(kind) else words)
     if origin is Literal or any(isinstance(n, Choice) for n in notes):
         return " or ".join(map(repr, _choices(kind, notes)))
     if kind is tuple or origin is tuple:

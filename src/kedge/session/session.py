@@ -26,7 +26,7 @@ from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Part
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
-from kedge.core.work import WEIGHTINGS, Lane, LocalWork
+from kedge.core.work import WEIGHTINGS, Lane, LocalWork, share_of
 from kedge.errors import FieldError, KedgeError, NotFinite
 
 NEVER = -1  # in the ledger: no reply of this client was accepted yet
@@ -67,6 +67,7 @@ class Session:
         work: batch size and local steps or epochs; the default of LocalWork for None.
         per_round: clients in the cohort of a round; all of them for None.
         weighting: client weights p_k: ``"size"`` or ``"uniform"``.
+        examples: number of training samples of all clients together.
         seed: seed of everything random.
 
     Raises:
@@ -87,6 +88,7 @@ class Session:
         work: LocalWork | None = None,
         per_round: int | None = None,
         weighting: str = "size",
+        examples: int,
         seed: int = 0,
     ) -> None:
         count = bound.spec.num_clients
@@ -96,7 +98,7 @@ class Session:
         if not 1 <= per_round <= count:
             raise FieldError(f"per_round = {per_round} is not between 1 and the {count} clients")
         self.bound, self.work = bound, work or LocalWork()
-        self.per_round, self.weighting = per_round, weighting
+        self.per_round, self.weighting, self.examples = per_round, weighting, examples
         self.key = rng.key(seed)  # on the host: a round's few draws are faster there
         self.server: Server = bound.server()
         self.round = 0
@@ -157,7 +159,8 @@ class Session:
     def lane(self, client: int, size: int, round: int) -> Lane:
         """The lane of a client with ``size`` samples in a round."""
         steps, lr = self.work.steps_for(size), self.bound.lr(round)
-        return Lane(client, size, steps, self.work, lr, self.weighting, self.bound.optim)
+        share = share_of(size, self.num_clients, self.examples, self.weighting)
+        return Lane(client, size, steps, self.work, lr, self.weighting, self.bound.optim, share)
 
     # -- replies -------------------------------------------------------------------------------
 

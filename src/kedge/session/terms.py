@@ -59,13 +59,14 @@ class Terms:
     schema.
 
     >>> schema = DataSchema((4,), "classification", 2, classes=("no", "yes"))
-    >>> terms = Terms(schema, num_clients=3, method="scaffold")
+    >>> terms = Terms(schema, num_clients=3, examples=90, method="scaffold")
     >>> Terms.from_json(terms.to_json()) == terms
     True
     """
 
     data: DataSchema
     num_clients: int
+    examples: int  # training samples of all clients together
     method: str = "fedavg"
     model: str = "own"  # a model string, or "own" for a module that every member supplies
     batchnorm: str = "average"
@@ -130,6 +131,7 @@ class Terms:
             make_optimizer(self.optimizer),
             data,
             num_clients=self.num_clients,
+            batch=self.batch,
             input_shape=self.data.shape,
             initial=tree.map(place, model.weights()),
             key=rng.fold(rng.key(self.seed), "init").to(device),
@@ -142,6 +144,7 @@ class Terms:
             work=self.work,
             per_round=self.per_round or None,
             weighting=self.weighting,
+            examples=self.examples,
             seed=self.seed,
         )
 

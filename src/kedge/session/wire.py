@@ -259,7 +259,7 @@ def _dry_run(bound: Bound, server: Server) -> tuple[Bound, Job]:
         anchor=server.weights,
         sent=bound.sent(server),
         client=bound.client(),
-        info=Info(zero, zero, one, one, one, one, one),
+        info=Info(zero, zero, one, one, one, one, one, one),
         key=spec.key,
         counts=torch.ones(bound.task.outputs, dtype=spec.dtype, device=spec.device),
         sweep=SweepPieces(rows, torch.ones_like(rows, dtype=spec.dtype)),

@@ -18,7 +18,7 @@ from kedge.core.model import Model
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job, SweepPieces
-from kedge.core.work import Lane, batches, client_keys, infos, round_key
+from kedge.core.work import Lane, batches, client_keys, infos, round_key, share_of
 from kedge.data.federation import Federation
 from kedge.engines.layout import layout_of
 from kedge.engines.loop import Loop, run_steps
@@ -140,6 +140,7 @@ class Silo:
         lane = Lane(
             self.client, size, terms.work.steps_for(size), terms.work, bound.lr(ask.round),
             terms.weighting, bound.optim,
+            share_of(size, terms.num_clients, terms.examples, terms.weighting),
         )  # fmt: skip
         keys = client_keys(round_key(self._root, ask.round), [self.client])
         empty = torch.zeros((1, 0), device=self.data.device)

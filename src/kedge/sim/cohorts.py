@@ -17,7 +17,7 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Info, Job, SweepPieces
-from kedge.core.work import Lane, batches, client_keys, infos, round_key
+from kedge.core.work import Lane, batches, client_keys, infos, round_key, share_of
 from kedge.data.federation import Federation
 from kedge.engines.cohort import Cohort, Group, on_device, to_device
 from kedge.engines.lane_bound import LaneBound, difference
@@ -93,8 +93,18 @@ class Cohorts:
         for sim, cohort in zip(self.sims, clients, strict=True):
             session, sizes = sim.session, sim.federation.sizes
             work, lr, optim = session.work, session.bound.lr(round), session.bound.optim
+            weighting = session.weighting
             lanes += [
-                Lane(k, sizes[k], work.steps_for(sizes[k]), work, lr, session.weighting, optim)
+                Lane(
+                    k,
+                    sizes[k],
+                    work.steps_for(sizes[k]),
+                    work,
+                    lr,
+                    weighting,
+                    optim,
+                    share_of(sizes[k], session.num_clients, session.examples, weighting),
+                )
                 for k in cohort
             ]
         round_keys = round_key(self.sims[0].session.key, round)

@@ -91,13 +91,15 @@ class Simulation:
                 optim or SGD(),
                 federation,
                 num_clients=federation.num_clients,
+                batch=(work or LocalWork()).batch,
                 input_shape=federation.input_shape,
                 initial=tree.map(place, model.weights()),
                 key=rng.fold(rng.key(seed), "init").to(device),
             )
             self.session = Session(
-                self.bound, work=work, per_round=per_round, weighting=weighting, seed=seed
-            )
+                self.bound, work=work, per_round=per_round, weighting=weighting,
+                examples=sum(federation.sizes), seed=seed,
+            )  # fmt: skip
             first_state = self.bound.client()
         self._checks = Checks(self.bound.parts)
         #: Samples per class on each client, [clients, C]; no columns if no part reads them.

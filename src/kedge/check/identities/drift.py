@@ -9,6 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from kedge.check.identities.common import BEST, LR, STEPS, A, H, run_quadratics
+from kedge.check.objective import (
+    CURVATURES,
+    OPTIMA,
+    SIZES,
+    blocks,
+    client_weights,
+    fedavg_point,
+    settle,
+)
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core.tree import Params, Weights
@@ -149,6 +158,18 @@ def two_rounds_with_momentum(cls: type[FedCM]) -> Iterator[Claim]:
         yield Claim(f"w at t = {run.round}", w, position(run))
         got = float(run.server.slots[cls.name]["head.weight"])
         yield Claim(f"m at t = {run.round}", m, got)
+
+
+@oracle(FedCM)
+def fixed_point_of_fedavg_with_a_smaller_step(cls: type[FedCM]) -> Iterator[Claim]:
+    """At a fixed point m = 0, so that clients take FedAvg's steps with the learning rate alpha eta.
+    With 1 to 6 samples and as many steps, all clients taking part."""
+    run = blocks(LR).simulate(cls(alpha=0.6))
+    settle(run)
+    for i, name in enumerate(("body.weight", "head.weight")):
+        weights = client_weights(SIZES, "size")
+        expected = fedavg_point(CURVATURES[i], OPTIMA[i], weights, 0.6 * LR, SIZES)
+        yield Claim(f"{name} at alpha = 0.6", expected, float(run.weights.params[name]))
 
 
 @oracle(FedCM)

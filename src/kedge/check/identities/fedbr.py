@@ -15,6 +15,7 @@ from kedge.core import client, rng, tree
 from kedge.core.optim import SGD
 from kedge.core.task import make_task
 from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import View
 from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
 from kedge.parts.fedbr import FedBR
@@ -41,14 +42,18 @@ def equal_cosines_give_log_2(cls: type[FedBR]) -> Iterator[Claim]:
 def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
     """Two steps of the min-max game by autograd: P ascends on L_con with fixed features, then body
     and head descend on CE + lam CE(x_p, 1/C) + mu L_con with fixed P and the global features of the
-    initial model. Detects a wrong sign, factor or order of the two steps, temperatures that divide,
-    swapped cosines, and a gradient or update of P or the global features in the second step."""
-    part = cls(lam=0.3, mu=0.7, rows=5, width=4, out=3, inv_temperature1=2.0, inv_temperature2=1.5)
+    initial model. There are as many pseudo-samples as rows in a batch, and pair b is row b of both.
+    Detects a wrong sign, factor or order of the two steps, temperatures that divide, swapped
+    cosines, and a gradient or update of P or the global features in the second step."""
+    part = cls(lam=0.3, mu=0.7, width=4, out=3, inv_temperature1=2.0, inv_temperature2=1.5)
     run = images(sizes=(5, 9), batch=5, steps=2).simulate(part)
     run.survey(part, [0])
     body, head, model = run.weights.params, run.bound.model.head_names(), run.bound.model
     batches, slot = run.cohort([0]).batches[0], run.server.slots[cls.name]
     pseudo, projection = slot["pseudo"], slot["projection"]
+    yield Claim("number of pseudo-samples", 5.0, float(len(pseudo)), 0.0)
+    if len(pseudo) != 5:
+        return
 
     def features(params: Params, x: Tensor) -> Tensor:
         found = model.forward(Weights(params, {}), x, "eval").features
@@ -85,6 +90,29 @@ def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
     for what, names in (("head", head), ("body", [n for n in body if n not in head])):
         gaps = [float((params[n] - run.weights.params[n]).abs().max()) for n in names]
         yield Claim(f"error of the {what}", 0.0, max(gaps), 1e-12)
+
+
+@oracle(FedBR)
+def every_real_sample_is_a_negative(cls: type[FedBR]) -> Iterator[Claim]:
+    """The gradient of L_con reaches all 7 rows of a batch; with rows = 3 it reaches the first 3
+    alone, and with rows = 9 all of them again."""
+    for rows, expected in ((0, 7.0), (3, 3.0), (9, 7.0)):
+        part = cls(lam=0.0, width=4, out=3, rows=rows)
+        run = images(sizes=(14, 14), batch=7, steps=1).simulate(part)
+        run.survey(part, [0])
+        cohort, bound, params = run.cohort([0]), run.bound.at(0), run.weights.params
+        job = take_jobs(cohort.jobs, 0)
+        carry = client.begin(bound, job)
+        context = client.client_context(bound, job, carry.local, torch.tensor(0))
+        view, batch = View(context, part, "term"), run.federation.clean(cohort.batches[0, 0])
+        out = view.forward(params, batch.x)
+
+        def term(z: Tensor) -> Tensor:
+            return part.term(view, params, batch, out._replace(features=z))  # noqa: B023
+
+        slope = torch.func.grad(term)(out.features.detach())
+        reached = (slope.abs().sum(1) > 0).sum()
+        yield Claim(f"real samples in L_con, rows = {rows}", expected, float(reached), 0.0)
 
 
 @oracle(FedBR)

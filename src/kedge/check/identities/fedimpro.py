@@ -68,6 +68,30 @@ def momentum_of_client_and_server(cls: type[FedImpro]) -> Iterator[Claim]:
 
 
 @oracle(FedImpro)
+def momentum_of_the_released_code(cls: type[FedImpro]) -> Iterator[Claim]:
+    """``official``: beta_m = 1 - D/5000, D = 16 activations at the cut (also where there is one
+    statistic for each of 4 channels), so one step on 9 samples keeps 0.9968 of the received means
+    and standard deviations. Detects a momentum of 0, of D/5000, and one of the number of samples
+    or of channels."""
+    for axes in ("element", "channel"):
+        options = cls.presets["official"] | {"cut": CUT, "s_max": 0.0, "stat_axes": axes}
+        run = images(sizes=(5, 9), batch=9, steps=1).simulate(cls(**options))
+        first = run.server.slots[cls.name]
+        h, y = _features(run, 1)
+        run.run_round([1])
+        expected = {n: x.clone() for n, x in first.items()}
+        for c in y.unique():
+            own = h[y == c]
+            if axes == "channel":
+                own = own.reshape(len(own), 4, 4).transpose(1, 2).flatten(0, 1)
+            expected["mean"][c] = 0.9968 * first["mean"][c] + 0.0032 * own.mean(0)
+            if len(own) > 1:
+                expected["scale"][c] = 0.9968 * first["scale"][c] + 0.0032 * own.std(0)
+        gap = tree.gap(run.server.slots[cls.name], expected)
+        yield Claim(f"error of the statistics, one per {axes}", 0.0, gap, 1e-12)
+
+
+@oracle(FedImpro)
 def term_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
     """With zero standard deviation each class is drawn at its mean, so the term is the weight times
     the mean over classes of CE(upper layers at mu_c, c). In round t the weight is min(1, t/4): 0,

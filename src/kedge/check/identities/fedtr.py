@@ -25,10 +25,10 @@ LR, DECAY = 0.5, 0.5
 @oracle(FedTR)
 def drift_scales_the_first_update(cls: type[FedTR]) -> Iterator[Claim]:
     """From d = 0 one local step is FedAvg's, d_i = w_i - w, and w changes by sum lambda_i (Delta_i
-    + d_i), twice FedAvg's update, for any client sizes. If client 1 alone takes part, the mean of d
-    over all three is Delta/3, and w changes by (1 + 1/3) Delta."""
-    for cohort, factor in (([0, 1, 2], 2.0), ([1], 4 / 3)):
-        problem = images(steps=1)
+    + d_i), twice FedAvg's update, for any client sizes. If client 1 alone takes part, which has 10
+    of all 40 samples, the mean of d over all three is Delta/4, and w changes by (1 + 1/4) Delta."""
+    for cohort, factor in (([0, 1, 2], 2.0), ([1], 5 / 4)):
+        problem = images(sizes=(12, 10, 18), steps=1)
         own, plain = problem.simulate(cls()), problem.simulate("fedavg")
         start = plain.weights.params
         own.run_round(cohort)
@@ -66,6 +66,29 @@ def recursion_of_the_descent_rule(cls: type[FedTR]) -> Iterator[Claim]:
     run.run_round([1])
     moved = tree.sub(run.weights.params, start)
     yield Claim("error of the server step u", 0.0, tree.gap(moved, u), 1e-12)
+
+
+@oracle(FedTR)
+def printed_drift_goes_on(cls: type[FedTR]) -> Iterator[Claim]:
+    """``paper``: algorithm 1 resets w_i in every round (line 5), but not d. Three rounds of client
+    1 alone, by autograd: p <- p - eta (g + alpha (p + d - w)), d <- d - alpha eta_g (p + d - w),
+    and w <- p + d at the end. Detects a d that starts from 0 in every round."""
+    part = cls(**cls.presets["paper"] | {"lambda_R": 0.0, "eta_g": 0.2})
+    run = images(sizes=(5, 9), batch=5, steps=2).simulate(part)
+    w = run.weights.params
+    d = tree.zeros_like(w)
+    for _ in range(3):
+        batches, p = run.cohort([1]).batches[0], w
+        for t in range(2):
+            batch = run.federation.clean(batches[t])
+            g = gradient(run, p, batch.x, batch.y)
+            p = tree.map(lambda p, g, d, w: p - 0.05 * (g + 2 * (p + d - w)), p, g, d, w)
+            d = tree.map(lambda d, p, w: d - 2 * 0.2 * (p + d - w), d, p, w)
+        w = tree.add(p, d)
+        run.run_round([1])
+    yield Claim(
+        "error of the model after three rounds", 0.0, tree.gap(run.weights.params, w), 1e-12
+    )
 
 
 @oracle(FedTR)

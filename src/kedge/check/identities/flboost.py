@@ -7,6 +7,7 @@ classifier :math:`\\omega(x) = Wx + b` of 8x8 images, where the gradients are kn
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from kedge.check.identities.two_linear import COUNTS, linear_clients, server_rou
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE
 from kedge.core import rng, tree
+from kedge.core.optim import SGD
 from kedge.core.round import Round
 from kedge.core.tree import Params, Weights
 from kedge.parts.flboost import FLBoost
@@ -24,6 +26,14 @@ from kedge.parts.generators import diversity
 
 SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 ONE: dict[str, Any] = SMALL | {"steps": 1, "generator_steps": 1, "student_steps": 1}
+#: One step on the KL divergence summed over clients, with gradients through all models.
+SUMMED: dict[str, Any] = {
+    "generator_md": "kl",
+    "class_mean": False,
+    "detach_teachers": False,
+    "cls_weights": "sample",
+    "per_client": False,
+}
 
 
 @oracle(FLBoost)
@@ -65,10 +75,18 @@ def label_proportions(cls: type[FLBoost]) -> Iterator[Claim]:
 def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
     """With s and t_k the softmax of student and clients, the gradient of KL(t || s) in the logits
     is s - sum_k a_k t_k, and of KL(s || t) it is s (g - <s, g>) with g = log s - sum_k a_k log t_k;
-    a step is W - lr 0.998^t [(1/B) sum_b grad_b x_b' + decay W]. Detects a loss that is summed over
-    the batch, divided by C, unweighted, reversed or of the wrong sign."""
-    for direction in ("teacher_student", "student_teacher"):
-        part = cls(**ONE, direction=direction)
+    a step is W - eta [(1/BC) sum_b grad_b x_b' + decay W], or without 1/C. Of round 3, eta is the
+    run's rate 0.05, whatever the decay, or lr 0.998^3. Detects a loss that is summed over the
+    batch, not divided by C, unweighted, reversed or of the wrong sign, and a rate that is decayed
+    twice or not at all."""
+    cases: tuple[tuple[str, Any, float], ...] = (
+        ("the run's rate", {}, 0.05 / 3),
+        ("its own rate", {"lr": 0.1, "class_mean": False}, 0.1 * 0.998**3),
+        ("student_teacher", {"lr": 0.1, "direction": "student_teacher"}, 0.1 * 0.998**3 / 3),
+    )
+    for case, options, lr in cases:
+        part = cls(**ONE, **options)
+        direction, divisor = part.direction, 3 if part.class_mean else 1
         r, weights = server_round_of(part, round=3)
         new, slot = part.server_step(r, weights)
         z, y = part._draw(r.key, COUNTS.sum(0), DOUBLE)
@@ -85,13 +103,28 @@ def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
             else:
                 part_k = s * ((log_s - log_t) - (s * (log_s - log_t)).sum(1, keepdim=True))
             grad = grad + a[k][:, None] * part_k
-        lr = 0.1 * 0.998**3
         expected = {
-            "head.weight": grad.T @ x / len(x) + 1e-3 * w["head.weight"],
-            "head.bias": grad.mean(0) + 1e-3 * w["head.bias"],
+            "head.weight": grad.T @ x / len(x) + divisor * 1e-3 * w["head.weight"],
+            "head.bias": grad.mean(0) + divisor * 1e-3 * w["head.bias"],
         }
         gap = max(_gap(new.params[n], w[n] - lr * expected[n]) for n in expected)
-        yield Claim(f"error of the global model after a step ({direction})", 0.0, gap, 1e-13)
+        yield Claim(f"error of the global model after a step ({case})", 0.0, gap, 1e-13)
+
+
+@oracle(FLBoost)
+def learning_rate_of_the_run(cls: type[FLBoost]) -> Iterator[Claim]:
+    """With lr = none and a schedule 0.05 0.5^t, four rounds equal those of lr = 0.05, decay = 0.5;
+    generator_steps = 0, as decay acts on G, too. Detects the rate of the first round, and a decay
+    on top of the schedule."""
+    runs = []
+    for options in ({"decay": 0.9}, {"decay": 0.5, "lr": 0.05}):
+        part = cls(**ONE | {"generator_steps": 0}, **options)  # type: ignore[arg-type]
+        problem = linear_clients()
+        run = replace(problem, optim=SGD(lr=0.05, schedule="exponential(0.5)")).simulate(part)
+        for _ in range(4):
+            run.run_round()
+        runs.append(run.weights.params)
+    yield Claim("difference from the same rates as numbers", 0.0, tree.gap(*runs), 1e-14)
 
 
 @oracle(FLBoost)
@@ -100,7 +133,7 @@ def generator_ascends_and_student_descends(cls: type[FLBoost]) -> Iterator[Claim
     generator's step changes L_md by + e |g|_1, and the student's SGD step by - e |g|^2."""
     e = 1e-6
     alone: dict[str, Any] = {"lambda_cls": 0.0, "lambda_r": 0.0, "weight_decay": 0.0, "decay": 1.0}
-    part = cls(**ONE | {"student_steps": 0}, generator_lr=e, **alone)
+    part = cls(**ONE | SUMMED | {"student_steps": 0}, generator_lr=e, **alone)
     r, weights = server_round_of(part)
     z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
 
@@ -122,7 +155,7 @@ def generator_ascends_and_student_descends(cls: type[FLBoost]) -> Iterator[Claim
         1e-3,
     )
 
-    part = cls(**ONE | {"generator_steps": 0}, lr=e, **alone)
+    part = cls(**ONE | SUMMED | {"generator_steps": 0}, lr=e, **alone)
     leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
     first = md(before, leaves, False)
     grads = torch.autograd.grad(first, list(leaves.values()))
@@ -138,20 +171,21 @@ def generator_ascends_and_student_descends(cls: type[FLBoost]) -> Iterator[Claim
 
 @oracle(FLBoost)
 def generator_steps_equal_torch_adam(cls: type[FLBoost]) -> Iterator[Claim]:
-    """Two steps of the generator against torch.optim.Adam on -L_md + 0.7 L_cls + 0.3 L_r, summed
-    per sample and per client. Covers the ratio of the three losses, every stop-gradient and the
-    order of the authors' steps."""
-    for preset in ("", "paper", "official"):
+    """Two steps of the generator in round 3 against torch.optim.Adam on -L_md + 0.7 L_cls + 0.3
+    L_r, summed per sample and per client: the default (the authors' steps, one per client), the
+    paper's, and KL(t || s) with the gradient through all models. Covers the ratio of the three
+    losses, every stop-gradient, the order of the authors' steps and the decay of the rate."""
+    cases: dict[str, dict[str, Any]] = {"default": {}, "paper": cls.presets["paper"]}
+    for case, own in (cases | {"summed": SUMMED}).items():
         options: dict[str, Any] = {"lambda_cls": 0.7, "lambda_r": 0.3, "generator_steps": 2}
-        options = ONE | {"student_steps": 0} | options | cls.presets.get(preset, {})
-        part = cls(**options)
-        r, weights = server_round_of(part)
+        part = cls(**ONE | {"student_steps": 0} | options | own)
+        r, weights = server_round_of(part, round=3)
         slot = part.server_step(r, weights)[1]
-        expected = _generator_by_torch(part, r, weights, official=preset == "official")
+        expected = _generator_by_torch(part, r, weights, official=case == "default")
         gap = max(_gap(slot["params"][n], p) for n, p in expected.params.items())
-        yield Claim(f"error of the generator ({preset or 'default'})", 0.0, gap, 1e-11)
+        yield Claim(f"error of the generator ({case})", 0.0, gap, 1e-11)
         gap = max(_gap(slot["buffers"][n], b) for n, b in expected.buffers.items())
-        yield Claim(f"error of its statistics ({preset or 'default'})", 0.0, gap, 1e-11)
+        yield Claim(f"error of its statistics ({case})", 0.0, gap, 1e-11)
 
 
 @oracle(FLBoost)
@@ -196,14 +230,14 @@ def equal_clients_equal_fedavg(cls: type[FLBoost]) -> Iterator[Claim]:
 def feature_level_trains_the_head_only(cls: type[FLBoost]) -> Iterator[Claim]:
     """FLBoost-f on a network whose only layer is the head is a linear classifier of features: a
     step with a fixed generator equals student_step_by_hand on the generated features."""
-    part = cls(**ONE | {"generator_steps": 0}, level="feature", weight_decay=0.0)
+    part = cls(**ONE | {"generator_steps": 0}, level="feature", weight_decay=0.0, lr=0.1)
     r, weights = server_round_of(part)
     z, y = (drawn[0] for drawn in part._draw(r.key, COUNTS.sum(0), DOUBLE))
     x = part._generator(r.spec)(Weights(**r.server), z, y, train=False)[0]
     leaves = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
     loss = _discrepancy(r, x, y, leaves)
     grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-    expected = tree.map(lambda w, g: w - 0.1 * g, weights.params, grads)
+    expected = tree.map(lambda w, g: w - 0.1 * g / 3, weights.params, grads)  # over C = 3
     yield Claim(
         "error of the head", 0.0, tree.gap(expected, part.server_step(r, weights)[0].params), 1e-13
     )
@@ -227,7 +261,7 @@ def _generator_by_torch(part: FLBoost, r: Round, weights: Weights, official: boo
     a = (COUNTS / COUNTS.sum(0).clamp_min(1))[:, y]
     leaves = {n: p.clone().requires_grad_() for n, p in r.server["params"].items()}
     buffers = r.server["buffers"]
-    adam = torch.optim.Adam(leaves.values(), lr=part.generator_lr)
+    adam = torch.optim.Adam(leaves.values(), lr=part.generator_lr * 0.998**r.round)
     for _ in range(part.generator_steps):
         for group in ([0], [1]) if official else ([0, 1],):
             x, buffers = part._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)

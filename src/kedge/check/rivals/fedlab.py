@@ -10,22 +10,28 @@ from unittest import mock
 CURVATURES, OPTIMA, LR, STEPS, ROUNDS, MU = (1.0, 10.0), (0.0, 1.0), 0.05, 10, 60, 1.0
 
 
+SIZES = (1, 3)  # samples of the clients, all alike, for the objective
+
+
 def positions() -> dict[str, float | str]:
-    """Final w of each algorithm."""
+    """Final w of each algorithm with equal sizes, and as ``objective of ...`` with ``SIZES``."""
     import torch
 
     _mock_torchvision()
     from fedlab.contrib.algorithm import fedavg, fedprox, scaffold
 
     class Clients:
-        """One sample each; (w x - y)^2 with x = sqrt(h/2), y = a x is h (w - a)^2 / 2."""
+        """Equal samples; (w x - y)^2 with x = sqrt(h/2), y = a x is h (w - a)^2 / 2."""
+
+        def __init__(self, sizes: tuple[int, ...]) -> None:
+            self.sizes = sizes
 
         def get_dataloader(self, k: int, batch_size: int) -> Any:
-            x = torch.tensor([[(CURVATURES[k] / 2) ** 0.5]])
+            x = torch.full((self.sizes[k], 1), (CURVATURES[k] / 2) ** 0.5)
             pairs = torch.utils.data.TensorDataset(x, OPTIMA[k] * x)
             return torch.utils.data.DataLoader(pairs, batch_size=batch_size)
 
-    def run(server: Any, trainer: Any, **own: Any) -> float | str:
+    def run(server: Any, trainer: Any, sizes: Any = (1, 1), **own: Any) -> float | str:
         line = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(line.weight)
         n = len(CURVATURES)
@@ -34,8 +40,9 @@ def positions() -> dict[str, float | str]:
         handler.num_clients = n
         if server is scaffold.ScaffoldServerHandler:
             handler.setup_optim(lr=1.0)
-        clients.setup_dataset(Clients())
-        clients.setup_optim(STEPS, 1, LR, **own)  # one batch per epoch: epochs are steps
+        clients.setup_dataset(Clients(sizes))
+        # one batch per epoch: epochs are steps
+        clients.setup_optim(STEPS, max(sizes), LR, **own)
         clients.criterion = torch.nn.MSELoss()
         while not handler.if_stop:
             chosen = handler.sample_clients()
@@ -44,11 +51,17 @@ def positions() -> dict[str, float | str]:
                 handler.load(upload)
         return number(float(handler.model_parameters))
 
-    return {
-        "fedavg": run(fedavg.FedAvgServerHandler, fedavg.FedAvgSerialClientTrainer),
-        "scaffold": run(scaffold.ScaffoldServerHandler, scaffold.ScaffoldSerialClientTrainer),
-        "fedprox": run(fedprox.FedProxServerHandler, fedprox.FedProxSerialClientTrainer, mu=MU),
+    algorithms: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "fedavg": (fedavg.FedAvgServerHandler, fedavg.FedAvgSerialClientTrainer, {}),
+        "scaffold": (scaffold.ScaffoldServerHandler, scaffold.ScaffoldSerialClientTrainer, {}),
+        "fedprox": (fedprox.FedProxServerHandler, fedprox.FedProxSerialClientTrainer, {"mu": MU}),
     }
+    equal = {n: run(server, trainer, **own) for n, (server, trainer, own) in algorithms.items()}
+    unequal = {
+        f"objective of {n}": run(server, trainer, SIZES, **own)
+        for n, (server, trainer, own) in algorithms.items()
+    }
+    return equal | unequal
 
 
 def _mock_torchvision() -> None:

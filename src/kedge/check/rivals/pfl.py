@@ -9,10 +9,14 @@ from typing import Any
 CURVATURES, OPTIMA, LR, STEPS, ROUNDS, MU = (1.0, 10.0), (0.0, 1.0), 0.05, 10, 60, 1.0
 
 
+SIZES = (1, 3)  # samples of the clients, all alike, for the objective
+
+
 def positions() -> dict[str, float | str]:
-    """Final w of each algorithm."""
+    """Final w of each algorithm with equal sizes, and as ``objective of ...`` with ``SIZES``."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.algorithm.fedprox import FedProx, FedProxParams
@@ -36,12 +40,12 @@ def positions() -> dict[str, float | str]:
         def metrics(self, x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> dict[str, Any]:
             return {}
 
-    def client(user: str) -> Any:
-        h, a = CURVATURES[int(user)], OPTIMA[int(user)]
-        x = torch.tensor([(h / 2) ** 0.5])
-        return Dataset([x, a * x], user_id=user)
+    def run(algorithm: Any, kind: Any, sizes: Any = (1, 1), **own: Any) -> float | str:
+        def client(user: str) -> Any:
+            h, a = CURVATURES[int(user)], OPTIMA[int(user)]
+            x = torch.full((sizes[int(user)],), (h / 2) ** 0.5)
+            return Dataset([x, a * x], user_id=user)
 
-    def run(algorithm: Any, kind: Any, **own: Any) -> float | str:
         users = [str(k) for k in range(len(CURVATURES))]
         calls = iter(users * (ROUNDS + 1))  # both clients in turn: full participation
         data = FederatedDataset(client, lambda: next(calls))
@@ -60,7 +64,7 @@ def positions() -> dict[str, float | str]:
         )
         algorithm().run(
             algorithm_params=settings,
-            backend=SimulatedBackend(training_data=data, val_data=data),
+            backend=SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()]),
             model=model,
             model_train_params=train,
             model_eval_params=NNEvalHyperParams(local_batch_size=None),
@@ -68,16 +72,20 @@ def positions() -> dict[str, float | str]:
         )
         return number(float(line.w.detach()))
 
-    variates = {
-        "population": len(CURVATURES),
-        "use_gradient_as_control_variate": False,
-        "user_state_storage": InMemoryUserStateStorage(),
-    }
-    return {
-        "fedavg": run(FederatedAveraging, NNAlgorithmParams),
-        "scaffold": run(SCAFFOLD, SCAFFOLDParams, **variates),
-        "fedprox": run(FedProx, FedProxParams, mu=MU),
-    }
+    def all_runs(sizes: tuple[int, ...]) -> dict[str, float | str]:
+        variates = {
+            "population": len(CURVATURES),
+            "use_gradient_as_control_variate": False,
+            "user_state_storage": InMemoryUserStateStorage(),
+        }
+        return {
+            "fedavg": run(FederatedAveraging, NNAlgorithmParams, sizes),
+            "scaffold": run(SCAFFOLD, SCAFFOLDParams, sizes, **variates),
+            "fedprox": run(FedProx, FedProxParams, sizes, mu=MU),
+        }
+
+    unequal = {f"objective of {name}": w for name, w in all_runs(SIZES).items()}
+    return all_runs((1, 1)) | unequal
 
 
 def number(w: float) -> float | str:
