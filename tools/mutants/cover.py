@@ -21,8 +21,8 @@ SKIPPED = (
     "engines/test_workers.py", "engines/test_compiled.py", "models",
 )  # fmt: skip
 MARKS = {"gpu", "slow", "data", "network"}
-#: A test that runs longer than this, traced, is not used.
-LONGEST = 20.0
+#: A test that runs longer than this is not used.
+LONGEST = 10.0
 
 
 class Map:
@@ -31,6 +31,15 @@ class Map:
     def __init__(self) -> None:
         self.times: dict[str, float] = {}
         self.lines: dict[str, dict[str, int]] = {}  # file -> test -> bits
+
+    def add(self, timed: dict[str, Any], lined: dict[str, Any]) -> None:
+        """Tests that passed both times."""
+        for test in timed.keys() & lined.keys():
+            seconds, (_, lines) = timed[test][0], lined[test]
+            if lines and seconds < LONGEST:
+                self.times[test] = seconds
+                for file, bits in lines.items():
+                    self.lines.setdefault(file, {})[test] = int(bits, 16)
 
     def tests(self, file: str, scopes: Iterable[tuple[int, int]]) -> list[str]:
         """Tests that run a line of the first of these ranges in which any line is run."""
@@ -56,49 +65,46 @@ def read_map(root: Path, sources: list[str], globs: Iterable[str], jobs: int) ->
         own = _digest([file, *(h for h in helpers if h.parent in file.parents)])
         keys[file] = root / ".mutants" / f"{own}-{source}-{parts}.json"
     (root / ".mutants").mkdir(exist_ok=True)
-    missing = [(str(f), i) for f in files for i in range(parts) if not _part(keys[f], i).exists()]
+    # each file twice, in its own fork: for the lines and for the times; tracing triples a time
+    tasks = [(str(f), i, traced) for traced in (True, False) for f in files for i in range(parts)]
+    missing = [(f, *t) for f, *t in tasks if not _part(keys[Path(f)], *t).exists()]
     targets = {str(root / s): s for s in sources}
 
-    def work(task: tuple[str, int]) -> child.Answer:
-        recorder = Recorder(targets, task[1], parts)
+    def work(task: tuple[str, int, bool]) -> child.Answer:
+        recorder = Recorder(targets, task[1], parts, task[2])
         child.run_tests([task[0]], recorder)
         return {"tests": recorder.found, "libraries": child.libraries()}
 
     start, left = time.monotonic(), len(missing)
-    for (file, i), answer in child.pool(missing, work, jobs):
+    for (file, i, traced), answer in child.pool(missing, work, jobs):
         left -= 1
         short = os.path.relpath(file, root)
         if "tests" not in answer:
             print(f"  {short} is not used: {answer}", flush=True)
             continue
-        _part(keys[Path(file)], i).write_text(json.dumps(answer))
+        _part(keys[Path(file)], i, traced).write_text(json.dumps(answer))
         seconds = time.monotonic() - start
         print(f"  {short}: {len(answer['tests'])} tests; {left} to go, {seconds:.0f} s", flush=True)
-    result, libraries = Map(), []
+    result, libraries = Map(), {}
     for key in keys.values():
         for i in range(parts):
-            if not _part(key, i).exists():
-                continue
-            answer = json.loads(_part(key, i).read_text())
-            libraries += answer["libraries"]
-            for test, (seconds, lines) in answer["tests"].items():
-                if lines and seconds < LONGEST:
-                    result.times[test] = seconds
-                    for file, bits in lines.items():
-                        result.lines.setdefault(file, {})[test] = int(bits, 16)
-    child.warm(dict.fromkeys(libraries))
+            pair = [_part(key, i, traced) for traced in (False, True)]
+            if all(p.exists() for p in pair):
+                timed, lined = (json.loads(p.read_text()) for p in pair)
+                libraries |= dict.fromkeys(timed["libraries"])
+                result.add(timed["tests"], lined["tests"])
+    child.warm(libraries)
     return result
 
 
 class Recorder:
-    """Pytest plugin: traces every test, and keeps those that pass and start no process. Times are
-    of the processor, since other programs may slow this one down."""
+    """Pytest plugin: times or traces every test, and keeps those that pass and start no process.
+    Times are of the processor, since other programs may slow this one down."""
 
-    def __init__(self, targets: dict[str, str], part: int, parts: int) -> None:
-        self.targets, self.part, self.parts = targets, part, parts
+    def __init__(self, targets: dict[str, str], part: int, parts: int, traced: bool) -> None:
+        self.targets, self.part, self.parts, self.traced = targets, part, parts, traced
         self.found: dict[str, tuple[float, dict[str, str]]] = {}
         self.seen: set[tuple[str, int]] = set()
-        self.times: dict[str, float] = {}
         self.bad: set[str] = set()
         self.test = ""
         sys.addaudithook(self._audit)
@@ -117,7 +123,7 @@ class Recorder:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.test, self.seen = nodeid, set()
         self.start = time.process_time()
-        sys.settrace(self._call)
+        sys.settrace(self._call if self.traced else None)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if not report.passed:  # skipped ones, too: they run no lines
@@ -145,8 +151,8 @@ class Recorder:
         return self._line
 
 
-def _part(key: Path, i: int) -> Path:
-    return key.with_suffix(f".{i}.json")
+def _part(key: Path, i: int, traced: bool) -> Path:
+    return key.with_suffix(f".{i}-{'lines' if traced else 'times'}.json")
 
 
 def _digest(paths: Iterable[Path]) -> str:

@@ -23,11 +23,18 @@ class Tables:
 
     def named(self, sources: dict[str, Source]) -> list[Mutant]:
         """The faults of ``named.toml`` in these files; ValueError if a text is not there once."""
-        return [
-            _named(sources[entry["file"]], entry)
-            for entry in _entries(self.folder / "named.toml")
-            if entry["file"] in sources
-        ]
+        found, stale = [], []
+        for entry in _entries(self.folder / "named.toml"):
+            if entry["file"] in sources:
+                source = sources[entry["file"]]
+                count = source.bytes.count(entry["old"].encode())
+                if count == 1:
+                    found.append(_named(source, entry))
+                else:
+                    stale.append(f"{entry['old']!r} is {count} times in {source.file}")
+        if stale:
+            raise ValueError("named.toml: each text must be there once:\n" + "\n".join(stale))
+        return found
 
     def equivalent(self) -> dict[tuple[str, str, str], str]:
         """Reasons by (file, old line, new line)."""
@@ -80,16 +87,10 @@ def is_survivor(result: str) -> bool:
 
 
 def _named(source: Source, entry: dict[str, str]) -> Mutant:
-    old, new = entry["old"].encode(), entry["new"].encode()
-    if source.bytes.count(old) != 1:
-        raise ValueError(
-            f"named.toml: {entry['old']!r} is {source.bytes.count(old)} times in {source.file}; "
-            "a fault must name a text that is there once"
-        )
+    old = entry["old"].encode()
     start = source.bytes.find(old)
     mutant = source.mutant("named", start, start + len(old), entry["new"], None, entry["why"])
     compile(mutant.source, source.file, "exec")
-    assert old != new
     return mutant
 
 
