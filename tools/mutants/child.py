@@ -32,7 +32,7 @@ def pool(
 ) -> Iterator[tuple[Task, Answer]]:
     """Yield each task with its answer as it ends, from ``jobs`` forks at a time. A fork that is
     ended by a signal answers ``{"signal": name}``."""
-    waiting, running = iter(tasks), {}
+    waiting, running = iter(tasks), dict[int, tuple[Task, Path]]()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no fork is left behind
     folder = Path(tempfile.mkdtemp(prefix="mutants-"))
     gc.collect()
@@ -107,7 +107,7 @@ def run_tests(files: Iterable[str], *plugins: object) -> int:
     return int(pytest.main([*PYTEST, *files], plugins=list(plugins)))
 
 
-class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):  # type: ignore[misc]
     """Imports one file with another text."""
 
     def __init__(self, path: Path, source: str) -> None:

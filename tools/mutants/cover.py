@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -66,26 +65,26 @@ def read_map(root: Path, sources: list[str], globs: Iterable[str], jobs: int) ->
         keys[file] = root / ".mutants" / f"{own}-{source}-{parts}.json"
     (root / ".mutants").mkdir(exist_ok=True)
     # each file twice, in its own fork: for the lines and for the times; tracing triples a time
-    tasks = [(str(f), i, traced) for traced in (True, False) for f in files for i in range(parts)]
-    missing = [(f, *t) for f, *t in tasks if not _part(keys[Path(f)], *t).exists()]
+    tasks = [(f, i, traced) for traced in (True, False) for f in files for i in range(parts)]
+    missing = [task for task in tasks if not _part(keys[task[0]], *task[1:]).exists()]
     targets = {str(root / s): s for s in sources}
 
-    def work(task: tuple[str, int, bool]) -> child.Answer:
+    def work(task: tuple[Path, int, bool]) -> child.Answer:
         recorder = Recorder(targets, task[1], parts, task[2])
-        child.run_tests([task[0]], recorder)
+        child.run_tests([str(task[0])], recorder)
         return {"tests": recorder.found, "libraries": child.libraries()}
 
     start, left = time.monotonic(), len(missing)
     for (file, i, traced), answer in child.pool(missing, work, jobs):
         left -= 1
-        short = os.path.relpath(file, root)
+        short = file.relative_to(root)
         if "tests" not in answer:
             print(f"  {short} is not used: {answer}", flush=True)
             continue
-        _part(keys[Path(file)], i, traced).write_text(json.dumps(answer))
+        _part(keys[file], i, traced).write_text(json.dumps(answer))
         seconds = time.monotonic() - start
         print(f"  {short}: {len(answer['tests'])} tests; {left} to go, {seconds:.0f} s", flush=True)
-    result, libraries = Map(), {}
+    result, libraries = Map(), dict[str, None]()
     for key in keys.values():
         for i in range(parts):
             pair = [_part(key, i, traced) for traced in (False, True)]

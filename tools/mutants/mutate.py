@@ -135,15 +135,15 @@ class Source:
     def scopes(self, node: Any) -> Iterator[tuple[int, int]]:
         """The node's lines, then its statement's, then those of the class or file around it."""
         if self.is_run(node):
-            yield node.lineno, node.end_lineno
+            yield node.lineno, node.end_lineno or 0
             while not isinstance(node, ast.stmt):
                 node = self.parents[node]
-            yield node.lineno, node.end_lineno
+            yield node.lineno, node.end_lineno or 0
         else:
             while node is not None and not isinstance(node, ast.ClassDef):
                 node = self.parents.get(node)
             if node is not None:
-                yield node.lineno, node.end_lineno
+                yield node.lineno, node.end_lineno or 0
             yield 1, len(self.starts)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tools.mutants.tables import Record, is_survivor
 
 
@@ -60,5 +62,5 @@ def _short(file: str) -> str:
     return file.removeprefix("src/kedge/")
 
 
-def _share(count: int, alive: list[object]) -> str:
+def _share(count: int, alive: Sequence[object]) -> str:
     return f"{100 * (count - len(alive)) / count:.0f} %" if count else ""
