@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
     args, start = arguments(argv), time.monotonic()
     root = args.root.resolve()
     os.chdir(root)
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     sys.path[:0] = [str(root), str(root / "src")]
     tables = Tables(args.tables, "python -m tools.mutants " + " ".join(argv), args.seed)
     files = sorted({str(p) for glob in args.files for p in Path().glob(glob)})

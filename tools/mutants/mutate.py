@@ -60,7 +60,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        return f"{self.file}:{self.line}: {self.old} -> {self.new}"
+        return f"{self.file}:{self.line}: {self.old} => {self.new}"
 
 
 class Source:

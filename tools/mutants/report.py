@@ -13,7 +13,7 @@ def page(record: Record, equivalent: dict[tuple[str, str, str], str]) -> str:
         alive, skipped = [], 0
         for key, result in entry["mutants"].items():
             line, _, change = key.partition(": ")
-            old, _, new = change.partition(" -> ")
+            old, _, new = change.partition(" => ")
             if is_survivor(result):
                 if (file, old, new) in equivalent:
                     skipped += 1
@@ -35,9 +35,9 @@ def page(record: Record, equivalent: dict[tuple[str, str, str], str]) -> str:
             "",
             "The share of small faults that the tests notice. A mutant changes one spot of a file:",
             "an operator, a sign, a constant, a condition, an argument, a call, a statement; and",
-            "there are faults written by hand (`tools/mutants/named.toml`). The tests that run the",
-            "changed line must fail. Written by `make mutants`, which is not part of the checks of",
-            "a commit.",
+            "there are faults written by hand (`tools/mutants/named.toml`). It is noticed if one",
+            "of the tests that run the changed line fails, of which up to `--cap` seconds are tried.",
+            "Written by `make mutants`.",
             "",
             f"**{score}**: {caught} of {total} mutants are noticed, {same} more compute the same",
             f"(`tools/mutants/equivalent.toml`). {record.get('date', '')}, "
