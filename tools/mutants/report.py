@@ -36,7 +36,7 @@ def page(record: Record, equivalent: dict[tuple[str, str, str], str]) -> str:
             "The share of small faults that the tests notice. A mutant changes one spot of a file:",
             "an operator, a sign, a constant, a condition, an argument, a call, a statement; and",
             "there are faults written by hand (`tools/mutants/named.toml`). It is noticed if one",
-            "of the tests that run the changed line fails, of which up to `--cap` seconds are tried.",
+            "of the tests that run that line fails, of which up to `--cap` seconds are tried.",
             "Written by `make mutants`.",
             "",
             f"**{score}**: {caught} of {total} mutants are noticed, {same} more compute the same",
