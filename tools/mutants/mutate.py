@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import random
 import re
 from collections.abc import Iterator
@@ -271,7 +272,8 @@ def _call(s: Source, node: ast.Call) -> Iterator[Edit]:
         return
     of = func.value if isinstance(func, ast.Attribute) else None
     own_module = isinstance(of, ast.Name) and of.id == "tree"  # it has no mean, no ones_like
-    if name in EXCHANGED and (not own_module or name in ("add", "sub")):
+    known = hasattr(builtins, EXCHANGED.get(name, "")) if of is None else not own_module
+    if name in EXCHANGED and (known or name in ("add", "sub")):
         new = re.sub(rf"{name}$", EXCHANGED[name], s.text(func))
         yield "method", node.func, new
     if name in UNWRAPPED:
