@@ -6,7 +6,8 @@ import dataclasses
 import math
 import random
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -59,6 +60,10 @@ class Middle(Part):
 def random_field(draw: random.Random, kind: Any, notes: tuple[Any, ...]) -> Any:
     span = next((n for n in notes if isinstance(n, Range)), Range())
     low, high = max(span.low, -1e6), min(span.high, 1e6)
+    if get_origin(kind) in (Union, UnionType):
+        kind = draw.choice(get_args(kind))
+    if kind is NoneType:
+        return None
     if get_origin(kind) is Literal:
         return draw.choice(get_args(kind))
     if kind is bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulator import Client, FedAvg, Net, Vector, World
+from simulator import Client, FedAvg, Net, Stats, Vector, World
 from torch import nn
 
 from kedge.core import rng, tree
@@ -203,22 +203,33 @@ def compare(case: Case, engine: str) -> None:
             assert_equal(expected.net, f"round {t}, loss", totals["terms"]["task"], losses)
         assert_equal(expected.net, f"round {t}, weights", run.weights.params, expected.w)
         assert_equal(expected.net, f"round {t}, output", run.output.params, expected.output())
-        if expected.stats is not None:
-            stats = dict(zip(STATISTICS, (*expected.stats, expected.seen), strict=True))
-            got = run.weights.buffers
-            assert_equal(expected.net, f"round {t}, statistics", got, stats)
+        stats = statistics(expected.stats, expected.seen)
+        assert_equal(expected.net, f"round {t}, statistics", run.weights.buffers, stats)
         assert_equal(expected.net, f"round {t}, server", run.server.slots, expected.server_state())
         for k in range(expected.N):
             rows = tree.take(run.store.rows, k)
             state = expected.client_state(k)
             if "private" in rows:
-                state = state | {"private": {"params": (1 - expected.public) * expected.own[k]}}
+                private: dict[str, Any] = {"params": (1 - expected.public) * expected.own[k]}
+                if expected.private_stats:
+                    private["buffers"] = statistics(expected.own_stats[k], expected.own_seen[k])
+                state = state | {"private": private}
             assert_equal(expected.net, f"round {t}, client {k}", rows, state)
         for k, vector in enumerate(map(expected.personal, range(expected.N))):
             if vector is not None:
-                own = tree.take(run.personal([k]).params, 0)
-                assert_equal(expected.net, f"round {t}, personal weights of {k}", own, vector)
+                own, where = tree.take(run.personal([k]), 0), f"round {t}, personal weights of {k}"
+                assert_equal(expected.net, where, own.params, vector)
+                stats = statistics(expected.personal_stats(k), expected.personal_seen(k))
+                assert_equal(expected.net, where, own.buffers, stats)
+    run.finish()
+    expected.finish()
+    assert_equal(expected.net, "weights at the end", run.weights.params, expected.w)
     assert case.per_round == 5 or len(set(seen)) < len(seen) > 5, "no client came back"
+
+
+def statistics(stats: Stats, seen: Any) -> dict[str, Any]:
+    """BatchNorm's buffers by name; none for a network without."""
+    return {} if stats is None else dict(zip(STATISTICS, (*stats, seen), strict=True))
 
 
 def assert_equal(net: Net, where: str, got: Any, expected: Any, scale: float = 1e-3) -> None:

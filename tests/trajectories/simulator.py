@@ -214,8 +214,11 @@ class FedAvg:
     """Federated averaging with SGD. Fields of a method are attributes of the same name.
 
     Leaves whose names begin with ``private`` stay on the clients: they are not averaged, and a
-    method that moves ``self.public`` leaves only does not touch them.
+    method that moves ``self.public`` leaves only does not touch them. With ``private_stats`` so do
+    BatchNorm's running statistics.
     """
+
+    private_stats = False
 
     def __init__(self, world: World, private: str = "none", **fields: Any) -> None:
         self.world, self.net, self.w = world, world.net, world.w0
@@ -227,6 +230,8 @@ class FedAvg:
         self.seen = 0  # batches that they have seen
         if self.net.norm:
             self.stats = np.zeros(self.net.width), np.ones(self.net.width)
+        self.own_stats = [self.stats] * self.N  # private statistics of each client
+        self.own_seen = [0] * self.N
         for name, value in fields.items():
             assert not callable(getattr(self, name, None)), f"{name} is a function of the loop"
             setattr(self, name, value)
@@ -284,18 +289,31 @@ class FedAvg:
         """The personal weights of client k; None for a method without."""
         return None
 
+    def personal_stats(self, k: int) -> Stats:
+        """BatchNorm's running statistics of client k's personal model."""
+        return self.own_stats[k] if self.private_stats else self.stats
+
+    def personal_seen(self, k: int) -> int:
+        """Batches that these statistics have seen."""
+        return self.own_seen[k] if self.private_stats else self.seen
+
+    def finish(self) -> None:
+        """After the last round."""
+
     # -- what all of them share -----------------------------------------------------------------
 
     def round(self, cohort: list[Client]) -> None:
         self.survey(cohort)
         for c in cohort:
             c.anchor = np.where(self.public, self.w, self.own[c.k])
-            c.stats = self.stats
+            c.stats = self.own_stats[c.k] if self.private_stats else self.stats
             c.w = self.own[c.k] = self.local(c)
             c.delta = self.public * (c.w - c.anchor)
             self.reply(c)
+            self.own_stats[c.k] = c.stats
+            self.own_seen[c.k] += c.steps
         self.w = self.server(cohort)
-        if self.net.norm:
+        if self.net.norm and not self.private_stats:
             mean, variance = (self.mean(cohort, [c.stats[i] for c in cohort]) for i in (0, 1))
             self.stats = mean, variance
             self.seen = round(self.seen + self.mean(cohort, [c.steps for c in cohort]))
