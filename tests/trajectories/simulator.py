@@ -172,6 +172,7 @@ class Client:
     a: float  # effective steps: sum of the coefficients of the gradients in the update
     key: Callable[..., Any]  # (part, hook, step): where a part's random numbers come from
     t: int = 0  # present local step
+    loss: float = 0.0  # mean of the task's loss over the steps
     anchor: Vector = field(default_factory=lambda: np.zeros(0))  # where local training starts
     w: Vector = field(default_factory=lambda: np.zeros(0))  # trained model, after the last step
     delta: Vector = field(default_factory=lambda: np.zeros(0))  # w - anchor, 0 on private leaves
@@ -323,6 +324,7 @@ class FedAvg:
         for t, rows in enumerate(c.batches):
             c.t = t
             x, target = self.batch(c, opt.x[rows], opt.one_hot(opt.y[rows]))
+            c.loss += cross_entropy(self.net.logits(w, x), target).mean() / c.steps
             free = self.trainable(c)
             g = free * self.gradient(c, w, x, target)
             if opt.clip:

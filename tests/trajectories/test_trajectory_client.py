@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import ENGINES, OUTPUTS, SIZES, WIDTH, Case, by_both, compare
+from problem import DOUBLE, ENGINES, OUTPUTS, SIZES, WIDTH, Case, by_both, compare
 from simulator import Client, FedAvg, Vector, softmax
+
+from kedge.core import rng
 
 D_WIDTH = 4
 D_SIZES = (WIDTH, D_WIDTH, D_WIDTH, len(SIZES))
@@ -23,6 +25,15 @@ class DANN(FedAvg):
     lam: float
     width: int
     alternate = False
+
+    def setup(self) -> None:
+        """The first discriminator is uniform within 1 / sqrt(inputs), as layers of torch are."""
+        for i, inputs in enumerate(D_SIZES[:-1]):
+            key, shape = rng.fold(self.world.init_key("dann"), i), (D_SIZES[i + 1], inputs + 1)
+            drawn = (2 * rng.uniform(key, shape, DOUBLE).numpy() - 1) / np.sqrt(inputs)
+            first = self.net.split(self.w)
+            np.testing.assert_allclose(first[f"dann/weight{i}"], drawn[:, :-1], rtol=1e-12)
+            np.testing.assert_allclose(first[f"dann/bias{i}"], drawn[:, -1], rtol=1e-12)
 
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         leaf, layers = self.net.split(w), [self.net.features(w, x)]
