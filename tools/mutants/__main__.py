@@ -16,12 +16,15 @@ from tools.mutants.tables import Tables, is_survivor
 from tools.mutants.trial import Trials
 
 SOURCES = ("src/kedge/core/*.py", "src/kedge/parts/*.py")
+#: A class body runs no line in a test, so that no test is known to touch it.
+ALWAYS = "tests/parts/test_defaults.py::test_defaults_are_those_of_the_table"
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--files", nargs="*", default=SOURCES, help="sources, as globs")
     parser.add_argument("--tests", nargs="*", default=["tests"], help="files or folders, as globs")
+    parser.add_argument("--always", nargs="*", default=[ALWAYS], help="tests that all face")
     parser.add_argument("--per-file", type=int, default=20, help="mutants of each file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="forks at a time")
@@ -60,7 +63,7 @@ def main(argv: list[str]) -> int:
     print("which test runs which line", flush=True)
     everything = sorted({str(p) for g in (*SOURCES, *args.files) for p in Path().glob(g)})
     lines = read_map(root, everything, args.tests, args.jobs)
-    trials = Trials(root, lines, args.cap, args.limit)
+    trials = Trials(root, lines, args.cap, args.limit, tuple(args.always))
     if args.map:
         return 0
     done = tables.done(mutants, killed_only=args.survivors) if args.resume or args.survivors else {}

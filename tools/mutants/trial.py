@@ -25,6 +25,7 @@ class Trials:
     map: Map
     cap: float  # seconds of test time per mutant
     limit: float  # seconds that any test may take; ten times its own time if that is more
+    always: tuple[str, ...] = ()  # tests that every mutant faces: quick ones about class bodies
     trusted: set[str] = field(default_factory=set)  # tests that were run without a mutant,
     unreliable: set[str] = field(default_factory=set)  # and those that failed
     killers: dict[str, Counter[str]] = field(default_factory=dict)  # per file: test functions
@@ -36,7 +37,8 @@ class Trials:
         test function, then the second quickest, and so on.
         """
         times = self.map.times
-        found = [t for t in self.map.tests(mutant.file, mutant.scope) if t not in self.unreliable]
+        touching = [*self.always, *self.map.tests(mutant.file, mutant.scope)]
+        found = [t for t in dict.fromkeys(touching) if t in times and t not in self.unreliable]
         known, rank, order = self.killers.get(mutant.file, Counter()), Counter[str](), {}
         for test in sorted(found, key=lambda t: times[t]):
             function = test.partition("[")[0]
