@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test check format clean readme
+.PHONY: install demo test check format clean readme mutants
 
 install: $(STAMP)
 
@@ -27,12 +27,17 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
+# How many small faults the tests notice: up to an hour on two cores. ARGS, for instance:
+# "--survivors" (only those of the last run), "--jobs 14 --cap 60", "--files src/kedge/parts/drift.py".
+mutants: $(STAMP)
+	$(BIN)/python -m tools.mutants $(ARGS)
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants
 
 # Write the table of methods in the README from the registry.
 readme: $(STAMP)

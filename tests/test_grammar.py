@@ -225,3 +225,24 @@ def test_the_end_is_not_quoted_as_if_it_were_typed(text: str) -> None:
 def test_only_strings_are_read(text: Any) -> None:
     with pytest.raises(GrammarError, match="expected a string such as 'scaffold"):
         parse_calls(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a'b\"c", "'a''b\"c'"),
+        ('say "hi"', "'say \"hi\"'"),
+        ("it's", '"it\'s"'),
+        ("''", "\"''\""),
+    ],
+)
+def test_a_text_with_quotes_is_read_back(value: str, text: str) -> None:
+    assert write_value(value) == text
+    assert value_of(text) == value
+
+
+def test_a_number_too_long_and_lists_too_deep_are_refused() -> None:
+    with pytest.raises(GrammarError, match="a number of 5000 digits is too long at position 5 of"):
+        parse_calls(f"f(x={'9' * 5000})")
+    with pytest.raises(GrammarError, match="more than 100 nested lists at position 106 of"):
+        parse_calls("f(x=" + "[" * 5000)

@@ -2,7 +2,7 @@
 
 Methods, models and partitions are all written in it. The same string is accepted on the command
 line, in TOML and in Python. A value is a number, ``true``/``false``, a quoted string, a bare word
-(``cut=stage2``) or a bracketed list of values.
+(``cut=stage2``) or a bracketed list of values. In a quoted string its own quote is written twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Call(NamedTuple):
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<number>[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(?![\w.]))
-    | (?P<string>"[^"]*"|'[^']*')
+    | (?P<string>"(?:[^"]|"")*"|'(?:[^']|'')*')
     | (?P<word>[A-Za-z_][\w.\-]*(?:/[\w.\-]+)*)
     | (?P<sign>[()\[\],=:+])
     )""",
@@ -33,6 +33,8 @@ _TOKEN = re.compile(
 )
 _CONSTANTS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False}
 _CONSTANTS |= {"nan": float("nan")}
+MAX_DEPTH = 100  # of nested lists
+MAX_DIGITS = 1000  # of a whole number; Python itself reads 4300
 
 
 def parse_calls(text: str) -> list[Call]:
@@ -73,7 +75,7 @@ def write_value(value: Any) -> str:
     if isinstance(value, str):
         plain = re.fullmatch(r"[A-Za-z_][\w.\-]*", value) and value not in (*_CONSTANTS, "inf")
         quote = "'" if '"' in value else '"'
-        return value if plain else f"{quote}{value}{quote}"
+        return value if plain else quote + value.replace(quote, 2 * quote) + quote
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(write_value(v) for v in value) + "]"
     return repr(value.item() if hasattr(value, "item") else value)
@@ -156,22 +158,27 @@ class _Parser:
                     raise self._error(f"expected ',' or ')', found {self._found()}")
         return Call(name, preset, tuple(args), kwargs)
 
-    def parse_value(self) -> Any:
+    def parse_value(self, depth: int = 0) -> Any:
         kind, value = self.kind, self.value
         if kind == "number":
+            is_whole = re.fullmatch(r"[+-]?\d+", value)
+            if is_whole and len(value) > MAX_DIGITS:
+                raise self._error(f"a number of {len(value)} digits is too long")
             self._advance()
-            return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+            return int(value) if is_whole else float(value)
         if kind == "string":
             self._advance()
-            return value[1:-1]
+            return value[1:-1].replace(2 * value[0], value[0])
         if kind == "word":
             self._advance()
             is_key = self.kind == "sign" and self.value == "="
             return value if is_key else _CONSTANTS.get(value, value)
+        if depth > MAX_DEPTH:
+            raise self._error(f"more than {MAX_DEPTH} nested lists")
         if self._take("["):
             items = []
             while not self._take("]"):
-                items.append(self.parse_value())
+                items.append(self.parse_value(depth + 1))
                 if not self._take(",") and not (self.kind == "sign" and self.value == "]"):
                     raise self._error(f"expected ',' or ']', found {self._found()}")
             return tuple(items)

@@ -227,6 +227,13 @@ def test_the_wire_of_weights_and_of_a_single_tensor() -> None:
     assert tree.to_wire({}) == {}
 
 
+def test_keys_with_the_separator_stay_apart() -> None:
+    held = {"a|b": vec(1), "a": {"b": vec(2)}, "a%7Cb": vec(3)}
+    flat = tree.to_wire(held)
+    assert len(flat) == 3
+    assert tree.equal(tree.from_wire(flat, held), held)
+
+
 def test_from_wire_needs_every_array() -> None:
     with pytest.raises(KeyError, match=r"a\|b"):
         tree.from_wire({}, {"a": {"b": vec(1)}})

@@ -432,3 +432,19 @@ def test_wrong_groups() -> None:
     for missing in (np.nan, None):
         with pytest.raises(DataError, match="1 samples have no group"):
             draw("silos", [0, 1, 2, 3], 2, seed=0, groups=[0, 0, 1, missing])
+
+
+def test_the_largest_numbers_give_sizes_and_angles_or_a_message() -> None:
+    sizes = draw("quantity_lognormal(sigma=1.7e308)", LABELS, 5, seed=0).sizes
+    assert sorted(sizes) == [1, 1, 1, 1, len(LABELS) - 4]  # the largest takes all
+    turned = draw("iid+rotation_dirichlet(alpha=1.7e308)", LABELS, 5, seed=0)
+    counts = np.bincount(np.concatenate(turned.angles).astype(int))[::15]
+    assert abs(counts / 300 - 1).max() < 0.3  # 300 of each of the ten angles are expected
+    for shift in ("noise(sigma=1.7e308)", "rotation(step=1.7e308)"):
+        with pytest.raises(DataError, match="must be 5 finite numbers"):
+            draw(f"iid+{shift}", LABELS, 5, seed=0)
+
+
+def test_labels_of_unequal_length_are_refused() -> None:
+    with pytest.raises(DataError, match="equally many for every sample"):
+        draw("iid", [[1], [2, 3]], 1, seed=0)

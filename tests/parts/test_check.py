@@ -6,9 +6,15 @@ import pytest
 import torch
 
 import kedge
+from kedge.check.laws import LAWS, LawViolation
+from kedge.check.problems import position, quadratics
+from kedge.check.settling import CURVATURES, LR, OPTIMA, ROUNDS, STEPS, fedavg_point
 from kedge.core import tree
 from kedge.core.part import Part, Stack, Sum
 from kedge.errors import CheckFailed, HookError, KedgeError
+from kedge.parts.drift import FedCM
+from kedge.parts.proximal import FedDyn, FedProx
+from kedge.parts.sharpness import FedSAM
 
 
 def failures(part: Part) -> dict[str, str]:
@@ -304,3 +310,52 @@ def test_a_failing_hook_names_part_hook_client_and_step() -> None:
         images().simulate(Fails(), "vector").run_round()
     with pytest.raises(HookError, match=r"python.term failed: .*engine=loop names the client"):
         images().simulate(Python(), "vector").run_round()
+
+
+@dataclass(frozen=True)
+class ProxSign(FedProx):
+    """Pushes away from the global model."""
+
+    def term(self, v, params, batch, out):
+        return -super().term(v, params, batch, out)
+
+
+@dataclass(frozen=True)
+class DynSign(FedDyn):
+    """Keeps the negative of its gradient."""
+
+    def reply(self, v, weights):
+        state, uploads = super().reply(v, weights)
+        return tree.scale(state, -1.0), uploads
+
+
+@dataclass(frozen=True)
+class MomentumSign(FedCM):
+    """Corrects in the opposite direction."""
+
+    def correct(self, v, params, grads):
+        return tree.scale(super().correct(v, params, grads), -1.0)
+
+
+@dataclass(frozen=True)
+class Descends(FedSAM):
+    """Goes down before it takes the gradient."""
+
+    def correct(self, v, params, grads):
+        return tree.scale(super().correct(v, params, grads), -1.0)
+
+
+@pytest.mark.parametrize(
+    "part", [ProxSign(), DynSign(alpha=1.0), MomentumSign(), Descends()], ids=lambda p: p.name
+)
+def test_a_wrong_sign_that_stays_bounded_is_found(part: Part) -> None:
+    """All of them stay within the clients' optima, so that a bound on w finds none."""
+    with pytest.raises(LawViolation, match="A sign is likely to be wrong"):
+        LAWS["stable"](part)
+
+
+def test_fedavg_settles_where_the_formula_says() -> None:
+    run = quadratics(CURVATURES, OPTIMA, LR, STEPS).simulate("fedavg")
+    for _ in range(ROUNDS):
+        run.run_round()
+    assert position(run) == pytest.approx(fedavg_point(), abs=1e-12)

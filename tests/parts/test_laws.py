@@ -6,8 +6,10 @@ import warnings
 import pytest
 from sketches import SKETCHES
 
-from kedge.check.laws import LAWS, skipped
-from kedge.core.part import Part, parts
+from kedge.check.laws import LAWS, TOLERANCE, skipped
+from kedge.check.problems import images
+from kedge.core import tree
+from kedge.core.part import Part, parse, parts
 
 BUILT_IN = [cls(**cls.tiny) for cls in (parts[name] for name in parts)]
 ALL = [*BUILT_IN, *SKETCHES]
@@ -23,10 +25,36 @@ def test_law(part: Part, law: str) -> None:
 
 
 @pytest.mark.parametrize("part", BUILT_IN, ids=lambda p: p.name)
-def test_presets_and_neutral_settings_are_valid(part: Part) -> None:
+def test_settings_hold_their_values_and_the_defaults(part: Part) -> None:
+    """What a preset names has exactly this value and type, and what it does not, the default."""
     cls = type(part)
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)}
     for values in (*cls.presets.values(), cls.neutral or {}, cls.tiny):
-        assert dataclasses.replace(cls(), **values) == cls(**values)
+        made = cls(**values)
+        for name, expected in (defaults | values).items():
+            assert getattr(made, name) == expected
+            assert type(getattr(made, name)) is type(defaults[name])
+    for preset, values in cls.presets.items():
+        assert parse(f"{cls.name}:{preset}").parts == (cls(**values),)
+    if cls.neutral is not None:
+        assert cls(**cls.neutral) != cls(**{**cls.neutral, **cls.tiny}) or not cls.tiny
+
+
+PRESETS = [(cls, name) for cls in map(type, BUILT_IN) for name in cls.presets]
+
+
+@pytest.mark.filterwarnings("ignore:.* assumes plain SGD")
+@pytest.mark.parametrize(("cls", "preset"), PRESETS, ids=lambda x: getattr(x, "name", x))
+def test_engines_agree_on_every_preset(cls: type[Part], preset: str) -> None:
+    """At tiny sizes and from the first round on; what the preset chooses stays."""
+    values = {**cls.presets[preset], **cls.tiny}
+    part = cls(**values | ({"start": 0} if "start" in values else {}))
+    problem = images(norm="gn", task=cls.tasks[0])
+    runs = [problem.simulate(part, engine) for engine in ("reference", "vector")]
+    for run in runs:
+        for _ in range(2):
+            run.run_round()
+    assert tree.gap(runs[1].state(), runs[0].state()) <= TOLERANCE
 
 
 @pytest.mark.parametrize("part", BUILT_IN, ids=lambda p: p.name)
@@ -40,7 +68,6 @@ def test_docstring_has_title_reference_and_equation(part: Part) -> None:
 
 
 def test_momentum_with_control_variates_warns() -> None:
-    from kedge.check.problems import images
     from kedge.core.optim import SGD
 
     with pytest.warns(UserWarning, match="scaffold assumes plain SGD"):
@@ -48,8 +75,6 @@ def test_momentum_with_control_variates_warns() -> None:
 
 
 def test_no_warnings_otherwise() -> None:
-    from kedge.check.problems import images
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         images().simulate("scaffold").run_round()

@@ -26,9 +26,9 @@ TREE: dict[str, Any] = {
 
 
 def message(header: dict[str, Any], data: bytes, kind: str = "reply") -> bytes:
-    note = json.dumps({"version": wire.VERSION, "kind": kind})
-    text = json.dumps({"__metadata__": {"kedge": note}, **header}).encode()
-    return len(text).to_bytes(8, "little") + text + data
+    note = "0" * 8 + json.dumps({"version": wire.VERSION, "kind": kind})
+    text = json.dumps({"__metadata__": {"kedge": note}, **header}, separators=(",", ":")).encode()
+    return wire.sealed(len(text).to_bytes(8, "little") + text + data)
 
 
 def test_a_tree_comes_back_with_and_without_a_template() -> None:
@@ -78,7 +78,7 @@ def test_what_is_refused(packed: bytes, reason: str) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    note = json.dumps({"version": "0", "kind": "reply"})
+    note = "0" * 8 + json.dumps({"version": "0", "kind": "reply"})
     text = json.dumps({"__metadata__": {"kedge": note}, **FINE}).encode()
     with pytest.raises(WireError, match="version '0', this kedge reads"):
         wire.unpack(len(text).to_bytes(8, "little") + text + b"\x00" * 16, "reply", WANTED)
@@ -90,6 +90,44 @@ def test_without_a_template_lengths_and_types_are_checked() -> None:
     entry = {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
     with pytest.raises(WireError, match="a structure that this kedge does not know"):
         wire.unpack(message({"Popen:args": entry}, b"\x00" * 4), "reply")
+
+
+def test_a_damaged_message_is_refused() -> None:
+    packed = wire.pack("reply", {"w": torch.ones(2, 2)})
+    for at in (-1, -16):  # a bit of an array, which no other check can notice
+        damaged = bytearray(packed)
+        damaged[at] ^= 1
+        with pytest.raises(WireError, match="the reply is damaged: its checksum is wrong"):
+            wire.unpack(bytes(damaged), "reply", WANTED)
+
+
+def test_a_header_that_only_json_reads_is_refused() -> None:
+    """Python's JSON takes a note that is no text; safetensors does not."""
+    header = {"w": FINE["w"], "__metadata__": {"kedge": "", "other": 3}}
+    header["__metadata__"]["kedge"] = "0" * 8 + json.dumps(
+        {"version": wire.VERSION, "kind": "reply"}
+    )
+    text = json.dumps(header, separators=(",", ":")).encode()
+    packed = wire.sealed(len(text).to_bytes(8, "little") + text + b"\x00" * 16)
+    with pytest.raises(WireError, match="the arrays of the reply cannot be read"):
+        wire.unpack(packed, "reply", WANTED)
+
+
+def test_an_array_within_an_array_is_refused() -> None:
+    entry = {"dtype": "U8", "shape": [1]}
+    for names in (["a", "a|b"], ["a|b", "a"], ["a", "a|b|c"]):
+        header = {n: entry | {"data_offsets": [i, i + 1]} for i, n in enumerate(names)}
+        with pytest.raises(WireError, match="within another array"):
+            wire.unpack(message(header, b"\x00\x01"), "reply")
+
+
+def test_names_with_signs_of_the_format_come_back() -> None:
+    value = {"a|b": torch.ones(1), "a": {"b": torch.zeros(1)}, "__metadata__": torch.ones(2)}
+    value |= {"Weights:params": torch.ones(3), "50%7C": {"x:y": torch.ones(4)}}
+    packed = wire.pack("reply", value)
+    assert tree.equal(wire.unpack(packed, "reply"), value)
+    assert tree.equal(wire.unpack(packed, "reply", wire.template_of(value)), value)
+    assert torch.equal(wire.unpack(wire.pack("reply", torch.ones(2)), "reply"), torch.ones(2))
 
 
 @pytest.mark.parametrize("name", list(parts))

@@ -42,6 +42,8 @@ class Declarations:
     #: thing. ``solves_for`` restricts the claim to the head.
     solves: ClassVar[dict[str, Any] | None] = None
     solves_for: ClassVar[Literal["all", "head"]] = "all"
+    #: How much farther from the optimum of two quadratics than FedAvg it may settle (law *stable*).
+    strays: ClassVar[float] = 0.0
     #: A setting that is quick on a tiny problem, for the tests of all pairs.
     tiny: ClassVar[dict[str, Any]] = {}
     #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), W

@@ -19,7 +19,7 @@ Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | NamedTuple of Trees
 Params: TypeAlias = dict[str, Tensor]
 T = TypeVar("T")
 
-SEPARATOR = "|"  # never part of a parameter's name
+SEPARATOR = "|"  # between the keys in the name of a leaf
 
 
 class Weights(NamedTuple):
@@ -180,7 +180,7 @@ def to_wire(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
         return {prefix: tree}
     flat: dict[str, Tensor] = {}
     for key, value in tree.items():
-        flat |= to_wire(value, f"{prefix}{SEPARATOR}{key}" if prefix else key)
+        flat |= to_wire(value, _path(prefix, key))
     return flat
 
 
@@ -190,6 +190,14 @@ def from_wire(flat: dict[str, Tensor], like: Tree, prefix: str = "") -> Tree:
         both = from_wire(flat, {"params": like.params, "buffers": like.buffers}, prefix)
         return Weights(both["params"], both["buffers"])
     if isinstance(like, dict):
-        start = prefix + SEPARATOR if prefix else ""
-        return {key: from_wire(flat, value, start + key) for key, value in like.items()}
+        return {key: from_wire(flat, value, _path(prefix, key)) for key, value in like.items()}
     return flat[prefix]
+
+
+def escaped(key: str) -> str:
+    """A key without the separator, so that the names of two leaves are never equal."""
+    return key.replace("%", "%25").replace(SEPARATOR, "%7C")
+
+
+def _path(prefix: str, key: str) -> str:
+    return f"{prefix}{SEPARATOR}{escaped(key)}" if prefix else escaped(key)

@@ -112,6 +112,7 @@ class FedMix(_Pooled):
         "femnist": {"lam": 0.2},
     }
     compute = "a second-order gradient"
+    strays = 0.01  # random partners move it about
 
     def transform(self, v: View, batch: Batch) -> Batch:
         y = self._partners(v, len(batch.x))["y"]
@@ -151,6 +152,7 @@ class NaiveMix(_Pooled):
         "cifar100": {"lam": 0.1},
         "femnist": {"lam": 0.2},
     }
+    strays = 0.01  # random partners move it about
 
     def transform(self, v: View, batch: Batch) -> Batch:
         partners = self._partners(v, len(batch.x))

@@ -73,6 +73,7 @@ class Krum(_Robust):
     select: Annotated[int, Doc("updates to average; above 1: Multi-Krum"), Range(1)] = 1
 
     tiny = {"byzantine": 0}
+    strays = 1.0  # it follows one client, here the first
     uploads = "1"
     compute = "distances of all pairs"
 

@@ -2,7 +2,8 @@
 
 A message is one safetensors file: named arrays and a small header, no pickle and no code. The
 receiver compares it with a *template*, a tree of the same structure whose leaves are dtypes and
-shapes. It checks version, kind, names, dtypes, shapes and lengths before it allocates an array.
+shapes. It checks version, kind, names, dtypes, shapes, lengths and a checksum before it allocates
+an array. The checksum detects damage, not forgery.
 :func:`reply_template` derives the template of a client's reply from a dry run on blank samples.
 """
 
@@ -10,9 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -28,6 +32,7 @@ from kedge.session.session import Answer, Down
 
 VERSION = "1"
 MAX_HEADER_BYTES = 1 << 26  # bounds names, dtypes and shapes; the size of arrays is not bounded
+CHECKSUM_MARK, CHECKSUM_DIGITS = b'"kedge":"', 8  # it stands at the start of kedge's own entry
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
@@ -76,7 +81,8 @@ def pack(kind: str, value: Tree, **notes: str) -> bytes:
     """
     arrays = {name: leaf.detach().cpu().contiguous() for name, leaf in _named(value).items()}
     head = json.dumps({"version": VERSION, "kind": kind, **notes}, sort_keys=True)
-    return save(arrays, {"kedge": head})  # one entry, so that equal trees are equal bytes
+    # one entry, so that equal trees are equal bytes
+    return sealed(save(arrays, {"kedge": "0" * CHECKSUM_DIGITS + head}))
 
 
 def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
@@ -92,8 +98,17 @@ def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
         WireError: the message is malformed, of another kind, or does not match the template.
     """
     check(message, kind, template)
-    arrays = load(message)
+    try:
+        arrays = load(message)
+    except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
+        raise WireError(f"the arrays of the {kind} cannot be read: {error}") from None
     return _structured(arrays) if template is None else _filled(template, arrays)
+
+
+def sealed(message: bytes) -> bytes:
+    """A message with its checksum, in place of the zeros that stand there."""
+    at, digits = _checksum(message)
+    return message[:at] + digits + message[at + CHECKSUM_DIGITS :]
 
 
 def notes_of(message: bytes) -> dict[str, str]:
@@ -120,7 +135,7 @@ def check(message: bytes, kind: str, template: Tree = None) -> None:
         what = "lacks" if strange[0] in wanted else "holds an unknown array"
         raise WireError(f"the {kind} {what} {strange[0]!r}")
     end = 0
-    for name, entry in sorted(entries.items(), key=lambda item: _offsets(item[1])[0]):
+    for name, entry in sorted(entries.items(), key=lambda item: _offsets(item[1])):
         leaf, actual = wanted[name], _leaf(entry)
         if leaf is None or actual != leaf:
             raise WireError(f"the {kind}'s array {name!r} is {actual}, expected {leaf}")
@@ -129,6 +144,17 @@ def check(message: bytes, kind: str, template: Tree = None) -> None:
         end += leaf.nbytes
     if end != data_bytes:
         raise WireError(f"the {kind} holds {data_bytes} bytes of arrays, its header says {end}")
+    at, digits = _checksum(message)
+    if message[at : at + CHECKSUM_DIGITS] != digits:
+        raise WireError(f"the {kind} is damaged: its checksum is wrong. Send it again")
+
+
+def _checksum(message: bytes) -> tuple[int, bytes]:
+    """Where the checksum of a message stands, and the digits that belong there."""
+    at = message.find(CHECKSUM_MARK) + len(CHECKSUM_MARK)
+    before = zlib.crc32(b"0" * CHECKSUM_DIGITS, zlib.crc32(message[:at]))
+    after = zlib.crc32(memoryview(message)[at + CHECKSUM_DIGITS :], before)
+    return at, f"{after:0{CHECKSUM_DIGITS}x}".encode()
 
 
 def _header(message: bytes) -> tuple[dict[str, str], dict[str, Any], int]:
@@ -138,7 +164,7 @@ def _header(message: bytes) -> tuple[dict[str, str], dict[str, Any], int]:
         raise WireError("this is not a message: its header does not fit into it")
     try:
         header = json.loads(message[8 : 8 + size])
-        notes = json.loads(header.pop("__metadata__")["kedge"])
+        notes = json.loads(header.pop("__metadata__")["kedge"][CHECKSUM_DIGITS:])
         entries = {str(name): dict(entry) for name, entry in header.items()}
         return {str(k): str(v) for k, v in notes.items()}, entries, len(message) - 8 - size
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
@@ -167,30 +193,41 @@ def _named(value: Tree, prefix: str = "") -> dict[str, Any]:
         pairs = {f"{kind}:{k}": v for k, v in value._asdict().items()}  # type: ignore[attr-defined]
     named: dict[str, Any] = {}
     for key, item in pairs.items():  # type: ignore[union-attr]
-        named |= _named(item, f"{prefix}{tree.SEPARATOR}{key}" if prefix else key)
+        named |= _named(item, _path(prefix, key, isinstance(value, tuple)))
     return named
+
+
+def _path(prefix: str, key: str, is_field: bool = False) -> str:
+    """The name of a leaf or branch; signs with a meaning in names are escaped in keys of dicts."""
+    if not is_field:
+        key = tree.escaped(key).replace(":", "%3A")
+        key = "%5F" + key[1:] if key == "__metadata__" and not prefix else key  # of safetensors
+    return f"{prefix}{tree.SEPARATOR}{key}" if prefix else key
 
 
 def _filled(template: Tree, arrays: dict[str, Tensor], prefix: str = "") -> Tree:
     """Arrays in the structure of a template."""
     if isinstance(template, Leaf):
         return arrays[prefix]
-    start = prefix + tree.SEPARATOR if prefix else ""
     if isinstance(template, dict):
-        return {key: _filled(item, arrays, start + key) for key, item in template.items()}
+        return {key: _filled(item, arrays, _path(prefix, key)) for key, item in template.items()}
     kind, fields = type(template).__name__, template._asdict().items()
-    values = (_filled(item, arrays, f"{start}{kind}:{key}") for key, item in fields)
+    values = (_filled(item, arrays, _path(prefix, f"{kind}:{key}", True)) for key, item in fields)
     return type(template)(*values)
 
 
 def _structured(arrays: dict[str, Tensor]) -> Tree:
     """Arrays in the structure that their names describe; empty branches are lost."""
+    if arrays.keys() == {""}:
+        return arrays[""]
     root: dict[str, Any] = {}
     for name, value in arrays.items():
         *path, last = name.split(tree.SEPARATOR)
         node = root
-        for key in path:
-            node = node.setdefault(key, {})
+        for key in (*path, None):
+            if not isinstance(node, dict) or (key is None and last in node):
+                raise WireError(f"the message holds an array {name!r} within another array")
+            node = node if key is None else node.setdefault(key, {})
         node[last] = value
     return _typed(root)
 
@@ -201,7 +238,7 @@ def _typed(node: Tree) -> Tree:
     items = {key: _typed(item) for key, item in node.items()}
     kinds = {key.partition(":")[0] for key in items if ":" in key}
     if len(kinds) != 1 or not all(":" in key for key in items):
-        return items
+        return {unquote(key): item for key, item in items.items()}
     kind = TYPES.get(kinds.pop())
     fields = {key.partition(":")[2]: item for key, item in items.items()}
     if kind is None or not fields.keys() <= set(kind._fields):

@@ -64,7 +64,10 @@ def draw(
     >>> len(partition.clients), int(partition.sizes.sum())
     (4, 200)
     """
-    labels = np.asarray(labels)
+    try:
+        labels = np.asarray(labels)
+    except ValueError:
+        raise DataError("labels must be numbers, equally many for every sample") from None
     clients, seed = as_int("clients", clients), as_int("seed", seed)
     if labels.ndim == 0 or not len(labels):
         raise DataError("there are no samples to partition: labels is empty")
@@ -87,7 +90,8 @@ def draw(
     sizes = np.array([len(part) for part in parts])
     fields: dict[str, Any] = {}
     for name, function, options in shift_steps:
-        new = function(sizes, generator(seed, name), **options)
+        with np.errstate(over="ignore"):  # Partition refuses what is not finite
+            new = function(sizes, generator(seed, name), **options)
         if fields.keys() & new.keys() or {"rotation", "angles"} <= fields.keys() | new.keys():
             raise IncompatibleError(f"{canonical} has two shifts of one kind; leave out {name}")
         fields |= new

@@ -39,7 +39,7 @@ def equal_sizes(samples: int, clients: int) -> IntArray:
 
 def lognormal_sizes(rng: np.random.Generator, samples: int, clients: int, sigma: float) -> IntArray:
     """Client sizes in proportion to exp(N(0, sigma^2)), each at least 1."""
-    exponent = sigma * rng.standard_normal(clients)
+    exponent = min(sigma, 1e300) * rng.standard_normal(clients)
     return proportional_sizes(np.exp(exponent - exponent.max()), samples)
 
 

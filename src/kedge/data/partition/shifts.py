@@ -34,7 +34,8 @@ def rotation_dirichlet(
 
     The priors are drawn from Dir(alpha). FedBR's CIFAR-10: the paper has alpha 1.0, its code 0.1.
     """
-    priors = rng.dirichlet(np.full(len(ANGLES), alpha), size=len(sizes))
+    # the sum of all concentrations must be finite
+    priors = rng.dirichlet(np.full(len(ANGLES), min(alpha, 1e300)), size=len(sizes))
     return {
         "angles": tuple(rng.choice(ANGLES, size=n, p=q) for n, q in zip(sizes, priors, strict=True))
     }

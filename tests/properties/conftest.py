@@ -1,0 +1,31 @@
+"""Profiles of hypothesis: fixed examples, or many random ones.
+
+By default every run draws the same examples and nothing is written to disk. With
+``KEDGE_PROPERTIES=thorough`` the examples are random and many.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.configuration import set_hypothesis_home_dir
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, max_examples=50, **COMMON)
+settings.register_profile("thorough", max_examples=2000, print_blob=True, **COMMON)
+settings.load_profile(os.environ.get("KEDGE_PROPERTIES", "fixed"))
+
+_home = tempfile.TemporaryDirectory(prefix="kedge-hypothesis-")
+set_hypothesis_home_dir(_home.name)  # caches of characters; by default in the working directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_traces() -> Iterator[None]:
+    yield
+    _home.cleanup()
