@@ -1,21 +1,33 @@
-"""Linear layers with ReLU between, and cosines, with their derivatives by hand."""
+"""Linear layers with ReLU between, and cosines, with their derivatives by hand.
+
+First weights have torch's default distribution, uniform up to 1/sqrt(inputs).
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from problem import DOUBLE
 from simulator import Vector
+
+from kedge.core import rng
 
 Leaves = dict[str, Vector]  # weight0, bias0, weight1, ...
 
 
-def shapes(part: str, *sizes: int) -> dict[str, tuple[int, ...]]:
-    """Leaves that a part adds for layers of these sizes, by name and shape."""
-    leaves: dict[str, tuple[int, ...]] = {}
+def first_layer(key: Any, inputs: int, outputs: int) -> tuple[Vector, Vector]:
+    """First weight and bias of a layer."""
+    leaf = 2 * rng.uniform(key, (outputs, inputs + 1), DOUBLE).numpy() - 1
+    return leaf[:, :-1] / np.sqrt(inputs), leaf[:, -1] / np.sqrt(inputs)
+
+
+def first_layers(key: Any, *sizes: int) -> Leaves:
+    """First weights of layers of these sizes, each drawn with a key of its own."""
+    leaves: Leaves = {}
     for i in range(len(sizes) - 1):
-        leaves |= {
-            f"{part}/weight{i}": (sizes[i + 1], sizes[i]),
-            f"{part}/bias{i}": (sizes[i + 1],),
-        }
+        weight, bias = first_layer(rng.fold(key, i), sizes[i], sizes[i + 1])
+        leaves |= {f"weight{i}": weight, f"bias{i}": bias}
     return leaves
 
 

@@ -53,6 +53,10 @@ class Net:
         zeros = {name: np.zeros(shape) for name, shape in self.shapes.items()}
         return np.concatenate([np.ravel(v) for v in (zeros | leaves).values()])
 
+    def with_leaves(self, w: Vector, leaves: dict[str, Any]) -> Vector:
+        """The vector with some leaves replaced."""
+        return self.join(self.split(w) | leaves)
+
     def mask(self, *prefixes: str) -> Vector:
         """1 on the leaves whose names begin with one of the prefixes, 0 elsewhere."""
         ones = {n: np.ones(s) for n, s in self.shapes.items() if n.startswith(prefixes)}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from problem import DOUBLE, ENGINES, OUTPUTS, WIDTH, Case, by_both, compare, key_of
 from simulator import Client, FedAvg, Vector, softmax
+from test_trajectory_personal import FineTune
 
 from kedge.core import rng
 
@@ -15,6 +16,9 @@ class FedETF(FedAvg):
 
     scale: float
     balanced = True
+
+    def setup(self) -> None:
+        self.w = self.net.with_leaves(self.w, {"fedetf/scale": self.scale})
 
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         mu, s = self.net.logits(w, x), self.net.split(w)["fedetf/scale"]
@@ -55,7 +59,7 @@ class SphereFed(FedAvg):
         return self.net.backward(w, x, 0.0, (d - z * (d * z).sum(1, keepdims=True)) / length)
 
     def with_head(self, w: Vector, head: Vector) -> Vector:
-        return np.where(self.net.mask("head"), self.net.join({"head.weight": head}), w)
+        return self.net.with_leaves(w, {"head.weight": head, "head.bias": np.zeros(OUTPUTS)})
 
     def server(self, cohort: list[Client]) -> Vector:
         return self.with_head(super().server(cohort), self.classifier)
@@ -68,6 +72,14 @@ class SphereFed(FedAvg):
         head = np.linalg.inv(z.T @ z / n + self.ridge * np.eye(WIDTH)) @ cross
         if self.calibrate:
             self.w = self.with_head(self.w, head.T)
+
+
+class WithFineTune(SphereFed, FineTune):
+    """The clients' own models show that the head is frozen, which the server's cannot."""
+
+    def setup(self) -> None:
+        SphereFed.setup(self)
+        FineTune.setup(self)
 
 
 class CCVR(FedAvg):
@@ -118,6 +130,7 @@ CASES = [
     Case("spherefed", SphereFed, {"ridge": 0.02, "class_mean": False}, ALL),
     Case("spherefed", SphereFed, {"ridge": 0.02, "calibrate": False}, norm=True),
     Case("spherefed", SphereFed, {"ridge": 0.02}, norm=True),
+    Case("spherefed", WithFineTune, {"ridge": 0.02}, ALL, plus="+finetune"),
     Case(RETRAINED + "equal)", CCVR, options=DRAWN),
     Case(RETRAINED + "proportional)", CCVR, options=DRAWN | {"labels": "proportional"}, norm=True),
 ]

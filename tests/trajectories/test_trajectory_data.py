@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problem import DOUBLE, ENGINES, INPUT, OUTPUTS, WIDTH, Case, by_both, compare, key_of
+from projection import first_layer
 from simulator import Client, FedAvg, Vector, softmax
 
 from kedge.core import rng
@@ -103,6 +104,9 @@ class VHL(FedAvg):
 
     def setup(self) -> None:
         self.key = rng.fold(self.world.init_key("vhl"), "virtual")
+        if self.labels == "extra":
+            weight, bias = first_layer(self.world.init_key("vhl"), WIDTH, OUTPUTS)
+            self.w = self.net.with_leaves(self.w, {"vhl/weight": weight, "vhl/bias": bias})
 
     def virtual(self, c: Client) -> tuple[Vector, Any]:
         drawn = rng.integers(c.key("vhl", "term", c.t), (self.rows,), OUTPUTS * self.per_class)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problem import ENGINES, OUTPUTS, WIDTH, Case, by_both, compare, statistics
-from projection import backward, cosine, project, shapes, sigmoid
+from projection import backward, cosine, first_layers, project, sigmoid
 from simulator import Client, FedAvg, Vector, softmax
 
 
@@ -21,6 +21,9 @@ class MOON(FedAvg):
     eval_mode = True
 
     def setup(self) -> None:
+        if self.projection:
+            first = first_layers(self.world.init_key("moon"), WIDTH, self.width, self.projection)
+            self.w = self.net.with_leaves(self.w, {f"moon/{n}": v for n, v in first.items()})
         self.previous, self.previous_stats = [self.w * self.public] * self.N, [self.stats] * self.N
         self.trained, self.previous_seen = np.zeros(self.N), [0] * self.N
 
@@ -135,7 +138,10 @@ class FedProto(FedAvg):
 
 
 ALL = {"momentum": 0.6, "weight_decay": 0.05, "clip": 0.9}
-PROJECTED: dict[str, Any] = {"extra": shapes("moon", WIDTH, 4, 6)}
+PROJECTED: dict[str, Any] = {
+    "extra": {"moon/weight0": (4, WIDTH), "moon/bias0": (4,)}
+    | {"moon/weight1": (6, 4), "moon/bias1": (6,)}
+}
 MU = {"mu": 1.7, "tau": 0.4}
 CASES = [
     *by_both("moon", MOON, MU | {"projection": 6, "width": 4}, **PROJECTED),

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 from problem import BATCH, DOUBLE, ENGINES, OUTPUTS, WIDTH, Case, by_both, compare, key_of
-from projection import Leaves, backward, cosine, project, shapes, sigmoid
+from projection import Leaves, backward, cosine, first_layers, project, sigmoid
 from simulator import Client, FedAvg, Vector, softmax
 
 from kedge.core import rng
 
 
 class FedImpro(FedAvg):
-    """Statistics of each class before the tanh; features drawn from them train the head."""
+    """Statistics of each class at the cut; features drawn from them train the head."""
 
-    cut = "body"
+    cut: str
     weight: float
     ramp: int
     s_max: float
-    beta_m: float
+    beta_m: float | str
     beta_g: float
     noise: float
     cap, mix, labels, draws_from, spread, count_weighted = (
@@ -55,13 +55,15 @@ class FedImpro(FedAvg):
         mu, sigma = (c.mu, c.sigma) if local else (self.mu, self.sigma)
         sigma = np.sqrt(sigma) if self.spread == "variance" else sigma
         eps = rng.normal(c.key("fedimpro", "inject", c.t), (len(y), WIDTH, 1), DOUBLE).numpy()
-        h = np.tanh(mu[y] + sigma[y] * eps[..., 0])
+        h = mu[y] + sigma[y] * eps[..., 0]
+        h, z = (np.tanh(h), self.net.linear) if self.cut == "body" else (h, self.net.features)
         d = weight * (softmax(self.net.head(w, h)) - self.world.one_hot(y)) / len(y)
-        self.update(c, self.net.linear(w, x), target.argmax(1))
+        self.update(c, z(w, x), target.argmax(1))
         return real + self.net.join({"head.weight": d.T @ h, "head.bias": d.sum(0)})
 
     def update(self, c: Client, z: Vector, y: Any) -> None:
-        b, mu, sigma = self.beta_m, c.mu.copy(), c.sigma.copy()
+        mu, sigma = c.mu.copy(), c.sigma.copy()
+        b = 1 - WIDTH / 5000 if self.beta_m == "by_dimension" else self.beta_m
         for j in set(y):
             own = z[y == j]
             mu[j] = b * c.mu[j] + (1 - b) * own.mean(0)
@@ -112,16 +114,8 @@ class FedBR(FedAvg):
 
     def setup(self) -> None:
         self.rows = self.rows or BATCH
-        self.mlp: Leaves = {}
-        keys = rng.split(self.world.init_key("fedbr"), 3)
-        for key, (name, shape) in zip(
-            keys,
-            list(shapes("p", WIDTH, self.width, self.width, self.out).items())[::2],
-            strict=True,
-        ):
-            bound = shape[1] ** -0.5
-            leaf = bound * (2 * rng.uniform(key, (shape[0], shape[1] + 1), DOUBLE).numpy() - 1)
-            self.mlp |= {name[2:]: leaf[:, :-1], name[2:].replace("weight", "bias"): leaf[:, -1]}
+        sizes = WIDTH, self.width, self.width, self.out
+        self.mlp = first_layers(self.world.init_key("fedbr"), *sizes)
 
     def survey(self, cohort: list[Client]) -> None:
         t = self.round_number
@@ -185,16 +179,17 @@ class FedBR(FedAvg):
 
 
 ALL = {"momentum": 0.6, "weight_decay": 0.05, "clip": 0.9}
-IMPRO = {"cut": "body", "weight": 0.8, "ramp": 3, "beta_m": 0.3, "beta_g": 0.4, "noise": 0.02}
+IMPRO = {"cut": "body", "weight": 0.8, "ramp": 2, "beta_m": 0.3, "beta_g": 0.4, "noise": 0.02}
 CAPPED, FREE = IMPRO | {"s_max": 0.3}, IMPRO | {"s_max": 0.0}
 PAPER = {"labels": "batch", "draws_from": "shared", "spread": "variance"}
 BR = {"lam": 0.7, "mu": 0.6, "inv_temperature1": 1.5, "inv_temperature2": 2.5, "samples": 3}
 BR |= {"width": 4, "out": 3}
 CASES = [
     *by_both("fedimpro", FedImpro, CAPPED),
-    Case("fedimpro", FedImpro, CAPPED | {"cap": False, "ramp": 2}, ALL),
+    Case("fedimpro", FedImpro, CAPPED | {"cap": False}, ALL),
     Case("fedimpro", FedImpro, FREE | PAPER | {"mix": "share", "ramp": 0}),
-    Case("fedimpro", FedImpro, CAPPED | {"spread": "variance"}),
+    Case("fedimpro", FedImpro, CAPPED | {"spread": "variance", "cut": "tanh"}),
+    Case("fedimpro", FedImpro, CAPPED | {"beta_m": "by_dimension", "cut": "tanh"}),
     Case("fedimpro", FedImpro, CAPPED | {"count_weighted": True}),
     Case("fedimpro", FedImpro, FREE | {"count_weighted": True, "spread": "variance"}, ALL),
     *by_both("fedbr", FedBR, BR),
