@@ -45,6 +45,6 @@ def quadratics_fault(part: Part) -> str:
     return (
         f"on two quadratics with optima at {OPTIMA[0]:g} and {OPTIMA[1]:g}, w settles at "
         f"{settled:.6g}; FedAvg settles at {fedavg:.6g}, and the optimum of the mean is "
-        f"{best:.6g}. A sign is likely to be wrong; if the objective is another one, declare the difference as "
-        "strays = ..."
+        f"{best:.6g}. A sign is likely to be wrong; if the objective is another one, declare the "
+        "difference as strays = ..."
     )
