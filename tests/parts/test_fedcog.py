@@ -274,12 +274,30 @@ def test_generator_for_odd_sizes(shape: tuple[int, ...]) -> None:
         x, torch.arange(8) % 2, [range(8)], kedge.Classification(2), dtype=DOUBLE
     )
     module = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 2)).to(DOUBLE)
-    run = Problem(federation, module, LocalWork(batch=4)).simulate(
-        FedCOG(samples=400, steps=0, source="generator", latent=30, width=16)
-    )
-    x = made(run, 0)["x"]
-    assert x.shape == (400, *shape)
-    assert float(x.std()) == pytest.approx(1.0, abs=0.6)  # near the noise it stands in for
+    part = FedCOG(samples=40, steps=0, source="generator", latent=30, width=16)
+    run = Problem(federation, module, LocalWork(batch=4)).simulate(part)
+    context = client.client_context(run.bound.at(run.round), take_jobs(run.cohort([0]).jobs, 0), {})
+    seeds = part._seeds(run.bound.spec, rng.split(View(context, part, "prepare").key, 3)[1])
+    small = (math.ceil(shape[1] / 4), math.ceil(shape[2] / 4))
+    act = nn.LeakyReLU(0.2)
+    net = nn.Sequential(
+        nn.Linear(30, 16 * math.prod(small)), act, nn.Unflatten(1, (16, *small)),
+        nn.Upsample(shape[1:]), nn.Conv2d(16, 16, 3, padding=1), act,
+        nn.Conv2d(16, 8, 3, padding=1), act, nn.Conv2d(8, shape[0], 3, padding=1),
+    ).to(DOUBLE)  # fmt: skip
+    layers = [m for m in net if hasattr(m, "weight")]
+    with torch.no_grad():
+        for i, layer in enumerate(layers):
+            layer.weight.copy_(seeds[f"weight{i}"])
+            layer.bias.zero_()
+        expected = net(seeds["z"])
+    assert tree.gap(made(run, 0)["x"], expected) < 1e-13
+    # He's initialisation: variance 2 / fan_in after an activation, and 1 / fan_in before any
+    for i in range(len(layers)):
+        weight = seeds[f"weight{i}"]
+        fan_in = weight[0].numel()
+        found = float((weight**2).mean()) * fan_in / (1 if i == 0 else 2)
+        assert abs(found - 1) < 5 * (2 / weight.numel()) ** 0.5  # five standard deviations
 
 
 # -- with others ------------------------------------------------------------------------------

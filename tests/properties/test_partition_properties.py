@@ -38,9 +38,9 @@ SEEDS = st.integers(0, 2**40)
 
 
 @st.composite
-def labels_of(draw: st.DrawFn, least: int = 1) -> np.ndarray:
+def labels_of(draw: st.DrawFn, least: int = 1, most: int = 60, classes: int = 6) -> np.ndarray:
     """Labels ``[N]`` of unequal classes, in any order, with gaps between their numbers."""
-    codes = draw(st.lists(st.integers(0, 5), min_size=least, max_size=60))
+    codes = draw(st.lists(st.integers(0, classes - 1), min_size=least, max_size=most))
     names = draw(st.permutations([-3, 0, 1, 7, 40, 41]))
     return np.array(names, dtype=draw(st.sampled_from([np.int64, np.int32, np.int8])))[codes]
 
@@ -113,13 +113,16 @@ def test_no_client_is_below_the_minimum(case: tuple[str, np.ndarray, int, int]) 
         assert partition.sizes.min() >= least
 
 
-@given(cases(st.just("paired_class_dirichlet")))
-def test_pairs_share_equal_blocks(case: tuple[str, np.ndarray, int, int]) -> None:
-    partition = drawn(case)
+@given(labels_of(40, 80), st.sampled_from([2, 4]), st.floats(0.05, 0.5), SEEDS)
+def test_pairs_share_equal_blocks(
+    labels: np.ndarray, clients: int, alpha: float, seed: int
+) -> None:
+    text = schema("paired_class_dirichlet").write({"alpha": alpha}, first=True)
+    partition = drawn((text, labels, clients, seed))
     if partition is None:
         return
     blocks = partition.sizes.reshape(-1, 2)
-    fair = equal_sizes(len(case[1]), case[2]).reshape(-1, 2).sum(1)
+    fair = equal_sizes(len(labels), clients).reshape(-1, 2).sum(1)
     assert blocks.sum(1).tolist() == fair.tolist()
     assert (blocks.min(1) >= np.maximum(1, np.ceil(fair / 4))).all()
 
@@ -127,16 +130,28 @@ def test_pairs_share_equal_blocks(case: tuple[str, np.ndarray, int, int]) -> Non
 @given(cases(st.just("label_shards")))
 def test_a_client_holds_its_own_classes_only(case: tuple[str, np.ndarray, int, int]) -> None:
     partition = drawn(case)
-    if partition is None:
-        return
     codes, shards = class_codes(case[1]), partition_shards(case[0])
     groups = (codes.max() + 1) // shards
+    if partition is None:  # only for a reason
+        assert (codes.max() + 1) % shards or np.bincount(codes).min() < case[2]
+        return
     for k, samples in enumerate(partition.clients):
         assert set(codes[samples] // shards) == {k % groups}
     counts = partition.label_counts(codes)
     for c in range(codes.max() + 1):
         holders = counts[c // shards :: groups, c]
         assert not len(holders) or holders.max() - holders.min() <= 1  # cut evenly
+
+
+@given(st.integers(1, 5), st.integers(2, 6), st.sampled_from(["proportions", "ones"]), SEEDS)
+def test_classes_as_large_as_clients_go_to_one_each_at_the_smallest_alpha(
+    size: int, clients: int, prior: str, seed: int
+) -> None:
+    """A client draws one class alone, which is then used up."""
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(clients), size))
+    text = f"client_dirichlet_sequential(alpha=1e-12, prior={prior})"
+    counts = draw(text, labels, clients, seed).label_counts(labels)
+    assert (counts.max(1) == size).all()
 
 
 @given(labels=labels_of(), data=st.data())
@@ -216,9 +231,9 @@ def test_shifts_leave_the_samples_alone(labels: np.ndarray, data: st.DataObject)
 # -- splits ------------------------------------------------------------------------------------
 
 
-@given(labels=labels_of(), data=st.data())
+@given(labels=labels_of(20, 120, classes=3), data=st.data())
 def test_a_holdout_is_stratified_and_loses_nothing(labels: np.ndarray, data: st.DataObject) -> None:
-    clients, seed = data.draw(st.integers(1, min(5, len(labels)))), data.draw(SEEDS)
+    clients, seed = data.draw(st.integers(1, 3)), data.draw(SEEDS)
     fraction = data.draw(st.floats(0.01, 0.99))
     whole = draw("iid+rotation_dirichlet(1.0)", labels, clients, seed)
     train, held_out = holdout(whole, labels, fraction, seed)
@@ -226,9 +241,9 @@ def test_a_holdout_is_stratified_and_loses_nothing(labels: np.ndarray, data: st.
     assert holdout(whole, labels, fraction, seed) == (train, held_out)
 
 
-@given(labels=labels_of(), data=st.data())
+@given(labels=labels_of(20, 120, classes=3), data=st.data())
 def test_a_resplit_is_stratified_and_loses_nothing(labels: np.ndarray, data: st.DataObject) -> None:
-    clients, seed = data.draw(st.integers(1, min(5, len(labels)))), data.draw(SEEDS)
+    clients, seed = data.draw(st.integers(1, 3)), data.draw(SEEDS)
     a, b = sorted(data.draw(st.tuples(st.floats(0.05, 0.45), st.floats(0.5, 0.95))))
     fractions = (a, b - a, 1 - b)
     whole = draw("iid+rotation_dirichlet(1.0)", labels, clients, seed)

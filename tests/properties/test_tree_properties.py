@@ -6,7 +6,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import KEYS, same_bits, tensors, trees
 from torch import Tensor
@@ -165,6 +165,7 @@ def test_the_gap_is_a_distance(values: list[Any]) -> None:
 # -- the wire ----------------------------------------------------------------------------------
 
 
+@example({"a|b": torch.zeros(1), "a": {"b": torch.ones(1)}, "a%7Cb": torch.ones(2)})
 @given(trees(tensors(), Weights))
 def test_the_flat_form_comes_back_bit_for_bit(value: Any) -> None:
     flat = tree.to_wire(value)
