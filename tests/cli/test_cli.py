@@ -20,6 +20,7 @@ from kedge.core import tree
 class Ridge(kedge.Part):
     weight: float = 0.1
     neutral = {"weight": 0.0}
+    strays = 0.1  # it pulls towards 0
 
     def term(self, v, params, batch, out):
         return self.weight * tree.sq_norm(params)

@@ -27,6 +27,7 @@ class Good(Part):
 
     name = "good"
     neutral = {"mu": 0.0}
+    strays = 0.1  # weight decay: the objective is another one
 
     def term(self, v, params, batch, out):
         return self.mu * tree.sq_norm(params)
@@ -37,6 +38,14 @@ def test_a_right_part_passes() -> None:
     assert report.ok
     assert report.raise_if_failed() is report
     assert {f.name for f in report.findings if f.holds} >= {"pure", "engines", "neutral"}
+
+
+def test_a_part_with_another_objective_declares_by_how_much() -> None:
+    class Silent(Good):
+        strays = 0.0
+
+    assert set(failures(Silent())) == {"stable"}
+    assert "declare the difference as strays" in failures(Silent())["stable"]
 
 
 @dataclass(frozen=True)

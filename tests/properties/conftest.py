@@ -4,7 +4,9 @@ By default every run draws the same examples and nothing is written to disk. Wit
 ``KEDGE_PROPERTIES=thorough`` the examples are random and many.
 """
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,11 +23,12 @@ settings.register_profile("fixed", derandomize=True, max_examples=50, **COMMON)
 settings.register_profile("thorough", max_examples=2000, print_blob=True, **COMMON)
 settings.load_profile(os.environ.get("KEDGE_PROPERTIES", "fixed"))
 
-_home = tempfile.TemporaryDirectory(prefix="kedge-hypothesis-")
-set_hypothesis_home_dir(_home.name)  # caches of characters; by default in the working directory
+_home = tempfile.mkdtemp(prefix="kedge-hypothesis-")
+set_hypothesis_home_dir(_home)  # its caches; by default they are in the working directory
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_traces() -> Iterator[None]:
-    yield
-    _home.cleanup()
+    yield  # a worker process may end without atexit
+    shutil.rmtree(_home, ignore_errors=True)

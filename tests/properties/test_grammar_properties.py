@@ -87,6 +87,23 @@ def test_every_part_is_read_back(name: str, data: st.DataObject) -> None:
     assert dataclasses.replace(part) == part
 
 
+PRESETS = [(name, preset) for name in parts for preset in parts[name].presets]
+
+
+@given(st.sampled_from(PRESETS), st.data())
+def test_a_preset_with_fields_is_read(chosen: tuple[str, str], data: st.DataObject) -> None:
+    name, preset = chosen
+    cls = parts[name]
+    fields = data.draw(settings_of(cls.schema()))
+    inside = ", ".join(f"{key}={write_value(value)}" for key, value in fields.items())
+    expected = cls(**{**cls.presets[preset], **fields})
+    assert parse(f"{name}:{preset}({inside})").parts == (expected,)
+    if fields:  # a field given twice is refused, even with the same value
+        key = data.draw(st.sampled_from(sorted(fields)))
+        with pytest.raises(GrammarError, match=f"'{key}' is given twice"):
+            parse(f"{name}:{preset}({inside}, {key}={write_value(fields[key])})")
+
+
 @given(st.lists(random_parts(st.sampled_from(list(parts))), max_size=4))
 def test_every_sum_of_parts_is_read_back(summands: list[Part]) -> None:
     try:
@@ -197,6 +214,8 @@ def test_any_value_of_an_option_is_accepted_or_named(schema: Schema, data: st.Da
         assert not bound.problem(found)
 
 
+@example(-math.inf, math.inf, False, False, math.inf)
+@example(-math.inf, math.inf, False, False, math.nan)
 @given(st.floats(allow_nan=False), st.floats(allow_nan=False), st.booleans(), st.booleans(),
        st.one_of(st.integers(-5, 5), st.floats()))  # fmt: skip
 def test_a_range_admits_what_lies_within_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import TEXT, settings_of
 
-from kedge.data.partition import Partition, draw, holdout, partitions, resplit, shifts
+from kedge.data.partition import Partition, draw, holdout, label_skew, partitions, resplit, shifts
 from kedge.data.partition.registries import schema
 from kedge.data.partition.sampling import (
     arrivals,
@@ -63,7 +64,7 @@ def drawn(case: tuple[str, np.ndarray, int, int]) -> Partition | None:
     try:
         return draw(text, labels, clients, seed)
     except PartitionError as error:
-        assert str(error).startswith(text)
+        assert str(error).startswith(text.partition("(")[0])
         assert f"with {clients} clients and {len(labels)} samples: " in str(error)
         return None
 
@@ -143,15 +144,43 @@ def test_a_client_holds_its_own_classes_only(case: tuple[str, np.ndarray, int, i
         assert not len(holders) or holders.max() - holders.min() <= 1  # cut evenly
 
 
-@given(st.integers(1, 5), st.integers(2, 6), st.sampled_from(["proportions", "ones"]), SEEDS)
-def test_classes_as_large_as_clients_go_to_one_each_at_the_smallest_alpha(
-    size: int, clients: int, prior: str, seed: int
+@given(
+    st.sampled_from(
+        ["class_dirichlet_capped(minimum=1)", "client_dirichlet_balanced(sigma=0.5)",
+         "client_dirichlet_sequential", "client_dirichlet_sequential(prior=ones)"]
+    ),
+    labels_of(8), st.integers(1, 4), SEEDS,
+)  # fmt: skip
+def test_clients_draw_no_more_of_a_class_than_there_is(
+    text: str, labels: np.ndarray, clients: int, seed: int
 ) -> None:
-    """A client draws one class alone, which is then used up."""
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(clients), size))
-    text = f"client_dirichlet_sequential(alpha=1e-12, prior={prior})"
-    counts = draw(text, labels, clients, seed).label_counts(labels)
-    assert (counts.max(1) == size).all()
+    """The counts that are dealt out are those of the data, and what is dealt has these counts."""
+    seen = []
+
+    def recorded(rng: np.random.Generator, codes: np.ndarray, counts: np.ndarray) -> Any:
+        seen.append(counts)
+        return deal(rng, codes, counts)
+
+    with mock.patch.object(label_skew, "deal", recorded):
+        partition = drawn((text, labels, clients, seed))
+    if partition is not None:
+        codes = class_codes(labels)
+        assert seen[-1].sum(0).tolist() == np.bincount(codes).tolist()
+        assert np.array_equal(partition.label_counts(codes), seen[-1])
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.data())
+def test_shards_are_cut_evenly_among_their_holders(
+    shards: int, groups: int, holders: int, data: st.DataObject
+) -> None:
+    sizes = st.lists(st.integers(holders, 9), min_size=shards * groups, max_size=shards * groups)
+    class_sizes = np.array(data.draw(sizes))
+    labels = np.repeat(np.arange(len(class_sizes)), class_sizes)
+    counts = draw(f"label_shards({shards})", labels, groups * holders, 0).label_counts(labels)
+    for c, size in enumerate(class_sizes):
+        expected = np.bincount(np.arange(size) * holders // size, minlength=holders)
+        assert counts[c // shards :: groups, c].tolist() == expected.tolist()
+        assert counts[:, c].sum() == size
 
 
 @given(labels=labels_of(), data=st.data())
