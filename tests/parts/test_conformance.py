@@ -102,6 +102,21 @@ def test_answers_are_read_from_the_last_line(tmp_path: Path) -> None:
     assert math.isnan(rows[1].got)
 
 
+def test_the_column_objective_names_the_problem_that_a_method_solves(tmp_path: Path) -> None:
+    """With clients of 1 and 3 samples, weighted by size: the minimum is 30/31, or 10/11 if all
+    clients count alike."""
+    finals = '"objective of fedavg": 0.8819, "objective of scaffold": 0.90909'
+    python = fake_python(tmp_path, f"""echo '{{"fedavg": 0.71344, {finals}}}'""")
+    rows, _ = rival_rows("pfl", python)
+    assert [row.objective for row in rows] == ["neither, 0.8819", "unweighted, 0.9091", ""]
+    own = {row.method: row.objective for row in reversed(own_rows(["scaffold", "moon", "fedpvr"]))}
+    assert own == {
+        "scaffold": "weighted, 0.9677",
+        "moon": "",
+        "fedpvr": "weighted, 0.9677 (head)",
+    }
+
+
 def test_another_library_never_fails_the_command(tmp_path: Path) -> None:
     python = fake_python(tmp_path, """echo '{"fedavg": 0.1, "scaffold": -1e10}'""")
     code, out, _ = command("fedavg", "--against", "pfl", "--python-of", f"pfl={python}")
