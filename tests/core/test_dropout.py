@@ -155,3 +155,14 @@ def test_dropout_keeps_the_uniform_draws_from_p_up(p: float) -> None:
     x = torch.ones(3000, 2, dtype=DOUBLE)
     draws = rng.uniform(rng.fold(KEY, 1), (3000, 2))
     assert torch.equal(drop(dropping(p), x, KEY) != 0, draws >= p)
+
+
+def test_a_draw_just_below_p_is_dropped() -> None:
+    """Draws are multiples of 2**-24; p lies between two of them."""
+    x = torch.ones(3000, 2, dtype=DOUBLE)
+    draws = rng.uniform(rng.fold(KEY, 1), (3000, 2))
+    below = draws[(draws >= 0.125) & (draws < 0.25)].max()
+    p = float(below) + 2.0**-26  # exact in float32
+    kept = drop(dropping(p), x, KEY) != 0
+    assert torch.equal(kept, draws >= p)
+    assert not kept[draws == below].any()

@@ -14,7 +14,7 @@ from torch import Tensor
 import kedge.parts  # noqa: F401  (registers the built-in parts)
 from kedge.check.problems import images
 from kedge.core import rng
-from kedge.core.hooks import RETURNS
+from kedge.core.hooks import RETURNS, call
 from kedge.core.overrides import check_overrides
 from kedge.core.part import HOOKS, Mean, Part, Stack, Sum, parts
 from kedge.core.task import Batch
@@ -276,6 +276,36 @@ def test_a_wrong_return_names_part_hook_and_remedy(
         ),
     ):
         images().simulate(part_with(**methods), engine).run_round()
+
+
+@pytest.mark.parametrize(
+    ("hook", "result", "message"),
+    [
+        ("term", torch.ones(5), "a tensor of shape [5]; it must be one number: take the mean"),
+        ("term", torch.ones(1), "a tensor of shape [1]; it must be one number: take the mean"),
+        ("term", torch.ones((), dtype=torch.int64), "a tensor of int64 of shape []; it must be"),
+        ("trainable", ["head.bias"], "a list; it must return a dict from names of parameters"),
+        ("trainable", {"head.bais": True}, "a dict with the unknown name 'head.bais' (like 'head"),
+        ("project", {"head.bias": torch.ones(3)}, "a dict without 'body.weight'; it must return"),
+    ],
+)
+def test_the_check_alone_gives_the_same_message(hook: str, result: Any, message: str) -> None:
+    params = {"body.weight": torch.ones(3, 2), "head.bias": torch.ones(3)}
+    args = {"term": (None, params, None, None)}.get(hook, (None, params))
+    part = part_with(**{hook: lambda self, *args: result})
+    with pytest.raises(HookError, match=re.escape(f"ridge.{hook} returned {message}")):
+        call(part, hook, *args)
+
+
+def test_a_private_name_like_no_other_is_answered_with_three_that_exist() -> None:
+    part = part_with(private=lambda self, spec: {"zzz"})
+    message = (
+        "ridge.private returned the name 'zzz', which the model does not have; there are "
+        "head.bias, head.weight, stage1.0.bias"
+    )
+    with pytest.raises(HookError) as error:
+        images().simulate(part)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
