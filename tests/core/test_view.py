@@ -1,16 +1,20 @@
-"""The passes of one step: which mode each has, which of them run, and what they leave behind."""
+"""What a part sees on a client, and the passes of one step: modes, which run, what they leave."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from nets import KEY, X, stages
 
-from kedge.check.problems import images
+from kedge.check.problems import images, step_view
 from kedge.core import tree
 from kedge.core.model import Model
+from kedge.core.part import Part
 from kedge.core.tree import Weights
-from kedge.core.view import Passes
+from kedge.core.view import Passes, View
 from kedge.errors import HookError
 
 MODEL = Model(stages())
@@ -62,3 +66,28 @@ def test_what_is_known_before_the_first_round_is_printed_without_its_key() -> No
     text = repr(images().simulate("fedavg").bound.spec)
     assert text.startswith("Spec(model=")
     assert "key=" not in text
+
+
+def view_of(**members: Any) -> View:
+    """The view in ``term`` of a part named ``ridge`` with these members."""
+    part: Part = type("Ridge", (Part,), {"name": "ridge", **members})()
+    return step_view(images().simulate("fedlc"), 0, part)[0]
+
+
+def test_a_view_refuses_what_its_part_has_not_declared() -> None:
+    v = view_of()
+    with pytest.raises(HookError, match=r"^ridge reads v\.label_counts: declare needs_labels = Tr"):
+        _ = v.label_counts
+    with pytest.raises(HookError, match=r"^ridge calls v\.sweep: declare needs_sweep = True$"):
+        v.sweep(lambda batch, mask: mask.sum())
+    assert view_of(needs_labels=True).label_counts.sum().item() == 5
+
+
+def test_a_view_refuses_what_there_is_not_in_its_hook() -> None:
+    v = view_of()
+    with pytest.raises(HookError, match=r"^ridge\.term asks for v\.grad; only correct may$"):
+        v.grad(v.anchor.params)
+    before = View(replace(v._context, step=None), v._part, "prepare")
+    with pytest.raises(HookError, match=r"^ridge\.prepare asks for v\.step outside a local step$"):
+        _ = before.step
+    assert v.step.item() == 0
