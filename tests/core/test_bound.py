@@ -58,3 +58,13 @@ def test_shapes_are_found_with_zeros_which_are_an_index_into_any_table() -> None
     )
     shapes = kedge.Simulation(data, Lookup(), "fedavg").bound.spec.shapes
     assert shapes == {"table": (2, 4), "features": (4,), "logits": (3,)}
+
+
+def test_a_binding_with_other_data_keeps_them_in_every_round() -> None:
+    bound = images().simulate("fedtr").bound
+    bound.at(0)  # derived bindings are kept
+    other = images(sizes=(4, 4)).federation
+    for binding in (bound, bound.at(0)):
+        assert binding.with_data(other).at(0).data is other
+        assert binding.with_data(other).at(1).data is other
+    assert bound.at(0).data is not other

@@ -411,6 +411,16 @@ def test_a_misspelt_hook_of_a_mixin_is_refused() -> None:
         type("Mixed", (Mixin, Part), {})
 
 
+def test_only_public_methods_of_the_base_are_hooks() -> None:
+    class Base:
+        def _terms(self) -> None: ...
+        def x_ray(self, v: Any) -> None: ...
+
+    check_overrides(type("Ridge", (Base,), {"terms": lambda self: None}), Base)
+    with pytest.raises(HookError, match=r"Ridge\.x_rays is no hook .*Did you mean 'x_ray'"):
+        check_overrides(type("Ridge", (Base,), {"x_rays": lambda self, v: None}), Base)
+
+
 def test_other_methods_are_allowed() -> None:
     helpers = {n: lambda self: 1 for n in ("_terms", "_contrast", "loss", "generate", "distance")}
     part = part_with(**helpers, Nested=type("Nested", (), {}), weights=property(lambda self: 1))

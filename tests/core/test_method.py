@@ -340,6 +340,8 @@ def test_formulas_of_what_is_sent() -> None:
     assert part.count("2 * P + rows", symbols) == 204
     assert part.count("-H", symbols) == -10
     assert part.count("P / 2 if flag else 0", symbols) == 50
+    assert part.count("P / 3", symbols) == 33  # whole numbers
+    assert type(part.count("P / 2", symbols)) is int
     assert part.count("0", symbols) == 0
     for wrong in ("__import__('os')", "P ** 2", "[P]"):
         with pytest.raises((ValueError, KeyError)):

@@ -288,6 +288,7 @@ def test_schedules_by_hand() -> None:
         [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0, 0]
     )
     assert factors("cosine(rounds=2, floor=0.2)", 4) == pytest.approx([1, 0.6, 0.2, 0.2])
+    assert factors("cosine(1)", 3) == pytest.approx([1, 0, 0])
 
 
 def test_factors_of_joined_schedules_multiply() -> None:
@@ -376,6 +377,16 @@ def test_only_sgd_says_that_its_update_is_a_sum_of_gradients() -> None:
     assert SGD.is_linear
     assert not Adam.is_linear
     assert (SGD.name, Adam.name) == ("sgd", "adam")
+
+
+def test_an_optimiser_may_choose_its_name_and_does_not_inherit_it() -> None:
+    class Chosen(SGD):
+        name = "sgd_w"
+
+    class Derived(Chosen):
+        pass
+
+    assert (Chosen.name, Derived.name) == ("sgd_w", "derived")
 
 
 # -- by name -----------------------------------------------------------------------------------

@@ -178,6 +178,21 @@ def test_guessing_goes_by_the_order_that_tasks_declare(monkeypatch: pytest.Monke
     assert [guess_task(y) for y in (whole, whole / 2)] == ["classification", "count"]
 
 
+def test_a_task_of_ones_own_is_asked_before_the_built_in_ones() -> None:
+    class Zero(Count):
+        name = "zero"
+
+        @classmethod
+        def suits(cls, y: Any) -> bool:
+            return True
+
+    register_task(Zero)
+    try:
+        assert guess_task(np.array([[0, 1], [1, 1]])) == "zero"
+    finally:
+        tasks.remove("zero")
+
+
 def test_a_task_needs_a_name_and_a_metric() -> None:
     @dataclass(frozen=True)
     class Nothing(Task):

@@ -96,6 +96,12 @@ def test_keys_are_int32_pairs_and_differ_by_seed() -> None:
     assert len(torch.unique(keys, dim=0)) == 1003
 
 
+def test_a_key_is_made_on_its_device() -> None:
+    assert rng.key(3, "meta").device.type == "meta"
+    assert rng.key(3).device.type == "cpu"
+    assert torch.equal(rng.key(3, "cpu"), rng.key(3))
+
+
 def test_folding_a_tensor_an_int_and_a_batch_of_keys_is_the_same() -> None:
     root, clients = rng.key(3), torch.tensor([0, 5, 9, 2**31 - 1])
     keys = rng.fold(root, clients)

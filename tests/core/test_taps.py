@@ -137,6 +137,19 @@ def test_cuts_are_in_order_and_an_unknown_one_is_corrected() -> None:
     assert Model(fill(Custom())).cuts == ["conv", "bn", "hidden"]
 
 
+def test_a_module_in_two_places_is_a_cut_under_both_names() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.between, self.head = nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3)
+            self.again = self.first
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.again(self.between(self.first(x))))
+
+    assert Model(Twice()).cuts == ["first", "between", "again"]
+
+
 def test_no_cut_lies_inside_the_head() -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:

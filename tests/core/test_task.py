@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from kedge.core import rng, tree
-from kedge.core.task import Batch, Classification, MultiLabel, Regression, Task, make_task
+from kedge.core.task import (
+    Batch,
+    Classification,
+    MultiLabel,
+    Regression,
+    Task,
+    guess_task,
+    make_task,
+)
 from kedge.errors import FieldError
 
 DOUBLE = torch.float64
@@ -134,6 +144,7 @@ def test_probabilities(temperature: float) -> None:
     torch.testing.assert_close(
         MultiLabel(C).probs(LOGITS, temperature), torch.sigmoid(LOGITS / temperature)
     )
+    torch.testing.assert_close(Regression(C).probs(LOGITS, temperature), LOGITS / temperature)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 4.0])
@@ -154,8 +165,9 @@ def test_divergence_of_labels_is_a_sum_of_bernoulli_divergences(temperature: flo
     torch.testing.assert_close(found, both.sum(1))
 
 
-def test_divergence_of_reals_is_that_of_unit_normals() -> None:
-    found = Regression(C).divergence(LOGITS, OTHER)
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 4.0])
+def test_divergence_of_reals_is_that_of_unit_normals(temperature: float) -> None:
+    found = Regression(C).divergence(LOGITS * temperature, OTHER * temperature, temperature)
     both = torch.distributions.kl_divergence(
         torch.distributions.Normal(LOGITS, 1.0), torch.distributions.Normal(OTHER, 1.0)
     )
@@ -216,6 +228,13 @@ def test_masked_rows_do_not_count(name: str) -> None:
     assert tree.gap(masked, plain) < 1e-14
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_sums_are_in_the_precision_of_the_logits(name: str) -> None:
+    task, batch = CASES[name]
+    sums = task.sums(LOGITS.float(), batch, ONES.float())  # labels are in double precision
+    assert {s.dtype for s in sums.values()} == {torch.float32}
+
+
 def test_accuracy_by_hand() -> None:
     logits = torch.tensor([[2.0, 1, 0], [0, 3, 1], [0, 1, 2], [5, 0, 0]], dtype=DOUBLE)
     batch = Batch(torch.zeros(4, 1), torch.tensor([0, 1, 1, 0]))
@@ -223,6 +242,7 @@ def test_accuracy_by_hand() -> None:
     sums = task.sums(logits, batch, torch.ones(4, dtype=DOUBLE))
     assert sums["count"].tolist() == [2, 2, 0]
     assert sums["right"].tolist() == [2, 1, 0]
+    assert task.per_class(sums) == [100.0, 50.0, None]
     report = task.report(sums)
     assert report["accuracy"] == 75.0
     assert report["loss"] == pytest.approx(float(F.cross_entropy(logits, batch.y)))
@@ -237,6 +257,7 @@ def test_f1_by_hand() -> None:
     report = task.report(sums)
     assert report["f1"] == pytest.approx(100 * 2 * 2 / (3 + 3))
     assert report["f1_macro"] == pytest.approx(100 * (2 / 4 + 2 / 2 + 0) / 3)
+    assert task.per_class(sums) == [50.0, 100.0, None]
 
 
 def test_f1_is_scikit_learns() -> None:
@@ -278,3 +299,20 @@ def test_an_unknown_task_is_refused() -> None:
     message = "task = 'ranking' is not one of: classification, multilabel, regression"
     with pytest.raises(FieldError, match=message):
         make_task("ranking", 3)
+
+
+@pytest.mark.parametrize(
+    ("y", "name"),
+    [
+        ([0, 1, 2], "classification"),
+        ([True, False], "classification"),
+        ([[0], [1]], "classification"),
+        ([[0, 1], [1, 1]], "multilabel"),
+        ([[0.0, 1.0], [1.0, 1.0]], "multilabel"),
+        ([[0.0, 1.0], [1.0, 0.5]], "regression"),
+        ([[0.0], [1.0]], "regression"),
+        ([0.0, 1.0], "regression"),
+    ],
+)
+def test_the_task_is_guessed_from_the_labels(y: list[Any], name: str) -> None:
+    assert guess_task(np.array(y)) == name

@@ -1,14 +1,16 @@
 """DANN: both ways to take steps, and faults that its identities must find."""
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from faults import is_found
+from torch import nn
 
 from kedge.check.laws import LAWS
-from kedge.check.problems import images, step_view
+from kedge.check.problems import images, small_net, step_view
 from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.optim import SGD
@@ -144,3 +146,17 @@ def test_other_tasks(task: str) -> None:
         guess = _discriminate(v.own(run.weights.params), features)
         expected.append(0.9 * float(F.cross_entropy(guess, torch.full((len(features),), k))))
     assert run.run_round()["terms"]["dann"].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_features_may_have_several_axes() -> None:
+    """A head may flatten its input itself."""
+    part = DANN(width=4, lam=0.5)
+    net = nn.Sequential(OrderedDict(stage1=small_net("none", 3).get_submodule("stage1")))
+    net.add_module("head", nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double())
+    run = replace(images(), module=net).simulate(part)
+    v, batch = step_view(run, 2, part)
+    out = v.forward(run.weights.params, batch.x)
+    assert out.features.shape == (5, 4, 2, 2)
+    guess = _discriminate(v.own(run.weights.params), out.features.flatten(1))
+    expected = 0.5 * F.cross_entropy(guess, torch.full((5,), 2))
+    torch.testing.assert_close(part.term(v, run.weights.params, batch, out), expected)

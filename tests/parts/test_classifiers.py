@@ -254,6 +254,23 @@ def test_a_client_sends_sums_and_nothing_while_training() -> None:
     assert sum(tree.numel(u.value) for _, u in uploads_of(answer)) == 3 * (1 + 6 + 36)
 
 
+def test_features_may_have_several_axes() -> None:
+    """A head may flatten its input itself."""
+    problem, part = images(), ccvr()
+    net = nn.Sequential()
+    net.add_module("stage1", problem.module.get_submodule("stage1"))
+    net.add_module("head", nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double())
+    run = replace(problem, module=net).simulate(part)
+    v, _ = step_view(run, 0, part, "survey")
+    batch = run.federation.clean(run.federation.rows[:5])
+    out = v.forward(v.anchor, batch.x, train=False)
+    assert out.features.shape == (5, 4, 2, 2)
+    z, one_hot = out.features.flatten(1), F.one_hot(batch.y, 3).to(DOUBLE)
+    found = part.survey(v)
+    torch.testing.assert_close(found["sum"].value, one_hot.T @ z)
+    torch.testing.assert_close(found["outer"].value.sum(0), z.T @ z)
+
+
 def test_a_class_without_samples_or_with_one_is_harmless() -> None:
     x = rng.normal(rng.key(0), (9, 1, 8, 8), DOUBLE)
     y = torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, 0])  # none of class 2
@@ -388,6 +405,10 @@ def test_what_spherefed_needs_of_a_model() -> None:
     deep.add_module("head", nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
     with pytest.raises(IncompatibleError, match="one linear layer"):
         table(deep)
+    scaled = nn.Linear(4, 3)
+    scaled.register_parameter("gain", nn.Parameter(torch.ones(3)))
+    with pytest.raises(IncompatibleError, match="one linear layer"):
+        table(nn.Sequential(nn.Linear(5, 4), scaled))
     table(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3, bias=False))).run_round()
     with pytest.raises(IncompatibleError, match="no meaning for regression"):
         images(task="regression").simulate("spherefed")

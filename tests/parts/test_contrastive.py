@@ -1,13 +1,17 @@
 """MOON: both modes of its constant models, and faults that its identities must find."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from faults import is_found
+from torch import nn
 
 from kedge.check.laws import LAWS
+from kedge.check.problems import images, small_net
+from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.parts.contrastive import MOON
@@ -69,3 +73,29 @@ def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
 def test_options_obey_the_laws(text: str, law: str) -> None:
     (part,) = parse(text).parts
     LAWS[law](part)
+
+
+@pytest.mark.parametrize("projection", [0, 4])
+def test_features_may_have_several_axes(projection: int) -> None:
+    """A head that flattens its input itself is the same network as one behind a flattening."""
+    runs = []
+    for inside in (True, False):
+        stage, last = small_net("none", 3).get_submodule("stage1"), nn.Linear(16, 3).double()
+        nn.init.constant_(last.weight, 0.1)
+        nn.init.zeros_(last.bias)
+        layers: OrderedDict[str, nn.Module] = OrderedDict(stage1=stage)
+        if inside:
+            layers["head"] = nn.Sequential(nn.Flatten(), last)
+        else:
+            layers |= {"flat": nn.Flatten(), "head": last}
+        run = replace(images(), module=nn.Sequential(layers)).simulate(MOON(projection=projection))
+        for _ in range(3):
+            totals = run.run_round()
+        runs.append((run, totals))
+    (inside_run, inside_totals), (behind_run, behind_totals) = runs
+    assert tree.gap(inside_totals["terms"], behind_totals["terms"]) < 1e-12
+    first, second = inside_run.weights.params, behind_run.weights.params
+    assert len(first) == len(second)
+    for name, value in second.items():
+        other = first[name.replace("head.", "head.1.")]
+        assert float((other - value).abs().max()) < 1e-12, name

@@ -35,7 +35,7 @@ class Map:
         """Tests that passed both times."""
         for test in timed.keys() & lined.keys():
             seconds, (_, lines) = timed[test][0], lined[test]
-            if lines and seconds < LONGEST:
+            if seconds < LONGEST:
                 self.times[test] = seconds
                 for file, bits in lines.items():
                     self.lines.setdefault(file, {})[test] = int(bits, 16)

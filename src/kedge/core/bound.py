@@ -126,7 +126,7 @@ class Bound:
     def with_data(self, data: Data) -> Bound:
         """This binding on other data, in the same phases."""
         other = copy.copy(self)
-        other.data = data
+        other.data, other._by_phases, other._root = data, {}, None
         return other
 
     def part(self, name: str) -> Part:

@@ -107,7 +107,7 @@ class MOON(Part):
         return Weights(params, buffers)
 
     def _project(self, v: View, params: Params, features: Tensor) -> Tensor:
-        own = v.own(params)
+        own, features = v.own(params), features.flatten(1)
         if not own:
             return features
         hidden = F.relu(F.linear(features, own["weight0"], own["bias0"]))
