@@ -311,6 +311,16 @@ def own_loss(run: Simulation) -> float:
     return total / run.federation.num_clients
 
 
+def test_dittos_models_have_the_precision_of_the_data() -> None:
+    """A module in float32 beside data in float64."""
+    problem = images()
+    problem.module.to(torch.float32)
+    run = problem.simulate("ditto")
+    kept = run.bound.client()["ditto"]["params"]
+    assert {p.dtype for p in kept.values()} == {DOUBLE}
+    assert tree.equal(kept, run.weights.params)
+
+
 def test_ditto_has_a_head_of_its_own_beside_a_private_one() -> None:
     """FedPer's head on a client is one thing, the personal model's another."""
     run = images().simulate("fedper+ditto(lam=0)")
