@@ -485,6 +485,17 @@ def test_builders_are_cached_and_the_first_weights_come_from_the_key() -> None:
     assert float((scaled[0] - scaled[1]).abs().min()) > 1e-3
 
 
+def test_first_statistics_are_those_of_batchnorm() -> None:
+    """Mean 0, variance 1, no batch yet; a torch module of the same kind says so, too."""
+    first = image_generator((1, 8, 8), 3, 4, 4).init(rng.key(0), DOUBLE, torch.device("cpu"))
+    norm = nn.BatchNorm2d(4).to(DOUBLE)
+    for leaf, expected in norm.named_buffers():
+        assert torch.equal(first.buffers[f"norm.{leaf}"], expected)
+        assert first.buffers[f"norm.{leaf}"].dtype == expected.dtype
+    for leaf, weight in norm.named_parameters():
+        assert torch.equal(first.params[f"norm.{leaf}"], weight.detach())
+
+
 def test_noise_and_label_both_matter() -> None:
     net = image_generator((1, 8, 8), 3, 4, 4)
     weights = net.init(rng.key(0), DOUBLE, torch.device("cpu"))
