@@ -207,12 +207,14 @@ def test_batchnorm_inside_other_modules() -> None:
             self.norm = nn.BatchNorm1d(64, affine=False)
             self.block = nn.ModuleDict({"a": nn.Linear(64, 6), "bn": nn.BatchNorm1d(6)})
             self.group = nn.GroupNorm(2, 6)
+            self.register_buffer("gate_", torch.ones(6))
+            self.gate_weight = nn.Parameter(torch.ones(6))
             self.head = nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.norm(x.flatten(1))
             x = self.group(self.block["bn"](self.block["a"](x)))
-            return self.head(torch.tanh(x))
+            return self.head(torch.tanh(x) * self.gate_ * self.gate_weight)
 
     run = replace(images(), module=Net().to(DOUBLE)).simulate("fedbn")
     assert set(run.bound.private_params) == {"block.bn.weight", "block.bn.bias"}
