@@ -308,6 +308,30 @@ def test_together_with(other: str) -> None:
     both(images(norm="bn", sizes=(5, 9)), parse(other) + FedCOG(**TINY))
 
 
+def test_the_previous_model_has_the_clients_own_head() -> None:
+    """The body is kept, and a head that stays on the client is that of both models."""
+    part = FedCOG(samples=6, steps=3, batch=4, lr=0.05, lambda_dis=5.0)
+    run = images(sizes=(5, 9)).simulate(parse("fedrep") + part)
+    for _ in range(2):
+        run.run_round()
+    job = take_jobs(run.cohort([1]).jobs, 0)
+    v = View(client.client_context(run.bound.at(run.round), job, {}), part, "prepare")
+    data, kept = part.prepare(v), v.client["previous"]
+    assert not set(kept) & set(run.bound.model.head_names())
+    now, then = (run.bound.model.module(v.anchor) for _ in range(2))
+    then.load_state_dict(kept, strict=False)
+    x = part._seeds(v.spec, rng.split(v.key, 3)[1])["x"].requires_grad_()
+    adam = torch.optim.Adam([x], lr=0.05, betas=part.betas)
+    for _ in range(3):
+        adam.zero_grad()
+        p, q = now(x).softmax(1), then(x).softmax(1)
+        m = (p + q) / 2
+        js = 0.5 * (p * (p / m).log() + q * (q / m).log()).sum(1).mean()
+        (F.cross_entropy(now(x), data["y"]) + 5.0 * (1 - js)).backward()
+        adam.step()
+    assert tree.gap(data["x"], x.detach()) < 1e-10
+
+
 def test_statistics_that_stay_on_the_client_and_dropout() -> None:
     both(images(norm="bn", batchnorm="local", dropout=0.3, sizes=(5, 9)), FedCOG(**TINY))
 

@@ -207,6 +207,17 @@ def test_momentum_of_the_released_code(shape: tuple[int, ...], momentum: float) 
     assert FedImpro(beta_m=0.3)._momentum(spec) == 0.3
 
 
+@pytest.mark.parametrize(("rounds", "expected"), [(0, 0.0), (1, 2 / 3), (2, 4 / 3), (4, 2.0)])
+def test_the_ramp_has_the_precision_of_the_run(rounds: int, expected: float) -> None:
+    part = FedImpro(cut=CUT, weight=2.0, ramp=3)
+    run = images().simulate(part)
+    v, _ = step_view(run, 0, part)
+    v._context.job = v._context.job._replace(info=v.info._replace(round=torch.tensor(rounds)))
+    found = part._weight(v)
+    assert found.dtype == DOUBLE
+    assert float(found) == pytest.approx(expected, rel=1e-15)
+
+
 def test_a_run_that_is_too_short_for_the_ramp() -> None:
     """After 70 of 500 rounds the weight is 69/500 = 0.14."""
     text = FedImpro().advice(70)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -478,6 +479,21 @@ def test_builders_are_cached_and_the_first_weights_come_from_the_key() -> None:
     assert float(a.params["embed.z.weight"].abs().max()) <= bound
     assert float(a.params["embed.z.bias"].abs().max()) <= bound
     assert float(a.params["conv.weight"].abs().max()) <= (9 * 2) ** -0.5
+    # leaves of one shape are drawn apart: 4 inputs of z and 3 of y, by which the bound differs
+    scaled = a.params["embed.z.bias"] / bound, a.params["embed.y.bias"] / 3**-0.5
+    assert scaled[0].shape == scaled[1].shape
+    assert float((scaled[0] - scaled[1]).abs().min()) > 1e-3
+
+
+def test_first_statistics_are_those_of_batchnorm() -> None:
+    """Mean 0, variance 1, no batch yet; a torch module of the same kind says so, too."""
+    first = image_generator((1, 8, 8), 3, 4, 4).init(rng.key(0), DOUBLE, torch.device("cpu"))
+    norm = nn.BatchNorm2d(4).to(DOUBLE)
+    for leaf, expected in norm.named_buffers():
+        assert torch.equal(first.buffers[f"norm.{leaf}"], expected)
+        assert first.buffers[f"norm.{leaf}"].dtype == expected.dtype
+    for leaf, weight in norm.named_parameters():
+        assert torch.equal(first.params[f"norm.{leaf}"], weight.detach())
 
 
 def test_noise_and_label_both_matter() -> None:
@@ -509,6 +525,12 @@ def test_tables_have_features_but_no_images() -> None:
     plain, tuned = (run.weights.params for run in runs)
     for name in plain:  # the head alone is fine-tuned
         assert torch.equal(plain[name], tuned[name]) == name.startswith("0.")
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8), (3, 8, 0), (8, 8), (1, 1, 8, 8)])
+def test_images_have_channels_height_and_width(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"(channels, height, width), not {shape}; ")):
+        image_generator(shape, 3)
 
 
 def test_features_need_a_head_that_is_shared() -> None:

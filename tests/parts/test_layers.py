@@ -207,12 +207,14 @@ def test_batchnorm_inside_other_modules() -> None:
             self.norm = nn.BatchNorm1d(64, affine=False)
             self.block = nn.ModuleDict({"a": nn.Linear(64, 6), "bn": nn.BatchNorm1d(6)})
             self.group = nn.GroupNorm(2, 6)
+            self.register_buffer("gate_", torch.ones(6))
+            self.gate_weight = nn.Parameter(torch.ones(6))
             self.head = nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.norm(x.flatten(1))
             x = self.group(self.block["bn"](self.block["a"](x)))
-            return self.head(torch.tanh(x))
+            return self.head(torch.tanh(x) * self.gate_ * self.gate_weight)
 
     run = replace(images(), module=Net().to(DOUBLE)).simulate("fedbn")
     assert set(run.bound.private_params) == {"block.bn.weight", "block.bn.bias"}
@@ -309,6 +311,16 @@ def own_loss(run: Simulation) -> float:
         logits = run.bound.model.forward(tree.take(own, k), batch.x, "eval").logits
         total += float(run.federation.task.loss(logits, batch).mean())
     return total / run.federation.num_clients
+
+
+def test_dittos_models_have_the_precision_of_the_data() -> None:
+    """A module in float32 beside data in float64."""
+    problem = images()
+    problem.module.to(torch.float32)
+    run = problem.simulate("ditto")
+    kept = run.bound.client()["ditto"]["params"]
+    assert {p.dtype for p in kept.values()} == {DOUBLE}
+    assert tree.equal(kept, run.weights.params)
 
 
 def test_ditto_has_a_head_of_its_own_beside_a_private_one() -> None:

@@ -230,7 +230,7 @@ def test_both_hooks_of_fedmix_meet_the_same_rows() -> None:
 
 
 def test_soft_labels_of_parts_to_the_left_are_mixed_further() -> None:
-    run = images(norm="bn").simulate("mixup+naivemix(lam=0.5, rows=3)")
+    run = images(norm="bn", batch=9).simulate("mixup(alpha=50)+naivemix(lam=0.5, rows=3)")
     run.run_round()
     part, mixup = run.bound.parts[1], run.bound.parts[0]
     job = take_jobs(run.cohort([1]).jobs, 0)
@@ -238,6 +238,7 @@ def test_soft_labels_of_parts_to_the_left_are_mixed_further() -> None:
     context = client.client_context(run.bound, job, carry.local, carry.step)
     batch = run.federation.clean(run.cohort([1]).batches[0, 0])
     once = mixup.transform(View(context, mixup, "transform"), batch)
+    assert bool(((once.target > 0.2) & (once.target < 0.8)).any())
     both = part.transform(View(context, part, "transform"), once)
     others = part._partners(View(context, part, "transform"), len(batch.y))["y"]
     assert tree.gap(both.target, 0.5 * once.target + 0.5 * others) < 1e-14

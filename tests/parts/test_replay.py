@@ -9,9 +9,12 @@ from faults import is_found
 from kedge.check.laws import LAWS
 from kedge.check.problems import images, step_view
 from kedge.core import tree
+from kedge.core.client import client_context
 from kedge.core.method import parse
 from kedge.core.part import Out
 from kedge.core.task import Batch
+from kedge.core.view import View
+from kedge.core.work import take_jobs
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.replay import FedReg
 
@@ -217,3 +220,20 @@ def test_a_slope_of_zero_does_no_harm() -> None:
     start = run.weights
     run.run_round()
     assert tree.gap(run.weights, start) < 1e-15
+
+
+def test_a_slope_of_exactly_zero_takes_nothing_back() -> None:
+    """A model that is certain of the right class has no slope, in float64 to the last bit."""
+    part = FedReg()
+    run = images().simulate(part)
+    cohort = run.cohort([1])
+    batch = run.federation.clean(cohort.batches[0, 0])
+    target = torch.zeros(len(batch.y), 3, dtype=batch.x.dtype)
+    target[:, 0] = 1.0
+    data = {"x": batch.x, "target": target}
+    local = {"fedreg": {"pseudo": data, "perturbed": data}}
+    first = torch.zeros((), dtype=torch.int32)
+    context = client_context(run.bound.at(0), take_jobs(cohort.jobs, 0), local, first)
+    params = tree.add(run.weights.params, tree.zeros_like(run.weights.params))
+    params["head.bias"] = torch.tensor([4000.0, 0.0, 0.0], dtype=batch.x.dtype)
+    assert tree.equal(part.project(View(context, part, "project"), params), params)

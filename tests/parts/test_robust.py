@@ -304,6 +304,14 @@ def test_smallest_cohorts(text: str, clients: int) -> None:
     assert position(run) == 0.5
 
 
+def test_three_clients_without_attackers_have_one_neighbour() -> None:
+    """Updates 0, 0.1 and 1: the first two are each other's neighbour, and the tie goes to the
+    first. With two neighbours it would be the second, which is in the middle."""
+    run = quadratics((2.0,) * 3, (0.0, 0.2, 2.0), 0.25, steps=1).simulate("krum(byzantine=0)")
+    run.run_round()
+    assert position(run) == 0.0
+
+
 def test_values_out_of_range() -> None:
     for text in ("krum(byzantine=-1)", "krum(select=0)", "trimmedmean(byzantine=-1)"):
         with pytest.raises(FieldError):
