@@ -8,13 +8,14 @@ from faults import is_found
 
 from kedge.check.identities.pools import _unit_vectors
 from kedge.check.laws import LAWS
-from kedge.check.problems import images
+from kedge.check.problems import DOUBLE, Problem, images
 from kedge.core import client, tree
 from kedge.core.method import parse
 from kedge.core.part import Part
-from kedge.core.task import Batch
+from kedge.core.task import Batch, make_task
 from kedge.core.view import View
 from kedge.core.work import take_jobs
+from kedge.data.federation import Federation
 from kedge.errors import FieldError
 from kedge.parts.pools import FedMix, NaiveMix
 from kedge.sim.simulation import Simulation
@@ -227,6 +228,27 @@ def test_both_hooks_of_fedmix_meet_the_same_rows() -> None:
     slope = (loss(mixed.x + way) - loss(mixed.x - way)) / (2 * step)
     got = run.run_round([0])["terms"]["fedmix"][0]
     assert float(got) == pytest.approx(0.3 * slope, abs=1e-8)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_means_of_clients_that_are_swept_in_several_pieces(engine: str) -> None:
+    """Unit vectors tell which samples are in a mean: all of 300 are drawn, beyond a piece too."""
+    x, y = torch.eye(320, dtype=DOUBLE), torch.arange(320) % 2
+    clients = [range(300), range(300, 320)]
+    federation = Federation(x, y, clients, make_task("classification", 2), dtype=DOUBLE)
+    module = torch.nn.Sequential(torch.nn.Linear(320, 2), torch.nn.Tanh(), torch.nn.Linear(2, 2))
+    part = NaiveMix(rows=400, samples=7)
+    run = Problem(federation, module.to(DOUBLE), images().work).simulate(part, engine)
+    run.survey(part, None)
+    pool = run.server.slots["naivemix"]
+    counts = 7 * pool["x"]
+    assert float((counts - counts.round()).abs().max()) < 1e-9
+    assert counts.sum(1).tolist() == pytest.approx([7.0] * 400)
+    assert tree.gap(7 * pool["y"][:, 1], counts[:, 1::2].sum(1)) < 1e-12
+    assert int((counts[:, :300].sum(1) > 0).sum()) == 200  # as many means from each client
+    used = counts.sum(0) > 0
+    assert float(used[:256].double().mean()) > 0.9
+    assert float(used[256:300].double().mean()) > 0.9
 
 
 def test_soft_labels_of_parts_to_the_left_are_mixed_further() -> None:
