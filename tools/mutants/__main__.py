@@ -88,6 +88,9 @@ def main(argv: list[str]) -> int:
                 print(f"-- {number} of {len(todo)}, {text}: {alive} survive", flush=True)
                 tables.write(mutants, results, seconds, keep=args.named)
         todo = doubtful(trials, sources, mutants, results, args.jobs)
+    noticed = sum(not is_survivor(result) for result in results.values())
+    again = bool(done) or args.named
+    tables.finish(time.monotonic() - start, noticed, len(results), again)
     args.page.write_text(report.page(tables.read(), tables.equivalent()), encoding="utf-8")
     return 0
 

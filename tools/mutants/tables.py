@@ -77,6 +77,17 @@ class Tables:
             "versions": {n: _version(n) for n in ("torch", "numpy", "pytest")},
             "files": dict(sorted((self.read()["files"] | files).items())),
         }
+        self._save(record | {"passes": self.read().get("passes", [])})
+
+    def finish(self, seconds: float, noticed: int, mutants: int, again: bool) -> None:
+        """Add this run to the passes of the record; ``again`` if it went on with an earlier one."""
+        record = self.read()
+        run = {"command": self.command, "seconds": round(seconds)}
+        run |= {"noticed": noticed, "mutants": mutants}
+        record["passes"] = [*(record.get("passes", []) if again else []), run]
+        self._save(record)
+
+    def _save(self, record: Record) -> None:
         draft = self.folder / "record.json.new"
         draft.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         draft.rename(self.folder / "record.json")
