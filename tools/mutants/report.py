@@ -45,8 +45,8 @@ def page(record: Record, equivalent: dict[tuple[str, str, str], str]) -> str:
             f"{record.get('machine', '')}, {versions}.",
             "",
             "Passes, with what each had noticed by its end (mutants that compute the same count as",
-            "missed). Tests for survivors are written between passes, so that only a first pass is an",
-            "unbiased sample.",
+            "missed). Tests for survivors are written between passes, so that only a first pass is",
+            "an unbiased sample.",
             "",
             *(
                 f"- `{p['command']}`: {p['noticed']} of {p['mutants']} in {p['seconds']} s"
