@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.check.problems import images
+from kedge.check.problems import images, small_net
 from kedge.core.part import Part
 from kedge.core.task import make_task
 from kedge.data.federation import Federation
+from kedge.errors import ModelError
 
 
 class Alternating(Part):
@@ -68,3 +72,9 @@ def test_a_binding_with_other_data_keeps_them_in_every_round() -> None:
         assert binding.with_data(other).at(0).data is other
         assert binding.with_data(other).at(1).data is other
     assert bound.at(0).data is not other
+
+
+def test_a_model_with_another_number_of_outputs_is_refused() -> None:
+    problem = replace(images(), module=small_net("none", 5))
+    with pytest.raises(ModelError, match=r"the model has 5 outputs, but the data need 3 \(class"):
+        problem.simulate("fedavg")

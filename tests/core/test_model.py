@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -360,3 +361,12 @@ def test_a_model_needs_parameters() -> None:
         Model(nn.Sequential(nn.Flatten()))
     with pytest.raises(ModelError, match=r"empty nn\.Sequential"):
         Model(nn.Sequential())
+
+
+def test_features_of_a_bf16_pass_have_the_precision_of_the_weights() -> None:
+    net = nn.Sequential(OrderedDict(body=nn.Linear(3, 4), head=nn.Linear(4, 2)))
+    out = Model(net, precision="bf16").forward(Model(net).weights(), torch.ones(5, 3), "eval")
+    assert out.features is not None
+    assert out.features.dtype == out.logits.dtype == torch.float32
+    exact = Model(net).forward(Model(net).weights(), torch.ones(5, 3), "eval")
+    assert 0 < float((out.features - exact.features).abs().max()) < 0.02

@@ -22,6 +22,7 @@ from kedge.core.task import (
     Task,
     guess_task,
     make_task,
+    tasks,
 )
 from kedge.errors import FieldError
 
@@ -316,3 +317,12 @@ def test_an_unknown_task_is_refused() -> None:
 )
 def test_the_task_is_guessed_from_the_labels(y: list[Any], name: str) -> None:
     assert guess_task(np.array(y)) == name
+
+
+def test_metrics_tell_what_is_better_and_tasks_are_tried_in_order() -> None:
+    kinds = ("classification", "multilabel", "regression")
+    better = {k: [m.name for m in tasks[k].metrics if m.higher_is_better] for k in kinds}
+    assert better["classification"] == ["accuracy"]
+    assert better["multilabel"] == ["f1", "f1_macro"]
+    assert better["regression"] == []
+    assert {k: tasks[k].auto_order for k in kinds} == dict(zip(kinds, (2.0, 1.0, 3.0), strict=True))

@@ -490,3 +490,18 @@ def test_fields_are_checked() -> None:
         CCVR(samples=0)
     with pytest.raises(FieldError, match="ridge"):
         SphereFed(ridge=-1.0)
+
+
+def test_the_covariance_of_few_samples() -> None:
+    """Two samples of a class: divided by 1. One sample or none: 0, not nan."""
+    x = torch.tensor([[1.0, 2.0], [4.0, 0.0]], dtype=torch.float64)
+    one, empty = x[:1], x[:0]
+    sums = {
+        "count": torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64),
+        "sum": torch.stack([rows.sum(0) for rows in (x, one, empty)]),
+        "outer": torch.stack([rows.T @ rows for rows in (x, one, empty)]),
+    }
+    _, mean, covariance = CCVR()._pooled(sums)
+    torch.testing.assert_close(mean[0], x.mean(0))
+    torch.testing.assert_close(covariance[0], torch.cov(x.T))
+    assert covariance[1:].abs().max() == 0

@@ -549,3 +549,9 @@ def test_labels_of_generated_samples_are_uniform_whatever_the_client_has() -> No
     other, same = seen[-2:]  # those before come from the check of the hooks
     assert (torch.bincount(other, minlength=3) > 75).all()
     assert same.tolist() == [0] * 5  # all that the client has
+
+
+@pytest.mark.parametrize(("side", "stages"), [(8, 2), (64, 2), (65, 3), (128, 4)])
+def test_larger_images_have_more_stages(side: int, stages: int) -> None:
+    names = image_generator((1, side, side), 3, 4, 4, True)._layers
+    assert [f"stage{i}" in names for i in range(1, 6)] == [i <= stages for i in range(1, 6)]
