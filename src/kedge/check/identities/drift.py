@@ -166,18 +166,6 @@ def two_rounds_from_the_gradient(cls: type[FedCM]) -> Iterator[Claim]:
 
 
 @oracle(FedCM)
-def fixed_point_of_fedavg_with_a_smaller_step(cls: type[FedCM]) -> Iterator[Claim]:
-    """At a fixed point m = 0, so that clients take FedAvg's steps with the learning rate alpha eta.
-    With 1 to 6 samples and as many steps, all clients taking part."""
-    run = blocks(LR).simulate(cls(alpha=0.6))
-    settle(run)
-    for i, name in enumerate(("body.weight", "head.weight")):
-        weights = client_weights(SIZES, "size")
-        expected = fedavg_point(CURVATURES[i], OPTIMA[i], weights, 0.6 * LR, SIZES)
-        yield Claim(f"{name} at alpha = 0.6", expected, float(run.weights.params[name]))
-
-
-@oracle(FedCM)
 def momentum_is_divided_by_the_steps(cls: type[FedCM]) -> Iterator[Claim]:
     """h = (1, 10), a = (1, 1), 1 and 3 steps, p = (1/4, 3/4), from 0: the updates are 0.05 and 1 -
     0.5^3, their mean 0.66875, and K = 2.5, so m = -0.66875/(0.05 * 2.5) = -5.35. The server's step
@@ -196,6 +184,18 @@ def _two_rounds(run: Simulation, name: str, *expected: tuple[float, float]) -> I
         yield Claim(f"w at t = {run.round}", w, position(run))
         got = float(run.server.slots[name]["head.weight"])
         yield Claim(f"m at t = {run.round}", m, got)
+
+
+@oracle(FedCM)
+def fixed_point_of_fedavg_with_a_smaller_step(cls: type[FedCM]) -> Iterator[Claim]:
+    """At a fixed point m = 0, so that clients take FedAvg's steps with the learning rate alpha eta.
+    With 1 to 6 samples and as many steps, all clients taking part."""
+    run = blocks(LR).simulate(cls(alpha=0.6))
+    settle(run)
+    for i, name in enumerate(("body.weight", "head.weight")):
+        weights = client_weights(SIZES, "size")
+        expected = fedavg_point(CURVATURES[i], OPTIMA[i], weights, 0.6 * LR, SIZES)
+        yield Claim(f"{name} at alpha = 0.6", expected, float(run.weights.params[name]))
 
 
 def _gradient(run: Simulation, k: int) -> Params:
