@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test check format clean readme mutants
+.PHONY: install demo test long check format clean readme mutants
 
 install: $(STAMP)
 
@@ -19,7 +19,11 @@ demo: $(STAMP)
 	$(BIN)/kedge demo
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+# What CI runs after the tests: all pairs of parts.
+long: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from kedge.core.method import Method
 from kedge.core.part import Part
 from kedge.errors import IncompatibleError, TwoAggregators
 
+pytestmark = pytest.mark.long
+
 PAIRS = list(combinations(ALL, 2))
 # nothing is shared, so there is nothing to distil into
 REFUSED = [{"flboost", "local"}, {"feddf", "local"}]
