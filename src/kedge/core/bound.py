@@ -85,7 +85,7 @@ class Bound:
         self._root: weakref.ref[Bound] | None = None  # weak: the root owns its copies with phases
         self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in HOOKS}
         #: Sum of what parts tell as their pull; 0 if no part reads it.
-        self.pull = sum(p.anchor_pull() for p in self.parts) if self.needs("pull") else 0.0
+        self.pull = sum(p.anchor_pull() or 0.0 for p in self.parts) if self.needs("pull") else 0.0
         self._check()
         self._factor = schedule(optim.schedule)
 

@@ -195,8 +195,9 @@ class Part(Declarations):
         """A warning about a run of ``rounds`` rounds; empty if there is none."""
         return ""
 
-    def anchor_pull(self) -> float:
-        """The mu of a pull mu (w - anchor) in its gradient, with which it shrinks every step."""
+    def anchor_pull(self) -> float | None:
+        """The mu of a pull mu (w - anchor) in its gradient, with which it shrinks every step; None
+        for a pull towards a model that drifts from round to round."""
         return 0.0
 
     def refuses(self, other: Part) -> str:

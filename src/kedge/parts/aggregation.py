@@ -14,8 +14,6 @@ from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 
-DRIFTING = ("feddyn", "feddc", "fedspeed")  # parts that pull towards a drifted model
-
 
 @register
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class FedNova(Part):
     uploads = "P + 1"
 
     def refuses(self, other: Part) -> str:
-        drifts = other.name in DRIFTING or getattr(other, "drift_rule", "none") != "none"
-        if not drifts:
+        if other.anchor_pull() is not None:
             return ""
         return (
             f"fednova cannot tell how {other.name} shrinks a step: its pull is towards a model "

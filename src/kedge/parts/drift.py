@@ -65,6 +65,9 @@ class FedDC(Part):
     def needs_share_sum(self) -> bool:  # type: ignore[override]
         return not self.by_share
 
+    def anchor_pull(self) -> None:
+        return None
+
     def server_init(self, spec: Spec) -> Tree:
         zero = tree.zeros_like(spec.params)
         return {"slope": zero, "drift": zero}  # s, mean of h_k
@@ -134,6 +137,9 @@ class FedSpeed(Part):
     needs_share_sum = True
     keeps = "P"
     compute = "a second gradient"
+
+    def anchor_pull(self) -> None:
+        return None
 
     def server_init(self, spec: Spec) -> Tree:
         return tree.zeros_like(spec.params)  # mean of h_k

@@ -76,6 +76,9 @@ class FedTR(Part):
     def needs_share_sum(self) -> bool:  # type: ignore[override]
         return self.drift_rule == "accumulate"
 
+    def anchor_pull(self) -> float | None:
+        return 0.0 if self.drift_rule == "none" else None
+
     def private(self, spec: Spec) -> set[str]:
         return set(spec.model.head_names()) if self.personal_head else set()
 

@@ -89,6 +89,9 @@ class FedDyn(Part):
     def needs_share_sum(self) -> bool:  # type: ignore[override]
         return not self.by_share
 
+    def anchor_pull(self) -> None:
+        return None
+
     def server_init(self, spec: Spec) -> Tree:
         return tree.zeros_like(spec.params)  # h
 
