@@ -25,9 +25,11 @@ from typing import Any
 import torch
 
 from kedge.engines import Execution
+from kedge.engines.device import resolve_device
 from kedge.runs import rounds, runner
-from kedge.runs.config import Config, load_config, resolve_device
+from kedge.runs.config import Config
 from kedge.runs.folder import Folder
+from kedge.runs.reading import load_config
 
 METHODS = {
     "fedavg": "fedavg",

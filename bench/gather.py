@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from kedge.runs.config import load_config
+from kedge.runs.reading import load_config
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.distil import student_logits, teacher_logits
 from kedge.parts.flboost import FLBoost, _client_order, _Game
 from kedge.parts.generators import Generator, feature_generator, image_generator
-from kedge.runs.config import load_config
 from kedge.runs.grid import combine, read_words
+from kedge.runs.reading import load_config
 from kedge.sim.cohorts import unlike
 from kedge.sim.simulation import Simulation
 

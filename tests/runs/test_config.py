@@ -11,7 +11,8 @@ import pytest
 import kedge
 from kedge.core.optim import Adam
 from kedge.errors import FieldError, KedgeError
-from kedge.runs.config import Config, ConfigError, load_config
+from kedge.runs.config import Config, ConfigError
+from kedge.runs.reading import load_config
 
 
 def test_toml_words_and_flags_in_that_order(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from kedge.engines import Execution
 from kedge.engines.lane_bound import Number, floats
 from kedge.errors import IncompatibleError, NotFinite
 from kedge.runs import runner
-from kedge.runs.config import load_config
+from kedge.runs.reading import load_config
 from kedge.sim.cohorts import share
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation

@@ -26,9 +26,8 @@ from kedge.bench.workloads import GROUPS, WORKLOADS, Workload
 from kedge.core.method import parse
 from kedge.core.model import PRECISIONS
 from kedge.engines import engines as engine_registry
-from kedge.engines.device import effective
+from kedge.engines.device import effective, resolve_device
 from kedge.errors import FieldError, UnknownName
-from kedge.runs.config import resolve_device
 
 Report = Callable[[str], None]  # prints a line for the user
 MISSING = "not installed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kedge.data.datasets import load
+from kedge.engines.device import resolve_device
 from kedge.report import figures
 from kedge.report.progress import Watcher
 from kedge.runs import runner
@@ -32,7 +33,7 @@ def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
             METHODS, configs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)
         )
     dataset = load("digits")
-    device = runner.resolve_device("cpu")
+    device = resolve_device("cpu")
     sim = runner.simulation(configs[0], dataset, 0, device, runner.PLANNING)
     partition = sim.federation.partition
     assert partition is not None

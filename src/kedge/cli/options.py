@@ -13,11 +13,16 @@ from kedge.loading import load_file
 from kedge.runs.config import DEFAULTS, FIELDS, HELP
 
 PANELS = {
-    "What": ("method", "data", "partition", "clients", "split", "augment", "angles", "model"),
-    "Rounds": ("rounds", "per_round", "steps", "epochs", "batch", "replacement", "weighting"),
+    "What": (
+        "method", "data", "partition", "clients", "split", "validation", "unseen", "augment",
+        "angles", "model", "metric", "class_weights",
+    ),
+    "Rounds": (
+        "rounds", "per_round", "steps", "epochs", "batch", "replacement", "weighting", "patience",
+    ),
     "Optimiser": ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "clip", "schedule"),
     "How": (
-        "seeds", "engine", "device", "precision", "workers", "chunk", "compile", "state",
+        "seeds", "engine", "device", "precision", "workers", "threads", "chunk", "compile", "state",
         "batchnorm", "personal", "target", "eval_every",
     ),
 }  # fmt: skip

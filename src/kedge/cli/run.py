@@ -154,8 +154,8 @@ def _config(
     out: str | None,
 ) -> Config:
     """The configuration of a command line; ``--resume`` alone takes the one of the folder."""
-    from kedge.runs.config import load_config, read_value
     from kedge.runs.folder import Folder
+    from kedge.runs.reading import load_config, read_value
 
     words = [*([file] if file and "=" in file else []), *(override or [])]
     path = None if file and "=" in file else file
@@ -174,8 +174,8 @@ def _grid(
 ) -> list[Setting]:
     """The settings of a command line; ``--resume`` alone takes those of the folder."""
     from kedge.runs import sweep as sweeps
-    from kedge.runs.config import read_value
     from kedge.runs.grid import combine, read_words
+    from kedge.runs.reading import read_value
 
     path = words[0] if words and "=" not in words[0] else None
     flags = {k: read_value(k, v) if isinstance(v, str) else v for k, v in settings.items()}

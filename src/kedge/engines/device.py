@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import torch
 
+from kedge.errors import FieldError
+
 
 def device_name(device: torch.device) -> str:
     """The name of a GPU, else the type of the device."""
@@ -41,3 +43,18 @@ def precise(precision: str, device: torch.device) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device with this name; ``auto`` is the GPU if there is one.
+
+    Raises:
+        FieldError: the device is not available. There is no fallback to the CPU.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise FieldError(f"device = {name!r}, but torch sees no GPU here; use device = cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise FieldError("device = 'mps', but torch has no MPS device here; use device = cpu")
+    return torch.device(name)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-from kedge.errors import FieldError, KedgeError, SeveralErrors, UnknownName
+from kedge.errors import FieldError, KedgeError, SeveralErrors
 from kedge.runs.settings import (
     choices,
     read_augmentation,
@@ -41,8 +38,6 @@ from kedge.schema import (
 )
 
 if TYPE_CHECKING:  # importing torch takes seconds, and `kedge run --help` works without it
-    import torch
-
     from kedge.core.optim import Optimizer
     from kedge.core.work import LocalWork
 
@@ -69,6 +64,16 @@ class Config:
     split: Annotated[
         str, Doc("test data: auto, given, holdout(0.2), pooled(0.4, 0.3)"), Read(read_split)
     ] = "auto"
+    validation: Annotated[
+        float,
+        Doc("share of every client's training samples held out to choose by; 0: none"),
+        Range(0, 1, open_high=True),
+    ] = 0.0
+    unseen: Annotated[
+        float,
+        Doc("share of the clients that never train, only test the model; 0: none"),
+        Range(0, 1, open_high=True),
+    ] = 0.0
     augment: Annotated[str, Doc("none, or a sum such as crop(4)+flip"), Read(read_augmentation)] = (
         "none"
     )
@@ -105,6 +110,13 @@ class Config:
     ] = "size"
     seeds: Annotated[tuple[int, ...], Doc("one run per seed"), Range(0), Length(1)] = (0, 1, 2)
     personal: Annotated[bool, Doc("also test each client's own model")] = False
+    metric: Annotated[str, Doc("metric that runs are compared by; auto: that of the task")] = "auto"
+    class_weights: Annotated[
+        str, Doc("weights of classes in the loss: none, balanced, or numbers 1,5")
+    ] = "none"
+    patience: Annotated[
+        Size, Doc("stop after this many tests without a better validation metric; 0: never")
+    ] = 0
     target: Annotated[NotNegative, Doc("report the first round that reaches it; 0: none")] = 0.0
     eval_every: Annotated[Count, Doc("rounds from one test to the next")] = 1
     engine: Annotated[str, Doc("auto, loop or vector"), Choice(partial(choices, "engine"))] = "auto"
@@ -117,6 +129,7 @@ class Config:
     workers: Annotated[
         Size, Doc("worker processes of engine loop on a CPU; 0: engine auto decides")
     ] = 0
+    threads: Annotated[Size, Doc("threads of each process on a CPU; 0: as many as pay")] = 0
     chunk: Annotated[Size, Doc("clients trained at once, at most; 0: as many as fit")] = 0
     compile: Annotated[
         str,
@@ -229,120 +242,7 @@ DEFAULTS: dict[str, str] = {
 }
 
 
-def load_config(
-    path: str | Path | None = None,
-    overrides: Iterable[str] = (),
-    flags: Mapping[str, Any] | None = None,
-) -> Config:
-    """Read a configuration. Later sources override earlier ones: file, overrides, flags.
-
-    Args:
-        path: a TOML file, or None.
-        overrides: words of the form ``key=value``.
-        flags: values by key, already in their types.
-
-    Raises:
-        FieldError: the file cannot be read, or a word has no ``=``.
-        ConfigError: settings are unknown or wrong; the message lists all of them.
-
-    >>> load_config(overrides=["rounds=5", "seeds=0,1"]).seeds
-    (0, 1)
-    """
-    values: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    problems: list[tuple[str, str, str]] = []
-    if path is not None:
-        text, table = _read_toml(Path(path))
-        for key, value in table.items():
-            places[key] = _line_of(text, key, Path(path))
-            values[key] = value
-    for word in overrides:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise FieldError(f"expected key=value, found {word!r}, e.g. rounds=50")
-        key = key.strip().replace("-", "_")
-        values[key], places[key] = read_value(key, text.strip()), word
-    for key, value in (flags or {}).items():
-        values[key], places[key] = value, f"--{key.replace('_', '-')}"
-    for key in list(values):
-        if key not in FIELDS:
-            problems.append((key, str(UnknownName("setting", key, FIELDS)), places[key]))
-            del values[key]
-        elif get_origin(FIELDS[key]) is tuple and not isinstance(values[key], (list, tuple)):
-            values[key] = (values[key],)  # a single value
-    try:
-        config = Config(**values)
-    except ConfigError as error:
-        problems += [(k, text, places.get(k, "")) for k, text, _ in error.problems]
-    if problems:
-        raise ConfigError(problems)
-    return config
-
-
-def read_value(key: str, text: str) -> Any:
-    """Convert the text of a setting to its type; text that does not convert is returned as it is.
-
-    >>> read_value("seeds", "0,1"), read_value("lr", "0.1"), read_value("nesterov", "yes")
-    ((0, 1), 0.1, True)
-    """
-    hint = FIELDS.get(key)
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        return tuple(
-            _number(piece, inner) for piece in text.strip("[]").split(",") if piece.strip()
-        )
-    if hint is bool:
-        return {"true": True, "yes": True, "false": False, "no": False}.get(text.lower(), text)
-    return _number(text, hint) if hint in (int, float) else text.strip("\"'")
-
-
-def _number(text: str, kind: type) -> Any:
-    try:
-        return int(text) if kind is int else float(text)
-    except ValueError:
-        return text.strip()
-
-
-def _read_toml(path: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
-    except FileNotFoundError:
-        raise FieldError(
-            f"there is no file {str(path)!r}; name a TOML file, or leave it out"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FieldError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise FieldError(f"{path} is not valid TOML: {error}. Strings need quotes") from None
-
-
-def _line_of(text: str, key: str, path: Path) -> str:
-    """The place of a key in a TOML file: ``exp.toml, line 4``."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if re.match(rf"\s*(\[+)?\s*[\"']?{re.escape(key)}[\"']?\s*(=|\]|\.)", line):
-            return f"{path}, line {number}"
-    return str(path)
-
-
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     return json.dumps(value) if isinstance(value, (bool, str)) else repr(value)
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device with this name; ``auto`` is the GPU if there is one.
-
-    Raises:
-        FieldError: the device is not available. There is no fallback to the CPU.
-    """
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise FieldError(f"device = {name!r}, but torch sees no GPU here; use device = cpu")
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise FieldError("device = 'mps', but torch has no MPS device here; use device = cpu")
-    return torch.device(name)

@@ -39,7 +39,8 @@ from kedge.engines.device import device_name
 from kedge.engines.execution import Execution
 from kedge.errors import DataError, KedgeError
 from kedge.loading import files
-from kedge.runs.config import Config, load_config
+from kedge.runs.config import Config
+from kedge.runs.reading import load_config
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 ENVIRONMENT = "environment.json"

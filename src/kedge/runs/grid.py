@@ -17,7 +17,8 @@ from kedge.core.method import Method, parse
 from kedge.core.part import parts
 from kedge.errors import FieldError, GrammarError, UnknownName
 from kedge.grammar import parse_call, write_value
-from kedge.runs.config import FIELDS, Config, load_config, read_value
+from kedge.runs.config import FIELDS, Config
+from kedge.runs.reading import load_config, read_value
 
 Grid = Mapping[str, Sequence[Any]]
 

@@ -23,11 +23,11 @@ from kedge.engines import Execution
 from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
-from kedge.engines.device import device_name, effective, precise
+from kedge.engines.device import device_name, effective, precise, resolve_device
 from kedge.errors import KedgeError
 from kedge.loading import load_options
 from kedge.models import build
-from kedge.runs.config import Config, resolve_device
+from kedge.runs.config import Config
 from kedge.runs.folder import Folder
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted

@@ -19,10 +19,10 @@ from kedge.core.task import Task
 from kedge.data.datasets import Dataset, load
 from kedge.engines import Execution, engines
 from kedge.engines.choice.plan import Plan
-from kedge.engines.device import precise
+from kedge.engines.device import precise, resolve_device
 from kedge.engines.lane_bound import static
 from kedge.errors import KedgeError
-from kedge.runs.config import Config, resolve_device
+from kedge.runs.config import Config
 from kedge.runs.folder import ENVIRONMENT, Folder, stored_config
 from kedge.runs.grid import Setting
 from kedge.runs.result import Result

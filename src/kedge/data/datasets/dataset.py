@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from kedge.core.task import tasks
+from kedge.data.encoding import Encoding
 from kedge.errors import DataError
 from kedge.schema import Choice, Doc
 
@@ -39,6 +40,7 @@ class Dataset:
         groups: the silo of each training sample, ``[n]``, an index into ``group_names``.
         groups_test: the same of the test samples.
         group_names: names of the silos.
+        encoding: how raw inputs become ``x_train``, or None.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Dataset:
     groups: Array | None = None
     groups_test: Array | None = None
     group_names: tuple[str, ...] | None = None
+    encoding: Encoding | None = None
 
     @property
     def num_classes(self) -> int:
@@ -106,6 +109,7 @@ class ReadResult(NamedTuple):
     outputs: int
     classes: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    encoding: Encoding | None = None
 
 
 def assemble(
@@ -145,6 +149,7 @@ def assemble(
         name, x, y, mean, std, result.task, result.outputs, x_test, y_test, x_val, y_val,
         result.classes, result.columns,
         groups if group_names else None, groups_test if group_names else None, group_names,
+        result.encoding,
     )  # fmt: skip
 
 

@@ -1,0 +1,134 @@
+"""``run``, ``compare`` and ``sweep``: methods on named datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.core.method import Method, parse
+from kedge.core.part import Part
+from kedge.errors import FieldError
+from kedge.runs import runner
+from kedge.runs import sweep as sweeps
+from kedge.runs.grid import combine
+from kedge.runs.reading import load_config
+from kedge.runs.result import Result
+
+
+def run(
+    method: str | Method | Part | None = None,
+    *,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: runner.Watch | None = None,
+    **settings: Any,
+) -> Result:
+    """Train with a method on a named dataset, once per seed.
+
+    Args:
+        method: a sum of parts, as text or as objects; None takes the one of ``config``, or FedAvg.
+        config: a TOML file with settings; ``method`` and ``settings`` override it.
+        out: folder for the run; None saves nothing.
+        resume: continue the run in ``out``.
+        watch: called as ``watch(seed, record)`` after every round.
+        **settings: any setting of ``kedge run --help``, e.g. ``rounds=100``.
+
+    Returns:
+        The records, summary and trained models of all seeds.
+
+    Raises:
+        KedgeError: a setting is unknown or wrong, or does not fit the data, the device or ``out``.
+
+    >>> import kedge
+    >>> result = kedge.run("scaffold+fedprox(mu=0.01)", data="digits", rounds=2, seeds=[0, 1])
+    >>> result.metric, result.array().shape  # [seeds, tested rounds]
+    ('accuracy', (2, 2))
+    """
+    settings |= method_setting(method)
+    return runner.run(load_config(config, flags=settings), out, resume, watch)
+
+
+def compare(
+    methods: Sequence[str | Method | Part],
+    *,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> list[Result]:
+    """Run several methods on the same partitions, cohorts and initial weights.
+
+    Args:
+        methods: the methods, each as in :func:`run`.
+        config: a TOML file with settings; ``settings`` override it.
+        out: folder with one subfolder per method; None saves nothing.
+        resume: continue the runs in ``out``.
+        **settings: any setting of ``kedge run --help`` but ``method``.
+
+    Returns:
+        One result per method, in the order of ``methods``.
+
+    Raises:
+        FieldError: there is no method.
+        KedgeError: as :func:`run`.
+
+    >>> import kedge
+    >>> results = kedge.compare(["fedavg", "scaffold"], rounds=2, seeds=[0])
+    >>> [result.config.method for result in results]
+    ['fedavg', 'scaffold']
+    """
+    texts = [m if isinstance(m, str) else repr(m) for m in methods]
+    if not texts:
+        raise FieldError("there is nothing to compare; name at least one method")
+    configs = [load_config(config, flags=settings | {"method": text}) for text in texts]
+    return runner.compare(texts, configs, out, resume)
+
+
+def sweep(
+    method: str | Method | Part | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: sweeps.Watch | None = None,
+    **settings: Any,
+) -> list[Result]:
+    """Run all combinations of some settings.
+
+    Combinations that differ only in numbers train together. If a loss is not finite, only that
+    combination ends, with NaN as its metric from there on.
+
+    Args:
+        method: as in :func:`run`.
+        grid: the values of each key: a setting, or a field of a part such as ``"fedprox.mu"``.
+        config: a TOML file with the other settings.
+        out: folder with one subfolder per combination; None saves nothing.
+        resume: continue the sweep in ``out``.
+        watch: called as ``watch(config, seed, record, name)`` after every round.
+        **settings: any other setting of ``kedge run --help``.
+
+    Returns:
+        One result per combination; the last key of ``grid`` changes fastest. ``result.config``
+        holds its settings.
+
+    Raises:
+        FieldError: the grid is empty, or a key has no value or the same value twice.
+        KedgeError: as :func:`run`.
+
+    >>> import kedge
+    >>> results = kedge.sweep("fedprox", {"fedprox.mu": [0.1, 1.0]}, rounds=2, seeds=[0])
+    >>> [result.config.method for result in results]
+    ['fedprox(mu=0.1)', 'fedprox(mu=1.0)']
+    """
+    settings |= method_setting(method)
+    return sweeps.sweep(combine(grid or {}, config, settings), out, resume, watch).results
+
+
+def method_setting(method: str | Method | Part | None) -> dict[str, str]:
+    """The setting ``method`` as text; empty if no method is given."""
+    if method is None:
+        return {}
+    return {"method": method if isinstance(method, str) else repr(parse(method))}
