@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,8 @@ def to_numpy(raw: Any, where: str) -> Array:
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: not numbers of one shape ({error})") from None
     if array.dtype == object:
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             array = array.astype(np.float64)
-        except (TypeError, ValueError):
-            pass
     if array.dtype.kind not in "uifb":
         raise DataError(f"{where}: values of type {array.dtype}; the model takes numbers")
     return array
