@@ -29,13 +29,13 @@ from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.loading import files
 from kedge.runs.architecture import describe
 from kedge.runs.config import Config
-from kedge.runs.folder import Folder, safetensors_of
+from kedge.runs.folder import MODEL, Folder, safetensors_of
 from kedge.sim.simulation import Simulation
 
 BUNDLE = "bundle.json"
 #: Increase it with every change that an older kedge would misread.
 FORMAT = 1
-LAST, BEST, PERSONAL = "model.safetensors", "best.safetensors", "personal.safetensors"
+LAST, BEST, PERSONAL = MODEL, "best.safetensors", "personal.safetensors"
 PROBE_TOLERANCE = 1e-2  # relative; between devices and precisions outputs differ by less
 PROBE_KEY, CLIENTS_KEY = "kedge.probe", "kedge.clients"
 
@@ -167,12 +167,17 @@ class Bundle:
 
 
 def save_bundle(folder: Folder, config: Config, sim: Simulation) -> None:
-    """Write the bundle of a run, unless it is there already."""
-    if (folder.path / BUNDLE).exists():
+    """Write the bundle of a run, unless it is there already with the same settings."""
+    path = folder.path / BUNDLE
+    if path.exists() and read_bundle(folder.path).provenance["config"] == _plain(config):
         return
     bundle = Bundle.of(config, sim)
     if bundle is not None:
         folder.write(BUNDLE, bundle.to_json().encode())
+
+
+def _plain(config: Config) -> Any:
+    return json.loads(json.dumps(asdict(config)))
 
 
 def save_weights(folder: Folder, seed: int, module: nn.Module, sim: Simulation) -> None:
@@ -180,19 +185,15 @@ def save_weights(folder: Folder, seed: int, module: nn.Module, sim: Simulation) 
     shape, x = sim.federation.input_shape, sim.federation.prepare(sim.federation.x[:1])
     outputs = probe(module, shape, whole=not x.is_floating_point())
     metadata = {} if outputs is None else {PROBE_KEY: json.dumps(outputs)}
-    state = {n: v.detach() for n, v in module.state_dict().items()}
-    folder.write(f"seed-{seed}/{LAST}", safetensors_of(state, metadata))
+    folder.save_model(seed, module, metadata)
 
 
 def save_personal(folder: Folder, seed: int, stacked: Weights, sim: Simulation) -> None:
     """Write the personal weights of all clients, stacked, with the names of the clients."""
-    names = getattr(sim.federation, "client_names", None) or tuple(
-        f"client {k}" for k in range(sim.federation.num_clients)
-    )
     kept = sim.bound.model.template.state_dict()  # without buffers that are not saved
     every = stacked.params | stacked.buffers
     state = {n: every[n] for n in kept if n in every}
-    metadata = {CLIENTS_KEY: json.dumps(list(names))}
+    metadata = {CLIENTS_KEY: json.dumps(list(sim.federation.client_names))}
     folder.write(f"seed-{seed}/{PERSONAL}", safetensors_of(state, metadata))
 
 

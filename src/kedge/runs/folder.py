@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import nn
 
 from kedge._version import __version__
 from kedge.engines.device import device_name
@@ -44,7 +45,7 @@ from kedge.loading import files
 from kedge.runs.config import Config
 from kedge.runs.reading import load_config
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 ENVIRONMENT = "environment.json"
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
 #: Increase it with every change that an older kedge would misread.
@@ -166,6 +167,13 @@ class Folder:
         """Write a checkpoint: the state of a simulation after a round."""
         self.seed(seed)
         self.write(f"seed-{seed}/{CHECKPOINT}", safetensors_of(state, {FORMAT_KEY: str(FORMAT)}))
+
+    def save_model(
+        self, seed: int, module: nn.Module, metadata: dict[str, str] | None = None
+    ) -> None:
+        """Write the weights of the trained global model."""
+        state = {n: v.detach() for n, v in module.state_dict().items()}
+        self.write(f"seed-{seed}/{MODEL}", safetensors_of(state, metadata or {}))
 
     def load(self, seed: int) -> dict[str, torch.Tensor] | None:
         """Read the checkpoint of a seed; None if there is none.
