@@ -15,6 +15,7 @@ from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.task import Task, guess_task, make_task
+from kedge.data.encodings import ArrayEncoding
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition, holdout
 from kedge.engines import Execution
@@ -99,6 +100,7 @@ def fit(
             device=device,
         )
         federation.partition = whole
+        federation.encoding = ArrayEncoding(x.shape[1:], _stored_type(x))
         return runner.assemble(config, federation, module, seed, execution)
 
     folder = None
@@ -135,6 +137,11 @@ def _joined(clients: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
     ends = np.cumsum([len(a) for a in inputs])
     rows = [np.arange(end - len(a), end) for a, end in zip(inputs, ends, strict=True)]
     return np.concatenate(inputs), np.concatenate(labels), rows
+
+
+def _stored_type(x: Any) -> str:
+    """The type in which a federation stores inputs: 8-bit values, else numbers."""
+    return "uint8" if x.dtype == np.uint8 else "float32"
 
 
 def _task(name: str, y: Any, module: Model, x: Any) -> Task:

@@ -48,9 +48,7 @@ def run(
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
         show = partial(watcher.show, config)
         result = runner.run(config, path, resume, show, report=watcher.report)
-    _finish(
-        [result], as_json, f"saved in {path}; load the model with kedge.load_model({str(path)!r})"
-    )
+    _finish([result], as_json, f"saved in {path}; load it with kedge.load({str(path)!r})")
 
 
 @with_settings

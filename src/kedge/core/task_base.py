@@ -55,10 +55,13 @@ class Metric:
     """
 
     name: str  # its key in the records of a run
-    value: Callable[[Sums], float]
+    value: Callable[[Sums], float | None]  # None where it has no meaning
     unit: str = ""
     higher_is_better: bool = False
     decimals: int = 2
+    needs: tuple[str, ...] = ()  # sums of :meth:`Task.details` that it reads
+    doc: str = ""
+    function: Callable[[Any, Any], float] | None = None  # of labels and scores, instead of sums
 
     @property
     def label(self) -> str:
@@ -173,9 +176,15 @@ class Task:
         """The sums that metrics are functions of, over the samples where ``mask`` ``[B]`` is 1."""
         return {"loss": (self.loss(logits, batch) * mask).sum(), "samples": mask.sum()}
 
+    def details(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
+        """Further sums, for metrics that are too costly for every test (:attr:`Metric.needs`)."""
+        return {}
+
     def report(self, sums: Sums) -> dict[str, float]:
-        """Every metric by its name."""
-        return {metric.name: metric.value(sums) for metric in self.metrics}
+        """Every metric by its name; without those that these sums do not give."""
+        known = [m for m in self.metrics if not m.function and all(n in sums for n in m.needs)]
+        values = {metric.name: metric.value(sums) for metric in known}
+        return {name: value for name, value in values.items() if value is not None}
 
     def per_class(self, sums: Sums) -> list[float | None]:
         """The headline metric of each class; None for a class without samples."""
