@@ -71,7 +71,7 @@ def federate(
         dtype=dtype,
         device=device,
     )
-    federation.partition = data.partition
+    federation.partition, federation.classes = data.partition, dataset.classes
     return federation
 
 
