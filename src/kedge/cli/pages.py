@@ -33,6 +33,8 @@ _HINTS = {
     + "\nOptions, ranges and papers of one: kedge show NAME",
     "dataset": DATA_HINT.strip(),
     "schedule": "The factors of several multiply: warmup(5)+exponential(0.998)",
+    "metric": "The headline of tables, gains and curves: --metric NAME. Of two classes, auroc is "
+    "of the second.\nWhat one is: kedge show metric:NAME",
     "augmentation": "Several are applied from left to right: crop(4)+flip",
 }
 
