@@ -379,9 +379,7 @@ def test_test_inputs_must_be_finite(bad) -> None:
 
 def test_token_ids_stay_whole_numbers() -> None:
     x, y = torch.tensor([[1, 2**40 + 1], [3, 4], [5, 6]]), torch.tensor([0, 1, 0])
-    fed = Federation(
-        x, y, [[0, 1]], Classification(2), (x, y), moments=([3.0], [2.0]), tokens=True
-    )
+    fed = Federation(x, y, [[0, 1]], Classification(2), (x, y), moments=([3.0], [2.0]), tokens=True)
     key = torch.tensor([1, 2], dtype=torch.int32)
     rows = torch.tensor([0, 2])
     assert torch.equal(fed.batch(rows, key).x, x[rows])
