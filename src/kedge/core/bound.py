@@ -92,7 +92,10 @@ class Bound:
         self._factor = schedule(optim.schedule)
 
         like = next(iter(initial.params.values()))
-        sample = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
+        tokens = getattr(data, "tokens", False)
+        self._check_inputs(tokens)
+        whole = torch.int64 if tokens else like.dtype
+        sample = torch.zeros((2, *input_shape), dtype=whole, device=like.device)
         spec = Spec(
             model=model,
             task=task,
@@ -105,6 +108,7 @@ class Bound:
             dtype=like.dtype,
             device=like.device,
             key=key,
+            tokens=tokens,
         )
         width = int(torch.Size(spec.shapes["logits"]).numel())
         if width != task.outputs:
@@ -226,6 +230,14 @@ class Bound:
             raise IncompatibleError(
                 f"{owners[0]} works on the head on the server, but {keepers[0]} leaves it on the "
                 "clients; use one of them"
+            )
+
+    def _check_inputs(self, tokens: bool) -> None:
+        makers = [p.name for p in self.parts if p.makes_inputs()]
+        if tokens and makers:
+            raise IncompatibleError(
+                f"{makers[0]} makes or mixes inputs, which only real numbers allow; these inputs "
+                "are whole numbers (token ids)"
             )
 
     def _check(self) -> None:
