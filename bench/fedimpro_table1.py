@@ -1,7 +1,7 @@
 """Run methods at the setting of FedImpro's Table 1, CIFAR-10 (alpha 0.1, one epoch, 10 clients).
 
     PYTHONPATH=src python3 bench/fedimpro_table1.py run fedimpro --out FOLDER [--rounds 1000]
-    PYTHONPATH=src python3 bench/fedimpro_table1.py gather FILE.json FOLDER ...
+    PYTHONPATH=src python3 bench/fedimpro_table1.py gather FILE.json [NAME=]FOLDER ...
 
 with ``cifar10.npz`` in the folder ``$KEDGE_DATA``. ``run`` trains one method with all its settings
 written out, so that a changed default does not matter. All methods have the same partition, cohorts
@@ -91,11 +91,13 @@ def gather(args: argparse.Namespace) -> None:
     file = Path(args.file)
     runs = json.loads(file.read_text())["runs"] if file.exists() else {}
     gathered = []
-    for path in map(Path, args.folders):
+    for text in args.folders:
+        given, _, location = text.rpartition("=")
+        path = Path(location)
         config = load_config(path / "config.toml")
         seed = config.seeds[0]
         method, folder = config.method.split("(")[0], path / f"seed-{seed}"
-        name = f"{method}, seed {seed}" if seed else method
+        name = given or (f"{method}, seed {seed}" if seed else method)
         gathered.append(name)
         lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         records = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -145,7 +147,7 @@ def summary(curve: list[list[float]]) -> dict[str, Any]:
     means = {}
     for first, last in ((100, 300), (310, 600), (510, 1000), *((i, i + 99) for i in HUNDREDS)):
         tested = [accuracy for r, accuracy, _ in curve if first <= r <= last]
-        if tested:
+        if tested and last <= curve[-1][0]:  # no mean of a part of a stretch
             means[f"{first}-{last}"] = round(statistics.mean(tested), 2)
     last_five = round(statistics.mean(row[1] for row in curve[-5:]), 2)
     return {"best": best[1], "best_round": best[0], "mean_of_last_5": last_five, "means": means}
@@ -165,7 +167,10 @@ def main() -> None:
     one.set_defaults(action=run)
     several = commands.add_parser("gather")
     several.add_argument("file")
-    several.add_argument("folders", nargs="+")
+    several.add_argument(
+        "folders", nargs="+", metavar="[NAME=]FOLDER",
+        help="runs; they are called by their method (and seed) where no name is given",
+    )  # fmt: skip
     several.add_argument(
         "--alone", action="append", default=[], metavar="NAME=FIRST-LAST",
         help="rounds of a run in which nothing else ran on the GPU, to time them",
