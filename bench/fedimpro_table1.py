@@ -1,13 +1,14 @@
 """Run methods at the setting of FedImpro's Table 1, CIFAR-10 (alpha 0.1, one epoch, 10 clients).
 
     PYTHONPATH=src python3 bench/fedimpro_table1.py run fedimpro --out FOLDER [--rounds 1000]
-    PYTHONPATH=src python3 bench/fedimpro_table1.py gather FILE.json FOLDER ...
+    PYTHONPATH=src python3 bench/fedimpro_table1.py gather FILE.json [NAME=]FOLDER ...
 
 with ``cifar10.npz`` in the folder ``$KEDGE_DATA``. ``run`` trains one method with all its settings
 written out, so that a changed default does not matter. All methods have the same partition, cohorts
 and first weights. The clients train on the engine loop, on a GPU compiled and in four streams. A
 run that is stopped can be continued by the same command. ``gather`` writes the curves of finished
-or stopped runs to one file, and prints for each the best accuracy and means over tested rounds.
+or stopped runs to one file, where other runs that it holds already stay, and prints for each the
+best accuracy and means over tested rounds.
 The record of an H200 is ``docs/results/fedimpro_table1_h200.json``.
 """
 
@@ -39,12 +40,15 @@ METHODS = {
     "scaffold": "scaffold(eta_g=1.0)",
     "fedprox": "fedprox(mu=0.1)",
     "fednova": "fednova",
+    # the paper does not give alpha
+    "feddyn": "feddyn(alpha=0.1, by_share=false)",
 }
 PAPER = {  # Table 1: best test accuracy of 1000 rounds, mean and deviation of three seeds
     "fedavg": [83.65, 2.03],
     "fedprox": [83.22, 1.52],
     "scaffold": [82.33, 1.13],
     "fednova": [84.97, 0.87],
+    "feddyn": [84.73, 0.81],
     "fedimpro": [88.45, 0.43],
 }
 HUNDREDS = range(1, 1000, 100)
@@ -86,47 +90,57 @@ def show(seed: int, record: dict[str, Any]) -> None:
 
 def gather(args: argparse.Namespace) -> None:
     alone = dict(word.split("=") for word in args.alone)
-    runs = {}
-    for path in map(Path, args.folders):
+    file = Path(args.file)
+    runs = json.loads(file.read_text())["runs"] if file.exists() else {}
+    gathered = []
+    for text in args.folders:
+        given, _, location = text.rpartition("=")
+        path = Path(location)
         config = load_config(path / "config.toml")
-        name, folder = config.method.split("(")[0], path / f"seed-{config.seeds[0]}"
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
+        seed = config.seeds[0]
+        method, folder = config.method.split("(")[0], path / f"seed-{seed}"
+        name = given or (f"{method}, seed {seed}" if seed else method)
+        gathered.append(name)
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
         elapsed, curve = 0.0, []
         for r in records:
             elapsed += r["seconds"]
             if "accuracy" in r:
                 curve.append([r["round"], round(r["accuracy"], 2), round(elapsed, 1)])
         runs[name] = {
-            "command": f"python3 bench/fedimpro_table1.py run {name} --out FOLDER "
-            f"--rounds {config.rounds} --seed {config.seeds[0]}",
+            "command": f"python3 bench/fedimpro_table1.py run {method} --out FOLDER "
+            f"--rounds {config.rounds} --seed {seed}",
             "settings": dataclasses.asdict(config),
             "date": (path / "date.txt").read_text(),
             "environment": json.loads((path / "environment.json").read_text()),
             "partition_hash": json.loads((folder / "partition.json").read_text())["hash"],
-            "seed": config.seeds[0],
+            "seed": seed,
             "rounds_done": records[-1]["round"],
             "first_train_losses": [round(r["train_loss"], 4) for r in records[:3]],
             "median_seconds": round(statistics.median(r["seconds"] for r in records), 3),
             "summary": summary(curve),
-            "paper_best": PAPER[name],
+            "paper_best": PAPER[method],
             "curve": curve,
         }
         if name in alone:
             first, last = map(int, alone[name].split("-"))
             seconds = statistics.median(r["seconds"] for r in records[first - 1 : last])
             runs[name] |= {"alone": [first, last], "median_seconds_alone": round(seconds, 3)}
-        print(name, json.dumps(runs[name]["summary"]))
-    base = dict(row[:2] for row in runs.get("fedavg", {}).get("curve", []))
-    for name, run in runs.items():
+    bases = {run["seed"]: run for run in runs.values() if run["settings"]["method"] == "fedavg"}
+    for run in runs.values():
+        base = dict(row[:2] for row in bases.get(run["seed"], {}).get("curve", []))
         pairs = [(row[1], base[row[0]]) for row in run["curve"] if row[0] in base]
-        if name != "fedavg" and pairs:
+        if run["settings"]["method"] != "fedavg" and pairs:
             run["tests_ahead_of_fedavg"] = [sum(x > y for x, y in pairs), len(pairs)]
-            print(name, "ahead of fedavg in", run["tests_ahead_of_fedavg"])
+    for name in gathered:
+        print(name, json.dumps(runs[name]["summary"]))
+        print("  tests ahead of fedavg:", runs[name].get("tests_ahead_of_fedavg"))
     columns = ["round", "test accuracy in percent", "seconds of training and tests so far"]
-    text = json.dumps({"n": 1, "columns_of_curve": columns, "runs": runs}, indent=1)
+    seeds = sorted({run["seed"] for run in runs.values()})
+    text = json.dumps({"seeds": seeds, "columns_of_curve": columns, "runs": runs}, indent=1)
     text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
-    Path(args.file).write_text(text + "\n")
+    file.write_text(text + "\n")
 
 
 def summary(curve: list[list[float]]) -> dict[str, Any]:
@@ -135,7 +149,7 @@ def summary(curve: list[list[float]]) -> dict[str, Any]:
     means = {}
     for first, last in ((100, 300), (310, 600), (510, 1000), *((i, i + 99) for i in HUNDREDS)):
         tested = [accuracy for r, accuracy, _ in curve if first <= r <= last]
-        if tested:
+        if tested and last <= curve[-1][0]:  # no mean of a part of a stretch
             means[f"{first}-{last}"] = round(statistics.mean(tested), 2)
     last_five = round(statistics.mean(row[1] for row in curve[-5:]), 2)
     return {"best": best[1], "best_round": best[0], "mean_of_last_5": last_five, "means": means}
@@ -155,7 +169,10 @@ def main() -> None:
     one.set_defaults(action=run)
     several = commands.add_parser("gather")
     several.add_argument("file")
-    several.add_argument("folders", nargs="+")
+    several.add_argument(
+        "folders", nargs="+", metavar="[NAME=]FOLDER",
+        help="runs; they are called by their method (and seed) where no name is given",
+    )  # fmt: skip
     several.add_argument(
         "--alone", action="append", default=[], metavar="NAME=FIRST-LAST",
         help="rounds of a run in which nothing else ran on the GPU, to time them",
