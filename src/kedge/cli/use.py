@@ -27,11 +27,11 @@ FILE = Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="t
 
 MAX_CONFUSION = 12  # classes; a larger matrix is in --json only
 PERCENT = ("accuracy", "balanced_accuracy", "f1", "f1_macro", "precision")
-SHORT = {"balanced_accuracy": "balanced", "average_precision": "avg. precision"}
+SHORT = {"balanced_accuracy": "balanced", "average_precision": "avg. prec."}
 #: Metrics in the tables of clients and classes; all of them are in --json.
 IN_ROWS = (
-    "samples", "accuracy", "balanced_accuracy", "precision", "f1", "f1_macro", "auroc", "map", "r2",
-    "mae", "rmse",
+    "samples", "accuracy", "balanced_accuracy", "precision", "f1", "f1_macro", "auroc",
+    "average_precision", "map", "r2", "mae", "rmse",
 )  # fmt: skip
 
 
