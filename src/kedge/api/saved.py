@@ -22,6 +22,7 @@ from kedge.runs.bundle import (
     PROBE_KEY,
     differs,
     read_bundle,
+    read_metadata,
     read_weights,
 )
 from kedge.runs.config import Config
@@ -60,8 +61,8 @@ def load(
     >>> import kedge, tempfile
     >>> folder = tempfile.mkdtemp()
     >>> _ = kedge.run("fedavg", rounds=1, seeds=[0], out=folder)
-    >>> digits = kedge.data.datasets.load("digits")
-    >>> kedge.load(folder).model.predict_proba(digits.x_test[:3]).shape
+    >>> import numpy as np
+    >>> kedge.load(folder).model.predict_proba(np.zeros((3, 8, 8), "uint8")).shape
     (3, 10)
     """
     if which not in WHICH:
@@ -131,6 +132,11 @@ class Run:
             )
         return self._predictor(path, number)
 
+    @property
+    def has_personal(self) -> bool:
+        """Whether there are personal models of this seed."""
+        return (self.folder / f"seed-{self.seed}" / PERSONAL).is_file()
+
     @cached_property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients that have personal models.
@@ -138,13 +144,13 @@ class Run:
         Raises:
             KedgeError: there are no personal models.
         """
-        path = self.folder / f"seed-{self.seed}" / PERSONAL
-        if not path.is_file():
+        if not self.has_personal:
             raise KedgeError(
                 f"{self.folder} has no personal models of seed {self.seed}; they are saved with "
                 "--personal (personal=True), once the run is complete"
             )
-        return tuple(json.loads(read_weights(path, 0)[1].get(CLIENTS_KEY, "[]")))
+        path = self.folder / f"seed-{self.seed}" / PERSONAL
+        return tuple(json.loads(read_metadata(path).get(CLIENTS_KEY, "[]")))
 
     def _predictor(self, path: Path, client: int | None = None) -> Predictor:
         state, metadata = read_weights(path, client)

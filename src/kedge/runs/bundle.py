@@ -11,7 +11,8 @@ import json
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -259,12 +260,24 @@ def read_weights(path: Path, client: int | None = None) -> tuple[dict[str, Tenso
     Raises:
         DataError: the file is damaged.
     """
+    with _opened(path) as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(file.metadata() or {})
+    if client is not None:
+        state = {name: value[client].clone() for name, value in state.items()}
+    return state, metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file of weights; a DataError if it is damaged."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "pt") as file:
-            metadata = dict(file.metadata() or {})
-            if client is None:
-                return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
-            # a leaf [clients] of numbers has no slice of one number
-            return {name: file.get_tensor(name)[client].clone() for name in file.keys()}, metadata  # noqa: SIM118
+            yield file
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is damaged ({error}); copy it again") from None

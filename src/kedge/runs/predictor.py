@@ -136,8 +136,12 @@ class Predictor:
 
     def logits(self, x: Array) -> Tensor:
         """Outputs of the network for encoded inputs, ``[n, outputs]``, on the CPU."""
+        return torch.cat([self.outputs(self.prepare(piece)) for piece in _pieces(x)])
+
+    def outputs(self, prepared: Tensor) -> Tensor:
+        """Outputs of the network for inputs that are prepared, ``[n, outputs]``, on the CPU."""
         with torch.no_grad(), precise(self.bundle.precision, self.device):
-            return torch.cat([self._pass(piece) for piece in _pieces(x)])
+            return self._pass(prepared)
 
     def values(self, logits: Tensor) -> Array:
         """Probabilities of classes or labels, or predicted numbers, ``[n, outputs]``."""
@@ -155,10 +159,9 @@ class Predictor:
             return (values > 0.5).astype(np.int64)
         return values[:, 0] if values.shape[1] == 1 else values
 
-    def _pass(self, x: Array) -> Tensor:
+    def _pass(self, x: Tensor) -> Tensor:
         try:
-            weights = self._weights
-            return self._model.forward(weights, self.prepare(x), "eval").logits.float().cpu()
+            return self._model.forward(self._weights, x, "eval").logits.float().cpu()
         except ValueError as error:
             if self.bundle.batchnorm != "batch":
                 raise
