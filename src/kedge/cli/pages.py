@@ -102,6 +102,11 @@ def _parts_table(names: list[str]) -> Table:
 
 
 def _options_table(kind: Kind, names: list[str], heading: str) -> Table:
+    if kind.name == "metric":  # metrics have no options
+        table = _table(heading, "what it is")
+        for name in names:
+            table.add_row(name, Text(title(kind.entries()[name])))
+        return table
     table = _table(heading, "options", "what it is")
     for name in names:
         what = Text(title(kind.entries()[name]))

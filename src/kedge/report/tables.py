@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from kedge.runs.grid import Setting, format_value
 from kedge.runs.result import Result, Stat, paired_gain
 
+MIN_NAME = 10  # characters of a method or a value before its column is folded
 BESIDE = {"balanced_accuracy": ("balanced\naccuracy %", 2), "auroc": ("AUROC", 3)}
 
 
@@ -23,6 +23,10 @@ class Column(NamedTuple):
     head: str
     cells: list[str]
     rank: int = 0
+
+    @property
+    def width(self) -> int:
+        return max(len(line) for text in (self.head, *self.cells) for line in text.split("\n"))
 
 
 class Fitting:
@@ -37,7 +41,8 @@ class Fitting:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         columns = list(self.columns)
-        while Measurement.get(console, options, self._table(columns)).minimum > options.max_width:
+        room = options.max_width - sum(1 + min(MIN_NAME, column.width) for column in self.first)
+        while sum(1 + column.width for column in columns) > room:
             least = max(columns, key=lambda column: column.rank)
             if not least.rank:
                 break
@@ -47,8 +52,12 @@ class Fitting:
     def _table(self, columns: Sequence[Column]) -> Table:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
         for column in self.first:
-            table.add_column(column.head, min_width=min(10, len(max(column.cells, key=len))))
-            table.columns[-1].overflow = "fold"
+            table.add_column(
+                column.head,
+                min_width=min(MIN_NAME, column.width),
+                overflow="fold",
+                vertical="bottom",
+            )
         for column in columns:
             table.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
         rows = zip(*(column.cells for column in (*self.first, *columns)), strict=True)
