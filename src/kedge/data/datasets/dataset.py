@@ -183,7 +183,7 @@ def assemble(
     if x is None or y is None:
         raise DataError(f"{paths[0]}: there is no training data")
     if tasks[result.task].one_class and len(np.unique(y)) < 2:
-        only = result.classes[int(y[0])] if result.classes else int(y[0])
+        only = result.classes[int(y[0])][:60] if result.classes else int(y[0])
         raise DataError(
             f"{_describe(paths)}: all {len(y)} training samples are of one class ({only!r}); "
             "there is nothing to learn. Are the labels right?"
@@ -217,7 +217,7 @@ def mean_and_std(xs: Sequence[Array]) -> Pair:
     if xs[0].dtype == np.int64:
         return np.zeros(1, np.float32), np.ones(1, np.float32)
     if xs[0].dtype == np.uint8:
-        counts = sum(_pixel_counts(x) for x in xs)  # [C, 256]
+        counts = np.sum([_pixel_counts(x) for x in xs], axis=0)  # [C, 256]
         p, value = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
         mean = p @ value
         std = np.sqrt((p * (value - mean[:, None]) ** 2).sum(1))
