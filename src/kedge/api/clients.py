@@ -141,7 +141,7 @@ def _items(name: str, dataset: TorchDataset[Any]) -> tuple[Any, Any]:
         )
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors
-    items = [dataset[i] for i in range(len(dataset))]  # type: ignore[arg-type]
+    items = [dataset[i] for i in range(len(dataset))]
     if not items:
         return np.zeros((0, 1)), np.zeros(0)
     wrong = next((i for i in items if not isinstance(i, (tuple, list)) or len(i) != 2), None)
@@ -173,10 +173,10 @@ def _assemble(pairs: Sequence[Pair], tests: Sequence[Pair], task: str) -> Datase
                 f"{own.name} has labels of shape {own.y.shape[1:]}, "
                 f"{first.name} of {first.y.shape[1:]}"
             )
-    labels, classes = _labels(pairs, tests)
-    joined = np.concatenate([y for _, y in labels[: len(pairs)]])
+    numbers, classes = _labels(pairs, tests)
+    joined = np.concatenate([y for _, y in numbers[: len(pairs)]])
     name = guess_task(joined) if task == "auto" else task
-    labels, outputs = _read(name, labels, classes)
+    labels, outputs = _read(name, numbers, classes)
     x = np.concatenate([own.x for own in pairs])
     groups = np.repeat(np.arange(len(pairs)), [len(own.x) for own in pairs])
     kept = np.result_type(*(own.x.dtype for own in every))
@@ -271,7 +271,7 @@ def _read(
 
 def with_outputs(dataset: Dataset, outputs: int, tokens: bool) -> Dataset:
     """The dataset for a model with this many outputs, which takes whole numbers or not."""
-    arrays = {}
+    arrays: dict[str, Any] = {}
     if dataset.x_train.dtype == np.int64 and not tokens:
         for name in ("x_train", "x_test"):
             x = getattr(dataset, name)
