@@ -104,7 +104,7 @@ class Bound:
             num_clients=num_clients,
             batch=batch,
             input_shape=input_shape,
-            shapes=model.shapes(initial, sample),
+            shapes=_shapes(model, initial, sample),
             dtype=like.dtype,
             device=like.device,
             key=key,
@@ -268,3 +268,14 @@ class Bound:
                     f"{part.name} must know how {pulling} shrinks a step, which {self.optim.name} "
                     "does not tell; use sgd"
                 )
+
+
+def _shapes(model: Model, initial: Weights, sample: Tensor) -> dict[str, tuple[int, ...]]:
+    try:
+        return model.shapes(initial, sample)
+    except (RuntimeError, ValueError, IndexError) as error:
+        what = "whole-number inputs" if not sample.is_floating_point() else "inputs"
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"the model cannot take {what} of shape {tuple(sample.shape[1:])}: {line}"
+        ) from error

@@ -107,7 +107,7 @@ class Model:
         self.names = [n for n, p in module.named_parameters() if p.requires_grad]
         if not self.names:
             raise ModelError("the model has no parameters to train")
-        self.head_name = _find_head(module, head)
+        self.head_name = find_head(module, head)
         self.template = copy.deepcopy(module)
         self._keyed = keyed(_copied(self.template))
         #: Whether code of the module may draw, which then is watched in every pass.
@@ -279,12 +279,16 @@ def _is_param(value: Tensor) -> bool:
     return isinstance(value, nn.Parameter)
 
 
-def _find_head(module: nn.Module, head: str | None) -> str | None:
+def find_head(module: nn.Module, head: str | None = None) -> str | None:
+    """The name of a module's head; None if it is not known."""
     if head is not None:
         known = [n for n, _ in module.named_modules() if n]
         if head not in known:
             raise UnknownName("submodule (head)", head, known)
         return head
+    named = getattr(module, "head_name", None)  # a module may tell; "": it has none
+    if isinstance(named, str):
+        return named or None
     for name in _HEADS:
         if isinstance(getattr(module, name, None), nn.Module):
             return name
