@@ -26,6 +26,8 @@ def federate(
     *,
     clients: int = 10,
     split: str = "auto",
+    validation: float = 0.0,
+    unseen: float = 0.0,
     augment: str = "none",
     angles: Sequence[float] = (0.0,),
     seed: int = 0,
@@ -39,6 +41,8 @@ def federate(
         partition: a partition, or its text, such as ``dirichlet(0.1)+rotation(step=15)``.
         clients: number of clients, for a partition given as text.
         split: where test data come from: ``auto``, ``given``, ``holdout(0.2)`` or ``pooled(...)``.
+        validation: share of every client's training samples held out to choose by.
+        unseen: share of the clients that never train; the global model is tested on their samples.
         augment: augmentation of training batches, such as ``crop(4)+flip``.
         angles: rotations of the test set in degrees; the model is tested on each of them.
         seed: seed of the partition, the split and the feature noise.
@@ -57,7 +61,7 @@ def federate(
     >>> federation.num_clients, federation.input_shape, federation.num_test
     (5, (1, 8, 8), 359)
     """
-    data = split_data(dataset, partition, clients, split, seed)
+    data = split_data(dataset, partition, clients, split, seed, validation, unseen)
     federation = Federation(
         _shift_features(data, dataset, seed),
         data.y,
@@ -65,6 +69,8 @@ def federate(
         make_task(dataset.task, dataset.outputs),
         data.test,
         held_out=data.held_out,
+        validation=data.validation,
+        unseen=data.unseen,
         moments=(dataset.mean, dataset.std),
         augment=augment,
         angles=angles,
