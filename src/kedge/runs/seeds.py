@@ -38,6 +38,7 @@ class SeedResult(NamedTuple):
     module: nn.Module
     personal: list[nn.Module]
     failed: str
+    best: nn.Module | None = None  # of the best round on validation data
 
 
 def train_seeds(
@@ -96,13 +97,19 @@ def _member(job: SeedJob, execution: Execution) -> Member:
 def _result(member: Member) -> SeedResult:
     sim, personal = member.sim, []
     federation, module = sim.federation, sim.module()
+    best = None
+    if member.best:
+        best = sim.module()
+        best.load_state_dict(member.best)
     if member.folder is not None and not member.failed:
         member.folder.save_model(member.seed, module)
+        if member.best:
+            member.folder.save_best(member.seed, member.best)
     if member.config.personal:
         stacked = sim.personal()
         clients = range(federation.num_clients)
         personal = [sim.bound.model.module(take(stacked, k)) for k in clients]
     partition_hash = federation.partition.hash if federation.partition is not None else ""
     return SeedResult(
-        member.records, partition_hash, federation.task, module, personal, member.failed
+        member.records, partition_hash, federation.task, module, personal, member.failed, best
     )
