@@ -50,9 +50,7 @@ def saved_rows(out: str | Path) -> list[Row]:
         KedgeError: the folder holds no comparison, or its files are damaged.
     """
     listing = _listing(out)
-    return [
-        Row(row["name"], listing.config(row), row["yardstick"]) for row in listing.read(TYPES)
-    ]
+    return [Row(row["name"], listing.config(row), row["yardstick"]) for row in listing.read(TYPES)]
 
 
 def _listing(out: str | Path, renumber: Callable[[], Path] | None = None) -> Listing:

@@ -1,4 +1,4 @@
-"""What a run was started with: versions, device, execution, loaded files, data; and its settings."""
+"""What a run was started with: settings, versions, device, execution, loaded files and data."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _add(digest: Any, value: Any) -> None:
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
         digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(memoryview(np.ascontiguousarray(value).reshape(-1)).cast("B"))
+        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
     elif isinstance(value, (list, tuple)):
         digest.update(f"[{len(value)}".encode())
         for item in value:

@@ -14,9 +14,9 @@
         seed-0/best.safetensors      that of the best round; only with validation data
 
 A folder is claimed once data, model and method are in order, and given back if a new run ends
-before its first checkpoint. Files are written atomically: under a temporary name, then renamed. The metrics of a round are
-written before its checkpoint, so a killed run has all metrics up to its checkpoint; later ones are
-dropped on resume.
+before its first checkpoint. Files are written atomically: under a temporary name, then renamed. The
+metrics of a round are written before its checkpoint, so a killed run has all metrics up to its
+checkpoint; later ones are dropped on resume.
 """
 
 from __future__ import annotations

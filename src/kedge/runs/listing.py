@@ -109,7 +109,7 @@ class Listing:
 
 
 def settings_row(config: Config) -> Row:
-    """The settings of a run for its row. ``rounds`` are those that it will have if it is resumed."""
+    """The settings of a run for its row; ``rounds`` are those up to which it will be resumed."""
     return {"settings": config.changed() | {"rounds": config.rounds}}
 
 

@@ -25,9 +25,10 @@ from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
 from kedge.engines.device import device_name, effective, precise, resolve_device
-from kedge.errors import KedgeError, ModelError
+from kedge.errors import KedgeError
 from kedge.loading import load_options
 from kedge.models import build
+from kedge.runs.checks import check_batchnorm
 from kedge.runs.config import Config
 from kedge.runs.environment import check_unchanged, environment, fingerprint_of
 from kedge.runs.folder import Folder
@@ -36,6 +37,7 @@ from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Watch
 from kedge.runs.seeds import Make, SeedJob, SeedResult, train_seeds
+from kedge.runs.yardsticks import pooled_config
 from kedge.sim.simulation import Simulation
 
 Report = Callable[[str], None]  # prints a line for the user
@@ -286,21 +288,6 @@ def simulation(
     return assemble(config, federation, module, seed, execution)
 
 
-def pooled_config(config: Config, federation: Federation) -> Config:
-    """The settings of training on pooled data: FedAvg with one client.
-
-    It takes as many samples a round as the clients of a round take together.
-    """
-    cohort = config.per_round or federation.num_clients
-    return dataclasses.replace(
-        config,
-        method="fedavg",
-        per_round=0,
-        steps=config.steps * cohort,
-        epochs=config.epochs * cohort / federation.num_clients,
-    )
-
-
 def assemble(
     config: Config,
     federation: Federation,
@@ -330,18 +317,6 @@ def auto_model(dataset: Dataset) -> str:
     if not dataset.is_image or min(dataset.shape[1:]) < 28:
         return "mlp(hidden=[64])"
     return "fedcog_cnn" if dataset.shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
-
-
-def check_batchnorm(method: str, model: Model) -> None:
-    """Raise a ModelError for a part that is about BatchNorm if the model has none."""
-    has_norm = any(name.split(".")[-1] == "running_mean" for name in model.weights().buffers)
-    for part in parse(method).parts:
-        if part.needs_batchnorm and not has_norm:
-            raise ModelError(
-                f"{part.name} keeps BatchNorm on the clients, but the model has none, so it would "
-                "be FedAvg; choose a model with BatchNorm, e.g. --model "
-                '"fedcog_cnn(norm=bn)", or another method'
-            )
 
 
 def slug(text: str) -> str:

@@ -40,7 +40,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    *lines, rest = content.split(b"\n")
+    *lines, _incomplete = content.split(b"\n")
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:

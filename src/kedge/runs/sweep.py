@@ -41,6 +41,7 @@ from kedge.runs.runner import (
     slug,
 )
 from kedge.runs.seeds import SeedJob, SeedResult, train_seeds
+from kedge.runs.validation import data_of_choice, leader, on_validation
 from kedge.sim.simulation import Simulation
 
 Watch = Callable[[Config, int, dict[str, Any], str], None]  # (config, seed, record, name)
@@ -53,7 +54,7 @@ MAY_DIFFER = {
 }  # fmt: skip
 #: Settings that no error of a simulation depends on.
 NUMBERS = ("lr", "momentum", "weight_decay", "clip", "schedule", "rounds", "eval_every", "target")
-DEFAULT = {f.name: f.default for f in dataclasses.fields(Config)}
+DEFAULT: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 
 
 class SweepResult(NamedTuple):
@@ -64,13 +65,25 @@ class SweepResult(NamedTuple):
     computed: str
     folder: Path | None = None
 
+    def choice(self) -> str:
+        """The best setting, and on which data it was chosen."""
+        best = leader(self.results)
+        name = self.settings[self.results.index(best)].name
+        return f"{name}: {data_of_choice(self.results)}"
+
     def to_dict(self) -> dict[str, Any]:
         """The results as plain data, as ``--json`` prints them; numbers not finite are None."""
         rows = [
             {"setting": setting.values} | result.to_dict()
             for setting, result in zip(self.settings, self.results, strict=True)
         ]
-        return {"computed": self.computed, "results": _plain(rows)}
+        best = self.results.index(leader(self.results))
+        return {
+            "computed": self.computed,
+            "best": self.settings[best].values,
+            "chosen_on": "validation data" if on_validation(self.results) else "test data",
+            "results": _plain(rows),
+        }
 
 
 def sweep(

@@ -118,3 +118,8 @@ def leader(results: Sequence[Result]) -> Result:
 def on_validation(results: Sequence[Result]) -> bool:
     """Whether a choice between results is made on validation data."""
     return all(result.validation is not None for result in results if not result.yardstick)
+
+
+def data_of_choice(results: Sequence[Result]) -> str:
+    """On which data the best of several results is chosen, for people."""
+    return ON_VALIDATION if on_validation(results) else ON_TEST

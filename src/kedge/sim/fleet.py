@@ -88,9 +88,7 @@ class Fleet:
     def run_round(self) -> list[Totals]:
         """Run one round; totals are empty for a simulation that is ahead, has failed or ended."""
         round = self.round
-        active = [
-            i for i, sim in enumerate(self.sims) if sim.round == round and self._is_active(i)
-        ]
+        active = [i for i, sim in enumerate(self.sims) if sim.round == round and self._is_active(i)]
         round_totals: list[Totals] = [{} for _ in self.sims]
         if not active:
             return round_totals
