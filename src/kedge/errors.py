@@ -11,6 +11,7 @@
     │   └── TwoAggregators  two parts define how updates are aggregated
     ├── ModelError          the model lacks a head or a cut that a part needs, or rejects its input
     ├── DataError           a file or array cannot be used as data
+    │   └── SeveralDataErrors  several of these in one dataset, listed together
     ├── PartitionError      a partition cannot be drawn
     ├── LoadError           a user's Python file cannot be loaded, with file and line
     ├── HookError           a part's hook failed, with hook, round, client and step
@@ -99,6 +100,22 @@ class ModelError(KedgeError):
 
 class DataError(KedgeError):
     """A file or array that cannot be used as data."""
+
+
+class SeveralDataErrors(DataError):
+    """Several errors in one dataset, raised together; the message lists the first ``SHOWN``."""
+
+    SHOWN = 20
+
+    def __init__(self, errors: Iterable[DataError]) -> None:
+        self.errors = list(errors)
+        lines = [str(error) for error in self.errors[: self.SHOWN]]
+        more = len(self.errors) - len(lines)
+        lines += [f"and {more} more"] if more else []
+        super().__init__(f"{len(self.errors)} problems in the data:\n  " + "\n  ".join(lines))
+
+    def __reduce__(self) -> tuple[type, tuple[list[DataError]]]:
+        return type(self), (self.errors,)
 
 
 class PartitionError(KedgeError):

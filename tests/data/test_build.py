@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +157,38 @@ def test_tables_cannot_be_turned(tmp_path: Path) -> None:
         federate(data, "silos+rotation(step=15)", clients=10)
     with pytest.raises((DataError, FieldError), match="images"):
         federate(data, "silos", clients=10, augment="flip")
+
+
+def test_clients_have_the_names_of_their_silos(tmp_path: Path, digits) -> None:
+    data = load(str(hospitals(tmp_path / "h")) + "(label=diagnosis)")
+    names = federate(data, "silos", clients=10).client_names
+    assert names == tuple(f"hospital-{k}" for k in range(10))
+    assert federate(data, "iid", clients=3).client_names == ("client 0", "client 1", "client 2")
+    assert federate(digits, "iid", clients=2).client_names == ("client 0", "client 1")
+
+
+def test_the_fingerprint_changes_with_every_value(digits) -> None:
+    print_ = digits.fingerprint
+    assert len(print_) == 16
+    assert dataclasses.replace(digits).fingerprint == load("digits").fingerprint == print_
+    swapped = digits.y_test.copy()
+    swapped[[0, 1]] = swapped[[1, 0]] + 1
+    x = digits.x_train.copy()
+    x[7, 0, 3, 3] ^= 1
+    changes = {"y_test": swapped, "x_train": x, "classes": tuple("abcdefghij")}
+    changes |= {"y_train": digits.y_train.astype(np.int32), "x_test": None}
+    changes |= {"x_val": digits.x_test, "groups": digits.y_train}
+    prints = [dataclasses.replace(digits, **{k: v}).fingerprint for k, v in changes.items()]
+    assert len({print_, *prints}) == 1 + len(changes)
+
+
+def test_moments_are_sums_over_silos(tmp_path: Path) -> None:
+    """Those of the pooled samples, from counts, sums and squared deviations of each silo."""
+    data = load(str(hospitals(tmp_path / "h")) + "(label=diagnosis)")
+    n = np.bincount(data.groups)[:, None]
+    xs = [data.x_train[data.groups == k].astype(np.float64) for k in range(10)]
+    mean = sum(x.sum(0) for x in xs) / n.sum()
+    std = np.sqrt(sum(((x - mean) ** 2).sum(0) for x in xs) / n.sum())
+    assert np.array_equal(data.mean, mean.astype(np.float32))
+    assert np.array_equal(data.std, std.astype(np.float32))
+    assert np.allclose(data.std, data.x_train.std(0), rtol=1e-5)

@@ -180,7 +180,7 @@ def test_hub_tables(monkeypatch):
         [31, 1],
     )
     rows[2]["age"] = None
-    fails("hf:health", "hf:health (train), line 2, column 'age': '' is a missing value")
+    fails("hf:health", "hf:health (train), row 2, column 'age': nan is a missing value")
 
 
 def test_hub_failures(monkeypatch):

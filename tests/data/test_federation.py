@@ -364,3 +364,29 @@ def test_a_turned_test_set() -> None:
     torch.testing.assert_close(turned.x, torch.rot90(square, 1, (2, 3)), rtol=0, atol=1e-5)
     (plain,) = fed.test_batches()
     assert torch.equal(plain.x, square)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_test_inputs_must_be_finite(bad) -> None:
+    x, y = torch.rand(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
+    wrong = x.clone()
+    wrong[3, 1] = bad
+    with pytest.raises(DataError, match="test inputs are NaN or infinite, first in row 3"):
+        Federation(x, y, [[0, 1], [2, 3]], Classification(2), (wrong, y))
+    with pytest.raises(DataError, match="^inputs are NaN or infinite, first in row 3"):
+        Federation(wrong, y, [[0, 1], [2, 3]], Classification(2))
+
+
+def test_token_ids_stay_whole_numbers() -> None:
+    x, y = torch.tensor([[1, 2**40 + 1], [3, 4], [5, 6]]), torch.tensor([0, 1, 0])
+    fed = Federation(x, y, [[0, 1]], Classification(2), (x, y), moments=([3.0], [2.0]), tokens=True)
+    key = torch.tensor([1, 2], dtype=torch.int32)
+    rows = torch.tensor([0, 2])
+    assert torch.equal(fed.batch(rows, key).x, x[rows])
+    assert torch.equal(fed.clean(rows).x, x[rows])
+    assert torch.equal(next(iter(fed.test_batches())).x, x)
+    assert fed.x.dtype == torch.int64
+    plain = Federation(x, y, [[0, 1]], Classification(2))
+    assert plain.x.dtype == torch.float32
+    with pytest.raises(DataError, match="not whole numbers"):
+        Federation(x + 0.5, y, [[0, 1]], Classification(2), tokens=True)

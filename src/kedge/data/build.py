@@ -76,9 +76,21 @@ def federate(
         angles=angles,
         dtype=dtype,
         device=device,
+        tokens=dataset.kind == "tokens",
+        client_names=_client_names(dataset, data.train),
     )
     federation.partition = data.partition
     return federation
+
+
+def _client_names(dataset: Dataset, train: Partition) -> list[str] | None:
+    """The names of the silos if each client is one of them, else None."""
+    if dataset.groups is None or dataset.group_names is None:
+        return None
+    silos = [np.unique(dataset.groups[rows]) for rows in train.clients]
+    if any(len(own) != 1 for own in silos) or len({int(own[0]) for own in silos}) < len(silos):
+        return None
+    return [dataset.group_names[int(own[0])] for own in silos]
 
 
 def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:
@@ -88,7 +100,11 @@ def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:
     if degrees is None and partition.noise is None:
         return data.x
     if degrees is not None and not dataset.is_image:
-        raise DataError(f"rotation is for images; {dataset.name} is a table. Use noise(0.1)")
+        raise DataError(
+            f"rotation is for images; {dataset.name} is {_article(dataset.kind)}. Use noise(0.1)"
+        )
+    if partition.noise is not None and dataset.kind == "tokens":
+        raise DataError(f"noise is for numbers; the inputs of {dataset.name} are token ids")
     x = torch.as_tensor(data.x).clone()
     for k, rows in enumerate(partition.clients):
         for chunk in np.array_split(np.arange(len(rows)), max(1, len(rows) // _SHIFT_ROWS)):
@@ -103,3 +119,9 @@ def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:
                 values = values + sigma * unit * rng.normal(key, tuple(values.shape))
             x[own] = values.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else values
     return x
+
+
+def _article(kind: str) -> str:
+    return {"tokens": "of token ids", "series": "of series", "volume": "of volumes"}.get(
+        kind, f"a {kind}"
+    )

@@ -46,8 +46,12 @@ class Federation:
         angles: rotations of the test set in degrees; the model is tested on each of them.
         dtype: floating-point type of inputs and targets.
         device: where the samples are stored.
+        tokens: whether inputs are whole numbers, such as token ids: they stay int64 and are
+            neither scaled nor normalised.
+        client_names: the name of each client; "client 0" and so on if None.
 
     Attributes:
+        client_names: the name of each client.
         sizes: number of training samples of each client.
         rows: training rows of all clients; those of client ``k`` start at ``offsets[k]``.
         held_out: held-out rows of each client; empty if there are none.
@@ -83,10 +87,13 @@ class Federation:
         angles: Sequence[float] = (0.0,),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        tokens: bool = False,
+        client_names: Sequence[str] | None = None,
     ) -> None:
+        self.tokens = tokens
         self.task, self.dtype, self.device = task, dtype, torch.device(device)
         self.partition: Partition | None = None
-        self.x, self.y = self._to_inputs(x), self._to_labels(y)
+        self.x, self.y = self._to_inputs(x, "inputs"), self._to_labels(y)
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
         self.task.check_labels(self.y, "")
@@ -94,6 +101,9 @@ class Federation:
             raise DataError("there are no clients; give at least one list of rows")
         rows = [self._to_rows(k, own) for k, own in enumerate(clients)]
         self.sizes = [len(own) for own in rows]
+        self.client_names = tuple(client_names or (f"client {k}" for k in range(len(rows))))
+        if len(self.client_names) != len(rows):
+            raise DataError(f"{len(self.client_names)} names for {len(rows)} clients")
         self.offsets = [0, *accumulate(self.sizes)][:-1]
         self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
         self.held_out = self._kept_rows(held_out, rows, "held-out ")
@@ -104,13 +114,13 @@ class Federation:
         if self.x.ndim != 4 and (self._augment or self.angles != (0.0,)):
             raise DataError("augmentation and rotation are for images [C, H, W], not for tables")
         self._moments = None
-        if moments is not None:
+        if moments is not None and not tokens:
             shape = (-1, *(1,) * (self.x.ndim - 2))
             mean, std = (torch.as_tensor(m, dtype=dtype, device=self.device) for m in moments)
             self._moments = (mean.reshape(shape), std.reshape(shape))
         self._test = None
         if test is not None:
-            inputs, labels = self._to_inputs(test[0]), self._to_labels(test[1])
+            inputs, labels = self._to_inputs(test[0], "test inputs"), self._to_labels(test[1])
             if len(inputs) != len(labels):
                 raise DataError(f"{len(inputs)} test inputs but {len(labels)} test labels")
             if inputs.shape[1:] != self.x.shape[1:]:
@@ -237,8 +247,15 @@ class Federation:
         """Integers on the device, copied without synchronisation."""
         return torch.tensor(values).to(self.device, non_blocking=True)
 
-    def _to_inputs(self, x: Any) -> Tensor:
+    def _to_inputs(self, x: Any, what: str) -> Tensor:
         x = _tensor(x)
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            row = int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0])
+            raise DataError(f"{what} are NaN or infinite, first in row {row}; fill them in")
+        if self.tokens:
+            if x.is_floating_point() and bool((x != x.round()).any()):
+                raise DataError(f"{what} are not whole numbers, as token ids must be")
+            return x.to(self.device, torch.int64)
         return x.to(self.device, x.dtype if x.dtype == torch.uint8 else self.dtype)
 
     def _to_labels(self, y: Any) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -26,12 +28,14 @@ class Dataset:
 
     Attributes:
         name: name of the dataset.
-        x_train: images, uint8 or float32 ``[n, C, H, W]``, or a table, float32 ``[n, F]``.
+        x_train: images, uint8 or float32 ``[n, C, H, W]``; a table, float32 ``[n, F]``; series,
+            float32 ``[n, C, T]``; volumes, uint8 or float32 ``[n, C, D, H, W]``; or token ids,
+            int64 ``[n, T]``. Images of 16 bits are float32, divided by 65535.
         y_train: int64 ``[n]`` for classification, float32 ``[n, outputs]`` for multilabel and
             regression.
         mean: mean per channel or column, after division of uint8 by 255; the published constants
-            for CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST.
-        std: standard deviation, likewise.
+            for CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST. Token ids are not scaled: ``[0]``.
+        std: standard deviation, likewise; ``[1]`` for token ids.
         task: name of the task.
         outputs: number of classes, labels or targets.
         x_test, y_test, x_val, y_val: test and validation set, or None.
@@ -72,6 +76,11 @@ class Dataset:
         return tuple(self.x_train.shape[1:])
 
     @property
+    def kind(self) -> str:
+        """What the inputs are: tokens, table, series, image or volume."""
+        return kind_of(self.shape, self.x_train.dtype)
+
+    @property
     def is_image(self) -> bool:
         """Whether the inputs are images ``[C, H, W]``."""
         return len(self.shape) == 3
@@ -82,10 +91,30 @@ class Dataset:
         splits = {"train": self.x_train, "val": self.x_val, "test": self.x_test}
         return {split: len(x) for split, x in splits.items() if x is not None}
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits that change with any sample, label, silo, class name or column.
+
+        The SHA-256 of type, shape and bytes of all arrays. Mean and standard deviation follow from
+        the samples and are left out, since their last bit may depend on the machine.
+        """
+        arrays = {
+            "x_train": self.x_train, "y_train": self.y_train, "x_test": self.x_test,
+            "y_test": self.y_test, "x_val": self.x_val, "y_val": self.y_val,
+            "groups": self.groups, "groups_test": self.groups_test,
+        }  # fmt: skip
+        names = (self.task, self.outputs, self.classes, self.columns, self.group_names)
+        digest = hashlib.sha256(repr(names).encode())
+        for name, array in arrays.items():
+            if array is not None:
+                digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
     def describe(self) -> str:
         """Summary in one line: ``digits: 1x8x8 images, 10 classes, 1438 train, 359 test``."""
         shape = "x".join(map(str, self.shape))
-        what = f"{shape} images" if self.is_image else f"{shape} columns"
+        what = f"{shape} {PLURALS[self.kind]}"
         plural = tasks[self.task].outputs_are
         unit = plural[:-1] if self.outputs == 1 else plural
         line = [
@@ -99,6 +128,22 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<Dataset {self.describe()}>"
+
+
+PLURALS = {
+    "tokens": "token ids",
+    "table": "columns",
+    "series": "series",
+    "image": "images",
+    "volume": "volumes",
+}
+
+
+def kind_of(shape: tuple[int, ...], dtype: np.dtype) -> str:
+    """What inputs of this shape (without rows) and type are, as a :class:`Dataset` stores them."""
+    if dtype == np.int64:
+        return "tokens"
+    return {1: "table", 2: "series", 3: "image", 4: "volume"}[len(shape)]
 
 
 class ReadResult(NamedTuple):
@@ -137,12 +182,12 @@ def assemble(
     if x is None or y is None:
         raise DataError(f"{paths[0]}: there is no training data")
     if tasks[result.task].one_class and len(np.unique(y)) < 2:
-        only = result.classes[int(y[0])] if result.classes else int(y[0])
+        only = result.classes[int(y[0])][:60] if result.classes else int(y[0])
         raise DataError(
             f"{_describe(paths)}: all {len(y)} training samples are of one class ({only!r}); "
             "there is nothing to learn. Are the labels right?"
         )
-    mean, std = moments or mean_and_std(x)
+    mean, std = moments or mean_and_std([source["train"][0] for source in result.sources])
     x_test, y_test, groups_test = splits["test"] or (None, None, None)
     x_val, y_val, _ = splits["val"] or (None, None, None)
     return Dataset(
@@ -153,25 +198,44 @@ def assemble(
     )  # fmt: skip
 
 
-def mean_and_std(x: Array) -> Pair:
+def mean_and_std(xs: Sequence[Array]) -> Pair:
     """Mean and standard deviation per channel or column; uint8 is scaled to 0..1.
 
-    The standard deviation of a constant channel or column is 1.
+    They are sums over silos; no samples are pooled. Each silo would send two messages: count and
+    sum, lowest and highest value; then, once it knows the mean, the sum of squared deviations from
+    it. For uint8 it is one message, how often each of the 256 values occurs.
+
+    Args:
+        xs: the training inputs of each silo, ``[n_k, C, ...]``.
+
+    Returns:
+        Mean and standard deviation, float32 ``[C]``. The standard deviation of a constant channel
+        or column is 1. Token ids have mean 0 and standard deviation 1, ``[1]``.
     """
-    axes = (0, *range(2, x.ndim))
-    if x.dtype == np.uint8:
-        # A histogram of the 256 values is exact and needs no float copy of the images.
-        channels = (np.ascontiguousarray(x[:, c]).ravel() for c in range(x.shape[1]))
-        counts = np.stack([np.bincount(c, minlength=256) for c in channels])  # [C, 256]
+    axes = (0, *range(2, xs[0].ndim))
+    if xs[0].dtype == np.int64:
+        return np.zeros(1, np.float32), np.ones(1, np.float32)
+    if xs[0].dtype == np.uint8:
+        counts = np.sum([_pixel_counts(x) for x in xs], axis=0)  # [C, 256]
         p, value = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
         mean = p @ value
         std = np.sqrt((p * (value - mean[:, None]) ** 2).sum(1))
         varies = (counts > 0).sum(1) > 1
     else:
-        mean, std = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
-        varies = (x.min(axes) < x.max(axes)) & (std > np.finfo(np.float32).tiny)
+        n = sum(x.size // x.shape[1] for x in xs)
+        mean = sum(x.sum(axes, dtype=np.float64) for x in xs) / n
+        centre = mean.reshape(-1, *(1,) * (xs[0].ndim - 2))
+        std = np.sqrt(sum(np.square(x - centre).sum(axes) for x in xs) / n)
+        low, high = np.min([x.min(axes) for x in xs], 0), np.max([x.max(axes) for x in xs], 0)
+        varies = (low < high) & (std > np.finfo(np.float32).tiny)
     std = np.where(varies, std, 1.0)
     return mean.astype(np.float32), std.astype(np.float32)
+
+
+def _pixel_counts(x: Array) -> Array:
+    """How often each byte occurs, ``[C, 256]``: exact, without a float copy of the images."""
+    channels = (np.ascontiguousarray(x[:, c]).ravel() for c in range(x.shape[1]))
+    return np.stack([np.bincount(c, minlength=256) for c in channels])
 
 
 def _check_shapes(paths: Sequence[object], result: ReadResult) -> None:

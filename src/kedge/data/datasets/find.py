@@ -9,11 +9,13 @@ from pathlib import Path
 from kedge.errors import DataError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-TABLES = (".csv", ".tsv")
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
+FILES = (".npz", *TABLES)
 SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLIT_NAMES |= {"val": "val", "valid": "val", "validation": "val"}
 LAYOUTS = (
-    "an .npz, .csv or .tsv file; a folder with train-images-idx3-ubyte.gz and the like (MNIST); "
+    "an .npz, .csv, .tsv, .csv.gz or .parquet file; a folder with train-images-idx3-ubyte.gz and "
+    "the like (MNIST); "
     "cifar-10-batches-py or cifar-100-python; a folder class/image.png or train/class/image.png; "
     "a folder with train.csv; a folder with one such file or folder per client (silos)"
 )
@@ -29,7 +31,7 @@ def roots() -> list[Path]:
 def locate(name: str, layouts: tuple[str, ...] = ()) -> Path | None:
     """The file or folder of a named dataset, or None."""
     for root in roots():
-        for entry in (f"{name}.npz", f"{name}.csv", f"{name}.tsv", name, *layouts):
+        for entry in (*(name + suffix for suffix in FILES), name, *layouts):
             if (root / entry).exists():
                 return root / entry
     return None
@@ -50,6 +52,17 @@ def natural(path: Path | str) -> list[tuple[int, str]]:
     name = path.name if isinstance(path, Path) else path
     pieces = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(int(p), p) if p.isascii() and p.isdigit() else (1 << 62, p) for p in pieces]
+
+
+def suffix_of(path: Path) -> str:
+    """The ending of a file that kedge reads, such as ``.csv.gz``, else its suffix; lower case."""
+    name = path.name.lower()
+    return next((s for s in sorted(FILES, key=len)[::-1] if name.endswith(s)), path.suffix.lower())
+
+
+def stem_of(path: Path) -> str:
+    """The name of a folder, or of a file without its ending."""
+    return path.name if path.is_dir() else path.name[: len(path.name) - len(suffix_of(path))]
 
 
 def entries(folder: Path) -> list[Path]:
@@ -73,7 +86,7 @@ def detect(path: Path) -> str:
         DataError: the path does not exist or has no known format.
     """
     if path.is_file():
-        kind = {".npz": "npz", ".csv": "csv", ".tsv": "csv"}.get(path.suffix.lower())
+        kind = {".npz": "npz", **dict.fromkeys(TABLES, "csv")}.get(suffix_of(path))
         if kind is None:
             advice = "give the folder it is in" if _needs_folder(path) else f"kedge reads {LAYOUTS}"
             raise DataError(f"{path}: not a kind of file that kedge reads on its own; {advice}")
@@ -101,7 +114,7 @@ def _detect_folder(path: Path) -> str | None:
         return "images"
     if any(f.is_file() and f.suffix.lower() in IMAGES for p in subfolders for f in entries(p)):
         return "images"
-    if any(Path(f).suffix in (*TABLES, ".npz") for f in files):
+    if any(f.endswith(FILES) for f in files):
         return "silos"
     return "silos" if any(_detect_folder(p) in ("images", "csv") for p in subfolders) else None
 

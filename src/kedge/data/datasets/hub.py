@@ -12,7 +12,8 @@ from kedge.data.datasets.checks import targets
 from kedge.data.datasets.dataset import ReadResult, TaskOption
 from kedge.data.datasets.find import SPLIT_NAMES
 from kedge.data.datasets.images import Channels, FirstImage, Pixels, check_shape, to_array
-from kedge.data.datasets.tables import LABEL_NAMES, Columns, Table, encode
+from kedge.data.datasets.table_files import Table, frame_table
+from kedge.data.datasets.tables import LABEL_NAMES, DropOption, MissingOption, encode
 from kedge.errors import DataError
 from kedge.schema import Doc
 
@@ -26,7 +27,8 @@ def read_hub(
     task: TaskOption = None,
     size: Pixels = None,
     channels: Channels = None,
-    drop: Annotated[Columns, Doc("columns to leave out")] = (),
+    drop: DropOption = (),
+    missing: MissingOption = "error",
 ) -> ReadResult:
     """A dataset of the Hugging Face hub, hf:NAME, through the optional package ``datasets``.
 
@@ -39,10 +41,8 @@ def read_hub(
     if image is None:
         tables = [_table(f"hf:{name} ({s})", rows, kinds) for s, rows in splits.items()]
         label = label or _single(c for c, kind in kinds.items() if kind == "ClassLabel")
-        pairs, task, outputs, classes, columns = encode(
-            tables, [s == "train" for s in splits], label, task, drop
-        )
-        return ReadResult([dict(zip(splits, pairs, strict=True))], task, outputs, classes, columns)
+        result = encode(tables, [s == "train" for s in splits], label, task, drop, missing)
+        return result.read_result([dict(zip(splits, result.pairs, strict=True))])
     label = label or _guess_label(name, kinds)
     for column in (image, label):
         if column not in kinds:
@@ -95,18 +95,18 @@ def _rows(where: str, rows: Any) -> Any:
 
 
 def _table(where: str, rows: Any, kinds: dict[str, str]) -> Table:
+    import pandas as pd
+
     columns = [c for c, kind in kinds.items() if kind in ("Value", "ClassLabel")]
     names = {c: getattr(rows.features[c], "names", None) for c in columns}
-    cells = [[_cell(row[c], names[c]) for c in columns] for row in _rows(where, rows)]
-    return Table(where, columns, cells, list(range(len(cells))))
+    cells = [{c: _cell(row[c], names[c]) for c in columns} for row in _rows(where, rows)]
+    return frame_table(where, pd.DataFrame(cells, columns=columns))
 
 
-def _cell(value: Any, names: list[str] | None) -> str:
+def _cell(value: Any, names: list[str] | None) -> Any:
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
-    if isinstance(value, bool):
-        return str(int(value))
-    return "" if value is None else str(value)
+    return value
 
 
 def _guess_label(name: str, kinds: dict[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,16 +10,16 @@ import numpy as np
 from PIL import Image
 
 from kedge.data.datasets.checks import channels_first, reading
-from kedge.data.datasets.find import detect, entries, locate, roots
+from kedge.data.datasets.find import FILES, detect, entries, locate, roots, stem_of, suffix_of
 from kedge.data.datasets.idx import idx_files, idx_shape
 from kedge.data.datasets.images import GREY, scan, split_folders
 from kedge.data.datasets.known import Known, datasets
 from kedge.data.datasets.npz import open_npz, split_keys
 from kedge.data.datasets.silos import find_silos
+from kedge.data.datasets.table_files import PARQUET, read_table
 from kedge.data.datasets.tables import csv_files
 from kedge.errors import DataError
 
-_FILES = (".npz", ".csv", ".tsv")
 Peek = tuple[tuple[int, ...] | None, dict[str, int]]
 
 
@@ -58,8 +59,8 @@ def available() -> list[Listing]:
     names = {listing.name for listing in present}
     for root in roots():
         for path in entries(root) if root.is_dir() else []:
-            name = path.name if path.is_dir() else path.stem
-            usable = path.is_dir() or path.suffix.lower() in _FILES
+            name = stem_of(path)
+            usable = path.is_dir() or suffix_of(path) in FILES
             if usable and name not in names and not any(path in (t, *t.parents) for t in listed):
                 present.append(_listing(name, path))
                 names.add(name)
@@ -122,5 +123,9 @@ def _peek_images(path: Path) -> Peek:
 
 
 def _count_rows(path: Path) -> int:
-    with reading(path, "a CSV file"), path.open("rb") as file:
+    suffix = suffix_of(path)
+    if suffix in PARQUET:
+        return len(read_table(path))
+    open_file = gzip.open if suffix.endswith(".gz") else open
+    with reading(path, "a CSV file"), open_file(path, "rb") as file:
         return max(0, sum(1 for line in file if line.strip()) - 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.data.datasets.dataset import Dataset
-from kedge.data.datasets.find import locate, places, roots
+from kedge.data.datasets.find import FILES, locate, places, roots, stem_of, suffix_of
 from kedge.data.datasets.known import Known, datasets
 from kedge.data.datasets.readers import KINDS, bind_options, open_hub, open_path
 from kedge.errors import DataError, GrammarError, UnknownName, nearest
@@ -81,8 +81,7 @@ def _takes_any(dataset: Callable[..., Dataset]) -> bool:
 
 
 def _open(path: Path, kind: str | None, options: dict[str, Any]) -> Dataset:
-    name = path.resolve().name
-    return open_path(path, name if path.is_dir() else Path(name).stem, options, kind)
+    return open_path(path, stem_of(path.resolve()), options, kind)
 
 
 def _split(text: str) -> tuple[str, dict[str, Any]]:
@@ -123,7 +122,7 @@ def _is_name(text: str) -> bool:
 
 
 def _missing(text: str) -> Path:
-    if not _is_name(text) or Path(text).suffix.lower() in (".csv", ".tsv", ".npz"):
+    if not _is_name(text) or suffix_of(Path(text)) in FILES:
         raise DataError(f"{text}: there is no such file or folder, here or in {places()}")
     if nearest(text, datasets):
         raise UnknownName("dataset", text, datasets, see=datasets.see)

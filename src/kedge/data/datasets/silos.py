@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.data.datasets.find import SPLIT_NAMES, detect, entries
+from kedge.data.datasets.find import SPLIT_NAMES, detect, entries, stem_of
 from kedge.errors import DataError
 
 KINDS = ("npz", "csv", "images")
@@ -26,7 +26,7 @@ def find_silos(path: Path) -> tuple[str, list[Path], tuple[str, ...]]:
             f"{path}: {content} in there; silos are a folder with one file or folder per client "
             "(.npz, .csv or class/image.png). For a single dataset, give the file itself"
         )
-    names = [p.name if p.is_dir() else p.stem for p in paths]
+    names = [stem_of(p) for p in paths]
     for i, name in enumerate(names):
         if name.lower() in SPLIT_NAMES:
             raise DataError(

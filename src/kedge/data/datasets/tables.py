@@ -1,9 +1,7 @@
-"""CSV files with a label column. All files of a dataset get the same encoding."""
+"""CSV and Parquet files with a label column. All files of a dataset get the same encoding."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -11,48 +9,74 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from kedge.core.task import tasks
-from kedge.data.datasets.checks import check_task, reading
-from kedge.data.datasets.columns import Column, class_column, feature_column, number_column
-from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
+from kedge.data.datasets.cells import Cells, read_cells
+from kedge.data.datasets.checks import check_task
+from kedge.data.datasets.column_encoding import numbers
+from kedge.data.datasets.dataset import SPLITS, Array, Pair, ReadResult, TaskOption
 from kedge.data.datasets.find import TABLES
+from kedge.data.datasets.table_encoding import (
+    Problems,
+    TableEncoding,
+    complete_rows,
+    find_id,
+    warn_unknown,
+)
+from kedge.data.datasets.table_files import Table, read_table
+from kedge.data.datasets.table_fit import Missing, fit_classes, fit_column
 from kedge.errors import DataError, nearest
 from kedge.schema import Doc
 
 LABEL_NAMES = ("label", "target", "class", "y")
 
 Columns = str | tuple[str, ...]
-
-
-class Table(NamedTuple):
-    """The cells of one file as text."""
-
-    path: object
-    columns: list[str]
-    rows: list[list[str]]
-    lines: list[int]  # line in the file of each row
+DropOption = Annotated[Columns, Doc("columns to leave out: drop=[chol,visit]")]
+MissingOption = Annotated[
+    Missing, Doc("missing values: mean, median, indicator (mean and a mark) or drop (the rows)")
+]
+MISSING_LABEL = (
+    "is a missing value; labels are never filled in: correct it, or leave out such rows with "
+    "missing=drop"
+)
 
 
 def read_csv(
     paths: Sequence[Path],
     *,
-    label: Annotated[Columns | None, Doc("column with the label, or several")] = None,
+    label: Annotated[Columns | None, Doc("column with the label, or several: label=sick")] = None,
     task: TaskOption = None,
-    drop: Annotated[Columns, Doc("columns to leave out")] = (),
-    test: Annotated[str | None, Doc("a second file, to test on")] = None,
+    drop: DropOption = (),
+    missing: MissingOption = "error",
+    id: Annotated[str | None, Doc("column that names the rows, no input: id=patient")] = None,
+    test: Annotated[str | None, Doc("a second file, to test on: test='new.csv'")] = None,
 ) -> ReadResult:
-    """CSV tables: number columns stay, columns of a few words become one-hot.
+    """Tables in CSV (.csv, .tsv, also .gz) or Parquet files.
 
-    Several labels are for multilabel or regression. A path may also be a folder with train.csv and
-    optionally test.csv and val.csv.
+    Numbers stay, true and false become 1 and 0, columns of a few words become one-hot, and dates
+    become days since 1970 with sine and cosine of the time of year. Columns may be in any order.
+    Means, medians and words are those of the training rows, summed over files. Several labels are
+    for multilabel or regression. A path may also be a folder with train.csv and optionally test.csv
+    and val.csv.
     """
+    problems = Problems()
+    tables: dict[Path, Table | None] = {}
     files = [(i, s, f) for i, path in enumerate(paths) for s, f in csv_files(path, test).items()]
-    tables = [read_table(file) for _, _, file in files]
-    trains = [split == "train" for _, split, _ in files]
-    pairs, task, outputs, classes, columns = encode(tables, trains, label, task, drop)
-    sources: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
-    for (i, split, _), pair in zip(files, pairs, strict=True):
+    for _, _, file in files:
+        if file not in tables:
+            tables[file] = None
+            with problems.collect():
+                tables[file] = read_table(file)
+    readable = [(i, split, tables[f]) for i, split, f in files]
+    good = [(i, split, table) for i, split, table in readable if table is not None]
+    if not any(split == "train" for _, split, _ in good):
+        problems.raise_all()
+    result = encode(
+        [t for *_, t in good], [s == "train" for _, s, _ in good], label, task, drop, missing,
+        id, problems,
+    )  # fmt: skip
+    sources: list[dict[str, Pair]] = [{} for _ in paths]
+    for (i, split, _), pair in zip(good, result.pairs, strict=True):
         sources[i][split] = pair
-    return ReadResult(sources, task, outputs, classes, columns)
+    return result.read_result(sources)
 
 
 def csv_files(path: Path, test: str | None = None) -> dict[str, Path]:
@@ -67,136 +91,159 @@ def csv_files(path: Path, test: str | None = None) -> dict[str, Path]:
     return found | ({"test": Path(test).expanduser()} if test is not None else {})
 
 
-def read_table(path: Path) -> Table:
-    """Read the cells as stripped text.
+class EncodedTables(NamedTuple):
+    """Tables of one encoding."""
 
-    The delimiter is the one of comma, semicolon and tab that splits the header into most columns.
+    pairs: list[Pair]  # inputs [n, F] and labels of each table
+    task: str
+    outputs: int
+    classes: tuple[str, ...] | None
+    encoding: TableEncoding
 
-    Raises:
-        DataError: the file is empty, not UTF-8, or has rows of different length.
-    """
-    with reading(path, "a CSV file"):
-        data = path.read_bytes()
-    if not data.strip():
-        raise DataError(f"{path}: the file is empty")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: not UTF-8 text; save the file as CSV UTF-8"
-        ) from error
-    header = text.lstrip().split("\n", 1)[0]
-    delimiter = max(",;\t", key=lambda d: len(next(csv.reader([header], delimiter=d))))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines, last_line = [], [], 0
-    try:
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                rows.append([cell.strip() for cell in row])
-                lines.append(last_line + 1)
-            last_line = reader.line_num
-    except csv.Error as error:
-        raise DataError(f"{path}, line {last_line + 1}: {error}") from error
-    columns = rows[0]
-    _check_header(path, columns)
-    if len(rows) == 1:
-        raise DataError(f"{path}: only a header, no rows")
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(columns):
-            raise DataError(
-                f"{path}, line {line}: {len(row)} values, but the header has {len(columns)} columns"
-            )
-    return Table(path, columns, rows[1:], lines[1:])
+    def read_result(self, sources: Sequence[dict[str, Pair]]) -> ReadResult:
+        """What a reader returns; ``sources`` are the pairs by path and split."""
+        names = self.encoding.names
+        return ReadResult(sources, self.task, self.outputs, self.classes, names, self.encoding)
 
 
 def encode(
     tables: Sequence[Table],
     trains: Sequence[bool],
-    label: str | tuple[str, ...] | None,
+    label: Columns | None,
     task: str | None,
-    drop: str | tuple[str, ...] = (),
-) -> tuple[list[tuple[Array, Array]], str, int, tuple[str, ...] | None, tuple[str, ...]]:
-    """Encode tables of the same columns.
+    drop: Columns = (),
+    missing: Missing = "error",
+    id: str | None = None,
+    problems: Problems | None = None,
+) -> EncodedTables:
+    """Fit an encoding on the tables of training rows and encode all of them.
 
     Args:
-        tables: the tables.
+        tables: the tables, at least one with training rows.
         trains: for each table, whether it holds training rows.
         label: the label column or columns; guessed if None.
         task: name of the task; inferred if None.
         drop: columns to leave out.
-
-    Returns:
-        Inputs ``[n, F]`` and labels of each table, the task, the number of outputs, the class names
-        and the F column names.
+        missing: what to do with missing values.
+        id: a column that names rows and is no input.
+        problems: errors found before, which are raised with those of this call.
 
     Raises:
-        DataError: a column is missing, ambiguous, or cannot be encoded.
+        DataError: columns are missing or ambiguous, or cells cannot be encoded; lists all of them.
     """
     check_task(task)
-    columns = _common_columns(tables)
-    path = tables[0].path
-    labels = _label_columns(path, columns, label)
-    dropped = [_find(path, columns, str(c)) for c in ((drop,) if isinstance(drop, str) else drop)]
-    places = [(t.path, line) for t in tables for line in t.lines]
-    train = np.repeat(trains, [len(t.rows) for t in tables])
-    named = {}
-    for name in columns:
-        positions = [t.columns.index(name) for t in tables]
-        cells = [row[i] for t, i in zip(tables, positions, strict=True) for row in t.rows]
-        named[name] = Column(name, cells, places)
-    encoded = [feature_column(named[c]) for c in columns if c not in (*labels, *dropped)]
-    if not encoded:
-        raise DataError(f"{path}: no column is left to learn from beside {', '.join(labels)}")
-    x = np.concatenate([block for block, _ in encoded], axis=1)
-    names = tuple(name for _, block in encoded for name in block)
-    y, task, outputs, classes = _labels([named[c] for c in labels], task, train)
-    cuts = np.cumsum([len(t.rows) for t in tables])[:-1]
-    return (
-        list(zip(np.split(x, cuts), np.split(y, cuts), strict=True)),
-        task,
-        outputs,
-        classes,
-        names,
+    problems = problems or Problems()
+    with problems.collect():
+        result, inputs = _encode(tables, trains, label, task, drop, missing, id, problems)
+    problems.raise_all()
+    warn_unknown(result.encoding, inputs)
+    return result
+
+
+def _encode(
+    tables: Sequence[Table],
+    trains: Sequence[bool],
+    label: Columns | None,
+    task: str | None,
+    drop: Columns,
+    missing: Missing,
+    id_column: str | None,
+    problems: Problems,
+) -> tuple[EncodedTables, list[list[Cells]]]:
+    """The encoded tables and the cells of their inputs, good only if there are no problems."""
+    train = tables[list(trains).index(True)]
+    labels = _label_columns(train.where, train.columns, label)
+    every = list(dict.fromkeys(c for table in tables for c in table.columns))
+    asked = [drop] if isinstance(drop, str) else [str(c) for c in drop]
+    left_out = [*asked, *([id_column] if id_column else [])]
+    dropped = [_find(train.where, every, c) for c in left_out]
+    columns = [c for c in train.columns if c not in dropped]
+    features = [c for c in columns if c not in labels]
+    if not features:
+        raise DataError(
+            f"{train.where}: no column is left to learn from beside {', '.join(labels)}"
+        )
+    usable = [_same_columns(table, train, columns, dropped, problems) for table in tables]
+    kept = [(t, is_train) for t, is_train, ok in zip(tables, trains, usable, strict=True) if ok]
+    cells = [_read(table, [*features, *labels], missing, problems) for table, _ in kept]
+    fitted = [c for c, (_, is_train) in zip(cells, kept, strict=True) if is_train]
+    encoded = tuple(
+        fit_column([c[i] for c in fitted], missing, problems) for i in range(len(features))
     )
+    y, task, outputs, classes = _labels(
+        [c[len(features) :] for c in cells], [t for _, t in kept], task, problems
+    )
+    names = id_column or find_id(dropped)
+    encoding = TableEncoding(encoded, tuple(labels), tasks[task].one_class, missing, names)
+    inputs = [c[: len(features)] for c in cells]
+    x = [encoding.blocks(c, problems) for c in inputs]
+    pairs = list(zip(x, y, strict=True))
+    return EncodedTables(pairs, task, outputs, classes, encoding), inputs
+
+
+def _read(table: Table, columns: Sequence[str], missing: str, problems: Problems) -> list[Cells]:
+    cells = [read_cells(table, name) for name in columns]
+    if missing != "drop":
+        return cells
+    keep = complete_rows(cells)
+    if not keep.any():
+        problems.add(DataError(f"{table.where}: every row has a missing value; drop columns"))
+        return cells
+    return [c.take(keep) for c in cells]
 
 
 def _labels(
-    columns: list[Column], task: str | None, train: Array
-) -> tuple[Array, str, int, tuple[str, ...] | None]:
+    tables: Sequence[Sequence[Cells]], trains: Sequence[bool], task: str | None, problems: Problems
+) -> tuple[list[Array], str, int, tuple[str, ...] | None]:
+    """The labels of each table, the task, the number of outputs and the class names."""
+    count = len(tables[0])
     if task is None:
-        task = "classification" if len(columns) == 1 else "multilabel"
+        task = "classification" if count == 1 else "multilabel"
     kind = tasks[task]
+    for cells in (c for columns in tables for c in columns):
+        if cells.missing.any():
+            problems.add(cells.error(cells.missing, MISSING_LABEL))
     if kind.one_class:
-        if len(columns) > 1:
+        if count > 1:
             raise DataError(f"task={task} needs one label column, not several")
-        y, classes = class_column(columns[0], train)
-        return y, task, len(classes), classes
-    y = np.stack([number_column(c) for c in columns], axis=1)
-    for i, column in enumerate(columns):
-        for wrong, text in kind.faults(y[:, i]):
-            if wrong.any():
-                raise column.error(int(np.flatnonzero(wrong)[0]), text)
-    names = tuple(c.name for c in columns) if kind.has_classes else None
-    return y, task, len(columns), names
+        fitted = [c[0] for c, is_train in zip(tables, trains, strict=True) if is_train]
+        classes = fit_classes(fitted, problems)
+        codes = [columns[0].positions(classes) for columns in tables]
+        for columns, y in zip(tables, codes, strict=True):
+            unseen = (y < 0) & ~columns[0].missing
+            if unseen.any():
+                problems.add(columns[0].error(unseen, "is a label that no training row has"))
+        return codes, task, len(classes), classes
+    ys = []
+    for columns in tables:
+        for cells in columns:
+            for wrong, text in kind.faults(cells.numbers):
+                wrong = wrong & cells.is_number
+                if wrong.any():
+                    problems.add(cells.error(wrong, text))
+        values = [numbers(cells, problems.add) for cells in columns]
+        ys.append(np.stack(values, axis=1).astype(np.float32))
+    names = tuple(c.name for c in tables[0]) if kind.has_classes else None
+    return ys, task, count, names
 
 
-def _common_columns(tables: Sequence[Table]) -> list[str]:
-    first = tables[0]
-    for table in tables[1:]:
-        missing = [c for c in first.columns if c not in table.columns]
-        extra = [c for c in table.columns if c not in first.columns]
-        if missing or extra:
-            what = f"no column {missing[0]!r}" if missing else f"a column {extra[0]!r}"
-            raise DataError(
-                f"{table.path} has {what}, unlike {first.path}; columns must be the same"
-            )
-    return first.columns
+def _same_columns(
+    table: Table, first: Table, columns: Sequence[str], dropped: Sequence[str], problems: Problems
+) -> bool:
+    """Whether a table has these columns and no others; a problem if not."""
+    lacks = [c for c in columns if c not in table.columns]
+    extra = [c for c in table.columns if c not in columns and c not in dropped]
+    if lacks or extra:
+        what = f"no column {', '.join(map(repr, lacks))}"
+        if not lacks:
+            what = f"a column {', '.join(map(repr, extra))}"
+        problems.add(
+            DataError(f"{table.where} has {what}, unlike {first.where}; columns must be the same")
+        )
+    return not lacks
 
 
-def _label_columns(
-    path: object, columns: list[str], label: str | tuple[str, ...] | None
-) -> list[str]:
+def _label_columns(path: object, columns: list[str], label: Columns | None) -> list[str]:
     if label is not None:
         labels = label if isinstance(label, tuple | list) else (label,)
         return [_find(path, columns, str(c)) for c in labels]
@@ -216,24 +263,3 @@ def _find(path: object, columns: list[str], name: str) -> str:
     near = nearest(name, columns)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise DataError(f"{path}: no column {name!r}.{hint} The columns are: {', '.join(columns)}")
-
-
-def _check_header(path: object, columns: list[str]) -> None:
-    for i, name in enumerate(columns):
-        if not name:
-            raise DataError(
-                f"{path}: column {i + 1} has no name in the header; if it is only a row number, "
-                "delete it (pandas: to_csv(..., index=False))"
-            )
-        if name in columns[:i]:
-            raise DataError(f"{path}: two columns are called {name!r}; rename one")
-    if all(_is_number(name) for name in columns):
-        raise DataError(f"{path}: the first line is numbers; put a line with column names above it")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -1,0 +1,155 @@
+"""How one column of a table becomes columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kedge.data.datasets.cells import Cells, has_comma
+from kedge.errors import DataError
+
+Array = np.ndarray
+Report = Callable[[DataError], None]
+
+BOOLEANS = ("False", "True")
+DATE_FORMATS = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+DAYS_PER_YEAR = 365.2425
+COMMA = "has a comma; write numbers with a decimal point"
+
+
+@dataclass(frozen=True)
+class ColumnEncoding:
+    """One column of a table.
+
+    ``number`` and ``boolean`` (False is 0, True is 1) become one column, ``words`` one column per
+    word (one-hot). A ``date`` becomes three: days since 1970-01-01 with the time of day as a
+    fraction, and sine and cosine of the time of year, so that December is near January. A word that
+    does not occur in ``words`` becomes zeros.
+
+    Attributes:
+        name: name of the column.
+        kind: number, boolean, date or words.
+        words: the words, in the order of their columns.
+        format: the format of dates, one of ``DATE_FORMATS``.
+        fill: what a missing value becomes: a number, a day, or one number per word. None: missing
+            values are errors.
+        indicator: whether a last column ``name=missing`` marks missing values.
+    """
+
+    name: str
+    kind: Literal["number", "boolean", "date", "words"]
+    words: tuple[str, ...] = ()
+    format: str = ""
+    fill: tuple[float, ...] | None = None
+    indicator: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the encoded columns."""
+        names: tuple[str, ...] = (self.name,)
+        if self.kind == "words":
+            names = tuple(f"{self.name}={word}" for word in self.words)
+        elif self.kind == "date":
+            names = (self.name, f"{self.name}:sin", f"{self.name}:cos")
+        return (*names, f"{self.name}=missing") if self.indicator else names
+
+    def encode(self, cells: Cells, report: Report) -> Array:
+        """Encode cells: float32 ``[n, len(names)]``. Cells that cannot be are reported."""
+        if self.fill is None and cells.missing.any():
+            report(cells.error(cells.missing, missing_advice(self.name)))
+        if self.kind == "words":
+            block = self._one_hot(cells)
+        else:
+            values = self.values(cells, report)
+            values[cells.missing] = self.fill[0] if self.fill is not None else 0.0
+            block = _with_season(values) if self.kind == "date" else values[:, None]
+        if self.indicator:
+            block = np.concatenate([block, cells.missing[:, None]], 1)
+        return block.astype(np.float32)
+
+    def values(self, cells: Cells, report: Report) -> Array:
+        """Numbers, zeros and ones, or days: float64 ``[n]``, NaN where missing or wrong."""
+        if self.kind == "date":
+            return self._days(cells, report)
+        if self.kind == "boolean":
+            # 0 and 1 are accepted for False and True
+            places = cells.positions((*BOOLEANS, "0", "1"))
+            wrong = (places < 0) & ~cells.missing
+            if wrong.any():
+                report(cells.error(wrong, "is neither true nor false; correct it"))
+            return np.where(places < 0, np.nan, places % 2)
+        return numbers(cells, report)
+
+    def unknown(self, cells: Cells) -> list[str]:
+        """Words that do not occur in the training data."""
+        if self.kind != "words":
+            return []
+        return sorted(set(cells.values()) - set(self.words))
+
+    def _one_hot(self, cells: Cells) -> Array:
+        places = cells.positions(self.words)
+        block = (places[:, None] == np.arange(len(self.words))).astype(np.float64)
+        if self.fill is not None:
+            block[cells.missing] = self.fill
+        return block
+
+    def _days(self, cells: Cells, report: Report) -> Array:
+        if cells.is_number.any():
+            report(cells.error(cells.is_number, "is not a date, as this column is; correct it"))
+        days = parse_days(cells.words, self.format)
+        values = np.append(days, np.nan)[cells.codes]  # code -1: the last
+        wrong = cells.is_word & np.isnan(values)
+        if wrong.any():
+            example = "2024-03-31" if self.format == "ISO8601" else self.format
+            report(cells.error(wrong, f"is not a date such as {example}; correct it"))
+        return values
+
+
+def numbers(cells: Cells, report: Report) -> Array:
+    """The numbers of a column: float64 ``[n]``, NaN where missing; words are reported."""
+    if cells.is_word.any():
+        commas = np.array([has_comma(word) for word in cells.words])[cells.codes] & cells.is_word
+        if commas.any():
+            report(cells.error(commas, COMMA))
+        elif cells.is_word.any():
+            report(cells.error(cells.is_word, "is not a number"))
+    huge = cells.is_number & ~(np.abs(cells.numbers) <= np.finfo(np.float32).max)
+    if huge.any():
+        report(cells.error(huge, "is not a finite number; correct it or delete the row"))
+    return np.where(huge, 0.0, cells.numbers)
+
+
+def parse_days(words: tuple[str, ...], form: str) -> Array:
+    """Days since 1970 of dates: float64 ``[n]``, NaN where a word is no date of this format.
+
+    >>> parse_days(("1970-01-02", "1970-01-01 12:00", "x"), "ISO8601").tolist()
+    [1.0, 0.5, nan]
+    """
+    import pandas as pd
+
+    times = pd.to_datetime(list(words), format=form, errors="coerce", utc=True)
+    since = times - pd.Timestamp(0, tz="UTC")
+    return np.asarray(since / pd.Timedelta(days=1), np.float64)
+
+
+def date_formats(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The formats that all words have, as dates."""
+    few = words[:5]
+    likely = [f for f in DATE_FORMATS if not np.isnan(parse_days(few, f)).any()]
+    return tuple(f for f in likely if not np.isnan(parse_days(words, f)).any())
+
+
+def missing_advice(column: str) -> str:
+    """What to do about a missing value."""
+    return (
+        "is a missing value; fill it in with missing=mean (or median, indicator), leave out such "
+        f'rows with missing=drop, or leave out the column with drop="{column}"'
+    )
+
+
+def _with_season(days: Array) -> Array:
+    angle = 2 * np.pi * days / DAYS_PER_YEAR
+    return np.stack([days, np.sin(angle), np.cos(angle)], 1)

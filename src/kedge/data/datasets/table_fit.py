@@ -1,0 +1,185 @@
+"""Fit the encoding of tables on their training rows, from what each silo could send.
+
+A silo sends a :class:`Profile` of each column, then what :mod:`kedge.data.datasets.statistics` asks
+for, and the set of its labels. Cells that are wrong are reported where they are, at the silo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from kedge.data.datasets import statistics
+from kedge.data.datasets.cells import Cells, as_number, has_comma
+from kedge.data.datasets.column_encoding import (
+    BOOLEANS,
+    COMMA,
+    DATE_FORMATS,
+    ColumnEncoding,
+    date_formats,
+)
+from kedge.data.datasets.table_encoding import Problems
+from kedge.errors import DataError
+
+Array = np.ndarray
+MAX_CATEGORIES = 20  # distinct values of a one-hot column, or of a class column with fractions
+
+
+class Profile(NamedTuple):
+    """What a silo sends about a column."""
+
+    cells: int  # without missing ones
+    words: int  # cells that are words
+    distinct: int  # different values
+    values: frozenset[str]  # at most MAX_CATEGORIES + 1 of them
+    formats: frozenset[str]  # formats that all values have, as dates
+
+
+def profile(cells: Cells) -> Profile:
+    """The profile of a column of one silo."""
+    values = cells.values()
+    formats: Sequence[str] = DATE_FORMATS
+    if cells.is_number.any():
+        formats = ()
+    elif values:
+        formats = date_formats(tuple(values))
+    return Profile(
+        int((~cells.missing).sum()),
+        int(cells.is_word.sum()),
+        len(values),
+        frozenset(sorted(values)[: MAX_CATEGORIES + 1]),
+        frozenset(formats),
+    )
+
+
+def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> ColumnEncoding:
+    """The encoding of a column of training rows.
+
+    Args:
+        silos: the cells of each silo.
+        missing: what to do with missing values.
+        problems: collects cells and columns that cannot be encoded.
+    """
+    name = silos[0].name
+    unusable = ColumnEncoding(name, "words", fill=None if missing == "error" else ())
+    if not any(bool(cells.is_word.any()) for cells in silos):
+        return _filled(ColumnEncoding(name, "number"), silos, missing, problems)
+    profiles = [profile(cells) for cells in silos]
+    count, words = sum(p.cells for p in profiles), sum(p.words for p in profiles)
+    values = frozenset().union(*(p.values for p in profiles))
+    formats = frozenset(DATE_FORMATS).intersection(*(p.formats for p in profiles))
+    if values <= {*BOOLEANS, "0", "1"}:
+        column = ColumnEncoding(name, "boolean")
+    elif any(has_comma(word) for cells in silos for word in cells.words):
+        _report_words(silos, problems, COMMA, only_commas=True)
+        return unusable
+    elif words < count / 2:
+        _report_words(silos, problems, "is not a number, as most of this column are; correct it")
+        return unusable
+    elif formats:
+        column = ColumnEncoding(name, "date", format=_date_format(silos, formats, problems))
+    else:
+        distinct = max(len(values), *(p.distinct for p in profiles))
+        if distinct > MAX_CATEGORIES:
+            what = (
+                f"is not a number, and with {distinct} different values the column is too varied "
+                f'for one-hot (at most {MAX_CATEGORIES}); leave it out with drop="{name}", or with '
+                f'id="{name}" if it names the rows'
+            )
+            first = next(cells for cells in silos if cells.is_word.any())
+            problems.add(_first(first, first.is_word, what))
+            return unusable
+        column = ColumnEncoding(name, "words", words=tuple(sorted(values)))
+    return _filled(column, silos, missing, problems)
+
+
+def _filled(
+    column: ColumnEncoding, silos: Sequence[Cells], missing: str, problems: Problems
+) -> ColumnEncoding:
+    """The encoding with what missing values become."""
+    if all(bool(cells.missing.all()) for cells in silos):
+        what = f'every value is missing; leave it out with drop="{column.name}"'
+        where = silos[0].table.where
+        problems.add(DataError(f"{where}, column {column.name!r}: {what}"))
+        return dataclasses.replace(column, fill=(0.0,))
+    if missing not in ("mean", "median", "indicator"):
+        return column
+    fill = _fill(column, silos, missing)
+    has_missing = any(bool(cells.missing.any()) for cells in silos)
+    return dataclasses.replace(column, fill=fill, indicator=missing == "indicator" and has_missing)
+
+
+def _fill(column: ColumnEncoding, silos: Sequence[Cells], missing: str) -> tuple[float, ...]:
+    """What a missing value becomes."""
+    if column.kind == "words":
+        known = [cells.positions(column.words) for cells in silos]
+        shares = statistics.shares([codes[codes >= 0] for codes in known], len(column.words))
+        if missing == "median":  # the most frequent word
+            shares = (np.arange(len(shares)) == shares.argmax()).astype(np.float64)
+        elif missing == "indicator":
+            shares = np.zeros(len(shares))
+        return tuple(float(v) for v in shares)
+    values = [column.values(cells, lambda error: None) for cells in silos]
+    present = [v[np.isfinite(v)] for v in values]
+    if not any(map(len, present)):
+        return (0.0,)
+    statistic = statistics.median if missing == "median" else statistics.mean
+    return (statistic(present),)
+
+
+def _date_format(silos: Sequence[Cells], formats: frozenset[str], problems: Problems) -> str:
+    found = [f for f in DATE_FORMATS if f in formats]
+    if len(found) > 1:
+        first = next(cells for cells in silos if cells.is_word.any())
+        what = "may have the day or the month first; write dates as 2024-03-31"
+        problems.add(_first(first, first.is_word, what))
+    return found[0]
+
+
+def _report_words(
+    silos: Sequence[Cells], problems: Problems, what: str, only_commas: bool = False
+) -> None:
+    for cells in silos:
+        chosen = [has_comma(word) or not only_commas for word in cells.words]
+        wrong = np.array([*chosen, False])[cells.codes]
+        if wrong.any():
+            problems.add(cells.error(wrong, what))
+
+
+def _first(cells: Cells, wrong: Array, what: str) -> DataError:
+    return cells.table.error(int(cells.rows[np.flatnonzero(wrong)[0]]), cells.name, what)
+
+
+def fit_classes(silos: Sequence[Cells], problems: Problems) -> tuple[str, ...]:
+    """The sorted class names of the training rows. Each silo sends the set of its own."""
+    names = frozenset().union(*(cells.values() for cells in silos))
+    rows = sum(len(cells) for cells in silos)
+    where = f"{silos[0].table.where}, column {silos[0].name!r}"
+    values = {name: as_number(name) for name in names}
+    numeric = {name: value for name, value in values.items() if value is not None}
+    if len(numeric) == len(names):
+        order = sorted(names, key=float)
+        for cells in silos:
+            huge = cells.is_number & ~(np.abs(cells.numbers) < 1e15)
+            fraction = cells.is_number & (cells.numbers % 1 != 0)
+            if huge.any():
+                problems.add(cells.error(huge, "cannot be a class"))
+            elif len(names) > MAX_CATEGORIES and fraction.any():
+                what = f"is one of {len(names)} different numbers; to predict them, write "
+                problems.add(_first(cells, fraction, what + "task=regression"))
+    else:
+        order = sorted(names)
+    if len(order) > max(MAX_CATEGORIES, rows / 2):
+        problems.add(
+            DataError(
+                f"{where}: {len(order)} different labels in {rows} rows cannot be classes; name "
+                "another label column, or write task=regression if these are numbers to predict"
+            )
+        )
+    return tuple(order)
+
+
+Missing = Literal["error", "mean", "median", "indicator", "drop"]
