@@ -77,19 +77,23 @@ def federate(
         dtype=dtype,
         device=device,
         tokens=dataset.kind == "tokens",
-        client_names=_client_names(dataset, data.train),
+        client_names=_client_names(dataset, data),
     )
     federation.partition = data.partition
     return federation
 
 
-def _client_names(dataset: Dataset, train: Partition) -> list[str] | None:
-    """The names of the silos if each client is one of them, else None."""
+def _client_names(dataset: Dataset, data: SplitData) -> list[str] | None:
+    """The names of the silos if each client is one of them, else None.
+
+    If some clients never train, the others keep their numbers.
+    """
+    numbered = [f"client {k}" for k in data.seen] or None
     if dataset.groups is None or dataset.group_names is None:
-        return None
-    silos = [np.unique(dataset.groups[rows]) for rows in train.clients]
+        return numbered
+    silos = [np.unique(dataset.groups[rows]) for rows in data.train.clients]
     if any(len(own) != 1 for own in silos) or len({int(own[0]) for own in silos}) < len(silos):
-        return None
+        return numbered
     return [dataset.group_names[int(own[0])] for own in silos]
 
 

@@ -211,6 +211,7 @@ class Federation:
         """One client with the training samples of all clients; the test data are the same."""
         other = copy.copy(self)
         other.sizes, other.offsets, other.held_out = [len(self.rows)], [0], []
+        other.client_names = ("all clients",)
         other.validation = [torch.cat(self.validation)] if self.validation else []
         return other
 
