@@ -147,7 +147,7 @@ def test_an_interrupted_run_keeps_the_best_weights_and_the_counter(
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "ccvr"])
+@pytest.mark.parametrize("method", ["scaffold", "ccvr(samples=20, steps=20)"])
 @pytest.mark.parametrize("more", [{}, {"eval_every": 3}, {"validation": 0.2}])
 def test_an_extended_run_equals_a_long_one(method: str, more: dict, tmp_path: Path) -> None:
     """CCVR changes the head after the last round: the longer run must not see that."""

@@ -37,7 +37,7 @@ def out_of_memory(error: BaseException, doing: str = "", lower: str = "") -> Out
         amount = f" {float(asked[1]) * _UNITS[asked[2].lower()] / 1e9:.1f} GB more"
     lower = lower or "Use less data, or a machine with more memory"
     where = f" while {doing}" if doing else ""
-    free = f"{host_available() / 1e9:.1f} GB are free"
+    free = f"{host_available() / 1e9:.1f} GB are free now"
     return OutOfMemory(f"out of memory{where}:{amount} did not fit ({free}). {lower}")
 
 
