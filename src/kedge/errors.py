@@ -16,6 +16,7 @@
     ├── LoadError           a user's Python file cannot be loaded, with file and line
     ├── HookError           a part's hook failed, with hook, round, client and step
     ├── NotFinite           a loss became NaN or infinite, with the value of every term
+    ├── OutOfMemory         memory ran out, with what to lower
     ├── WireError           a message differs from what its receiver expects
     ├── TermsError          terms of a federation cannot be parsed, or differ between its members
     ├── CheckFailed         a part violates a law or an identity of its paper
@@ -131,6 +132,10 @@ class HookError(KedgeError):
 
 class NotFinite(KedgeError):
     """A loss that became NaN or infinite."""
+
+
+class OutOfMemory(KedgeError):
+    """Memory that ran out."""
 
 
 class WireError(KedgeError):

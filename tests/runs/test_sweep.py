@@ -174,12 +174,12 @@ def test_table_and_words() -> None:
     swept = sweeps.sweep(combine(GRID, flags={"method": "fedprox", "seeds": (0, 1)} | FAST))
     assert swept.computed == "6 settings x 2 seeds in 1 stack of 60 lanes"
     head, *rows = shown(swept)
-    assert head.split() == ["lr", "fedprox.mu", "accuracy", "%", "best", "s"]
+    assert head.split() == ["lr", "fedprox.mu", "accuracy", "%", "best", "(test)", "s"]
     assert [row.split()[:2] for row in rows] == [
         ["0.05", "0.01"], ["0.05", "0.5"], ["0.05", "2"], ["0.2", "0.01"], ["0.2", "0.5"],
         ["0.2", "2"],
     ]  # fmt: skip
-    [marked] = [i for i, row in enumerate(rows) if row.endswith("best")]
+    [marked] = [i for i, row in enumerate(rows) if row.endswith("best (test)")]
     means = [r.last.mean for r in swept.results]
     assert marked == means.index(max(means))
     assert str(swept.results[marked].last) in rows[marked]
@@ -325,7 +325,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) ->
     assert found["results"][1]["config"]["rounds"] == 2
     code, out, _ = call("--out", "grid", "--resume")
     assert code == 0
-    assert out.splitlines()[0].split() == ["lr", "accuracy", "%", "best", "s"]
+    assert out.splitlines()[0].split() == ["lr", "accuracy", "%", "best", "(test)", "s"]
     code, _, err = call("lr=0.1,0.2", "--resume")
     assert code == 2
     assert "--resume needs the folder of the sweep" in err

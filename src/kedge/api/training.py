@@ -9,6 +9,7 @@ from typing import Any
 from kedge.core.method import Method, parse
 from kedge.core.part import Part
 from kedge.errors import FieldError
+from kedge.runs import compare as comparisons
 from kedge.runs import runner
 from kedge.runs import sweep as sweeps
 from kedge.runs.grid import combine
@@ -56,6 +57,7 @@ def compare(
     config: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    pooled: bool = False,
     **settings: Any,
 ) -> list[Result]:
     """Run several methods on the same partitions, cohorts and initial weights.
@@ -65,10 +67,11 @@ def compare(
         config: a TOML file with settings; ``settings`` override it.
         out: folder with one subfolder per method; None saves nothing.
         resume: continue the runs in ``out``.
+        pooled: also train on the pooled data of all clients, as a yardstick.
         **settings: any setting of ``kedge run --help`` but ``method``.
 
     Returns:
-        One result per method, in the order of ``methods``.
+        One result per method, in the order of ``methods``; then that of the yardstick.
 
     Raises:
         FieldError: there is no method.
@@ -83,7 +86,7 @@ def compare(
     if not texts:
         raise FieldError("there is nothing to compare; name at least one method")
     configs = [load_config(config, flags=settings | {"method": text}) for text in texts]
-    return runner.compare(texts, configs, out, resume)
+    return comparisons.compare(comparisons.rows_of(configs, pooled), out, resume)
 
 
 def sweep(

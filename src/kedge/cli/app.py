@@ -7,6 +7,7 @@ The module of a subcommand is imported when it is called, since most of them nee
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from kedge._version import __version__
+from kedge.cli.screen import accept_any_text, errors
 from kedge.cli.screen import console as console
-from kedge.cli.screen import errors
 from kedge.errors import Interrupted, KedgeError
 
 app = typer.Typer(
@@ -163,8 +164,13 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def main() -> None:
-    """Run the command. User errors are printed in one line, without a traceback."""
+    """Run the command. User errors are printed in one line, without a traceback.
+
+    An unforeseen error is printed in one line, too, and its traceback is written to a log file. The
+    environment variable ``KEDGE_DEBUG=1`` shows tracebacks instead.
+    """
     warnings.showwarning = _show_warning
+    accept_any_text()
     try:
         app()
     except Interrupted as error:
@@ -173,6 +179,21 @@ def main() -> None:
     except KeyboardInterrupt:
         errors.print("interrupted; saved files are intact", highlight=False)
         sys.exit(130)
+    except BrokenPipeError:  # the reader has closed, as in: kedge list | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
     except KedgeError as error:
-        Console(stderr=True).print(Text("error: ", "bold red") + Text(str(error)), soft_wrap=True)
+        _print_error(error)
         sys.exit(2)
+    except Exception as error:
+        if os.environ.get("KEDGE_DEBUG") == "1":
+            raise
+        from kedge.cli.crash import EXIT_CODE, as_user_error, sentence
+
+        known = as_user_error(error)
+        _print_error(known or sentence(error))
+        sys.exit(2 if known else EXIT_CODE)
+
+
+def _print_error(error: object) -> None:
+    Console(stderr=True).print(Text("error: ", "bold red") + Text(str(error)), soft_wrap=True)

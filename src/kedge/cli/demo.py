@@ -14,6 +14,7 @@ from kedge.engines.device import resolve_device
 from kedge.report import figures
 from kedge.report.progress import Watcher
 from kedge.runs import runner
+from kedge.runs.compare import compare, rows_of
 from kedge.runs.config import Config
 from kedge.runs.result import Result
 
@@ -58,8 +59,8 @@ def run_demo(out: str | Path) -> Demo:
     total = len(METHODS) * ROUNDS * len(configs[0].seeds)
     with Watcher(total) as watcher:
         by_name = dict(zip(METHODS, configs, strict=True))
-        results = runner.compare(
-            METHODS, configs, runs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)
+        results = compare(
+            rows_of(configs), runs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)
         )
     dataset = load("digits")
     device = resolve_device("cpu")

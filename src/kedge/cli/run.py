@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from kedge.cli import next_steps
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.screen import console, dim, errors
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
+    from kedge.runs.compare import Row
     from kedge.runs.config import Config
     from kedge.runs.grid import Setting
     from kedge.runs.result import Result
@@ -48,17 +52,24 @@ def run(
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
         show = partial(watcher.show, config)
-        result = runner.run(config, path, resume, show, report=watcher.report)
-    _finish([result], as_json, f"saved in {path}; load it with kedge.load({str(path)!r})")
+        result = runner.run(config, path, resume, show, None, watcher.report, numbered=not out)
+    folder = str(result.folder)
+    _finish([result], as_json, f"saved in {folder}; load it with kedge.load({folder!r})")
+    if not as_json:
+        next_steps.show(next_steps.after_run(result))
+    _fail_if_diverged([result])
 
 
 @with_settings
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(help="methods to compare; the first is the baseline")
-    ],
+        list[str] | None, typer.Argument(help="methods to compare; the first is the baseline")
+    ] = None,
     *,
     config_file: Annotated[str | None, typer.Option("--config", help="a TOML file")] = None,
+    pooled: Annotated[
+        bool, typer.Option("--pooled", help="also train on the pooled data, as a yardstick")
+    ] = False,
     out: OUT = None,
     resume: RESUME = False,
     plot: Annotated[str | None, typer.Option(help="plot the curves to a .png or .svg file")] = None,
@@ -69,21 +80,31 @@ def compare(
     """Compare methods on the same partitions, cohorts and initial weights.
 
     kedge compare fedavg scaffold "fedprox(mu=0.1)" scaffold+fedsam --rounds 50 --target 90
+    kedge compare fedavg scaffold --validation 0.1 --unseen 0.2 --pooled
     """
     from kedge.report import figures
     from kedge.report.progress import Watcher
-    from kedge.runs import runner
+    from kedge.runs import compare as comparisons
+    from kedge.runs.folder import new_path
 
     load_files(load)
-    settings.pop("method", None)
-    configs = [_config(config_file, None, settings | {"method": m}, False, None) for m in methods]
-    by_name = dict(zip(methods, configs, strict=True))
-    with Watcher(sum(c.rounds * len(c.seeds) for c in configs), console=errors) as watcher:
-        show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
-        results = runner.compare(methods, configs, out, resume, show, watcher.report)
     if plot:
-        figures.curves(results, [plot], configs[0].data)
-    _finish(results, as_json, f"saved in {out}" if out else "")
+        figures.check_path(plot)
+    rows = _rows(methods or [], config_file, settings, pooled, resume, out)
+    path = Path(out) if out else new_path(rows[0].config, kind="compare")
+    by_name = {row.name: row.config for row in rows}
+    total = sum(row.config.rounds * len(row.config.seeds) for row in rows)
+    with Watcher(total, console=errors) as watcher:
+        show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
+        results = comparisons.compare(rows, path, resume, show, watcher.report, not out)
+    folder = results[0].folder
+    assert folder is not None
+    _finish(results, as_json, f"saved in {folder.parent}")
+    if plot:
+        figures.curves(results, [plot], rows[0].config.data)
+    if not as_json:
+        next_steps.show(next_steps.after_comparison(results, folder.parent))
+    _fail_if_diverged(results)
 
 
 @with_settings
@@ -101,25 +122,31 @@ def sweep(
 ) -> None:
     """Run all combinations of some settings; those that differ only in numbers train together.
 
-    kedge sweep lr=0.01,0.03,0.1 --rounds 50
+    kedge sweep lr=0.01,0.03,0.1 --rounds 50 --validation 0.1
     kedge sweep lr=0.03,0.1 fedprox.mu=0.01,0.1,1 seeds=0,1,2 --method fedprox --out runs/mu
     kedge sweep experiment.toml "partition=iid,dirichlet(0.1)" "method=fedavg,scaffold"
     """
     from kedge.report import tables
     from kedge.report.progress import Watcher
     from kedge.runs import sweep as sweeps
+    from kedge.runs.folder import new_path
 
     load_files(load)
     grid = _grid(words or [], settings, resume, out)
+    path = Path(out) if out else new_path(grid[0].config, kind="sweep")
     rounds = sum(s.config.rounds * len(s.config.seeds) for s in grid)
     with Watcher(rounds, console=errors) as watcher:
         watcher.report(sweeps.count(grid))
-        result = sweeps.sweep(grid, out, resume, watcher.show, watcher.report)
+        result = sweeps.sweep(grid, path, resume, watcher.show, watcher.report, not out)
     if as_json:
         typer.echo(json.dumps(result.to_dict()))
         return
     console.print(tables.grid(result.settings, result.results))
-    dim(result.computed + (f"; saved in {out}" if out else ""))
+    dim(f"{result.computed}; saved in {result.folder}")
+    if len(result.settings) > 1:
+        dim(result.choice())
+    assert result.folder is not None
+    next_steps.show(next_steps.after_sweep(result.results, result.folder))
 
 
 def demo(
@@ -160,52 +187,97 @@ def _config(
     out: str | None,
 ) -> Config:
     """The configuration of a command line; ``--resume`` alone takes the one of the folder."""
+    from kedge.runs.environment import CONFIG
     from kedge.runs.folder import Folder
-    from kedge.runs.reading import load_config, read_value
+    from kedge.runs.reading import load_config
 
     words = [*([file] if file and "=" in file else []), *(override or [])]
     path = None if file and "=" in file else file
-    flags = {k: read_value(k, v) if isinstance(v, str) else v for k, v in settings.items()}
-    flags = {k: v for k, v in flags.items() if v is not None}
+    flags = _flags(settings)
     if resume:
         if out is None:
             raise KedgeError("--resume needs the folder of the run: --out FOLDER --resume")
-        if path is None and not words and not flags:
-            return Folder.resume(out, None)[1]
+        stored = Folder.resume(out, None)[1]
+        if path is None:  # a setting that is not given stays as it was
+            return load_config(Path(out) / CONFIG, words, flags) if words or flags else stored
     return load_config(path, words, flags)
+
+
+def _flags(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are given as options, in their types."""
+    from kedge.runs.reading import read_value
+
+    typed = {k: read_value(k, v) if isinstance(v, str) else v for k, v in settings.items()}
+    return {k: v for k, v in typed.items() if v is not None}
+
+
+def _rows(
+    methods: list[str],
+    config_file: str | None,
+    settings: dict[str, Any],
+    pooled: bool,
+    resume: bool,
+    out: str | None,
+) -> list[Row]:
+    """The rows of a comparison; ``--resume`` takes what is not given from the folder."""
+    from kedge.runs.compare import rows_of, saved_rows
+    from kedge.runs.reading import load_config
+
+    method = settings.pop("method", None)
+    if method is not None:
+        words = " ".join(shlex.quote(m) for m in (*methods, method))
+        raise KedgeError(
+            f"compare has no --method: its methods are arguments. Write: kedge compare {words}"
+        )
+    if resume and out is None:
+        raise KedgeError("--resume needs the folder of the comparison: --out FOLDER --resume")
+    flags = _flags(settings)
+    if resume and out is not None and config_file is None:
+        saved = saved_rows(out)
+        kept = [row for row in saved if not row.yardstick]
+        first = kept[0].config
+        configs = [
+            dataclasses.replace(first, **flags, method=m)
+            for m in methods or [row.config.method for row in kept]
+        ]
+        return rows_of(configs, pooled or len(kept) < len(saved))
+    if not methods:
+        raise KedgeError("there is nothing to compare; name methods: kedge compare fedavg scaffold")
+    configs = [load_config(config_file, flags=flags | {"method": m}) for m in methods]
+    return rows_of(configs, pooled)
 
 
 def _grid(
     words: list[str], settings: dict[str, Any], resume: bool, out: str | None
 ) -> list[Setting]:
-    """The settings of a command line; ``--resume`` alone takes those of the folder."""
+    """The settings of a command line; ``--resume`` takes those of the folder without words."""
     from kedge.runs import sweep as sweeps
     from kedge.runs.grid import combine, read_words
-    from kedge.runs.reading import read_value
 
     path = words[0] if words and "=" not in words[0] else None
-    flags = {k: read_value(k, v) if isinstance(v, str) else v for k, v in settings.items()}
-    flags = {k: v for k, v in flags.items() if v is not None}
+    flags = _flags(settings)
     if resume and out is None:
         raise KedgeError("--resume needs the folder of the sweep: --out FOLDER --resume")
-    if resume and out is not None and not words and not flags:
-        return sweeps.saved_settings(out)
+    if resume and out is not None and not words:
+        saved = sweeps.saved_settings(out)
+        return [s._replace(config=dataclasses.replace(s.config, **flags)) for s in saved]
     return combine(read_words(words[1:] if path else words), path, flags)
 
 
 def _finish(results: list[Result], as_json: bool, note: str) -> None:
     """Print the results as a table or as JSON."""
     from kedge.report import tables
+    from kedge.runs.validation import data_of_choice
 
     if as_json:
         rows = [result.to_dict() for result in results]
         typer.echo(json.dumps(rows[0] if len(rows) == 1 else {"results": rows}))
-        _fail_if_diverged(results)
         return
     console.print(tables.comparison(results))
+    if len([result for result in results if not result.yardstick]) > 1:
+        dim(f"bold: {data_of_choice(results)}")
     if note:
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
-    _fail_if_diverged(results)
 
 
 def _fail_if_diverged(results: list[Result]) -> None:

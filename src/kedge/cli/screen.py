@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import sys
+
 from rich.console import Console
 from rich.text import Text
 
@@ -12,3 +15,24 @@ errors = Console(stderr=True)
 def dim(text: str) -> None:
     """Print a note to standard error."""
     errors.print(Text(text), style="dim", highlight=False, soft_wrap=True)
+
+
+#: What a terminal without Unicode shows instead.
+_ASCII = {"±": "+-", "…": "...", "–": "-", "—": "-", "×": "x", "²": "2", "≤": "<=", "≥": ">="}
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    """Replace what the encoding of a stream lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(sign, "?") for sign in missing), error.end
+
+
+def accept_any_text() -> None:
+    """Let output streams replace characters that their encoding lacks, rather than fail."""
+    codecs.register_error("kedge", _plainer)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="kedge")

@@ -23,6 +23,8 @@ class Declarations:
     needs_features: ClassVar[bool] = False
     #: Works on the head on the server, so the head may not stay on the clients.
     needs_shared_head: ClassVar[bool] = False
+    #: Is about BatchNorm, so that a run refuses a model without it.
+    needs_batchnorm: ClassVar[bool] = False
     #: Reads how many samples of each class the client has (``v.label_counts``).
     needs_labels: ClassVar[bool] = False
     #: Calls ``v.sweep``.

@@ -27,6 +27,8 @@ def federate(
     *,
     clients: int = 10,
     split: str = "auto",
+    validation: float = 0.0,
+    unseen: float = 0.0,
     augment: str = "none",
     angles: Sequence[float] = (0.0,),
     seed: int = 0,
@@ -40,6 +42,8 @@ def federate(
         partition: a partition, or its text, such as ``dirichlet(0.1)+rotation(step=15)``.
         clients: number of clients, for a partition given as text.
         split: where test data come from: ``auto``, ``given``, ``holdout(0.2)`` or ``pooled(...)``.
+        validation: share of every client's training samples held out to choose by.
+        unseen: share of the clients that never train; the global model is tested on their samples.
         augment: augmentation of training batches, such as ``crop(4)+flip``.
         angles: rotations of the test set in degrees; the model is tested on each of them.
         seed: seed of the partition, the split and the feature noise.
@@ -58,7 +62,7 @@ def federate(
     >>> federation.num_clients, federation.input_shape, federation.num_test
     (5, (1, 8, 8), 359)
     """
-    data = split_data(dataset, partition, clients, split, seed)
+    data = split_data(dataset, partition, clients, split, seed, validation, unseen)
     federation = Federation(
         _shift_features(data, dataset, seed),
         data.y,
@@ -66,13 +70,15 @@ def federate(
         make_task(dataset.task, dataset.outputs),
         data.test,
         held_out=data.held_out,
+        validation=data.validation,
+        unseen=data.unseen,
         moments=(dataset.mean, dataset.std),
         augment=augment,
         angles=angles,
         dtype=dtype,
         device=device,
         tokens=dataset.kind == "tokens",
-        client_names=_client_names(dataset, data.train),
+        client_names=_client_names(dataset, data),
     )
     federation.partition = data.partition
     federation.encoding, federation.classes = encoding_of(dataset), dataset.classes
@@ -80,13 +86,17 @@ def federate(
     return federation
 
 
-def _client_names(dataset: Dataset, train: Partition) -> list[str] | None:
-    """The names of the silos if each client is one of them, else None."""
+def _client_names(dataset: Dataset, data: SplitData) -> list[str] | None:
+    """The names of the silos if each client is one of them, else None.
+
+    If some clients never train, the others keep their numbers.
+    """
+    numbered = [f"client {k}" for k in data.seen] or None
     if dataset.groups is None or dataset.group_names is None:
-        return None
-    silos = [np.unique(dataset.groups[rows]) for rows in train.clients]
+        return numbered
+    silos = [np.unique(dataset.groups[rows]) for rows in data.train.clients]
     if any(len(own) != 1 for own in silos) or len({int(own[0]) for own in silos}) < len(silos):
-        return None
+        return numbered
     return [dataset.group_names[int(own[0])] for own in silos]
 
 

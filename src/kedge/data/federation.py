@@ -5,6 +5,7 @@ A batch is gathered by row index; :mod:`kedge.core.work` draws the batch indices
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -40,6 +41,8 @@ class Federation:
         test: inputs and labels of a common test set.
         held_out: for each client, rows that it tests on and does not train on. Without ``test``,
             the global model is tested on all of them.
+        validation: for each client, rows to choose by: neither trained nor tested on.
+        unseen: rows of clients that never train; the global model is tested on them.
         moments: mean and standard deviation, per channel or column.
         augment: augmentation of training batches, such as ``crop(4)+flip``.
         angles: rotations of the test set in degrees; the model is tested on each of them.
@@ -54,6 +57,8 @@ class Federation:
         sizes: number of training samples of each client.
         rows: training rows of all clients; those of client ``k`` start at ``offsets[k]``.
         held_out: held-out rows of each client; empty if there are none.
+        validation: validation rows of each client; empty if there are none.
+        unseen: rows of the clients that never train; None if there are no such clients.
         partition: the partition that the clients come from, or None.
         encoding: how raw inputs become ``x``, or None.
         classes: names of the classes or labels, or None.
@@ -80,6 +85,8 @@ class Federation:
         test: tuple[Any, Any] | None = None,
         *,
         held_out: Sequence[Any] | None = None,
+        validation: Sequence[Any] | None = None,
+        unseen: Any = None,
         moments: tuple[Any, Any] | None = None,
         augment: str = "none",
         angles: Sequence[float] = (0.0,),
@@ -107,12 +114,9 @@ class Federation:
             raise DataError(f"{len(self.client_names)} names for {len(rows)} clients")
         self.offsets = [0, *accumulate(self.sizes)][:-1]
         self.rows = torch.cat(rows).to(self.device)  # client k: rows[offset : offset + size]
-        self.held_out = [self._to_rows(k, own, "held-out ") for k, own in enumerate(held_out or ())]
-        if self.held_out and len(self.held_out) != len(rows):
-            raise DataError(f"{len(self.held_out)} lists of held-out rows for {len(rows)} clients")
-        for k, own in enumerate(self.held_out):
-            if bool(torch.isin(own, rows[k].to(self.device)).any()):
-                raise DataError(f"client {k} holds out rows that it also trains on")
+        self.held_out = self._kept_rows(held_out, rows, "held-out ")
+        self.validation = self._kept_rows(validation, rows, "validation ")
+        self.unseen = None if unseen is None else self._to_rows(len(rows), unseen, "unseen ")
         self.angles = tuple(angles)
         self._augment = augmentation(augment)
         if self.x.ndim != 4 and (self._augment or self.angles != (0.0,)):
@@ -132,6 +136,11 @@ class Federation:
                 )
             self.task.check_labels(labels, "test ")
             self._test = (inputs, labels)
+        elif held_out is not None and len(held_out) and not self.held_out:
+            raise DataError(
+                "no client has a sample to test on, since every client has too few to hold one "
+                "out; give a test set, hold out a larger share, or use fewer clients"
+            )
         elif self.held_out:
             tested = torch.cat(self.held_out)
             self._test = (self.x[tested], self.y[tested])
@@ -197,8 +206,20 @@ class Federation:
 
     def held_out_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
         """The held-out samples of a client in batches of ``rows`` samples."""
-        for index in torch.split(self.held_out[client], rows):
-            yield self.clean(index)
+        return self.clean_batches(self.held_out[client], rows)
+
+    def clean_batches(self, index: Tensor, rows: int = 1024) -> Iterator[Batch]:
+        """The samples of some rows ``[n]`` in batches of ``rows`` samples."""
+        for piece in torch.split(index, rows):
+            yield self.clean(piece)
+
+    def pooled(self) -> Federation:
+        """One client with the training samples of all clients; the test data are the same, those of
+        each client included."""
+        other = copy.copy(self)
+        other.sizes, other.offsets = [len(self.rows)], [0]
+        other.validation = [torch.cat(self.validation)] if self.validation else []
+        return other
 
     def _scale(self, x: Tensor) -> Tensor:
         return to_unit(x, self.dtype)
@@ -254,6 +275,17 @@ class Federation:
 
     def _to_labels(self, y: Any) -> Tensor:
         return self.task.labels(_tensor(y).to(self.device), self.dtype)
+
+    def _kept_rows(self, kept: Sequence[Any] | None, rows: list[Tensor], kind: str) -> list[Tensor]:
+        """Rows of each client that it does not train on; empty if no client has any."""
+        found = [self._to_rows(k, own, kind) for k, own in enumerate(kept or ())]
+        if found and len(found) != len(rows):
+            raise DataError(f"{len(found)} lists of {kind}rows for {len(rows)} clients")
+        for k, own in enumerate(found):
+            if bool(torch.isin(own, rows[k]).any()):
+                verb = "holds out" if kind == "held-out " else "validates on"
+                raise DataError(f"client {k} {verb} rows that it also trains on")
+        return found if any(len(own) for own in found) else []
 
     def _to_rows(self, client: int, rows: Any, kind: str = "") -> Tensor:
         own = _tensor(rows)

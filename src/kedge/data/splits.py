@@ -7,7 +7,9 @@ with these labels.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,9 @@ class SplitData(NamedTuple):
     held_out: Sequence[Any]  # rows of each client, or empty
     test: tuple[Any, Any] | None  # inputs and labels of a common test set
     partition: Partition  # as drawn, before rows were held out
+    validation: Sequence[Any] = ()  # rows of each client to choose by, or empty
+    unseen: Any = None  # rows of all clients that never train, or None
+    seen: Sequence[int] = ()  # numbers of the clients that train, if some never do
 
 
 DrawPartition = Callable[[Any], Partition]
@@ -84,7 +89,10 @@ def pooled(
     train: Annotated[Share, Doc("share to train on")] = 0.4,
     test: Annotated[Share, Doc("share to test on; the rest is to validate on")] = 0.3,
 ) -> SplitData:
-    """Pool all data, partition them, and split every client into train, test and validation."""
+    """Pool all data, partition them, and split every client into train, test and validation.
+
+    ``--validation`` takes the rows that are neither trained nor tested on, whatever its share.
+    """
     if dataset.groups is not None:
         raise DataError("silos are not pooled; use split = holdout(0.2)")
     if train + test > 1 + 1e-9:
@@ -98,8 +106,8 @@ def pooled(
     x, y = np.concatenate([xs[i] for i in present]), np.concatenate([ys[i] for i in present])
     partition = draw_partition(y)
     shares = (train, test, max(0.0, 1 - train - test))
-    train_part, test_part, _ = resplit(partition, _flat(y), shares, seed)
-    return SplitData(x, y, train_part, test_part.clients, None, partition)
+    train_part, test_part, rest = resplit(partition, _flat(y), shares, seed)
+    return SplitData(x, y, train_part, test_part.clients, None, partition, rest.clients)
 
 
 def read_split(text: str) -> BoundCall:
@@ -118,7 +126,13 @@ def read_split(text: str) -> BoundCall:
 
 
 def split_data(
-    dataset: Dataset, partition: str | Partition, clients: int, split: str, seed: int
+    dataset: Dataset,
+    partition: str | Partition,
+    clients: int,
+    split: str,
+    seed: int,
+    validation: float = 0.0,
+    unseen: float = 0.0,
 ) -> SplitData:
     """Partition a dataset among clients and split off the test data.
 
@@ -128,6 +142,10 @@ def split_data(
         clients: number of clients.
         split: the text of a split, such as ``holdout(0.2)``.
         seed: seed of the partition and the split.
+        validation: share of every client's training rows to choose by, stratified by class. The
+            split ``pooled`` brings its own. A validation set of the dataset is not at the clients
+            and is left out.
+        unseen: share of the clients that never train, at least one.
 
     Raises:
         KedgeError: the partition or the split cannot be parsed, drawn, or used with this dataset.
@@ -139,7 +157,72 @@ def split_data(
         return draw(partition, _flat(y), clients, seed, dataset.groups)
 
     data: SplitData = read_split(split)(dataset, draw_partition, seed)
+    if unseen:
+        data = _without_unseen(data, dataset, unseen, seed)
+    return _with_validation(data, validation, seed)
+
+
+def _with_validation(data: SplitData, share: float, seed: int) -> SplitData:
+    """Hold out a share of every client's training rows, or drop the split's own rows for 0."""
+    if not share:
+        return data._replace(validation=())
+    if not len(data.validation):
+        labels = _flat(data.y)[: data.train.num_samples]  # those of test sets of silos follow
+        train, held_out = holdout(data.train, labels, share, seed, purpose="validation")
+        data = data._replace(train=train, validation=held_out.clients)
+    if not any(len(rows) for rows in data.validation):
+        raise DataError(
+            f"validation = {share:g} holds nothing out, since the clients have too few samples; "
+            "use fewer clients or a larger share"
+        )
     return data
+
+
+def _without_unseen(data: SplitData, dataset: Dataset, share: float, seed: int) -> SplitData:
+    """Take a share of the clients out; all their rows are in ``unseen``."""
+    partition, count = data.train, len(data.train.clients)
+    take = max(1, round(share * count))
+    if take >= count:
+        raise DataError(
+            f"unseen = {share:g} of {count} client{'s' if count > 1 else ''} leaves none to train; "
+            "use more clients or a smaller share"
+        )
+    names = _client_keys(partition, dataset)
+    order = sorted(range(count), key=lambda k: _digest(f"{seed}/unseen/{names[k]}"))
+    left_out, seen = sorted(order[:take]), sorted(order[take:])
+    pieces = [data.train.clients, data.held_out, data.validation]
+    rows = [piece[k] for piece in pieces if len(piece) for k in left_out]
+    kept = replace(
+        partition,
+        clients=tuple(partition.clients[k] for k in seen),
+        angles=partition.angles and tuple(partition.angles[k] for k in seen),
+        rotation=None if partition.rotation is None else partition.rotation[seen],
+        noise=None if partition.noise is None else partition.noise[seen],
+    )
+    own_tests = dataset.groups_test is not None and len(data.held_out) > 0
+    return data._replace(
+        train=kept,
+        held_out=[data.held_out[k] for k in seen] if len(data.held_out) else (),
+        validation=[data.validation[k] for k in seen] if len(data.validation) else (),
+        unseen=np.concatenate(rows),
+        seen=seen,
+        # the common test set of silos is the sum of their own: leave out those of unseen ones
+        test=None if own_tests else data.test,
+    )
+
+
+def _client_keys(partition: Partition, dataset: Dataset) -> list[str]:
+    """What names each client in a draw: its silo, so that the order of files has no effect."""
+    if dataset.groups is not None and dataset.group_names is not None:
+        inside = dataset.groups
+        silos = [np.unique(inside[rows[rows < len(inside)]]) for rows in partition.clients]
+        if all(len(s) == 1 for s in silos) and len({int(s[0]) for s in silos}) == len(silos):
+            return [dataset.group_names[int(s[0])] for s in silos]
+    return [str(k) for k in range(len(partition.clients))]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _test_set(dataset: Dataset) -> tuple[Any, Any] | None:

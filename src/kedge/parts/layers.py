@@ -60,12 +60,14 @@ class FedBN(Part):
     2021, arXiv:2102.07623.
 
     The server's BatchNorm keeps its initial value, so the personal models are the ones to evaluate.
-    Neutral at: a model without BatchNorm. Keeps: BatchNorm's parameters and statistics, which are
-    neither sent nor uploaded (all but P of the network's W parameters, and its B buffers).
+    Neutral at: a model without BatchNorm, which runs refuse. Keeps: BatchNorm's parameters and
+    statistics, which are neither sent nor uploaded (all but P of the network's W parameters, and
+    its B buffers).
     """
 
     side = "personal"
     personal_model = True
+    needs_batchnorm = True
     sends = "P - W - B"
     uploads = "P - W"
     keeps = "W - P + B"

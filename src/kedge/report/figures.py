@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,21 @@ from kedge.runs.result import Result
 
 # Okabe and Ito's palette for colour-blind readers
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7F00")
+
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_path(path: str | Path) -> None:
+    """Raise a DataError for a file that :func:`curves` cannot write, before anything is trained."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{path} must end in one of {', '.join(SUFFIXES)}, e.g. curves.png")
+    if target.is_dir():
+        raise DataError(f"{path} is a folder; name a file, e.g. {target / 'curves.png'}")
+    nearest = next(p for p in target.absolute().parents if p.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise DataError(f"{path} cannot be written: {nearest} is not a folder to write to")
 
 
 def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = "") -> None:
@@ -37,7 +53,7 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
             values = result.array()
             mean, colour = values.mean(0), COLOURS[i % len(COLOURS)]
             style = "-" if i < len(COLOURS) else "--"
-            label = f"{result.config.method}  {result.written(result.last)}"
+            label = f"{result.title}  {result.written(result.last)}"
             axes.plot(result.rounds, mean, style, color=colour, label=label, linewidth=1.6)
             if len(values) > 1:
                 sd = values.std(0, ddof=1)
@@ -60,8 +76,8 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
         axes.set_title("\n".join(t for t in (title, band) if t), loc="left", fontsize=9)
         axes.legend(frameon=False, loc="lower right" if first.higher_is_better else "upper right")
         for path in paths:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
             try:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
                 figure.savefig(path, dpi=160)
             except (OSError, ValueError) as error:
                 raise DataError(f"{path} cannot be written: {error}") from None

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from kedge.runs.grid import Setting, format_value
 from kedge.runs.result import Result, Stat, paired_gain
+from kedge.runs.validation import leader, on_validation
 
 MIN_NAME = 10  # characters of a method or a value before its column is folded
 BESIDE = {"balanced_accuracy": ("balanced\naccuracy %", 2), "auroc": ("AUROC", 3)}
@@ -70,13 +71,13 @@ def comparison(results: Sequence[Result]) -> Fitting:
     """Compare methods, one row each.
 
     The columns are the last value of the headline (mean ± sd over seeds) with what must stand
-    beside it, the best one, the gain over the first method (paired by seed) with its confidence
-    interval, the rounds to the target, the megabytes that all clients sent and received, and the
-    seconds.
+    beside it, the best one on the test data, with validation data the one in the round that was
+    best on them, with clients that never trained the one on their samples, the gain over the first
+    method (paired by seed) with its confidence interval, the rounds to the target, the megabytes
+    that all clients sent and received, and the seconds.
     """
     first, several = results[0], len(results) > 1
-    columns = _headline(results)
-    columns.append(Column("best", [r.written(r.best.mean) for r in results], 2))
+    columns = _headline(results) + _choice(results)
     if several:
         gains = [("", "") if r is first else _gain(paired_gain(r, first), r) for r in results]
         columns.append(Column("gain", [gain for gain, _ in gains]))
@@ -89,17 +90,19 @@ def comparison(results: Sequence[Result]) -> Fitting:
     columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
     if any(r.diverged for r in results):
         columns.append(Column("", ["diverged" if r.diverged else "" for r in results]))
-    leader = best(results)
-    styles = ["bold" if r is leader and several else "" for r in results]
-    methods = Column("method", [r.config.method for r in results])
+    best = leader(results)
+    styles = ["bold" if r is best and several else "" for r in results]
+    methods = Column("method", [r.title for r in results])
     return Fitting([methods], columns, styles, _note(results))
 
 
 def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Fitting:
-    """Compare the settings of a sweep: values, last and best headline (mean ± sd), seconds."""
-    leader = best(results)
-    columns = _headline(results)
-    columns.append(Column("best", [r.written(r.best.mean) for r in results], 2))
+    """Compare the settings of a sweep: values, last and best headline (mean ± sd), seconds.
+
+    The best setting is marked, with the data on which it was chosen.
+    """
+    best = leader(results)
+    columns = _headline(results) + _choice(results)
     columns = [
         column._replace(
             cells=["" if _end(r) else c for c, r in zip(column.cells, results, strict=True)]
@@ -107,8 +110,9 @@ def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Fitting:
         for column in columns
     ]
     columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
-    leads = [r is leader and len(results) > 1 for r in results]
-    marks = [_end(r) or ("best" if lead else "") for r, lead in zip(results, leads, strict=True)]
+    leads = [r is best and len(results) > 1 for r in results]
+    mark = f"best ({'validation' if on_validation(results) else 'test'})"
+    marks = [_end(r) or (mark if lead else "") for r, lead in zip(results, leads, strict=True)]
     columns.append(Column("", marks))
     keys = [
         Column(key, [format_value(setting.values[key]) for setting in settings])
@@ -117,15 +121,23 @@ def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Fitting:
     return Fitting(keys, columns, ["bold" if lead else "" for lead in leads], _note(results))
 
 
-def best(results: Sequence[Result]) -> Result:
-    """The result with the best last value; NaN and runs that diverged count as worst."""
-    sign = 1.0 if results[0].higher_is_better else -1.0
-
-    def value(result: Result) -> tuple[bool, float]:
-        mean = result.last.mean
-        return not result.diverged, -math.inf if math.isnan(mean) else sign * mean
-
-    return max(results, key=value)
+def _choice(results: Sequence[Result]) -> list[Column]:
+    """Columns beside the last value: what was chosen, and on which data; unseen clients."""
+    values: dict[str, list[Stat | float | None]] = {
+        "best (test)": [r.best.mean for r in results],
+        "validation": [r.validation for r in results],
+        "at its best": [r.chosen for r in results],
+        "unseen": [r.unseen for r in results],
+    }
+    return [
+        Column(
+            head,
+            ["" if v is None else r.written(v) for v, r in zip(cells, results, strict=True)],
+            2 if "(test)" in head else 0,
+        )
+        for head, cells in values.items()
+        if any(cell is not None for cell in cells)
+    ]
 
 
 def _headline(results: Sequence[Result]) -> list[Column]:

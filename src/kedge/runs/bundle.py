@@ -30,13 +30,13 @@ from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.loading import files
 from kedge.runs.architecture import describe
 from kedge.runs.config import Config
-from kedge.runs.folder import MODEL, Folder, safetensors_of
+from kedge.runs.folder import BEST_MODEL, MODEL, Folder, safetensors_of
 from kedge.sim.simulation import Simulation
 
 BUNDLE = "bundle.json"
 #: Increase it with every change that an older kedge would misread.
 FORMAT = 1
-LAST, BEST, PERSONAL = MODEL, "best.safetensors", "personal.safetensors"
+LAST, BEST, PERSONAL = MODEL, BEST_MODEL, "personal.safetensors"
 PROBE_TOLERANCE = 1e-2  # relative; between devices and precisions outputs differ by less
 PROBE_KEY, CLIENTS_KEY = "kedge.probe", "kedge.clients"
 
@@ -181,12 +181,14 @@ def _plain(config: Config) -> Any:
     return json.loads(json.dumps(asdict(config)))
 
 
-def save_weights(folder: Folder, seed: int, module: nn.Module, sim: Simulation) -> None:
-    """Write the weights of the trained global model, with its outputs on a probe."""
+def save_weights(
+    folder: Folder, seed: int, module: nn.Module, sim: Simulation, name: str = MODEL
+) -> None:
+    """Write the weights of a global model, with its outputs on a probe."""
     shape, x = sim.federation.input_shape, sim.federation.prepare(sim.federation.x[:1])
     outputs = probe(module, shape, whole=not x.is_floating_point())
     metadata = {} if outputs is None else {PROBE_KEY: json.dumps(outputs)}
-    folder.save_model(seed, module, metadata)
+    folder.save_model(seed, module, metadata, name)
 
 
 def save_personal(folder: Folder, seed: int, stacked: Weights, sim: Simulation) -> None:

@@ -200,6 +200,12 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     clients, per_round, seeds = (values[key] for key in ("clients", "per_round", "seeds"))
     if clients and per_round > clients:
         yield "per_round", f"per_round = {per_round} is more than the {clients} clients"
+    if values["patience"] and not values["validation"]:
+        yield (
+            "patience",
+            f"patience = {values['patience']} needs validation data to go by; "
+            "add --validation 0.1 (validation = 0.1)",
+        )
     if len(set(seeds)) != len(seeds):
         yield "seeds", f"seeds = {list(seeds)} must be different numbers"
     try:

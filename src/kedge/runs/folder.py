@@ -4,7 +4,7 @@
 
     runs/digits-scaffold-1/
         config.toml            every setting
-        environment.json       versions, device, threads, precision, execution, loaded files
+        environment.json       versions, device, threads, precision, execution, loaded files, data
         log.txt                events with times
         bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
@@ -16,41 +16,43 @@
         seed-0/personal.safetensors  those of all clients, if they have personal models
         seed-0/scores.json           its metrics: global, per client, per class; confusion matrix
 
-Files are written atomically: under a temporary name, then renamed. The metrics of a round are
-written before its checkpoint, so a killed run has all metrics up to its checkpoint; later ones are
-dropped on resume.
+A folder is claimed once data, model and method are in order, and given back if a new run ends
+before its first checkpoint. Files are written atomically: under a temporary name, then renamed. The
+metrics of a round are written before its checkpoint, so a killed run has all metrics up to its
+checkpoint; later ones are dropped on resume.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import os
-import platform
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from kedge._version import __version__
-from kedge.engines.device import device_name
-from kedge.engines.execution import Execution
 from kedge.errors import DataError, KedgeError
-from kedge.loading import files
 from kedge.runs.config import Config
-from kedge.runs.reading import load_config
+from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
+from kedge.runs.saved import read_records
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
-ENVIRONMENT = "environment.json"
+BEST_MODEL = "best.safetensors"
+#: Files of a run that exist before its first checkpoint.
+OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json")
+#: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
+opened: list[Path] = []
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
-#: Increase it with every change that an older kedge would misread.
-FORMAT, FORMAT_KEY = 1, "kedge.format"
+#: Increase it with every change that an older kedge would misread. Since format 2 a checkpoint is
+#: from before the surveys after the last round, and may hold the best weights.
+FORMAT, FORMAT_KEY = 2, "kedge.format"
 METRICS, PARTITION, SCORES = "metrics.jsonl", "partition.json", "scores.json"
 _SAFETENSORS_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -60,53 +62,131 @@ _SAFETENSORS_DTYPES = {
 
 
 class Folder:
-    """The folder of a run."""
+    """The folder of a run. Nothing is written before :meth:`claim`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._pending: Config | None = None  # written by `claim`
+        self._numbered = False
+        self._created: list[Path] = []  # folders made by `claim`
+        self._is_new = False
 
     @classmethod
-    def create(cls, path: str | Path, config: Config) -> Folder:
-        """Create the folder of a new run.
+    def create(cls, path: str | Path, config: Config, numbered: bool = False) -> Folder:
+        """The folder of a new run, to be claimed.
+
+        Args:
+            path: the folder.
+            config: the settings of the run.
+            numbered: whether ``path`` is from :func:`new_path`, so that the next number will do if
+                another process claims it first.
 
         Raises:
             KedgeError: the folder holds a run already.
             DataError: the folder cannot be created.
         """
         folder = cls(path)
-        if (folder.path / "config.toml").exists():
-            raise KedgeError(
-                f"{path} holds a run already. Continue it with --resume, or choose another --out"
-            )
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"{path} cannot be created: {error.strerror}") from None
-        folder.write("config.toml", config.to_toml().encode())
+        folder._pending, folder._numbered = config, numbered
+        folder._check_free()
+        nearest = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
+        if not nearest.is_dir():
+            raise DataError(f"{path} cannot be created: {nearest} is a file")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise DataError(f"{path} cannot be created: {nearest} is not writable")
         return folder
 
     @classmethod
     def resume(cls, path: str | Path, config: Config | None) -> tuple[Folder, Config]:
         """Open the folder of a run, and return it with its configuration.
 
+        ``config`` may have more rounds than the run was started with: the run is extended.
+
         Raises:
             KedgeError: the folder holds no run, or ``config`` is given and differs from its own.
         """
         folder = cls(path)
-        if not (folder.path / "config.toml").is_file():
+        if not (folder.path / CONFIG).is_file():
             raise KedgeError(
                 f"{path} holds no run to resume; leave out --resume to start one there"
             )
         stored = stored_config(folder.path)
-        if config is not None and config != stored:
-            old, new = vars(stored), vars(config)
-            changed = [f"  {k}: {old[k]!r} -> {new[k]!r}" for k in old if old[k] != new[k]]
+        if config is None or config == stored:
+            return folder, stored
+        old, new = vars(stored), vars(config)
+        changed = [k for k in old if old[k] != new[k]]
+        if changed != ["rounds"]:
             raise KedgeError(
                 f"{path} was started with other settings and cannot be resumed with these:\n"
-                + "\n".join(changed)
-                + "\nResume it with the old settings, or start a new run with another --out"
+                + "\n".join(f"  {k}: {old[k]!r} -> {new[k]!r}" for k in changed)
+                + "\nResume it with the old settings (more rounds are possible), "
+                "or start a new run with another --out"
             )
-        return folder, stored
+        if config.rounds < stored.rounds:
+            raise KedgeError(
+                f"{path} was started with {stored.rounds} rounds, and {config.rounds} are fewer; "
+                f"resume it without --rounds, or with more than {stored.rounds}"
+            )
+        folder._pending = config
+        return folder, config
+
+    def claim(self) -> None:
+        """Make the folder that of the run: write its configuration.
+
+        Raises:
+            KedgeError: another process has just claimed it.
+            DataError: it cannot be written.
+        """
+        config, self._pending = self._pending, None
+        if config is not None and (self.path / CONFIG).is_file() and self._is_extension(config):
+            for name in ("result.json", *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL))):
+                for path in self.path.glob(name):  # those of fewer rounds
+                    path.unlink()
+            self.write(CONFIG, config.to_toml().encode())
+            self.log(f"extended to {config.rounds} rounds")
+        elif config is not None:
+            self._take(config)
+        opened.append(self.path)
+
+    def _is_extension(self, config: Config) -> bool:
+        return not self._numbered and stored_config(self.path).rounds < config.rounds
+
+    def _take(self, config: Config) -> None:
+        while True:
+            made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._created = made
+                (self.path / CONFIG).open("x").close()  # fails if another process was faster
+                break
+            except FileExistsError:
+                if not self._numbered:
+                    self._check_free()
+                    raise DataError(f"{self.path} cannot be created: it is a file") from None
+                self.path = new_path(config, self.path.parent)
+            except OSError as error:
+                raise DataError(f"{self.path} cannot be created: {error.strerror}") from None
+        self._is_new = True
+        self.write(CONFIG, config.to_toml().encode())
+
+    def _check_free(self) -> None:
+        if (self.path / CONFIG).exists():
+            raise KedgeError(
+                f"{self.path} holds a run already. Continue it with --resume, or choose another "
+                "--out"
+            )
+
+    def release(self) -> None:
+        """Delete what this process wrote if the run is new and has no checkpoint yet."""
+        if not self._is_new or any(self.path.glob(f"seed-*/{CHECKPOINT}")):
+            return
+        for pattern in (*OWN_FILES, *(f"seed-*/{n}" for n in (PARTITION, METRICS)), "**/.*.part"):
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other files stay
+            for path in self.path.glob("seed-*"):
+                path.rmdir()
+            for path in self._created:
+                path.rmdir()
 
     def seed(self, seed: int) -> Path:
         """The folder of a seed; it is created if needed."""
@@ -129,8 +209,11 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             raise DataError(
                 f"{target} cannot be written: {error.strerror}. Earlier files are intact; "
                 "free some disk space and continue with --resume"
@@ -152,12 +235,11 @@ class Folder:
         return (self.path / ENVIRONMENT).exists()
 
     def environment(self) -> dict[str, Any]:
-        """The environment in which the run was started."""
-        found: dict[str, Any] = json.loads((self.path / ENVIRONMENT).read_text())
-        return found
+        """The environment in which the run was started; a DataError if the file is damaged."""
+        return read_environment(self.path / ENVIRONMENT)
 
-    def save_environment(self, execution: Execution, device: torch.device, precision: str) -> None:
-        self.write(ENVIRONMENT, json.dumps(environment(execution, device, precision)).encode())
+    def save_environment(self, environment: dict[str, Any]) -> None:
+        self.write(ENVIRONMENT, json.dumps(environment).encode())
 
     def log(self, text: str) -> None:
         self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
@@ -170,11 +252,15 @@ class Folder:
         self.write(f"seed-{seed}/{CHECKPOINT}", safetensors_of(state, {FORMAT_KEY: str(FORMAT)}))
 
     def save_model(
-        self, seed: int, module: nn.Module, metadata: dict[str, str] | None = None
+        self,
+        seed: int,
+        module: nn.Module,
+        metadata: dict[str, str] | None = None,
+        name: str = MODEL,
     ) -> None:
-        """Write the weights of the trained global model."""
+        """Write the weights of a global model: the last one, or the best one."""
         state = {n: v.detach() for n, v in module.state_dict().items()}
-        self.write(f"seed-{seed}/{MODEL}", safetensors_of(state, metadata or {}))
+        self.write(f"seed-{seed}/{name}", safetensors_of(state, metadata or {}))
 
     def load(self, seed: int) -> dict[str, torch.Tensor] | None:
         """Read the checkpoint of a seed; None if there is none.
@@ -205,19 +291,25 @@ class Folder:
         self.append(f"seed-{seed}/{METRICS}", json.dumps(record))
 
     def records(self, seed: int, rounds: int) -> list[dict[str, Any]]:
-        """Read the metrics of the first ``rounds`` rounds, and drop later ones from the file."""
+        """Read the metrics of the first ``rounds`` rounds, and drop later ones from the file.
+
+        Raises:
+            DataError: the file is damaged. A last line that is incomplete is dropped.
+        """
         path = self.path / f"seed-{seed}" / METRICS
-        found = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                break  # the line that was being written when the run was killed
-            if record["round"] <= rounds:
-                found.append(record)
-        text = "".join(json.dumps(r) + "\n" for r in found)
-        self.write(f"seed-{seed}/{METRICS}", text.encode())
+        found = [r for r in read_records(path) if r["round"] <= rounds]
+        if [r["round"] for r in found] != list(range(1, rounds + 1)):
+            raise DataError(
+                f"{path} is damaged: it has {len(found)} of the first {rounds} rounds; restore it, "
+                f"or delete the folder {path.parent} to run seed {seed} from the start"
+            )
+        self.rewrite_records(seed, found)
         return found
+
+    def rewrite_records(self, seed: int, records: list[dict[str, Any]]) -> None:
+        """Replace the metrics of a seed."""
+        text = "".join(json.dumps(r) + "\n" for r in records)
+        self.write(f"seed-{seed}/{METRICS}", text.encode())
 
 
 def safetensors_of(
@@ -238,46 +330,12 @@ def safetensors_of(
         yield flat.view(torch.uint8).numpy().data
 
 
-def environment(execution: Execution, device: torch.device, precision: str) -> dict[str, Any]:
-    """Versions, hardware, execution and loaded files of a run, as plain data."""
-    loaded = [{"path": str(file.path), "sha256": file.sha256} for file in files.values()]
-    return {
-        "kedge": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "device": device_name(device),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-        "how": dataclasses.asdict(execution),
-        **({"loaded": loaded} if loaded else {}),
-    }
+def new_path(config: Config, root: str | Path = "runs", kind: str = "") -> Path:
+    """An unused folder for a run, named by its data and method: ``runs/digits-scaffold-1``.
 
-
-def stored_config(path: Path) -> Config:
-    """Read the configuration in the folder of a run.
-
-    Raises:
-        KedgeError: it is not valid. If the run was started with ``--load``, the message says so.
+    ``kind`` takes the place of the method, such as ``compare``.
     """
-    try:
-        return load_config(path / "config.toml")
-    except KedgeError as error:
-        environment = path / ENVIRONMENT
-        text = environment.read_text() if environment.is_file() else "{}"
-        loaded = json.loads(text).get("loaded", [])
-        missing = [file["path"] for file in loaded if Path(file["path"]) not in files]
-        if not missing:
-            raise
-        options = " ".join(f"--load {file}" for file in missing)
-        raise KedgeError(f"{error}\nThis run was started with: {options}") from None
-
-
-def new_path(config: Config, root: str | Path = "runs") -> Path:
-    """An unused folder for a run, named by its data and method: ``runs/digits-scaffold-1``."""
-    words = f"{Path(config.data.rstrip('/')).name}-{config.method}"
+    words = f"{Path(config.data.rstrip('/')).name}-{kind or config.method}"
     slug = "".join(c if c.isalnum() else "-" for c in words.lower())
     slug = "-".join(piece for piece in slug.split("-") if piece)[:60]
     number = 1

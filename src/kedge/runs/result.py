@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from kedge.core.method import parse
 from kedge.runs.config import Config
 
 #: Column of the records that each headline is: the global model on the test set, the same model
@@ -64,7 +65,8 @@ class Result:
 
     ``records[i]`` holds one dictionary per round of the i-th seed, ``models[i]`` is its trained
     global model, and ``personal[i]`` are the clients' personal models if ``config.personal`` is
-    set.
+    set. With validation data, ``best_models[i]`` is the global model of the round that was best on
+    them. A seed that stopped early has fewer records; in arrays its last values go on.
 
     ``headline`` says of which models ``last``, ``best``, gains and curves are: ``global``, the
     global model on the test set; ``personal``, each client's own model on its held-out samples,
@@ -85,6 +87,13 @@ class Result:
     unit: str = ""  # of the metric
     decimals: int = 2  # of the metric in text
     headline: str = "global"
+    best_models: list[nn.Module] = field(repr=False, default_factory=list)
+    yardstick: str = ""  # the name of a yardstick, which is shown beside methods
+
+    @property
+    def title(self) -> str:
+        """What it is called in tables and figures: the method, or the yardstick."""
+        return self.yardstick or self.config.method
 
     @property
     def label(self) -> str:
@@ -100,12 +109,15 @@ class Result:
     def array(self, name: str | None = None) -> np.ndarray[Any, Any]:
         """A column of the records, ``[seeds, tested rounds]``; the headline by default."""
         name = name or COLUMNS[self.headline] or self.metric
-        return np.array([[r[name] for r in run if name in r] for run in self.records], dtype=float)
+        runs = [[r[name] for r in run if name in r] for run in self.records]
+        longest = max(map(len, runs))
+        return np.array([run + run[-1:] * (longest - len(run)) for run in runs], dtype=float)
 
     @cached_property
     def rounds(self) -> np.ndarray[Any, Any]:
         """The numbers of the tested rounds, from 1."""
-        return np.array([r["round"] for r in self.records[0] if self.metric in r])
+        runs = [[r["round"] for r in run if self.metric in r] for run in self.records]
+        return np.array(max(runs, key=len))
 
     def has(self, name: str) -> bool:
         """Whether all tested rounds have a column."""
@@ -139,14 +151,55 @@ class Result:
 
     @property
     def best(self) -> Stat:
-        """The best value of the headline in any tested round."""
+        """The best value of the headline in any tested round: chosen on the test data."""
         return Stat.of(self.array().max(1) if self.higher_is_better else self.array().min(1))
 
     @property
     def top5_mean(self) -> Stat:
         """Mean of the five best tested rounds."""
-        ordered = np.sort(self.array(), axis=1)
-        return Stat.of((ordered[:, -5:] if self.higher_is_better else ordered[:, :5]).mean(1))
+        means = []
+        for run in self.records:  # seeds that stopped early have fewer tests
+            tested = sorted(r[self.metric] for r in run if self.metric in r)
+            means.append(np.mean(tested[-5:] if self.higher_is_better else tested[:5]))
+        return Stat.of(means)
+
+    @cached_property
+    def best_rounds(self) -> list[int] | None:
+        """The round of each seed that was best on validation data; None without such data."""
+        sign, key = (1.0 if self.higher_is_better else -1.0), chosen_by(self.config)
+        rounds = []
+        for run in self.records:
+            scored = [(sign * r[key][self.metric], r["round"]) for r in run if key in r]
+            finite = [pair for pair in scored if not math.isnan(pair[0])]
+            if not finite:
+                return None
+            rounds.append(max(finite, key=lambda pair: pair[0])[1])  # of equal ones, the first
+        return rounds
+
+    @property
+    def validation(self) -> Stat | None:
+        """The metric on validation data in the best rounds; None without such data."""
+        records, key = self._best_records(), chosen_by(self.config)
+        return Stat.of([r[key][self.metric] for r in records]) if records else None
+
+    @property
+    def chosen(self) -> Stat | None:
+        """The headline on test data in the rounds that were best on validation data."""
+        records = self._best_records()
+        name = COLUMNS[self.headline] or self.metric
+        return Stat.of([r[name] for r in records]) if records else None
+
+    @property
+    def unseen(self) -> Stat | None:
+        """The last metric on clients that never trained; None without such clients."""
+        last = [[r["unseen"] for r in run if "unseen" in r][-1:] for run in self.records]
+        return Stat.of([r[0][self.metric] for r in last]) if all(last) else None
+
+    def _best_records(self) -> list[dict[str, Any]]:
+        if self.best_rounds is None:
+            return []
+        pairs = zip(self.records, self.best_rounds, strict=True)
+        return [next(r for r in run if r["round"] == best) for run, best in pairs]
 
     def rounds_to(self, target: float) -> list[int | None]:
         """The first round of each seed that reaches the target; None if none does."""
@@ -201,6 +254,22 @@ class Result:
             "seconds": self.seconds,
             "engine": self.engine,
             "device": self.device,
+            **self._choice(),
+            **({"unseen": asdict(self.unseen)} if self.unseen else {}),
+            **({"yardstick": self.yardstick} if self.yardstick else {}),
+        }
+
+    def _choice(self) -> dict[str, Any]:
+        """What was chosen on validation data, for the summary; empty without such data."""
+        if self.validation is None or self.chosen is None:
+            return {}
+        rounds = [run[-1]["round"] for run in self.records]
+        return {
+            "chosen_on": "validation data",
+            "best_round": self.best_rounds,
+            "last_round": rounds,
+            "validation": asdict(self.validation),
+            "chosen": asdict(self.chosen),
         }
 
     def to_json(self) -> str:
@@ -222,3 +291,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def chosen_by(config: Config) -> str:
+    """The key of the records that rounds and settings are chosen by."""
+    personal = parse(config.method).personal_model and config.personal
+    return "personal_validation" if personal else "validation"

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from kedge.core.bound import Server
 from kedge.core.server import Totals
 from kedge.core.tree import sq_norm
 from kedge.errors import Interrupted
@@ -17,11 +20,16 @@ from kedge.runs.config import Config
 from kedge.runs.divergence import LossGuard
 from kedge.runs.folder import Folder
 from kedge.runs.measure import measure
+from kedge.runs.validation import Choice, choice_of, further_tests
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
 Watch = Callable[[int, dict[str, Any]], None]  # (seed, record of a round)
+Tensors = dict[str, torch.Tensor]
 MAX_SAVE_SHARE = 0.1  # of the time, spent on checkpoints
+#: Keys of every record; the others are tests.
+UNTESTED = ("round", "train_loss", "divergence", "mb_up", "mb_down", "seconds")
+BEST = "best:"  # prefix of the best weights' names in a checkpoint
 
 
 @dataclass
@@ -35,13 +43,20 @@ class Member:
     watch: Watch | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     failed: str = ""  # the reason, if it ended before its last round
+    stopped: bool = False  # early, by validation data
+    choice: Choice | None = None  # None without validation data
+    best: Tensors = field(default_factory=dict)  # weights of the best round so far
 
     def __post_init__(self) -> None:
+        #: Server and best weights before the surveys and the test after the last round: what a
+        #: checkpoint holds, so that a run can be extended.
+        self._before_end: tuple[Server, Tensors] | None = None
+        self.choice = choice_of(self.config, self.sim)
         self.guard = LossGuard(self.sim, self.config)
 
     @property
     def finished(self) -> bool:
-        return bool(self.failed) or self.sim.round == self.config.rounds
+        return bool(self.failed) or self.stopped or self.sim.round == self.config.rounds
 
     def start(self) -> None:
         """Load the checkpoint, if there is one."""
@@ -49,33 +64,99 @@ class Member:
             return
         state = self.folder.load(self.seed)
         if state:
+            self.best = {n.removeprefix(BEST): state.pop(n) for n in [*state] if n.startswith(BEST)}
             self.sim.load_state(state)
             self.records = self.folder.records(self.seed, self.sim.round)
+            self._resume()
             self.folder.log(f"seed {self.seed}: resumed after round {self.sim.round}")
         else:
             self.folder.seed(self.seed)
             self.folder.records(self.seed, 0)
             self.folder.log(f"seed {self.seed}: started")
 
+    def _resume(self) -> None:
+        """Be as after the last record: of a complete run, or of one that was cut or is extended."""
+        if self.records:
+            self.stopped = bool(self.records[-1].get("stopped"))
+        *earlier, last = self.records or [{}]
+        for record in earlier:
+            if self.choice:
+                self.choice.see(record)
+        if self.finished:
+            self._end()
+        elif last:
+            # it may have been tested as the last round of a shorter run
+            last = {key: last[key] for key in UNTESTED if key in last}
+            if due(self.sim, self.config):
+                last |= self._tests()
+            self.guard.check(last)
+            self.records = [*earlier, last]
+            if self.folder:
+                self.folder.rewrite_records(self.seed, self.records)
+        if last:
+            self._choose(last)
+
     def record_round(self, totals: Totals, seconds: float) -> None:
         """Test the model after a round that took ``seconds``, and record the round."""
         begin = time.perf_counter()
         if self.sim.round == self.config.rounds:
-            self.sim.finish()
-        record = round_record(self.sim, self.config, totals)
+            self._end()
+        record = train_record(self.sim, totals)
+        if due(self.sim, self.config):
+            tested = self._tests()
+            if self.choice and self.choice.would_end(record | tested):
+                if self._before_end is None:
+                    self._end()
+                    tested = self._tests()
+                if self.sim.round < self.config.rounds:
+                    self.stopped = True
+                    record["stopped"] = True
+            record |= tested
+        self._choose(record)
         self.guard.check(record)
         record["seconds"] = seconds + time.perf_counter() - begin
         self.records.append(record)
         if self.folder:
             self.folder.record(self.seed, record)
+            if self.stopped and self.choice:
+                self.folder.log(
+                    f"seed {self.seed}: stopped after round {self.sim.round}; "
+                    f"round {self.choice.round} was best on validation data"
+                )
         if self.watch:
             self.watch(self.seed, record)
+
+    def state(self) -> Tensors:
+        """What a checkpoint holds: see :meth:`Simulation.state`; and the best weights so far."""
+        server, best = self.sim.server, self.best
+        if self._before_end is not None:
+            self.sim.server, best = self._before_end
+        try:
+            return self.sim.state() | {BEST + name: value for name, value in best.items()}
+        finally:
+            self.sim.server = server
 
     def fail(self, reason: str) -> None:
         """End this seed before its last round."""
         self.failed = reason
         if self.folder:
             self.folder.log(f"seed {self.seed}: {reason}")
+
+    def _end(self) -> None:
+        """Run the surveys after the last round."""
+        if self._before_end is None:
+            self._before_end = self.sim.server, self.best
+            self.sim.finish()
+
+    def _tests(self) -> dict[str, Any]:
+        final = self._before_end is not None
+        return measure(self.sim, self.config, final) | further_tests(self.sim, self.config)
+
+    def _choose(self, record: dict[str, Any]) -> None:
+        """Keep the weights of the present round if it is the best on validation data."""
+        if self.choice and self.choice.see(record):
+            weights = self.sim.module().state_dict()
+            self.best = {n: v.detach().cpu().clone().contiguous() for n, v in weights.items()}
 
 
 def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int]:
@@ -101,6 +182,9 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
     if all(member.finished for member in members):
         return []
     fleet, saver = Fleet([member.sim for member in members], strict), _Saver(members)
+    for i, member in enumerate(members):
+        if member.stopped:
+            fleet.end(i)
     with _deferred_interrupt() as interrupted:
         while not all(member.finished for member in members):
             begin = time.perf_counter()
@@ -109,10 +193,12 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
                 if not members[i].failed:
                     members[i].fail(str(error))
             pairs = zip(members, round_totals, strict=True)
-            trained = [(member, totals) for member, totals in pairs if totals]
+            trained = [(i, member, totals) for i, (member, totals) in enumerate(pairs) if totals]
             seconds = (time.perf_counter() - begin) / max(1, len(trained))
-            for member, totals in trained:
+            for i, member, totals in trained:
                 member.record_round(totals, seconds)
+                if member.stopped:
+                    fleet.end(i)
             done = all(member.finished for member in members)
             saver.save(force=done or interrupted.is_set())
             if interrupted.is_set() and not done:
@@ -122,24 +208,23 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
     return fleet.lanes
 
 
-def round_record(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
-    """The record of the last round: training loss, divergence and traffic.
+def due(sim: Simulation, config: Config) -> bool:
+    """Whether the last round is tested: every ``eval_every`` rounds, and after the last one."""
+    return sim.round % config.eval_every == 0 or sim.round == config.rounds
 
-    Every ``eval_every`` rounds, and after the last one, also the metrics on the test data.
-    """
+
+def train_record(sim: Simulation, totals: Totals) -> dict[str, Any]:
+    """Training loss, divergence and traffic of the last round."""
     weight = totals["weight"]
     mean = {n: d / weight for n, d in totals["weighted_delta"].params.items()}
     spread = float(totals["sq_norm"] / weight - sq_norm(mean)) if mean else 0.0
-    record: dict[str, Any] = {
+    return {
         "round": sim.round,
         "train_loss": float(totals["terms"]["task"].mean()),
         "divergence": max(0.0, spread) ** 0.5,
         "mb_up": totals["up_bytes"] / 1e6,
         "mb_down": totals["down_bytes"] / 1e6,
     }
-    if sim.round % config.eval_every and sim.round != config.rounds:
-        return record
-    return record | measure(sim, config, final=sim.round == config.rounds)
 
 
 class _Saver:
@@ -155,7 +240,7 @@ class _Saver:
             return
         for member in self.members:
             if member.folder is not None:
-                member.folder.save(member.seed, member.sim.state())
+                member.folder.save(member.seed, member.state())
         self.last = time.perf_counter()
         self.cost = self.last - now
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,17 @@ from kedge.engines.device import device_name, effective, precise, resolve_device
 from kedge.errors import KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build
+from kedge.runs.checks import check_batchnorm
 from kedge.runs.config import Config
+from kedge.runs.environment import check_unchanged, environment, fingerprint_of
 from kedge.runs.folder import Folder
-from kedge.runs.headline import headline_of, like_with_like, split_of, task_of, with_personal
+from kedge.runs.headline import headline_of, split_of, task_of, with_personal
+from kedge.runs.memory import memory_errors
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Watch
 from kedge.runs.seeds import Make, SeedJob, SeedResult, train_seeds
+from kedge.runs.yardsticks import pooled_config
 from kedge.sim.simulation import Simulation
 
 Report = Callable[[str], None]  # prints a line for the user
@@ -49,6 +54,8 @@ def run(
     watch: Watch | None = None,
     dataset: Dataset | None = None,
     report: Report | None = None,
+    numbered: bool = False,
+    yardstick: str = "",
 ) -> Result:
     """Run all seeds of a configuration.
 
@@ -59,6 +66,8 @@ def run(
         watch: called as ``watch(seed, record)`` after every round.
         dataset: the data, if they are loaded already.
         report: called with each line of the plan before training.
+        numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
+        yardstick: train on the pooled data of all clients instead; the name of the result.
 
     Raises:
         KedgeError: the settings do not fit the data, the device or the folder.
@@ -66,15 +75,18 @@ def run(
     """
     [config] = with_personal([config])
     folder = None
-    if out is not None:
-        folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
+    if out is not None and resume:
+        folder, config = Folder.resume(out, config)
+    elif out is not None:
+        folder = Folder.create(out, config, numbered)
     dataset = dataset or load(config.data)
     device = resolve_device(config.device)
 
     def make(seed: int, execution: Execution) -> Simulation:
-        return simulation(config, dataset, seed, device, execution)
+        return simulation(config, dataset, seed, device, execution, pooled=bool(yardstick))
 
-    return run_seeds(config, make, device, folder, watch, report)
+    result = run_seeds(config, make, device, folder, watch, report, dataset)
+    return dataclasses.replace(result, yardstick=yardstick)
 
 
 def run_seeds(
@@ -84,30 +96,36 @@ def run_seeds(
     folder: Folder | None = None,
     watch: Watch | None = None,
     report: Report | None = None,
+    data: Dataset | None = None,
 ) -> Result:
-    """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise."""
-    with precise(config.precision, device):
-        return _run_seeds(config, make, device, folder, watch, report)
+    """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise.
+
+    The fingerprint of ``data`` is kept in the folder; that of the federation if ``data`` is None.
+    """
+    with precise(config.precision, device), memory_errors(config):
+        start = time.perf_counter()
+        advise([config])
+        with given_back(folder):
+            planned = choose(config, make, device, folder, data)
+            if report is not None:
+                for line in planned.lines():
+                    report(line)
+            jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
+            hint = resume_hint(folder.path if folder else None)
+            results, _ = train_seeds(jobs, planned.execution, hint)
+        return result_of(config, results, planned, time.perf_counter() - start, folder)
 
 
-def _run_seeds(
-    config: Config,
-    make: Make,
-    device: torch.device,
-    folder: Folder | None,
-    watch: Watch | None,
-    report: Report | None,
-) -> Result:
-    start = time.perf_counter()
-    advise([config])
-    planned = choose(config, make, device, folder)
-    if report is not None:
-        for line in planned.lines():
-            report(line)
-    jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
-    results, _ = train_seeds(jobs, planned.execution, resume_hint(folder.path if folder else None))
-    seconds = time.perf_counter() - start
-    return result_of(config, results, planned, seconds, folder)
+@contextmanager
+def given_back(*folders: Folder | None) -> Iterator[None]:
+    """Give folders without a checkpoint back if a run is interrupted or cannot go on."""
+    try:
+        yield
+    except (KeyboardInterrupt, KedgeError):
+        for folder in folders:
+            if folder is not None:
+                folder.release()
+        raise
 
 
 def resume_hint(out: str | Path | None) -> str:
@@ -115,15 +133,39 @@ def resume_hint(out: str | Path | None) -> str:
     return f"Resume with: --out {out} --resume{load_options()}" if out else "It was not saved"
 
 
-def choose(config: Config, make: Make, device: torch.device, folder: Folder | None) -> Plan:
-    """Plan a run. A resumed run keeps its execution and its number of threads."""
+def choose(
+    config: Config,
+    make: Make,
+    device: torch.device,
+    folder: Folder | None,
+    data: Dataset | None = None,
+) -> Plan:
+    """Plan a run, and claim its folder. A resumed run keeps its execution and number of threads.
+
+    Raises:
+        KedgeError: the settings do not fit each other, or a resumed run has other data or files.
+    """
     if folder is not None and folder.has_environment:
-        return _resumed_plan(folder, device)
-    chosen = plan.choose(settings_of(config), make(config.seeds[0], PLANNING))
+        found = folder.environment()
+        if "data" in found or "loaded" in found:
+            subject = data or make(config.seeds[0], PLANNING).federation
+            check_unchanged(found, folder.path, fingerprint_of(subject))
+        planned = _resumed_plan(folder, found, device)
+        folder.claim()
+        return planned
+    sim = make(config.seeds[0], PLANNING)
+    chosen = plan.choose(settings_of(config), sim)
     if folder is None:
         return chosen
+    folder.claim()
     chosen = dataclasses.replace(chosen, execution=_with_folder(chosen.execution, folder))
-    folder.save_environment(chosen.execution, device, effective(config.precision, device))
+    found = environment(
+        chosen.execution,
+        device,
+        effective(config.precision, device),
+        fingerprint_of(data or sim.federation),
+    )
+    folder.save_environment(found)
     for line in chosen.lines():
         folder.log(line)
     return chosen
@@ -144,15 +186,15 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def _resumed_plan(folder: Folder, device: torch.device) -> Plan:
-    environment, name = folder.environment(), device_name(device)
-    if environment["device"] != name:
+def _resumed_plan(folder: Folder, found: dict[str, Any], device: torch.device) -> Plan:
+    name = device_name(device)
+    if found["device"] != name:
         raise KedgeError(
-            f"{folder.path} was started on {environment['device']!r}, but this device is {name!r}; "
+            f"{folder.path} was started on {found['device']!r}, but this device is {name!r}; "
             "resume it there, or start a new run with another --out"
         )
-    torch.set_num_threads(environment["threads"])
-    return Plan(_with_folder(Execution(**environment["how"]), folder), name)
+    torch.set_num_threads(found["threads"])
+    return Plan(_with_folder(Execution(**found["how"]), folder), name)
 
 
 def _with_folder(execution: Execution, folder: Folder) -> Execution:
@@ -190,6 +232,7 @@ def result_of(
         seconds=seconds,
         models=[one.module for one in results],
         personal=[one.personal for one in results] if config.personal else [],
+        best_models=[one.best for one in results if one.best is not None],
         folder=folder.path if folder else None,
         headline=headline_of(config, [one.records for one in results]),
     )
@@ -206,8 +249,9 @@ def simulation(
     device: torch.device,
     execution: Execution,
     own: Model | None = None,
+    pooled: bool = False,
 ) -> Simulation:
-    """Build the simulation of one seed.
+    """Build the simulation of one seed; with ``pooled``, of one client with all training data.
 
     The partition, the cohorts and the initial weights depend on the settings and the seed alone,
     not on the device or on ``execution``. ``own`` is a model to train in place of a named one.
@@ -230,6 +274,8 @@ def simulation(
         partition,
         clients=clients,
         split=split_of(config, dataset),
+        validation=config.validation,
+        unseen=config.unseen,
         augment=config.augment,
         angles=config.angles,
         seed=seed,
@@ -241,6 +287,10 @@ def simulation(
     with torch.random.fork_rng(devices=()):  # of the CPU: listing GPUs would initialise CUDA
         torch.default_generator.manual_seed(seed)
         module = build(text, dataset.shape, dataset.outputs)
+    if pooled:
+        return assemble(
+            pooled_config(config, federation), federation.pooled(), module, seed, execution
+        )
     return assemble(config, federation, module, seed, execution)
 
 
@@ -255,6 +305,7 @@ def assemble(
     federation.task = task_of(config, federation)
     if not isinstance(module, Model):
         module = Model(module, batchnorm=config.batchnorm, precision=config.precision)
+    check_batchnorm(config.method, module)
     return Simulation(
         federation,
         module,
@@ -278,35 +329,6 @@ def auto_model(dataset: Dataset) -> str:
     if not dataset.is_image or min(dataset.shape[1:]) < 28:
         return "mlp(hidden=[64])"
     return "fedcog_cnn" if dataset.shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
-
-
-def compare(
-    methods: Sequence[str],
-    configs: Sequence[Config],
-    out: str | Path | None = None,
-    resume: bool = False,
-    watch: Callable[[str, int, dict[str, Any]], None] | None = None,
-    report: Report | None = None,
-) -> list[Result]:
-    """Run several methods on the same partitions, cohorts and initial weights.
-
-    Args:
-        methods: their names, as they are shown and passed to ``watch``.
-        configs: one configuration per method, equal but for the method.
-        out: folder with one subfolder per method; None saves nothing.
-        resume: continue the runs in ``out``; those that are missing are started.
-        watch: called as ``watch(method, seed, record)`` after every round.
-        report: called with each line of the plans.
-    """
-    dataset = load(configs[0].data)
-    results = []
-    configs = with_personal(configs)
-    for method, config in zip(methods, configs, strict=True):
-        path = None if out is None else Path(out) / slug(method)
-        started = resume and path is not None and (path / "config.toml").exists()
-        watch_one = None if watch is None else (lambda s, r, m=method: watch(m, s, r))
-        results.append(run(config, path, started, watch_one, dataset, report))
-    return like_with_like(results)
 
 
 def slug(text: str) -> str:

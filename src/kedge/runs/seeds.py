@@ -13,7 +13,7 @@ from kedge.core.tree import take
 from kedge.engines import Execution, engines
 from kedge.runs.bundle import save_bundle, save_personal, save_weights
 from kedge.runs.config import Config
-from kedge.runs.folder import PARTITION, SCORES, Folder
+from kedge.runs.folder import BEST_MODEL, PARTITION, SCORES, Folder
 from kedge.runs.result import plain
 from kedge.runs.rounds import Member, Watch, train
 from kedge.runs.scores import final_scores
@@ -42,6 +42,7 @@ class SeedResult(NamedTuple):
     module: nn.Module
     personal: list[nn.Module]
     failed: str
+    best: nn.Module | None = None  # of the best round on validation data
 
 
 def train_seeds(
@@ -102,17 +103,23 @@ def _member(job: SeedJob, execution: Execution) -> Member:
 def _result(member: Member) -> SeedResult:
     sim, personal = member.sim, []
     federation, module = sim.federation, sim.module()
+    best = None
+    if member.best:
+        best = sim.module()
+        best.load_state_dict(member.best)
     if member.folder is not None and not member.failed:
         save_weights(member.folder, member.seed, module, sim)
         scores = json.dumps(plain(final_scores(sim, member.config.personal)))
         member.folder.write(f"seed-{member.seed}/{SCORES}", scores.encode())
+        if best is not None:
+            save_weights(member.folder, member.seed, best, sim, BEST_MODEL)
     if member.config.personal:
         stacked = sim.personal()
-        if member.folder is not None and not member.failed:
+        if member.folder is not None and not member.failed and sim.has_personal_models:
             save_personal(member.folder, member.seed, stacked, sim)
         clients = range(federation.num_clients)
         personal = [sim.bound.model.module(take(stacked, k)) for k in clients]
     partition_hash = federation.partition.hash if federation.partition is not None else ""
     return SeedResult(
-        member.records, partition_hash, federation.task, module, personal, member.failed
+        member.records, partition_hash, federation.task, module, personal, member.failed, best
     )

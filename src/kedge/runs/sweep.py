@@ -6,8 +6,8 @@ of one stack, together with their seeds. Other settings train in groups, one aft
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,26 @@ from kedge.engines.device import precise, resolve_device
 from kedge.engines.lane_bound import static
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
-from kedge.runs.folder import ENVIRONMENT, Folder, stored_config
+from kedge.runs.environment import CONFIG, check_unchanged
+from kedge.runs.folder import Folder, new_path
 from kedge.runs.grid import Setting
 from kedge.runs.headline import like_with_like, with_personal
+from kedge.runs.listing import Listing, settings_row
+from kedge.runs.memory import memory_errors
 from kedge.runs.result import COLUMNS, Result, plain
-from kedge.runs.runner import Report, advise, choose, result_of, resume_hint, simulation, slug
+from kedge.runs.runner import (
+    PLANNING,
+    Report,
+    advise,
+    choose,
+    given_back,
+    result_of,
+    resume_hint,
+    simulation,
+    slug,
+)
 from kedge.runs.seeds import SeedJob, SeedResult, train_seeds
+from kedge.runs.validation import data_of_choice, leader, on_validation
 from kedge.sim.simulation import Simulation
 
 Watch = Callable[[Config, int, dict[str, Any], str], None]  # (config, seed, record, name)
@@ -37,7 +51,11 @@ LISTING = "sweep.json"
 MAY_DIFFER = {
     "lr", "momentum", "weight_decay", "clip", "schedule", "epochs", "steps", "replacement",
     "weighting", "per_round", "partition", "split", "eval_every", "target", "angles", "personal",
+    "validation", "patience",
 }  # fmt: skip
+#: Settings that no error of a simulation depends on.
+NUMBERS = ("lr", "momentum", "weight_decay", "clip", "schedule", "rounds", "eval_every", "target")
+DEFAULT: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 
 
 class SweepResult(NamedTuple):
@@ -46,6 +64,13 @@ class SweepResult(NamedTuple):
     settings: list[Setting]
     results: list[Result]
     computed: str
+    folder: Path | None = None
+
+    def choice(self) -> str:
+        """The best setting, and on which data it was chosen."""
+        best = leader(self.results)
+        name = self.settings[self.results.index(best)].name
+        return f"{name}: {data_of_choice(self.results)}"
 
     def to_dict(self) -> dict[str, Any]:
         """The results as plain data, as ``--json`` prints them; numbers not finite are None."""
@@ -53,7 +78,13 @@ class SweepResult(NamedTuple):
             {"setting": setting.values} | result.to_dict()
             for setting, result in zip(self.settings, self.results, strict=True)
         ]
-        return {"computed": self.computed, "results": plain(rows)}
+        best = self.results.index(leader(self.results))
+        return {
+            "computed": self.computed,
+            "best": self.settings[best].values,
+            "chosen_on": "validation data" if on_validation(self.results) else "test data",
+            "results": plain(rows),
+        }
 
 
 def sweep(
@@ -62,6 +93,7 @@ def sweep(
     resume: bool = False,
     watch: Watch | None = None,
     report: Report | None = None,
+    numbered: bool = False,
 ) -> SweepResult:
     """Run all settings. If a loss is not finite, only that run ends, with NaN as its metric.
 
@@ -71,6 +103,7 @@ def sweep(
         resume: continue the sweep in ``out``.
         watch: called as ``watch(config, seed, record, name)`` after every round.
         report: called with each line of the plans.
+        numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
 
     Raises:
         KedgeError: a setting does not fit the data, the device or its folder.
@@ -78,33 +111,42 @@ def sweep(
     """
     configs = with_personal([setting.config for setting in settings])
     settings = [s._replace(config=c) for s, c in zip(settings, configs, strict=True)]
-    folders = _folders(settings, out, resume)
+    listing = None if out is None else _listing(out, settings, numbered)
+    folders = _folders(settings, listing, resume)
     advise([setting.config for setting in settings])
     datasets: dict[str, Dataset] = {}
     results: dict[int, Result] = {}
     lanes: list[int] = []
     sequential: list[str] = []  # engines that trained one run at a time
-    for group in _groups(settings, folders):
-        config = settings[group[0]].config
-        if config.data not in datasets:
-            datasets[config.data] = load(config.data)
-        dataset = datasets[config.data]
-        jobs = [job for i in group for job in _jobs(settings[i], dataset, folders[i], watch)]
-        with precise(config.precision, resolve_device(config.device)):
-            planned = _plan(jobs)
-            if report is not None:
-                for line in planned.lines():
-                    report(line)
-            found, stacks = train_seeds(jobs, planned.execution, resume_hint(out), strict=False)
-        if engines[planned.execution.engine].batches_clients:
-            lanes += stacks
-        else:
-            sequential.append(planned.execution.engine)
-        for i in group:
-            seeds, found = found[: len(config.seeds)], found[len(config.seeds) :]
-            results[i] = _result(settings[i].config, seeds, planned, folders[i])
+    _check(settings, folders, datasets)
+    if listing is not None:
+        _write(listing, settings, folders, resume)
+    with contextlib.nullcontext() if listing is None else listing.given_back():
+        for group in _groups(settings, folders):
+            config = settings[group[0]].config
+            dataset = datasets[config.data]
+            jobs = [job for i in group for job in _jobs(settings[i], dataset, folders[i], watch)]
+            with (
+                precise(config.precision, resolve_device(config.device)),
+                memory_errors(config),
+                given_back(*(folders[i] for i in group)),
+            ):
+                planned = _plan(jobs, dataset)
+                if report is not None:
+                    for line in planned.lines():
+                        report(line)
+                hint = resume_hint(listing.root if listing else None)
+                found, stacks = train_seeds(jobs, planned.execution, hint, strict=False)
+            if engines[planned.execution.engine].batches_clients:
+                lanes += stacks
+            else:
+                sequential.append(planned.execution.engine)
+            for i in group:
+                seeds, found = found[: len(config.seeds)], found[len(config.seeds) :]
+                results[i] = _result(settings[i].config, seeds, planned, folders[i])
     ordered = like_with_like([results[i] for i in range(len(settings))])
-    return SweepResult(list(settings), ordered, count(settings) + _in_words(lanes, sequential))
+    computed = count(settings) + _in_words(lanes, sequential)
+    return SweepResult(list(settings), ordered, computed, listing.root if listing else None)
 
 
 def saved_settings(out: str | Path) -> list[Setting]:
@@ -113,26 +155,26 @@ def saved_settings(out: str | Path) -> list[Setting]:
     Raises:
         KedgeError: the folder holds no sweep.
     """
-    path = Path(out) / LISTING
-    if not path.is_file():
-        raise KedgeError(f"{out} holds no sweep to resume; leave out --resume to start one there")
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    return [Setting(row["values"], stored_config(Path(out) / row["folder"])) for row in rows]
+    listing = Listing(out, LISTING, "sweep")
+    return [Setting(row["values"], listing.config(row)) for row in listing.read({"values": dict})]
+
+
+def _listing(out: str | Path, settings: Sequence[Setting], numbered: bool) -> Listing:
+    first = settings[0].config
+    renumber = (lambda: new_path(first, Path(out).parent, "sweep")) if numbered else None
+    return Listing(out, LISTING, "sweep", renumber)
 
 
 def _folders(
-    settings: Sequence[Setting], out: str | Path | None, resume: bool
+    settings: Sequence[Setting], listing: Listing | None, resume: bool
 ) -> list[Folder | None]:
-    """Create or open a folder for every setting, with the layout of ``kedge run``."""
-    if out is None:
+    """A folder for every setting, with the layout of ``kedge run``, or the one that exists."""
+    if listing is None:
         return [None] * len(settings)
-    root = Folder(out)
-    if (root.path / LISTING).exists() and not resume:
-        raise KedgeError(
-            f"{out} holds a sweep already. Continue it with --resume, or choose another --out"
-        )
     if resume:
-        saved_settings(out)
+        listing.read({"values": dict})
+    else:
+        listing.check_free()
     names: list[str] = []
     for setting in settings:
         name = slug(setting.name)[:80]
@@ -140,14 +182,52 @@ def _folders(
         names.append(f"{name}~{taken + 1}" if taken else name)
     folders: list[Folder | None] = []
     for name, setting in zip(names, settings, strict=True):
-        started = resume and (root.path / name / "config.toml").exists()
-        if started:
-            folders.append(Folder.resume(root.path / name, setting.config)[0])
-        else:
-            folders.append(Folder.create(root.path / name, setting.config))
-    rows = [{"folder": name, "values": s.values} for name, s in zip(names, settings, strict=True)]
-    root.write(LISTING, json.dumps(rows, indent=1).encode())
+        path = listing.root / name
+        started = resume and (path / CONFIG).exists()
+        folders.append(
+            Folder.resume(path, setting.config)[0]
+            if started
+            else Folder.create(path, setting.config)
+        )
     return folders
+
+
+def _write(
+    listing: Listing,
+    settings: Sequence[Setting],
+    folders: Sequence[Folder | None],
+    resume: bool,
+) -> None:
+    """Claim the folder of the sweep; another process may have been faster."""
+    rows = [
+        {"folder": folder.path.name, "values": setting.values} | settings_row(setting.config)
+        for setting, folder in zip(settings, folders, strict=True)
+        if folder is not None
+    ]
+    listing.write(rows, resume)
+    for folder in folders:
+        if folder is not None:
+            folder.path = listing.root / folder.path.name
+
+
+def _check(
+    settings: Sequence[Setting],
+    folders: Sequence[Folder | None],
+    datasets: dict[str, Dataset],
+) -> None:
+    """Load all data, and build every setting that is not started, before the first one trains."""
+    built = set()
+    for setting, folder in zip(settings, folders, strict=True):
+        config = setting.config
+        if config.data not in datasets:
+            datasets[config.data] = load(config.data)
+        numbers = {key: DEFAULT[key] for key in NUMBERS}
+        kind = repr(dataclasses.replace(config, **numbers))
+        if kind in built or (folder is not None and folder.has_environment):
+            continue
+        built.add(kind)
+        [job, *_] = _jobs(setting, datasets[config.data], folder, None)
+        job.make(config.seeds[0], PLANNING)
 
 
 def _groups(settings: Sequence[Setting], folders: Sequence[Folder | None]) -> list[list[int]]:
@@ -185,17 +265,20 @@ def _jobs(
         yield SeedJob(config, seed, make, folder, watch_one)
 
 
-def _plan(jobs: Sequence[SeedJob]) -> Plan:
+def _plan(jobs: Sequence[SeedJob], dataset: Dataset) -> Plan:
     """Plan all jobs as if they were the seeds of one run."""
     first = jobs[0]
     seeds = tuple(range(first.seed, first.seed + len(jobs)))
     config = dataclasses.replace(first.config, seeds=seeds)
-    planned = choose(config, first.make, resolve_device(config.device), first.folder)
+    planned = choose(config, first.make, resolve_device(config.device), first.folder, dataset)
     if first.folder is not None:
-        environment = (first.folder.path / ENVIRONMENT).read_bytes()
+        found = first.folder.environment()
         for folder in {job.folder.path: job.folder for job in jobs if job.folder}.values():
+            if folder.has_environment:
+                check_unchanged(folder.environment(), folder.path, found.get("data", ""))
+            folder.claim()
             if not folder.has_environment:
-                folder.write(ENVIRONMENT, environment)
+                folder.save_environment(found)
     return planned
 
 

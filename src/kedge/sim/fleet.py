@@ -48,6 +48,7 @@ class Fleet:
     def __init__(self, sims: Sequence[Simulation], strict: bool = True) -> None:
         self.sims, self.strict = list(sims), strict
         self.failed: dict[int, NotFinite] = {}
+        self._ended: set[int] = set()
         self._groups: list[tuple[list[int], Fleet]] = []  # trained one after the other
         self._tried: set[tuple[tuple[str, str], ...]] = set()
         if len(self.sims) == 1:
@@ -64,8 +65,18 @@ class Fleet:
     @property
     def round(self) -> int:
         """Number of the next round: that of the simulation furthest behind."""
-        active = [sim.round for i, sim in enumerate(self.sims) if i not in self.failed]
+        active = [sim.round for i, sim in enumerate(self.sims) if self._is_active(i)]
         return min(active or [sim.round for sim in self.sims])
+
+    def end(self, index: int) -> None:
+        """End one simulation before the others: from now on it trains without effect."""
+        self._ended.add(index)
+        for members, fleet in self._groups:
+            if index in members:
+                fleet.end(members.index(index))
+
+    def _is_active(self, index: int) -> bool:
+        return index not in self.failed and index not in self._ended
 
     @property
     def lanes(self) -> list[int]:
@@ -75,11 +86,9 @@ class Fleet:
         return [sum(sim.per_round for sim in self.sims)]
 
     def run_round(self) -> list[Totals]:
-        """Run one round; totals are empty for a simulation that is ahead or has failed."""
+        """Run one round; totals are empty for a simulation that is ahead, has failed or ended."""
         round = self.round
-        active = [
-            i for i, sim in enumerate(self.sims) if sim.round == round and i not in self.failed
-        ]
+        active = [i for i, sim in enumerate(self.sims) if sim.round == round and self._is_active(i)]
         round_totals: list[Totals] = [{} for _ in self.sims]
         if not active:
             return round_totals
@@ -160,6 +169,8 @@ class Fleet:
         self._groups = [
             (members, Fleet([self.sims[i] for i in members], self.strict)) for members in groups
         ]
+        for index in (*self.failed, *self._ended):
+            self.end(index)
 
     def _restore(self, servers: Sequence[Server]) -> None:
         for sim, server in zip(self.sims, servers, strict=True):

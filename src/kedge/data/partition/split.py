@@ -16,7 +16,11 @@ from kedge.grammar import write_value
 
 
 def holdout(
-    partition: Partition, labels: npt.ArrayLike, fraction: float, seed: int
+    partition: Partition,
+    labels: npt.ArrayLike,
+    fraction: float,
+    seed: int,
+    purpose: str = "split",
 ) -> tuple[Partition, Partition]:
     """Hold out a fraction of each client's samples.
 
@@ -28,6 +32,7 @@ def holdout(
         labels: the label of each sample of the dataset, ``[N]``.
         fraction: share to hold out, between 0 and 1.
         seed: seed of the split.
+        purpose: draws for different purposes do not depend on each other.
 
     Returns:
         The partitions of training and of held-out samples.
@@ -41,7 +46,8 @@ def holdout(
     fraction, seed = float(fraction), as_int("seed", seed)
     name = f"holdout(fraction={write_value(fraction)}, seed={seed}, part="
     parts = ("train", "held")
-    train, held_out = _split(partition, labels, (1 - fraction, fraction), seed, name, parts)
+    shares = (1 - fraction, fraction)
+    train, held_out = _split(partition, labels, shares, seed, name, parts, purpose)
     return train, held_out
 
 
@@ -87,12 +93,13 @@ def _split(
     seed: int,
     name: str,
     parts: Sequence[str],
+    purpose: str = "split",
 ) -> list[Partition]:
     labels = np.asarray(labels)
     partition.check(len(labels))
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         labels = np.zeros(len(labels), dtype=np.int64)  # no classes: one stratum
-    rng = generator(seed, "split")
+    rng = generator(seed, purpose)
     chosen: list[list[IntArray]] = [[] for _ in parts]  # positions within each client
     for samples in partition.clients:
         rest = rng.permutation(len(samples))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kedge.engines.choice.limits import host_available as host_available
+from kedge.engines.choice.limits import kilobytes
 from kedge.engines.torch_private import watching_tensors
 
 MIN_RESERVED_BYTES = 100_000_000  # below it, the segments of CUDA's allocator are too coarse
@@ -105,7 +106,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _process_peak() -> int:
     """Peak resident memory of this process in bytes."""
-    peak = _kilobytes("/proc/self/status", "VmHWM:")
+    peak = kilobytes(Path("/proc/self/status"), "VmHWM:")
     if peak is not None:  # on Linux, getrusage would include the peak of the parent before exec
         return peak * 1024
     import resource  # not on Windows
@@ -120,32 +121,3 @@ def available(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + cached)
-
-
-def host_available() -> int:
-    """Free or reclaimable bytes of host memory, within the limit of the container."""
-    free = _free_pages()
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())  # "max": no limit
-        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
-    return max(free, 0)
-
-
-def _kilobytes(path: str, name: str) -> int | None:
-    """A value of a file of ``/proc``; None if there is none, as on other systems than Linux."""
-    try:
-        for line in Path(path).read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return None
-
-
-def _free_pages() -> int:
-    free = _kilobytes("/proc/meminfo", "MemAvailable:")
-    if free is not None:
-        return free * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: the total

@@ -1,0 +1,96 @@
+"""Free host memory within all limits: of the machine, of the process, of its control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Limits above this are none: cgroups v1 write the largest number of pages.
+MAX_LIMIT_BYTES = 1 << 60
+
+
+def host_available(root: str = "/") -> int:
+    """Free or reclaimable bytes of host memory.
+
+    The least of what the machine has, what the process may still allocate (``ulimit -v``,
+    ``ulimit -d``) and what its control groups leave (cgroups v1 and v2, all levels).
+
+    Args:
+        root: where ``/proc`` and ``/sys`` are.
+    """
+    files = Path(root)
+    free = [_free_pages(files), *_process_limits(files), *_group_limits(files)]
+    return max(min(free), 0)
+
+
+def kilobytes(path: Path, name: str) -> int | None:
+    """A value of a file of ``/proc``; None if there is none, as on other systems than Linux."""
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return None
+
+
+def _free_pages(root: Path) -> int:
+    free = kilobytes(root / "proc/meminfo", "MemAvailable:")
+    if free is not None:
+        return free * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: the total
+
+
+def _process_limits(root: Path) -> Iterator[int]:
+    """Bytes that the limits of this process leave."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    for kind, used_name in (("RLIMIT_AS", "VmSize:"), ("RLIMIT_DATA", "VmData:")):
+        limit, _ = resource.getrlimit(getattr(resource, kind))
+        used = kilobytes(root / "proc/self/status", used_name)
+        if limit != resource.RLIM_INFINITY and limit < MAX_LIMIT_BYTES and used is not None:
+            yield limit - used * 1024
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """Bytes that each control group of this process, and those above it, leave."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in ("0::/", *lines):  # in a container, the root is its own group
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        for group in (inside, *inside.parents):
+            left = _left(base / group, *names)
+            if left is not None:
+                yield left
+
+
+def _left(group: Path, limit_name: str, used_name: str, cache_name: str) -> int | None:
+    """Bytes that one control group leaves; None without a limit."""
+    try:
+        limit = int((group / limit_name).read_text())  # "max": no limit
+        used = int((group / used_name).read_text())
+    except (OSError, ValueError):
+        return None
+    if limit >= MAX_LIMIT_BYTES:
+        return None
+    cache = 0  # files that the kernel drops when memory is short
+    try:
+        for line in (group / "memory.stat").read_text().splitlines():
+            if line.startswith(f"{cache_name} "):
+                cache = int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return limit - used + cache
