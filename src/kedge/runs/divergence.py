@@ -66,9 +66,8 @@ class LossGuard:
     def _constant(self) -> float:
         """The loss of outputs that are all 0."""
         batch = self.sim.federation.clean(self._rows)
-        zeros = torch.zeros(
-            len(self._rows), self.sim.task.outputs, dtype=batch.x.dtype, device=batch.x.device
-        )
+        fed = self.sim.federation
+        zeros = torch.zeros(len(self._rows), fed.task.outputs, dtype=fed.dtype, device=fed.device)
         return abs(float(self.sim.task.loss(zeros, batch).mean()))
 
     @cached_property
