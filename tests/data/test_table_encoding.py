@@ -47,6 +47,8 @@ def csv(tmp_path):
 @pytest.mark.parametrize("missing", ["mean", "median", "indicator"])
 def test_the_training_file_is_encoded_to_the_same_bits(csv, missing):
     d = load(f"{csv}(label=sick, id=patient_id, missing={missing})")
+    assert "stage=missing" not in d.columns
+    assert ("age=missing" in d.columns) == (missing == "indicator")
     rebuilt = encodings["table"].from_dict(json.loads(json.dumps(d.encoding.to_dict())))
     assert rebuilt == d.encoding
     assert rebuilt.names == d.columns
