@@ -134,6 +134,21 @@ def test_what_cannot_be_encoded(tmp_path):
             encoding.encode(raw)
 
 
+def test_types_of_pandas_do_not_matter(csv):
+    d = load(f"{csv}(label=sick, id=patient_id, missing=mean)")
+    same = frame()
+    typed = same.assign(
+        sex=same.sex.astype("category"),
+        smokes=same.smokes.astype("boolean"),
+        stage=same.stage.astype("Int8"),
+        visit=same.visit.dt.tz_localize("UTC"),
+        age=same.age.astype(object),
+    )
+    text = same.astype(object).map(lambda v: "" if v is None or v != v else f" {v} ")
+    for raw in (typed, same.convert_dtypes(), text):
+        assert np.array_equal(d.encoding.encode(raw).x, d.x_train)
+
+
 # --- frames ---------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,8 @@ def test_other_ways_to_write_dates(tmp_path, days, first):
     d = load(str(write_csv(tmp_path / "p.csv", f"day,y\n{days[0]},a\n{days[1]},b\n")))
     since = (pd.Timestamp(first) - pd.Timestamp(0)).days
     assert d.x_train[:, 0].tolist() == [since, since + 1]
+    stamps = pd.DataFrame({"day": pd.to_datetime([first, None])}).dropna()
+    assert d.encoding.encode(stamps).x[:, 0].tolist() == [since]
 
 
 def test_dates_that_are_none(tmp_path):

@@ -101,6 +101,8 @@ class ColumnEncoding:
         if cells.is_number.any():
             report(cells.error(cells.is_number, "is not a date, as this column is; correct it"))
         days = parse_days(cells.words, self.format)
+        if self.format != DATE_FORMATS[0]:  # dates of a DataFrame are ISO texts
+            days = np.where(np.isnan(days), parse_days(cells.words, DATE_FORMATS[0]), days)
         values = np.append(days, np.nan)[cells.codes]  # code -1: the last
         wrong = cells.is_word & np.isnan(values)
         if wrong.any():
