@@ -103,19 +103,23 @@ class DataError(KedgeError):
 
 
 class SeveralDataErrors(DataError):
-    """Several errors in one dataset, raised together; the message lists the first ``SHOWN``."""
+    """Several errors in one dataset, raised together; the message lists the first ``SHOWN``.
+
+    ``advice`` is what to do about them, as a last line.
+    """
 
     SHOWN = 20
 
-    def __init__(self, errors: Iterable[DataError]) -> None:
-        self.errors = list(errors)
+    def __init__(self, errors: Iterable[DataError], advice: str = "") -> None:
+        self.errors, self.advice = list(errors), advice
         lines = [str(error) for error in self.errors[: self.SHOWN]]
         more = len(self.errors) - len(lines)
         lines += [f"and {more} more"] if more else []
-        super().__init__(f"{len(self.errors)} problems in the data:\n  " + "\n  ".join(lines))
+        text = f"{len(self.errors)} problems in the data:\n  " + "\n  ".join(lines)
+        super().__init__(f"{text}\n{advice}" if advice else text)
 
-    def __reduce__(self) -> tuple[type, tuple[list[DataError]]]:
-        return type(self), (self.errors,)
+    def __reduce__(self) -> tuple[type, tuple[list[DataError], str]]:
+        return type(self), (self.errors, self.advice)
 
 
 class PartitionError(KedgeError):

@@ -47,6 +47,8 @@ def csv(tmp_path):
 @pytest.mark.parametrize("missing", ["mean", "median", "indicator"])
 def test_the_training_file_is_encoded_to_the_same_bits(csv, missing):
     d = load(f"{csv}(label=sick, id=patient_id, missing={missing})")
+    assert "stage=missing" not in d.columns
+    assert ("age=missing" in d.columns) == (missing == "indicator")
     rebuilt = encodings["table"].from_dict(json.loads(json.dumps(d.encoding.to_dict())))
     assert rebuilt == d.encoding
     assert rebuilt.names == d.columns
@@ -130,6 +132,21 @@ def test_what_cannot_be_encoded(tmp_path):
     ]:
         with pytest.raises(DataError, match=says):
             encoding.encode(raw)
+
+
+def test_types_of_pandas_do_not_matter(csv):
+    d = load(f"{csv}(label=sick, id=patient_id, missing=mean)")
+    same = frame()
+    typed = same.assign(
+        sex=same.sex.astype("category"),
+        smokes=same.smokes.astype("boolean"),
+        stage=same.stage.astype("Int8"),
+        visit=same.visit.dt.tz_localize("UTC"),
+        age=same.age.astype(object),
+    )
+    text = same.astype(object).map(lambda v: "" if v is None or v != v else f" {v} ")
+    for raw in (typed, same.convert_dtypes(), text):
+        assert np.array_equal(d.encoding.encode(raw).x, d.x_train)
 
 
 # --- frames ---------------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ def test_other_ways_to_write_dates(tmp_path, days, first):
     d = load(str(write_csv(tmp_path / "p.csv", f"day,y\n{days[0]},a\n{days[1]},b\n")))
     since = (pd.Timestamp(first) - pd.Timestamp(0)).days
     assert d.x_train[:, 0].tolist() == [since, since + 1]
+    stamps = pd.DataFrame({"day": pd.to_datetime([first, None])}).dropna()
+    assert d.encoding.encode(stamps).x[:, 0].tolist() == [since]
 
 
 def test_dates_that_are_none(tmp_path):
@@ -122,7 +124,7 @@ def test_a_column_that_is_numbers_in_one_file_and_words_in_another(tmp_path):
 def test_columns_that_name_rows(tmp_path):
     rows = "".join(f"p{i},{i},{'ab'[i % 2]}\n" for i in range(30))
     path = write_csv(tmp_path / "p.csv", "patient,age,y\n" + rows)
-    fails(path, "column 'patient': 'p0' is not a number", 'drop="patient"', 'id="patient"')
+    fails(path, "column 'patient': 'p0' is not a number", "drop=patient", "id=patient")
     for text in ("p.csv(id=patient)", "p.csv(drop=patient)"):
         d = load(text)
         assert d.columns == ("age",)
@@ -144,12 +146,22 @@ def test_missing_values_are_errors_that_say_what_to_type(tmp_path):
     fails(
         path,
         "2 problems in the data",
-        f"{path}, line 3, column 'a': '' is a missing value; fill it in with missing=mean (or "
-        "median, indicator), leave out such rows with missing=drop, or leave out the column with "
-        'drop="a"',
-        f"{path}, line 4, column 'c': 'NA' is a missing value",
+        f"\n  {path}, line 3, column 'a': '' is a missing value\n",
+        f"\n  {path}, line 4, column 'c': 'NA' is a missing value\n",
+        "Missing values: fill them in with missing=mean (or median, indicator), leave out such "
+        "rows with missing=drop, or leave out the columns with drop=[a, c]",
         error=SeveralDataErrors,
     )
+    fails(
+        f"{path}(drop=c)",
+        f"{path}, line 3, column 'a': '' is a missing value; fill it in with missing=mean (or "
+        "median, indicator), leave out such rows with missing=drop, or leave out the column with "
+        "drop=a",
+    )
+    for name in ("n", "s"):
+        write_csv(tmp_path / "h" / f"{name}.csv", GAPS + ",u,x\n")
+    text = "n.csv, line 3, column 'a': '' is a missing value (and 3 more in this column of 2 files)"
+    fails("h(drop=c)", text + "; fill them in with missing=mean")
     fails(f"{path}(missing=mode)", "csv.missing = 'mode' is not one of: error", error=FieldError)
 
 
@@ -191,7 +203,7 @@ def test_missing_labels_are_never_filled_in(tmp_path):
 
 def test_columns_without_values(tmp_path):
     path = write_csv(tmp_path / "p.csv", "a,b,y\n1,,x\n2,,z\n")
-    fails(f"{path}(missing=mean)", "column 'b': every value is missing", 'drop="b"')
+    fails(f"{path}(missing=mean)", "column 'b': every value is missing", "drop=b")
     fails(f"{path}(missing=drop)", "every row has a missing value")
     assert load(f"{path}(drop=b)").shape == (1,)
 
@@ -228,8 +240,9 @@ def test_long_lists_of_problems_are_cut(tmp_path):
         load(str(write_csv(tmp_path / "p.csv", text)))
     lines = str(caught.value).splitlines()
     assert lines[0] == "26 problems in the data:"
-    assert lines[-1] == "  and 6 more"
-    assert len(lines) == 22
+    assert lines[21] == "  and 6 more"
+    assert lines[22].startswith("Missing values: fill them in with missing=mean")
+    assert len(lines) == 23
     assert isinstance(caught.value, DataError)
 
 

@@ -59,6 +59,7 @@ def conform(dataset: Dataset, schema: DataSchema, name: str = "") -> Dataset:
         x_train=x(dataset.x_train), x_test=each(x, dataset.x_test), x_val=each(x, dataset.x_val),
         y_train=y(dataset.y_train), y_test=each(y, dataset.y_test), y_val=each(y, dataset.y_val),
         outputs=schema.outputs, classes=schema.classes, columns=columns, mean=mean, std=std,
+        encoding=dataset.encoding if columns == dataset.columns else None,
     )  # fmt: skip
 
 

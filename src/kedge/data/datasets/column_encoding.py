@@ -10,6 +10,7 @@ import numpy as np
 
 from kedge.data.datasets.cells import Cells, has_comma
 from kedge.errors import DataError
+from kedge.grammar import write_value
 
 Array = np.ndarray
 Report = Callable[[DataError], None]
@@ -59,7 +60,7 @@ class ColumnEncoding:
     def encode(self, cells: Cells, report: Report) -> Array:
         """Encode cells: float32 ``[n, len(names)]``. Cells that cannot be are reported."""
         if self.fill is None and cells.missing.any():
-            report(cells.error(cells.missing, missing_advice(self.name)))
+            report(MissingValues.of(cells))
         if self.kind == "words":
             block = self._one_hot(cells)
         else:
@@ -100,6 +101,8 @@ class ColumnEncoding:
         if cells.is_number.any():
             report(cells.error(cells.is_number, "is not a date, as this column is; correct it"))
         days = parse_days(cells.words, self.format)
+        if self.format != DATE_FORMATS[0]:  # dates of a DataFrame are ISO texts
+            days = np.where(np.isnan(days), parse_days(cells.words, DATE_FORMATS[0]), days)
         values = np.append(days, np.nan)[cells.codes]  # code -1: the last
         wrong = cells.is_word & np.isnan(values)
         if wrong.any():
@@ -142,12 +145,56 @@ def date_formats(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f for f in likely if not np.isnan(parse_days(words, f)).any())
 
 
-def missing_advice(column: str) -> str:
-    """What to do about a missing value."""
-    return (
-        "is a missing value; fill it in with missing=mean (or median, indicator), leave out such "
-        f'rows with missing=drop, or leave out the column with drop="{column}"'
-    )
+class MissingValues(DataError):
+    """Missing values of one column, in one or several files; ``place`` is that of the first."""
+
+    def __init__(self, column: str, place: str, cells: int, files: int = 1) -> None:
+        self.column, self.place, self.cells, self.files = column, place, cells, files
+        advice = self.advice([column]).replace("them", "it" if cells == 1 else "them")
+        super().__init__(f"{self.short}; {advice}")
+
+    @classmethod
+    def of(cls, cells: Cells) -> MissingValues:
+        """Those of one file."""
+        which = np.flatnonzero(cells.missing)
+        place = cells.table.place(int(cells.rows[which[0]]), cells.name)
+        return cls(cells.name, place, len(which))
+
+    @property
+    def short(self) -> str:
+        """The message without advice."""
+        where = "this column" if self.files == 1 else f"this column of {self.files} files"
+        more = f" (and {self.cells - 1} more in {where})" if self.cells > 1 else ""
+        return f"{self.place} is a missing value{more}"
+
+    @staticmethod
+    def advice(columns: list[str]) -> str:
+        """The options to type."""
+        names = columns if len(columns) > 1 else columns[0]
+        return (
+            "fill them in with missing=mean (or median, indicator), leave out such rows with "
+            f"missing=drop, or leave out the column{'s' if len(columns) > 1 else ''} with "
+            f"{typed('drop', names)}"
+        )
+
+    def __add__(self, other: MissingValues) -> MissingValues:
+        """Those of both, which are of one column in several files."""
+        cells, files = self.cells + other.cells, self.files + other.files
+        return MissingValues(self.column, self.place, cells, files)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, int, int]]:
+        return type(self), (self.column, self.place, self.cells, self.files)
+
+
+def typed(option: str, value: str | list[str]) -> str:
+    """An option as it is typed inside the double quotes of ``--data "..."``.
+
+    >>> typed("drop", "age"), typed("drop", ["age", "chol 1"])
+    ('drop=age', "drop=[age, 'chol 1']")
+    """
+    text = write_value(value)
+    single = text if "'" in text else text.replace('"', "'")
+    return f"{option}={single}"
 
 
 def _with_season(days: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kedge.data.datasets.cells import Cells, read_cells
-from kedge.data.datasets.column_encoding import ColumnEncoding, numbers
+from kedge.data.datasets.column_encoding import ColumnEncoding, MissingValues, numbers
 from kedge.data.datasets.table_files import Table, as_table
 from kedge.data.encoding import Encoding, Samples, encodings
 from kedge.errors import DataError, SeveralDataErrors, nearest
@@ -158,7 +158,12 @@ class Problems:
         self.errors: list[DataError] = []
 
     def add(self, error: DataError) -> None:
-        """Add an error."""
+        """Add an error; missing values of one column are one error, whatever the file."""
+        if isinstance(error, MissingValues):
+            for i, other in enumerate(self.errors):
+                if isinstance(other, MissingValues) and other.column == error.column:
+                    self.errors[i] = other + error
+                    return
         self.errors += error.errors if isinstance(error, SeveralDataErrors) else [error]
 
     @contextmanager
@@ -173,6 +178,11 @@ class Problems:
         """Raise the errors: a single one unchanged, several as SeveralDataErrors."""
         if len(self.errors) == 1:
             raise self.errors[0]
+        missing = [e for e in self.errors if isinstance(e, MissingValues)]
+        if len(missing) > 1:  # the advice once
+            short = [DataError(e.short) if isinstance(e, MissingValues) else e for e in self.errors]
+            advice = MissingValues.advice([e.column for e in missing])
+            raise SeveralDataErrors(short, f"Missing values: {advice}")
         if self.errors:
             raise SeveralDataErrors(self.errors)
 

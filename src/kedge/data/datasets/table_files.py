@@ -47,6 +47,10 @@ class Table:
 
     def error(self, row: int, column: str, what: str) -> DataError:
         """A DataError that names file, line (or row), column and cell."""
+        return DataError(f"{self.place(row, column)} {what}")
+
+    def place(self, row: int, column: str) -> str:
+        """File, line (or row), column and cell, for messages."""
         if self.source is None:
             value = self.frame[column].iloc[row]
             cell = repr(value.item() if isinstance(value, np.generic) else value)
@@ -57,7 +61,7 @@ class Table:
             cell = repr(cells[at].strip())
             place = f"line {line}"
         shown = cell if len(cell) <= SHOWN_CHARACTERS else cell[: SHOWN_CHARACTERS - 4] + "...'"
-        return DataError(f"{self.where}, {place}, column {column!r}: {shown} {what}")
+        return f"{self.where}, {place}, column {column!r}: {shown}"
 
     @cached_property
     def _raw(self) -> list[tuple[int, list[str]]]:

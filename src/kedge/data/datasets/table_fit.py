@@ -20,6 +20,7 @@ from kedge.data.datasets.column_encoding import (
     DATE_FORMATS,
     ColumnEncoding,
     date_formats,
+    typed,
 )
 from kedge.data.datasets.table_encoding import Problems
 from kedge.errors import DataError
@@ -82,12 +83,13 @@ def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> Colu
     elif formats:
         column = ColumnEncoding(name, "date", format=_date_format(silos, formats, problems))
     else:
-        distinct = max(len(values), *(p.distinct for p in profiles))
+        distinct = max([len(values), *(p.distinct for p in profiles)])
         if distinct > MAX_CATEGORIES:
+            least = "" if len(profiles) == 1 else "at least "
             what = (
-                f"is not a number, and with {distinct} different values the column is too varied "
-                f'for one-hot (at most {MAX_CATEGORIES}); leave it out with drop="{name}", or with '
-                f'id="{name}" if it names the rows'
+                f"is not a number, and with {least}{distinct} different values the column is too "
+                f"varied for one-hot (at most {MAX_CATEGORIES}); leave it out with "
+                f"{typed('drop', name)}, or with {typed('id', name)} if it names the rows"
             )
             first = next(cells for cells in silos if cells.is_word.any())
             problems.add(_first(first, first.is_word, what))
@@ -101,7 +103,7 @@ def _filled(
 ) -> ColumnEncoding:
     """The encoding with what missing values become."""
     if all(bool(cells.missing.all()) for cells in silos):
-        what = f'every value is missing; leave it out with drop="{column.name}"'
+        what = f"every value is missing; leave it out with {typed('drop', column.name)}"
         where = silos[0].table.where
         problems.add(DataError(f"{where}, column {column.name!r}: {what}"))
         return dataclasses.replace(column, fill=(0.0,))
