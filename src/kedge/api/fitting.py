@@ -100,7 +100,8 @@ def fit(
             device=device,
         )
         federation.partition = whole
-        federation.encoding = ArrayEncoding(x.shape[1:], _stored_type(x))
+        stored = str(federation.x.dtype).removeprefix("torch.")
+        federation.encoding = ArrayEncoding(federation.input_shape, stored, from_files=False)
         return runner.assemble(config, federation, module, seed, execution)
 
     folder = None
@@ -137,11 +138,6 @@ def _joined(clients: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
     ends = np.cumsum([len(a) for a in inputs])
     rows = [np.arange(end - len(a), end) for a, end in zip(inputs, ends, strict=True)]
     return np.concatenate(inputs), np.concatenate(labels), rows
-
-
-def _stored_type(x: Any) -> str:
-    """The type in which a federation stores inputs: 8-bit values, else numbers."""
-    return "uint8" if x.dtype == np.uint8 else "float32"
 
 
 def _task(name: str, y: Any, module: Model, x: Any) -> Task:

@@ -14,6 +14,7 @@
         seed-0/model.safetensors     weights of the global model, once the seed is complete
         seed-0/best.safetensors      those of the best round on the validation data, if there are
         seed-0/personal.safetensors  those of all clients, if they have personal models
+        seed-0/scores.json           its metrics: global, per client, per class; confusion matrix
 
 Files are written atomically: under a temporary name, then renamed. The metrics of a round are
 written before its checkpoint, so a killed run has all metrics up to its checkpoint; later ones are
@@ -50,7 +51,7 @@ ENVIRONMENT = "environment.json"
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
 #: Increase it with every change that an older kedge would misread.
 FORMAT, FORMAT_KEY = 1, "kedge.format"
-METRICS, PARTITION = "metrics.jsonl", "partition.json"
+METRICS, PARTITION, SCORES = "metrics.jsonl", "partition.json", "scores.json"
 _SAFETENSORS_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",

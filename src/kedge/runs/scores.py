@@ -15,8 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from kedge.core.metrics import ECE_BINS, LOWER_IS_BETTER
+from kedge.core import tree
+from kedge.core.metrics import LOWER_IS_BETTER
 from kedge.core.task import Classification, MultiLabel, Regression, Task
+from kedge.runs.quick_scores import calibration_error, log_loss, mean_known, quick_scores
+from kedge.sim.evaluation import own_metric
+from kedge.sim.simulation import Simulation
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Any]
@@ -50,14 +54,55 @@ def score(
     >>> found["global"]["auroc"], found["confusion"]
     (0.75, [[1, 1], [1, 1]])
     """
-    y, scores = np.asarray(y), np.asarray(scores, dtype=float)
+    y, scores = np.asarray(y), _columns(task, np.asarray(scores, dtype=float))
     found = _score(task, classes, y, scores)
     if client is not None:
         owners = np.asarray(client)
-        names = list(dict.fromkeys(owners.tolist()))
-        each = {str(k): _score(task, classes, y[owners == k], scores[owners == k]) for k in names}
-        found |= of_clients({name: one["global"] for name, one in each.items()})
+        names = dict.fromkeys(owners.tolist())
+        each = {str(k): quick_scores(task, y[owners == k], scores[owners == k]) for k in names}
+        found |= of_clients(each)
     return found
+
+
+def final_scores(sim: Simulation, personal: bool = False) -> Values:
+    """All metrics of a simulation's models, as :func:`score` gives them.
+
+    ``global`` is the global model on the test set (at all test angles together), ``clients`` the
+    same model on each client's held-out samples. With ``personal``, ``personal`` holds ``clients``
+    and ``over_clients`` of the clients' own models.
+    """
+    fed, task, weights = sim.federation, sim.task, sim.output
+    found: Values = {}
+    if fed.has_test:
+        pieces = [sim.scores(weights, fed.test_batches(angle)) for angle in fed.angles]
+        y, scores = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        found = score(task, fed.classes, y, scores)
+        found["global"] |= _plain(own_metric(task, y, scores))
+    if not fed.held_out:
+        return found
+    names = getattr(fed, "client_names", None) or [str(k) for k in range(fed.num_clients)]
+
+    def every(weights_of: Callable[[int], Any]) -> Values:
+        values = {}
+        for k, name in enumerate(names):
+            if len(fed.held_out[k]):
+                y, scores = sim.scores(weights_of(k), fed.held_out_batches(k))
+                values[name] = quick_scores(task, y, scores) | _plain(own_metric(task, y, scores))
+        return of_clients(values)
+
+    found |= every(lambda k: weights)
+    if personal:
+        stacked = sim.personal()
+        found["personal"] = every(lambda k: tree.take(stacked, k))
+    return found
+
+
+def _columns(task: Task, scores: Array) -> Array:
+    """Scores as ``[n, outputs]``."""
+    scores = scores.reshape(len(scores), -1)
+    if isinstance(task, Classification) and scores.shape[1] == 1:
+        return np.concatenate([1 - scores, scores], 1)
+    return scores
 
 
 def of_clients(clients: Mapping[str, Values]) -> Values:
@@ -79,23 +124,6 @@ def of_clients(clients: Mapping[str, Values]) -> Values:
     return {"clients": dict(clients), "over_clients": summary}
 
 
-def calibration_error(confidence: Any, right: Any, bins: int = ECE_BINS) -> float:
-    """Expected calibration error: the mean over samples of |accuracy - confidence| of their bin.
-
-    Args:
-        confidence: probability of the predicted class, ``[n]``.
-        right: whether the prediction is right, ``[n]``.
-        bins: number of bins of equal width in 0 to 1, each open below and closed above.
-
-    >>> round(calibration_error([0.9, 0.9, 0.9, 0.9], [1, 1, 1, 0]), 6)  # 90 % sure, 75 % right
-    0.15
-    """
-    confidence, right = np.asarray(confidence, float), np.asarray(right, float)
-    at = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    gaps = np.bincount(at, right - confidence, bins)
-    return float(np.abs(gaps).sum() / len(confidence))
-
-
 def _score(task: Task, classes: Sequence[str] | None, y: Array, scores: Array) -> Values:
     names = [str(name) for name in classes or range(task.outputs)]
     if not len(y):
@@ -114,9 +142,6 @@ def _score(task: Task, classes: Sequence[str] | None, y: Array, scores: Array) -
 def _classification(names: Sequence[str], y: Array, probs: Array) -> Values:
     from sklearn import metrics as sk
 
-    if probs.ndim == 1 or probs.shape[1] == 1:
-        positive = probs.reshape(-1)
-        probs = np.stack([1 - positive, positive], 1)
     every = np.arange(len(names))
     predicted, confidence = probs.argmax(1), probs.max(1)
     confusion = sk.confusion_matrix(y, predicted, labels=every)
@@ -124,7 +149,6 @@ def _classification(names: Sequence[str], y: Array, probs: Array) -> Values:
     auroc = [_ranking(sk.roc_auc_score, one_hot[:, c], probs[:, c]) for c in every]
     precision = [_ranking(sk.average_precision_score, one_hot[:, c], probs[:, c]) for c in every]
     f1 = sk.f1_score(y, predicted, labels=every, average=None, zero_division=0)
-    tops = np.clip(probs[np.arange(len(y)), y], np.finfo(float).tiny, 1)
     counts, said = confusion.sum(1), confusion.sum(0)
     right = np.diag(confusion)
     values = {
@@ -132,9 +156,9 @@ def _classification(names: Sequence[str], y: Array, probs: Array) -> Values:
         "accuracy": 100.0 * sk.accuracy_score(y, predicted),
         "balanced_accuracy": 100.0 * sk.balanced_accuracy_score(y, predicted),
         "f1_macro": 100.0 * sk.f1_score(y, predicted, average="macro", zero_division=0),
-        "auroc": auroc[1] if len(names) == 2 else _mean(auroc),
-        "average_precision": precision[1] if len(names) == 2 else _mean(precision),
-        "log_loss": -np.log(tops).mean(),
+        "auroc": auroc[1] if len(names) == 2 else mean_known(auroc),
+        "average_precision": precision[1] if len(names) == 2 else mean_known(precision),
+        "log_loss": log_loss(probs[np.arange(len(y)), y]),
         "ece": calibration_error(confidence, predicted == y),
     }
     per_class = {
@@ -161,14 +185,13 @@ def _multilabel(names: Sequence[str], y: Array, probs: Array) -> Values:
     auroc = [_ranking(sk.roc_auc_score, y[:, c], probs[:, c]) for c in labels]
     precision = [_ranking(sk.average_precision_score, y[:, c], probs[:, c]) for c in labels]
     f1 = sk.f1_score(y, predicted, average=None, zero_division=0)
-    picked = np.clip(np.where(y == 1, probs, 1 - probs), np.finfo(float).tiny, 1)
     values = {
         "samples": len(y),
         "f1": 100.0 * sk.f1_score(y, predicted, average="micro", zero_division=0),
         "f1_macro": 100.0 * float(np.mean(f1)),
-        "map": _mean(precision),
-        "auroc": _mean(auroc),
-        "log_loss": -np.log(picked).mean(),
+        "map": mean_known(precision),
+        "auroc": mean_known(auroc),
+        "log_loss": log_loss(np.where(y == 1, probs, 1 - probs)),
     }
     per_class = {
         name: _plain(
@@ -209,12 +232,6 @@ def _regression(names: Sequence[str], y: Array, predicted: Array) -> Values:
 def _ranking(metric: Callable[[Array, Array], float], y: Array, scores: Array) -> float | None:
     """A metric of a ranking; None where all samples are of one kind."""
     return float(metric(y, scores)) if 0 < y.sum() < len(y) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean over classes that have the metric; None where none has."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _plain(values: Mapping[str, Any]) -> Values:
