@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,12 +125,11 @@ def hf(
 
 def _library() -> Any:
     try:
-        import transformers
+        return importlib.import_module("transformers")
     except ImportError:
         raise ModelError(
             "models hf:NAME need the library transformers; install it with: pip install 'kedge[hf]'"
         ) from None
-    return transformers
 
 
 @contextmanager
