@@ -18,7 +18,7 @@ from kedge.cli.mathtext import plain_doc, title
 from kedge.core.method import FedAvg
 from kedge.core.part import Part
 from kedge.data.datasets.known import Known
-from kedge.data.datasets.readers import FORMATS
+from kedge.data.datasets.readers import EXAMPLES, FORMATS
 from kedge.data.partition.registries import aliases
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.grammar import write_value
@@ -136,6 +136,8 @@ def show_page(text: str) -> RenderableType:
     if schema.options:
         pieces.append(Padding(_schema_table(schema), (0, 0, 1, 2)))
     pieces += [Text(line) for line in _presets(schema)]
+    if kind.name == "dataset" and name in EXAMPLES:
+        pieces.append(Padding(_examples_table(EXAMPLES[name]), (0, 0, 1, 2)))
     facts = _table(show_header=False)
     for key, value in _facts(kind, name, thing, schema).items():
         facts.add_row(Text(key, style="bold"), Text(value))
@@ -151,6 +153,13 @@ def _schema_table(schema: Schema) -> Table:
         default = row.default or "must be given"
         cells = [row.name, row.type, default, *([row.range] if ranges else []), row.doc]
         table.add_row(*map(Text, cells))
+    return table
+
+
+def _examples_table(examples: tuple[tuple[str, str], ...]) -> Table:
+    table = _table("example", "what it does")
+    for text, what in examples:
+        table.add_row(Text(f'--data "{text}"'), Text(what))
     return table
 
 
