@@ -402,3 +402,60 @@ def test_a_batch_that_normalises_itself(tmp_path: Path) -> None:
     y = load_data(tmp_path / "data.npz").y_test
     right = model.predict(tmp_path / "data.npz") == np.array(["low", "mid", "high"])[y]
     assert 100.0 * right.sum() / len(right) == result.records[0][-1]["accuracy"]
+
+
+# -- what users give to kedge.fit -------------------------------------------------------------
+
+
+def test_one_logit_and_classes_by_name(tmp_path: Path) -> None:
+    x = RNG.normal(0, 1, (40, 5)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, "yes", "no")
+    result, *_ = fitted(nn.Sequential(nn.Linear(5, 1)), tmp_path / "run", x, y, lr=0.5)
+    model = kedge.load(tmp_path / "run").model
+    assert set(model.predict(x)) == {"yes", "no"}
+    right = (model.predict(x) == y).sum()
+    assert 100.0 * right / 40 == result.records[0][-1]["accuracy"]
+    assert model.predict_proba(x).shape == (40, 2)
+    given = kedge.load(tmp_path / "run", model=nn.Sequential(nn.Linear(5, 1))).model
+    np.testing.assert_array_equal(given.predict_proba(x), model.predict_proba(x))
+
+
+def test_token_ids_stay_whole(tmp_path: Path) -> None:
+    x = RNG.integers(0, 9, (40, 4))
+    y = (x[:, 0] > 4).astype(int)
+    module = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
+    result, *_ = fitted(module, tmp_path / "run", x, y)
+    model = kedge.load(tmp_path / "run").model
+    assert 100.0 * (model.predict(x) == y).sum() / 40 == result.records[0][-1]["accuracy"]
+    assert model.predict(x.astype(float)).shape == (40,)
+    with pytest.raises(DataError, match="the model takes whole numbers"):
+        model.predict(x + 0.5)
+    with pytest.raises(DataError, match="a number that the model does not know"):
+        model.predict(x + 90)
+
+
+def test_series_and_16_bit_images(tmp_path: Path) -> None:
+    y = np.arange(40) % 2
+    series = RNG.normal(0, 1, (40, 2, 30)).astype("float32") + y[:, None, None]
+    deep = (RNG.integers(0, 20000, (40, 6, 6)) + 30000 * y[:, None, None]).astype(np.uint16)
+    for name, x in (("series", series), ("deep", deep)):
+        np.savez(
+            tmp_path / f"{name}.npz", x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:]
+        )
+        settings = FAST | {"data": str(tmp_path / f"{name}.npz")}
+        result = kedge.run("fedavg", out=tmp_path / name, **settings)
+        model = kedge.load(tmp_path / name).model
+        right = (model.predict(x[30:]) == y[30:]).sum()
+        assert 100.0 * right / 10 == result.records[0][-1]["accuracy"]
+
+
+def test_data_frames(tmp_path: Path) -> None:
+    clients = {"north": patients(40), "south": patients(40, 3)}
+    test = patients(20)
+    result = kedge.fit(
+        None, clients, label="outcome", missing="mean", drop=["id"], test=test, rounds=2,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    model = kedge.load(tmp_path / "run").model
+    right = (model.predict(test.drop(columns="outcome")) == test["outcome"]).sum()
+    assert 100.0 * right / 20 == result.records[0][-1]["accuracy"]

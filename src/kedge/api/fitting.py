@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from kedge.api.clients import read_clients, with_outputs
 from kedge.api.training import method_setting
+from kedge.core.adapting import adapt, check_module, one_logit
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.part import Part
-from kedge.core.task import Task, guess_task, make_task
-from kedge.data.encodings import ArrayEncoding
-from kedge.data.federation import Federation
-from kedge.data.partition import Partition, holdout
+from kedge.core.task import tasks
+from kedge.data.datasets import Dataset
 from kedge.engines import Execution
 from kedge.engines.device import resolve_device
-from kedge.errors import DataError
+from kedge.errors import DataError, FieldError, ModelError
 from kedge.runs import runner
+from kedge.runs.config import Config
 from kedge.runs.folder import Folder
 from kedge.runs.reading import load_config
 from kedge.runs.result import Result
@@ -29,13 +29,16 @@ from kedge.sim.simulation import Simulation
 
 
 def fit(
-    model: nn.Module | Model,
-    clients: Sequence[tuple[Any, Any]],
+    model: nn.Module | Model | str | None = None,
+    clients: Any = None,
     method: str | Method | Part = "fedavg",
-    test: tuple[Any, Any] | None = None,
+    test: Any = None,
     *,
+    label: Any = None,
     task: str = "auto",
     held_out: float = 0.2,
+    missing: str | None = None,
+    drop: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
     watch: runner.Watch | None = None,
@@ -44,15 +47,25 @@ def fit(
     """Train your own model on your own clients.
 
     Args:
-        model: a module that maps inputs ``[batch, ...]`` to outputs ``[batch, outputs]``.
-        clients: a pair ``(inputs, labels)`` of arrays or tensors per client, ``[n_k, ...]`` and
-            ``[n_k]`` or ``[n_k, labels]``.
+        model: a module that maps inputs ``[batch, ...]`` to outputs ``[batch, outputs]``, or a
+            model by name, such as ``"mlp(hidden=[32])"``; None takes one that suits the data. One
+            output is enough for two classes: it is the logit of the second one, and the trained
+            model returns the logits ``[0, z]`` of both. Of a dictionary of outputs, ``"logits"`` is
+            taken. Parameters with ``requires_grad=False`` are neither trained nor sent.
+        clients: the data of each client, in a list or by name (``{"north": ..., "south": ...}``):
+            a pair ``(inputs, labels)`` of arrays or tensors, ``[n_k, ...]`` and ``[n_k]`` or
+            ``[n_k, labels]``; a ``torch.utils.data.Dataset`` of such pairs; or a pandas DataFrame.
+            Labels may be texts. Whole numbers stay whole if the model takes them, as
+            ``nn.Embedding`` does.
         method: as in :func:`run`.
-        test: inputs and labels of the test set; None tests on held-out samples of each client.
+        test: a test set of the same kind; None tests on held-out samples of each client.
+        label: the label column of DataFrames.
         task: ``classification``, ``multilabel``, ``regression`` or a registered task. ``auto``
-            infers it from the labels: integers are classes, rows of 0 and 1 are multi-label, other
-            numbers are targets of a regression.
+            infers it from the labels: integers and texts are classes, rows of 0 and 1 are
+            multi-label, other numbers are targets of a regression.
         held_out: share of each client's samples to test on if there is no ``test``.
+        missing, drop: what to do about missing values in DataFrames, and columns to leave out, as
+            for CSV files.
         out, resume, watch: as in :func:`run`.
         **settings: as in :func:`run`; ``seeds`` is ``(0,)`` by default.
 
@@ -60,8 +73,8 @@ def fit(
         The result; ``result.models[0]`` is the trained global model of the first seed.
 
     Raises:
-        DataError: the samples of a client are missing, malformed or not finite, or the model cannot
-            take them.
+        DataError: the samples of a client are missing, malformed or not finite.
+        ModelError: the model cannot take the inputs, or its outputs do not fit the labels.
         KedgeError: as :func:`run`.
 
     >>> import kedge
@@ -70,39 +83,31 @@ def fit(
     >>> result.models[0]
     Linear(in_features=8, out_features=2, bias=True)
     """
-    settings = {"seeds": (0,)} | settings
-    settings |= method_setting(method)
-    config = load_config(flags=settings | {"data": "own", "clients": len(clients)})
-    x, y, rows = _joined(clients)
-    module = (
-        model
-        if isinstance(model, Model)
-        else Model(model, batchnorm=config.batchnorm, precision=config.precision)
-    )
-    learning_task = _task(task, y, module, x)
-    whole = Partition(tuple(rows), "given", 0, len(x))
+    if clients is None:
+        raise DataError("there are no clients; give them: kedge.fit(model, clients)")
+    columns = {"missing": missing, "drop": drop}
+    columns = {name: value for name, value in columns.items() if value is not None}
+    dataset = read_clients(clients, label, test, task, **columns)
+    assert dataset.group_names is not None
+    if not 0 < held_out < 1:
+        raise FieldError(f"held_out = {held_out} is not between 0 and 1")
+    settings = {
+        "seeds": (0,),
+        "split": f"holdout({held_out})" if test is None else "given",
+        **({"model": model} if isinstance(model, str) else {}),
+        **settings,
+        **method_setting(method),
+    }
+    config = load_config(flags=settings | {"data": "own", "clients": len(dataset.group_names)})
+    module = None
+    if model is not None and not isinstance(model, str):
+        module, dataset = own_model(model, dataset, config, is_auto=task == "auto")
+    elif dataset.name == "own" and not config.model.startswith("hf:"):
+        dataset = with_outputs(dataset, dataset.outputs, tokens=False)
     device = resolve_device(config.device)
 
     def make(seed: int, execution: Execution) -> Simulation:
-        training, testing = whole, None
-        if test is None:
-            labels = y if learning_task.one_class else np.zeros(len(y), np.int64)
-            training, testing = holdout(whole, labels, held_out, seed)
-        federation = Federation(
-            x,
-            y,
-            training.clients,
-            learning_task,
-            test,
-            held_out=testing.clients if testing else None,
-            augment=config.augment,
-            angles=config.angles,
-            device=device,
-        )
-        federation.partition = whole
-        stored = str(federation.x.dtype).removeprefix("torch.")
-        federation.encoding = ArrayEncoding(federation.input_shape, stored, from_files=False)
-        return runner.assemble(config, federation, module, seed, execution)
+        return runner.simulation(config, dataset, seed, device, execution, module)
 
     folder = None
     if out is not None:
@@ -110,43 +115,58 @@ def fit(
     return runner.run_seeds(config, make, device, folder, watch)
 
 
-def _joined(clients: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
-    """The samples of all clients in one array, and the rows of each client."""
-    if not len(clients):
-        raise DataError("there are no clients; give a list of (inputs, labels), one per client")
-    inputs: list[Any] = []
-    labels: list[Any] = []
-    for k, pair in enumerate(clients):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise DataError(f"client {k} is not a pair of inputs and labels")
-        a, b = (np.asarray(v.detach().cpu() if isinstance(v, torch.Tensor) else v) for v in pair)
-        if len(a) != len(b):
-            raise DataError(f"client {k} has {len(a)} inputs but {len(b)} labels")
-        if len(a) == 0:
-            raise DataError(f"client {k} has no samples; leave it out")
-        if a.dtype == object or b.dtype == object:
-            raise DataError(f"client {k} holds objects; give numbers of one shape")
-        if inputs and a.shape[1:] != inputs[0].shape[1:]:
-            raise DataError(
-                f"client {k} has inputs of shape {a.shape[1:]}, client 0 of {inputs[0].shape[1:]}"
+def own_model(
+    model: Any, dataset: Dataset, config: Config, is_auto: bool = False
+) -> tuple[Model, Dataset]:
+    """A user's model in the form that kedge trains, and the dataset in the form that it takes.
+
+    Raises:
+        ModelError: the model cannot take the inputs, or its outputs do not fit the labels.
+    """
+    head, batchnorm, precision = None, config.batchnorm, config.precision
+    if isinstance(model, Model):
+        head, batchnorm, precision = model.head_name, model.batchnorm, model.precision
+        model = model.template
+    x = torch.as_tensor(dataset.x_train[:2])
+    if len(x) == 1:
+        x = torch.cat([x, x])
+    x = x / 255 if x.dtype == torch.uint8 else x
+    module, shape, tokens = adapt(check_module(model), x, config.seeds[0])
+    width = int(torch.Size(shape).numel())
+    if is_auto and width == 1 and _is_binary(dataset):
+        y = {n: getattr(dataset, n) for n in ("y_train", "y_test")}
+        y = {n: v if v is None else v.reshape(-1).astype("int64") for n, v in y.items()}
+        dataset = dataclasses.replace(dataset, task="classification", outputs=2, **y)
+    if tasks[dataset.task].one_class:
+        if len(shape) != 1 and width != 1:
+            raise ModelError(
+                f"the model returns the shape {list(shape)} for one input; classes need one number "
+                "each, so let it return [batch, classes]"
             )
-        if np.issubdtype(a.dtype, np.floating) and not np.isfinite(a).all():
-            bad = int(np.flatnonzero(~np.isfinite(a).reshape(len(a), -1).all(1))[0])
-            raise DataError(f"client {k} has NaN or infinite inputs, first in row {bad}")
-        inputs.append(a)
-        labels.append(b)
-    ends = np.cumsum([len(a) for a in inputs])
-    rows = [np.arange(end - len(a), end) for a, end in zip(inputs, ends, strict=True)]
-    return np.concatenate(inputs), np.concatenate(labels), rows
+        _check_width(dataset, width)
+        if width == 1:
+            module, width = one_logit(module, x if tokens else x.float()), 2
+    dataset = with_outputs(dataset, width, tokens)
+    return Model(module, head, batchnorm, precision), dataset
 
 
-def _task(name: str, y: Any, module: Model, x: Any) -> Task:
-    """The task with this name, with as many outputs as the model has for these inputs."""
-    weights = module.weights()
-    like = next(iter(weights.params.values()))
-    sample = torch.as_tensor(x[:2]).to(like.dtype)
-    try:
-        outputs = int(torch.Size(module.shapes(weights, sample)["logits"]).numel())
-    except (RuntimeError, ValueError) as error:
-        raise DataError(f"the model cannot take inputs of shape {x.shape[1:]}: {error}") from None
-    return make_task(guess_task(y) if name == "auto" else name, outputs)
+def _is_binary(dataset: Dataset) -> bool:
+    """Whether real targets are all 0 or 1, as a binary cross-entropy takes them."""
+    if dataset.task != "regression" or dataset.outputs != 1:
+        return False
+    ys = [y for y in (dataset.y_train, dataset.y_test) if y is not None]
+    return all(bool(((y == 0) | (y == 1)).all()) for y in ys)
+
+
+def _check_width(dataset: Dataset, width: int) -> None:
+    """Raise a ModelError if a model has too few outputs for the classes, or too many for names."""
+    names, count = dataset.classes, dataset.outputs
+    if width == count or (width == 1 and count == 2) or (names is None and width > count):
+        return
+    classes = f"{count} classes ({', '.join(names[:10])})" if names else f"{count} classes"
+    reason = "" if names else f", since labels go up to {count - 1}"
+    outputs = "one output" if width == 1 else f"{width} outputs"
+    raise ModelError(
+        f"the model has {outputs}, but the data have {classes}{reason}; give its last layer "
+        f"{count} outputs"
+    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.core.hooks import call
 from kedge.core.method import Method
@@ -92,7 +92,10 @@ class Bound:
         self._factor = schedule(optim.schedule)
 
         like = next(iter(initial.params.values()))
-        sample = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
+        tokens = getattr(data, "tokens", False)
+        self._check_inputs(tokens)
+        whole = torch.int64 if tokens else like.dtype
+        sample = torch.zeros((2, *input_shape), dtype=whole, device=like.device)
         spec = Spec(
             model=model,
             task=task,
@@ -101,10 +104,11 @@ class Bound:
             num_clients=num_clients,
             batch=batch,
             input_shape=input_shape,
-            shapes=model.shapes(initial, sample),
+            shapes=_shapes(model, initial, sample),
             dtype=like.dtype,
             device=like.device,
             key=key,
+            tokens=tokens,
         )
         width = int(torch.Size(spec.shapes["logits"]).numel())
         if width != task.outputs:
@@ -228,6 +232,14 @@ class Bound:
                 "clients; use one of them"
             )
 
+    def _check_inputs(self, tokens: bool) -> None:
+        makers = [p.name for p in self.parts if p.makes_inputs()]
+        if tokens and makers:
+            raise IncompatibleError(
+                f"{makers[0]} makes or mixes inputs, which only real numbers allow; these inputs "
+                "are whole numbers (token ids)"
+            )
+
     def _check(self) -> None:
         for part in self.parts:
             if not {self.task.name, self.task.like} & set(part.tasks):
@@ -256,3 +268,16 @@ class Bound:
                     f"{part.name} must know how {pulling} shrinks a step, which {self.optim.name} "
                     "does not tell; use sgd"
                 )
+
+
+def _shapes(model: Model, initial: Weights, sample: Tensor) -> dict[str, tuple[int, ...]]:
+    try:
+        return model.shapes(initial, sample)
+    except (RuntimeError, ValueError, IndexError) as error:
+        what = "whole-number inputs" if not sample.is_floating_point() else "inputs"
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = f"the model cannot take {what} of shape {tuple(sample.shape[1:])}: {line}"
+        embeds = any(isinstance(m, nn.Embedding) for m in model.template.modules())
+        if embeds and sample.is_floating_point():
+            text += "; its embedding takes token ids, which are read as FILE.npz(kind=tokens)"
+        raise ModelError(text) from error

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,11 @@ class Dropout(nn.Module):
         self.p, self.channels = p, channels  # channels: drop whole channels, as nn.Dropout2d
         # a value is retained if its 32-bit draw, as a fraction of 24 bits, is at least p
         self.least = math.ceil(torch.tensor(p, dtype=torch.float32).item() * 2**24) * 2**8
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a pass in training draws."""
+        return self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -42,8 +48,14 @@ class Dropout(nn.Module):
         return rng.bits(key, shape)
 
 
-#: Layers of torch that :func:`keyed` replaces.
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+@lru_cache(maxsize=64)
+def _layer(p: float, channels: bool) -> Dropout:
+    return Dropout(p, channels)
+
+
+def drop(x: Tensor, p: float, channels: bool = False) -> Tensor:
+    """Dropout as a function, drawing from the keys of the pass."""
+    return _layer(p, channels)(x)
 
 
 class KeyStream:
@@ -74,24 +86,6 @@ def drawing_from(stream: KeyStream | None) -> Iterator[None]:
         _streams.top = before
 
 
-def keyed(module: nn.Module) -> nn.Module:
-    """Replace the dropout layers of a module in place by :class:`Dropout`; a ModelError for layers
-    that cannot draw from a key."""
-    for name, child in list(module._modules.items()):
-        if child is None:
-            continue
-        rate = getattr(child, "dropout", 0.0)
-        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and rate:
-            raise ModelError(
-                f"{type(child).__name__} ({name}) drops out inside, where no key reaches; "
-                "set its dropout to 0 and add nn.Dropout after it"
-            )
-        if isinstance(child, DROPOUTS):
-            setattr(module, name, Dropout(child.p, channels=not isinstance(child, nn.Dropout)))
-        elif isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise ModelError(
-                f"{type(child).__name__} ({name}) cannot draw from a key; use nn.Dropout"
-            )
-        else:
-            keyed(child)
-    return module
+def has_keys() -> bool:
+    """Whether dropout may draw now."""
+    return _streams.top is not None

@@ -9,16 +9,19 @@ are recognised). *Features* are the input of the head.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from kedge.core.dropout import Dropout, KeyStream, drawing_from, keyed
+from kedge.core.draws import KeyedFunctions, may_draw
+from kedge.core.dropout import KeyStream, drawing_from
 from kedge.core.functional import FunctionalModule
+from kedge.core.keyed import keyed
+from kedge.core.tape import Rows as Rows
+from kedge.core.tape import Stages, Tape
 from kedge.core.tree import Params, Weights
 from kedge.errors import FieldError, ModelError, UnknownName
 
@@ -41,14 +44,6 @@ NORMS: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
-
-
-class Rows(NamedTuple):
-    """Extra rows that join a pass after ``cut`` and run through the rest of the network."""
-
-    owner: str
-    cut: str
-    values: Tensor
 
 
 class Pass(NamedTuple):
@@ -108,20 +103,37 @@ class Model:
         if isinstance(module, nn.Sequential) and not len(module):
             raise ModelError("the model is an empty nn.Sequential; give it at least a head")
         self.batchnorm, self.precision = batchnorm, precision
-        # frozen parameters (requires_grad = False) are sent but not trained, like buffers
+        # frozen parameters (requires_grad = False) are constants: neither trained nor sent
         self.names = [n for n, p in module.named_parameters() if p.requires_grad]
         if not self.names:
             raise ModelError("the model has no parameters to train")
-        self.head_name = _find_head(module, head)
+        self.head_name = find_head(module, head)
         self.template = copy.deepcopy(module)
-        self._keyed = keyed(copy.deepcopy(module))
-        self.is_random = any(isinstance(m, Dropout) and m.p > 0 for m in self._keyed.modules())
+        self._keyed = keyed(_copied(self.template))
+        #: Whether code of the module may draw, which then is watched in every pass.
+        self._draws = may_draw(module)
+        self.is_random = self._draws or any(
+            getattr(m, "is_random", False) for m in self._keyed.modules()
+        )
         self.layout = Layout()
+        names, kept = set(self.names), set(module.state_dict())
+        both = [*self.template.named_parameters(), *self.template.named_buffers()]
+        #: What no round changes and nobody sends: frozen parameters, and buffers that are not
+        #: part of the module's state.
+        self.constants: Params = {
+            n: v.detach() for n, v in both if n not in (names if _is_param(v) else kept)
+        }
 
-    def prepared(self, layout: Layout) -> Model:
-        """The same model, computed in another layout."""
+    def prepared(
+        self, layout: Layout, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Model:
+        """The same model, computed in another layout, with constants on a device in a dtype."""
         model = copy.copy(self)
         model.layout = layout
+        model.constants = {
+            n: v.to(device, dtype if v.is_floating_point() else None)
+            for n, v in self.constants.items()
+        }
         model.__dict__.pop("_nets", None)
         assert model._nets  # built now: the first pass may be inside a trace
         return model
@@ -168,11 +180,13 @@ class Model:
             )
 
     def weights(self) -> Weights:
-        """A copy of the module's weights; frozen parameters are among the buffers."""
-        params = {n: p.detach().clone() for n, p in self.template.named_parameters()}
-        frozen = {n: p for n, p in params.items() if n not in set(self.names)}
-        buffers = {n: b.detach().clone() for n, b in self.template.named_buffers()}
-        return Weights({n: params[n] for n in self.names}, buffers | frozen)
+        """A copy of the module's weights, without constants."""
+        params = dict(self.template.named_parameters())
+        buffers = {n: b for n, b in self.template.named_buffers() if n not in self.constants}
+        return Weights(
+            {n: params[n].detach().clone() for n in self.names},
+            {n: b.detach().clone() for n, b in buffers.items()},
+        )
 
     def module(self, weights: Weights) -> nn.Module:
         """A copy of the module with the given weights, in evaluation mode."""
@@ -205,15 +219,20 @@ class Model:
         buffers = weights.buffers
         if mode != "eval":
             buffers = {n: b.clone() for n, b in buffers.items()}  # norm layers write into them
+        state = self.constants | buffers
         x, params = self.layout.arrange(x, weights.params)
-        net, tape = self._nets[mode], _Tape(len(x), rows, taps)
+        net, tape = self._nets[mode], Tape(len(x), rows, taps)
         stream = KeyStream(key) if key is not None and mode != "eval" else None
-        with drawing_from(stream) if self.is_random else nullcontext(), self._precise(x):
-            if isinstance(net.module, _Stages):
-                logits = net.call(buffers | params, x, tape, self.head_name)
+        with (
+            drawing_from(stream) if self.is_random else nullcontext(),
+            KeyedFunctions() if self._draws else nullcontext(),
+            self._precise(x),
+        ):
+            if isinstance(net.module, Stages):
+                logits = net.call(state | params, x, tape, self.head_name)
             else:
                 with tape.hooked(net.module, self.head_name):
-                    logits = net.call(buffers | params, x)
+                    logits = net.call(state | params, x)
         after = buffers if mode == "train" else weights.buffers
         features = tape.features
         if self.precision == "bf16":  # losses stay in full precision
@@ -251,67 +270,25 @@ class Model:
         return shapes | {"logits": tuple(done.logits.shape[1:])}
 
 
-class _Tape:
-    """Record activations and features during a pass, and inject rows at their cuts."""
-
-    def __init__(self, count: int, rows: tuple[Rows, ...], taps: tuple[str, ...]) -> None:
-        self.real, self.count = count, count
-        self.rows, self.taps = rows, set(taps) | {r.cut for r in rows}
-        self.at: dict[str, Tensor] = {}
-        self.where: dict[str, slice] = {}
-        self.features: Tensor | None = None
-
-    def after(self, cut: str, x: Tensor) -> Tensor:
-        if cut not in self.taps or not isinstance(x, Tensor):
-            return x  # a submodule with several outputs (an LSTM) is not a cut
-        injected = [row for row in self.rows if row.cut == cut]
-        if injected and cut in self.at:
-            raise ModelError(f"{cut} runs twice in one pass, so nothing can be injected after it")
-        self.at[cut] = x[: self.real]
-        for row in injected:
-            values = row.values.reshape(len(row.values), *x.shape[1:])
-            self.where[row.owner] = slice(self.count, self.count + len(values))
-            self.count += len(values)
-            x = torch.cat([x, values.to(x.dtype)])
-        return x
-
-    @contextmanager
-    def hooked(self, net: nn.Module, head: str | None) -> Iterator[None]:
-        """For modules that are not sequential: install forward hooks within the block."""
-
-        def read_features(_: nn.Module, args: tuple[Any, ...]) -> None:
-            self.features = args[0]
-
-        with ExitStack() as stack:
-            if head is not None:
-                handle = net.get_submodule(head).register_forward_pre_hook(read_features)
-                stack.callback(handle.remove)
-            for cut in self.taps:
-                handle = net.get_submodule(cut).register_forward_hook(
-                    lambda _m, _a, out, cut=cut: self.after(cut, out)
-                )
-                stack.callback(handle.remove)
-            yield
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy that shares frozen parameters: nobody writes to them, and they may be large."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 
-class _Stages(nn.Sequential):
-    """A sequential model that passes the output of each child to a tape."""
-
-    def forward(self, x: Tensor, tape: _Tape, head: str) -> Tensor:  # type: ignore[override]
-        for name, stage in self._modules.items():
-            assert stage is not None
-            if name == head:
-                tape.features = x
-            x = tape.after(name, stage(x))
-        return x
+def _is_param(value: Tensor) -> bool:
+    return isinstance(value, nn.Parameter)
 
 
-def _find_head(module: nn.Module, head: str | None) -> str | None:
+def find_head(module: nn.Module, head: str | None = None) -> str | None:
+    """The name of a module's head; None if it is not known."""
     if head is not None:
         known = [n for n, _ in module.named_modules() if n]
         if head not in known:
             raise UnknownName("submodule (head)", head, known)
         return head
+    named = getattr(module, "head_name", None)  # a module may tell; "": it has none
+    if isinstance(named, str):
+        return named or None
     for name in _HEADS:
         if isinstance(getattr(module, name, None), nn.Module):
             return name
@@ -322,7 +299,7 @@ def _skeleton(
     module: nn.Module, mode: str, batchnorm: str, head: str | None, layout: Layout
 ) -> nn.Module:
     """A copy of the module, fixed in one mode, so that no pass has to switch modes."""
-    net = copy.deepcopy(module).train(mode != "eval")
+    net = _copied(module).train(mode != "eval")
     layout.replace_layers(net)
     for child in net.modules():
         if isinstance(child, NORMS):
@@ -337,8 +314,8 @@ def _skeleton(
     return net
 
 
-def _as_stages(net: nn.Sequential) -> _Stages:
-    stages = _Stages()
+def _as_stages(net: nn.Sequential) -> Stages:
+    stages = Stages()
     stages._modules.update(net._modules)
     stages.training = net.training
     return stages

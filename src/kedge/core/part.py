@@ -191,6 +191,10 @@ class Part(Declarations):
         for field, value in self.schema().check(given).items():
             object.__setattr__(self, field, value)
 
+    def makes_inputs(self) -> bool:
+        """Whether it generates, mixes or moves inputs, which whole numbers do not allow."""
+        return False
+
     def advice(self, rounds: int) -> str:
         """A warning about a run of ``rounds`` rounds; empty if there is none."""
         return ""
@@ -232,7 +236,7 @@ class Part(Declarations):
 
 
 OTHERS = {"has", "hooks", "count", "cuts", "surveys", "advice", "schema"}
-OTHERS |= {"anchor_pull", "refuses"}
+OTHERS |= {"anchor_pull", "makes_inputs", "refuses"}
 HOOKS = [n for n, f in vars(Part).items() if callable(f) and n[0] != "_" and n not in OTHERS]
 
 

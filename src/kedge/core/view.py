@@ -52,6 +52,12 @@ class Spec:
     dtype: torch.dtype
     device: torch.device
     key: Tensor = field(repr=False)
+    tokens: bool = False  # inputs are whole numbers
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """The type of inputs: int64 for whole numbers."""
+        return torch.int64 if self.tokens else self.dtype
 
     @property
     def features(self) -> int:

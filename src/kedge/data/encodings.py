@@ -137,4 +137,9 @@ def encoding_of(dataset: Dataset) -> Encoding:
     """The encoding of a dataset; datasets without one of their own hold arrays."""
     if dataset.encoding is not None:
         return dataset.encoding
-    return ArrayEncoding(dataset.shape, str(dataset.x_train.dtype), dataset.columns or ())
+    return ArrayEncoding(
+        dataset.shape,
+        str(dataset.x_train.dtype),
+        dataset.columns or (),
+        from_files=dataset.name != "own",  # arrays that a user gave to kedge.fit
+    )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.optim import Optimizer
 from kedge.core.part import HOOKS, Part
@@ -157,7 +158,9 @@ def difference(first: Bound, other: Bound) -> str:
     """The first structural difference that keeps two bindings from sharing a computation; empty if
     there is none."""
     a, b = _structure(first), _structure(other)
-    return next((name for name in a if a[name] != b[name]), "")
+    found = next((name for name in a if a[name] != b[name]), "")
+    same = found or tree.equal(first.model.constants, other.model.constants)
+    return found if same else "their frozen weights"
 
 
 def floats(target: Part | Optimizer) -> Iterator[str]:

@@ -102,7 +102,7 @@ class Loop(Engine):
 
     def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
         return model.prepared(
-            EngineLayout(channels_last=prefers_channels_last(model, device, dtype))
+            EngineLayout(channels_last=prefers_channels_last(model, device, dtype)), device, dtype
         )
 
     def train(self, cohort: Cohort) -> list[Outcome]:

@@ -33,7 +33,7 @@ class Reference(Engine):
     is_candidate = False
 
     def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
-        return model
+        return model.prepared(model.layout, device, dtype)
 
     def train(self, cohort: Cohort) -> list[Outcome]:
         cohort = cohort.with_states()

@@ -86,7 +86,8 @@ class Vector(Engine):
 
     def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
         on_gpu = device.type == "cuda"
-        return model.prepared(EngineLayout(stacked=on_gpu and stacked.available()))
+        layout = EngineLayout(stacked=on_gpu and stacked.available())
+        return model.prepared(layout, device, dtype)
 
     def train(self, cohort: Cohort) -> list[Outcome]:
         return self._with_retry(

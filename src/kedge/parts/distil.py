@@ -44,6 +44,9 @@ class Distiller(Part):
     uploads = "C"
     compute = "generator and student on the server"
 
+    def makes_inputs(self) -> bool:
+        return self.level == "input"
+
     def server_init(self, spec: Spec) -> Tree:
         if self.level == "feature":
             spec.model.require_head(self.name)

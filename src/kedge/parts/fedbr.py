@@ -99,6 +99,9 @@ class FedBR(Part):
     uploads = _PROJECTION
     compute = "two passes of pseudo-data"
 
+    def makes_inputs(self) -> bool:
+        return True
+
     def server_init(self, spec: Spec) -> Tree:
         width, out = self.width or 2 * spec.features, self.out or spec.features
         sizes = (spec.features, width, width, out)

@@ -100,6 +100,9 @@ class FedCOG(Part):
     keeps = "P + 1"
     compute = "generation, and a pass of generated data"
 
+    def makes_inputs(self) -> bool:
+        return not self.cut
+
     def advice(self, rounds: int) -> str:
         if self.start < rounds:
             return ""
@@ -238,7 +241,8 @@ class FedCOG(Part):
         self, v: View, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None
     ) -> Tensor:
         """Logits of activations ``x`` that enter the model at the cut."""
-        blank = x.new_zeros((_BLANK_ROWS, *v.spec.input_shape))
+        shape = (_BLANK_ROWS, *v.spec.input_shape)
+        blank = x.new_zeros(shape, dtype=v.spec.input_dtype)
         rows = (Rows(self.name, self.cut, x),)
         return v.spec.model.forward(weights, blank, mode, key=key, rows=rows).logits[_BLANK_ROWS:]
 

@@ -111,6 +111,9 @@ class FedGen(Part):
     uploads = "C"
     compute = "a pass of generated samples; a generator on the server"
 
+    def makes_inputs(self) -> bool:
+        return self.level == "input"
+
     def server_init(self, spec: Spec) -> Tree:
         if self.width == 1:
             raise FieldError(f"{self.name}.width = 1 leaves no room for the label; write 2 or more")

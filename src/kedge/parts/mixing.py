@@ -32,6 +32,9 @@ class Mixup(Part):
     side = "data"
     presets = {"fedbr": {"alpha": 0.2}}
 
+    def makes_inputs(self) -> bool:
+        return True
+
     def transform(self, v: View, batch: Batch) -> Batch:
         key_order, key_weight = rng.split(v.key, 2)
         partner = rng.permutation(key_order, len(batch.x))

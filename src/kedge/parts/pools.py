@@ -38,6 +38,9 @@ class _Pooled(Part):
     needs_clients = True
     sends = "rows*X + rows*C"
 
+    def makes_inputs(self) -> bool:
+        return True
+
     def server_init(self, spec: Spec) -> Tree:
         x = torch.zeros((self.rows, *spec.input_shape), dtype=spec.dtype, device=spec.device)
         return {"x": x, "y": x.new_zeros(self.rows, spec.task.outputs)}

@@ -52,6 +52,9 @@ class FedReg(Part):
     tasks = ("classification",)
     compute = "three or four gradients"
 
+    def makes_inputs(self) -> bool:
+        return True
+
     def ascend(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
         classes = torch.arange(v.task.outputs, device=batch.y.device)
         target = batch.target  # [B, C]

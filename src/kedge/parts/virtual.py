@@ -72,6 +72,9 @@ class VHL(Part):
     uploads = "E"
     compute = "a pass of virtual data"
 
+    def makes_inputs(self) -> bool:
+        return True
+
     def extend(self, spec: Spec) -> Params:
         if self.labels == "shared":
             return {}

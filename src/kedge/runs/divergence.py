@@ -67,7 +67,10 @@ class LossGuard:
         """The loss of outputs that are all 0."""
         batch = self.sim.federation.clean(self._rows)
         zeros = torch.zeros(
-            len(self._rows), self.sim.task.outputs, dtype=batch.x.dtype, device=batch.x.device
+            len(self._rows),
+            self.sim.task.outputs,
+            dtype=self.sim.federation.dtype,
+            device=batch.x.device,
         )
         return abs(float(self.sim.task.loss(zeros, batch).mean()))
 

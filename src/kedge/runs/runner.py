@@ -24,7 +24,7 @@ from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
 from kedge.engines.device import device_name, effective, precise, resolve_device
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.config import Config
@@ -200,12 +200,17 @@ def result_of(
 
 
 def simulation(
-    config: Config, dataset: Dataset, seed: int, device: torch.device, execution: Execution
+    config: Config,
+    dataset: Dataset,
+    seed: int,
+    device: torch.device,
+    execution: Execution,
+    own: Model | None = None,
 ) -> Simulation:
     """Build the simulation of one seed.
 
     The partition, the cohorts and the initial weights depend on the settings and the seed alone,
-    not on the device or on ``execution``.
+    not on the device or on ``execution``. ``own`` is a model to train in place of a named one.
 
     Raises:
         KedgeError: the settings do not fit the data, e.g. more clients than samples.
@@ -230,6 +235,8 @@ def simulation(
         seed=seed,
         device=device,
     )
+    if own is not None:
+        return assemble(config, federation, own, seed, execution)
     text = auto_model(dataset) if config.model == "auto" else config.model
     with torch.random.fork_rng(devices=()):  # of the CPU: listing GPUs would initialise CUDA
         torch.default_generator.manual_seed(seed)
@@ -263,6 +270,11 @@ def assemble(
 
 def auto_model(dataset: Dataset) -> str:
     """The default model: a small CNN for images of at least 28 pixels, otherwise an MLP."""
+    if dataset.kind == "tokens":
+        raise ModelError(
+            "there is no default model for token ids; give one with an embedding, such as "
+            "--model hf:NAME, or your own in kedge.fit"
+        )
     if not dataset.is_image or min(dataset.shape[1:]) < 28:
         return "mlp(hidden=[64])"
     return "fedcog_cnn" if dataset.shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
