@@ -166,6 +166,18 @@ def test_personal_models_are_saved_by_client(tmp_path: Path) -> None:
         run.personal(3)
 
 
+def test_the_best_model_beside_the_last(tmp_path: Path) -> None:
+    for name, rounds in (("run", 3), ("better", 1)):
+        kedge.run("fedavg", out=tmp_path / name, **FAST | {"rounds": rounds})
+    seed = tmp_path / "run" / "seed-0"
+    shutil.copy(tmp_path / "better" / "seed-0" / "model.safetensors", seed / "best.safetensors")
+    x = load_data("digits").x_test
+    found = kedge.load(tmp_path / "run", which="best").model.predict_proba(x)
+    expected = kedge.load(tmp_path / "better").model.predict_proba(x)
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(found, kedge.load(tmp_path / "run").model.predict_proba(x))
+
+
 # -- runs by kedge.fit ------------------------------------------------------------------------
 
 
