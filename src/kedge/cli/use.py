@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -111,7 +112,7 @@ def evaluate(
     model = _model(opened, client, device)
     personal = None
     if opened.has_personal and client is None:
-        personal = {name: opened.personal(name).to(model.device) for name in opened.clients}
+        personal = {n: partial(_model, opened, n, device) for n in opened.clients}
     if data is None:
         found = evaluate_own(model, opened.config, opened.seed, personal)
     else:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.core.hooks import call
 from kedge.core.method import Method
@@ -276,6 +276,8 @@ def _shapes(model: Model, initial: Weights, sample: Tensor) -> dict[str, tuple[i
     except (RuntimeError, ValueError, IndexError) as error:
         what = "whole-number inputs" if not sample.is_floating_point() else "inputs"
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"the model cannot take {what} of shape {tuple(sample.shape[1:])}: {line}"
-        ) from error
+        text = f"the model cannot take {what} of shape {tuple(sample.shape[1:])}: {line}"
+        embeds = any(isinstance(m, nn.Embedding) for m in model.template.modules())
+        if embeds and sample.is_floating_point():
+            text += "; its embedding takes token ids, which are read as FILE.npz(kind=tokens)"
+        raise ModelError(text) from error

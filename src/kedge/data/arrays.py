@@ -32,7 +32,9 @@ def to_numpy(raw: Any, where: str) -> Array:
     return array
 
 
-def conform(array: Array, shape: tuple[int, ...], dtype: str, where: str) -> Array:
+def conform(
+    array: Array, shape: tuple[int, ...], dtype: str, where: str, from_files: bool = True
+) -> Array:
     """An array with the shape and type of the training data.
 
     Samples of shape ``[C, ...]`` may also have their channels last, or none if C is 1. A single
@@ -43,6 +45,8 @@ def conform(array: Array, shape: tuple[int, ...], dtype: str, where: str) -> Arr
         shape: shape of one training sample, channels first.
         dtype: type of the training samples, such as ``uint8`` or ``float32``.
         where: its place, for messages.
+        from_files: whether the training data were read from files, where whole numbers are pixels
+            and 16-bit ones are divided by 65535.
 
     Returns:
         The inputs, ``[n, *shape]`` in ``dtype``.
@@ -55,7 +59,11 @@ def conform(array: Array, shape: tuple[int, ...], dtype: str, where: str) -> Arr
     """
     if array.size == 0:
         raise DataError(f"{where}: no values (shape {list(array.shape)})")
-    return _typed(_shaped(array, shape, where), dtype, len(shape) > 1, where)
+    shaped = _shaped(array, shape, where)
+    if from_files and len(shape) > 2 and dtype == "float32" and array.dtype == np.uint16:
+        return np.divide(shaped, np.float32(65535), dtype=np.float32)  # as kedge.data.datasets does
+    are_pixels = array.dtype == np.uint8 or (from_files and array.dtype.kind in "uib")
+    return _typed(shaped, dtype, are_pixels and len(shape) > 2, where)
 
 
 def _shaped(array: Array, shape: tuple[int, ...], where: str) -> Array:
@@ -72,7 +80,7 @@ def _shaped(array: Array, shape: tuple[int, ...], where: str) -> Array:
     raise DataError(f"{where} has shape {list(array.shape)}; the model takes {expected}")
 
 
-def _typed(array: Array, dtype: str, is_image: bool, where: str) -> Array:
+def _typed(array: Array, dtype: str, are_pixels: bool, where: str) -> Array:
     kind = array.dtype.kind
     if kind == "f":
         bad = ~np.isfinite(array)
@@ -85,7 +93,7 @@ def _typed(array: Array, dtype: str, is_image: bool, where: str) -> Array:
             )
     if np.dtype(dtype).kind in "ui":
         return _whole(array, dtype, where)
-    if array.dtype == np.uint8 and is_image:
+    if are_pixels:
         raise DataError(
             f"{where} has 8-bit values, but the model was trained on numbers of type {dtype}; "
             "convert them as the training data were, for instance x.astype('float32') / 255"

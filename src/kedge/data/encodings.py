@@ -37,11 +37,13 @@ class ArrayEncoding(Encoding):
         shape: shape of one training sample, channels first.
         dtype: type of the training samples.
         columns: names of the columns of a table, for DataFrames; empty if they have none.
+        from_files: whether the training data were read from files, rather than given as arrays.
     """
 
     shape: tuple[int, ...]
     dtype: str
     columns: tuple[str, ...] = ()
+    from_files: bool = True
 
     kind: ClassVar[str] = "array"
 
@@ -91,7 +93,7 @@ class ArrayEncoding(Encoding):
         return self._samples(to_numpy(x, f"{path}: {pair[0]}"), f"{path}: {pair[0]}", y)
 
     def _samples(self, array: Array, where: str, y: Array | None = None) -> Samples:
-        x = conform(array, self.shape, self.dtype, where)
+        x = conform(array, self.shape, self.dtype, where, self.from_files)
         if y is not None and y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         return Samples(x, tuple(map(str, range(len(x)))), y)
@@ -127,11 +129,17 @@ class ArrayEncoding(Encoding):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ArrayEncoding:
-        return cls(tuple(values["shape"]), str(values["dtype"]), tuple(values["columns"]))
+        shape, columns = tuple(values["shape"]), tuple(values["columns"])
+        return cls(shape, str(values["dtype"]), columns, bool(values["from_files"]))
 
 
 def encoding_of(dataset: Dataset) -> Encoding:
     """The encoding of a dataset; datasets without one of their own hold arrays."""
     if dataset.encoding is not None:
         return dataset.encoding
-    return ArrayEncoding(dataset.shape, str(dataset.x_train.dtype), dataset.columns or ())
+    return ArrayEncoding(
+        dataset.shape,
+        str(dataset.x_train.dtype),
+        dataset.columns or (),
+        from_files=dataset.name != "own",  # arrays that a user gave to kedge.fit
+    )

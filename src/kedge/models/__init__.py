@@ -10,10 +10,14 @@ user's own model is a function of input shape and number of outputs, registered 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from torch import nn
 
+from kedge.errors import GrammarError
 from kedge.grammar import parse_call
 from kedge.models.basic import linear, mlp
 from kedge.models.cct import cct7
@@ -26,6 +30,7 @@ from kedge.models.cnn import (
     pamap2_cnn,
     pfl_cnn,
 )
+from kedge.models.hf import hf
 from kedge.models.layers import norm_layer
 from kedge.models.resnet import resnet18, resnet34, resnet50
 from kedge.models.vgg import vgg9, vgg11
@@ -37,6 +42,8 @@ __all__ = ["build", "models", "norm_layer", "read", "schema"]
 models = Registry[Callable[..., nn.Sequential]](
     "model", see="kedge list models", group="kedge.models"
 )
+
+HF = "hf:"  # how the names of Hugging Face's models start
 
 _small = (
     linear,
@@ -66,13 +73,33 @@ def schema(name: str) -> Schema:
 def read(text: str) -> BoundCall:
     """Parse a model and bind its options, without building it.
 
+    ``hf:NAME`` is a model of Hugging Face, see :func:`kedge.models.hf.hf`.
+
     Raises:
         UnknownName: there is no such model or option.
         FieldError: the value of an option is wrong.
         GrammarError: the text cannot be parsed, or an option has no name.
     """
+    if text.startswith(HF):
+        return _read_hf(text)
     call = parse_call(text)
     return BoundCall(call.name, models[call.name], schema(call.name).bind(call, by_name=True))
+
+
+def _read_hf(text: str) -> BoundCall:
+    """``hf:NAME_OR_FOLDER(option=value)``; a folder may have any characters."""
+    found = re.fullmatch(r"hf:(.*?)(\(.*\))?", text, re.DOTALL)
+    assert found is not None
+    name, options = found[1].strip(), found[2] or ""
+    if not name:
+        raise GrammarError(f"{text!r} names no model; write hf:NAME or hf:FOLDER")
+    call = parse_call(f"hf{options}")
+    values = schema_of(hf, "hf").bind(call, by_name=True)
+    return BoundCall(text, partial(_build_hf, name), values)
+
+
+def _build_hf(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn.Module:
+    return hf(shape, outputs, name, **options)
 
 
 def build(text: str, shape: tuple[int, ...], outputs: int) -> nn.Sequential:

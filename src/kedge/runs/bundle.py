@@ -263,11 +263,11 @@ def read_weights(path: Path, client: int | None = None) -> tuple[dict[str, Tenso
         DataError: the file is damaged.
     """
     with _opened(path) as file:
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metadata = dict(file.metadata() or {})
-    if client is not None:
-        state = {name: value[client].clone() for name, value in state.items()}
-    return state, metadata
+        names, metadata = list(file.keys()), dict(file.metadata() or {})
+        if client is None:
+            return {name: file.get_tensor(name) for name in names}, metadata
+        rows = {name: file.get_slice(name)[client : client + 1] for name in names}
+        return {name: row[0].clone() for name, row in rows.items()}, metadata
 
 
 def read_metadata(path: Path) -> dict[str, str]:

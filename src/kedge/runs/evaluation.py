@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from kedge.runs.config import Config
 from kedge.runs.predictor import Predictor
 from kedge.runs.scores import of_clients, score
 
-Personal = dict[str, Predictor]  # personal models by the name of the client
+#: What loads the personal model of a client, by its name; there may be many.
+Personal = Mapping[str, Callable[[], Predictor]]
 
 
 class Group(NamedTuple):
@@ -117,7 +118,7 @@ def evaluate_groups(
         return _scored(predictor, y, logits)
     found = _scored(predictor, y, logits, names)
     if personal and set(names) <= set(personal):
-        own = [personal[group.client].logits(group.samples.x) for group in groups]
+        own = [personal[group.client]().logits(group.samples.x) for group in groups]
         found["personal"] = _scored(predictor, y, own, names)
     return found
 
@@ -156,7 +157,7 @@ def _of_held_out(
     clients = {}
     for k, name in enumerate(federation.client_names):
         if len(federation.held_out[k]):
-            own = personal[name] if personal else predictor
+            own = personal[name]() if personal else predictor
             y, logits = _over(own, federation.held_out_batches(k))
             clients[name] = _scored(own, [y], [logits])["global"]
     return of_clients(clients)

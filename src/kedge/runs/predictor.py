@@ -162,6 +162,8 @@ class Predictor:
     def _pass(self, x: Tensor) -> Tensor:
         try:
             return self._model.forward(self._weights, x, "eval").logits.float().cpu()
+        except IndexError as error:
+            raise DataError(f"an input is a number that the model does not know: {error}") from None
         except ValueError as error:
             if self.bundle.batchnorm != "batch":
                 raise

@@ -1,0 +1,161 @@
+"""Models of Hugging Face for classification: ``hf:NAME_OR_FOLDER(lora=8)``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import ModelError
+from kedge.models.layers import Shape
+from kedge.models.lora import add_lora
+from kedge.schema import Doc, Range
+
+_HEADS = ("classifier", "score", "classification_head", "pre_classifier")
+
+
+class HuggingFace(nn.Module):
+    """A model of Hugging Face as a function from token ids ``[B, T]`` or images to logits.
+
+    Tokens with the padding id of the model are masked.
+    """
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+        self.input_name: str = net.main_input_name
+        self.pad: int | None = getattr(net.config, "pad_token_id", None)
+        #: A mask [B, 1, 1, T], which all clients at once can have, is as good as one [B, T].
+        self.wide_mask = False
+        heads = [name for name in _HEADS if isinstance(getattr(net, name, None), nn.Module)]
+        self.head_name = f"net.{heads[0]}" if heads else ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = {self.input_name: x}
+        if self.input_name == "input_ids" and self.pad is not None:
+            inputs["attention_mask"] = self._mask(x)
+        logits: Tensor = self.net(**inputs).logits
+        return logits
+
+    def _mask(self, x: Tensor) -> Tensor:
+        known = x.ne(self.pad or 0)
+        if not self.wide_mask:
+            return known.long()
+        dtype = next(self.net.parameters()).dtype
+        zeros = torch.zeros(known.shape, dtype=dtype, device=x.device)
+        return zeros.masked_fill(~known, torch.finfo(dtype).min)[:, None, None]
+
+    def try_wide_mask(self, length: int) -> None:
+        """Use the mask that works for all clients at once if the logits are the same."""
+        if self.input_name != "input_ids" or self.pad is None:
+            return
+        other = 0 if self.pad else 1
+        x = torch.full((2, length), other)
+        x[1, length // 2 :] = self.pad
+        before = self.training
+        self.eval()
+        with torch.no_grad():
+            expected = self(x)
+            self.wide_mask = True
+            try:
+                same = torch.allclose(self(x), expected, atol=1e-5)
+            except (RuntimeError, ValueError, IndexError):
+                same = False
+        self.wide_mask = same
+        self.train(before)
+
+
+def hf(
+    shape: Shape,
+    outputs: int,
+    name: str,
+    *,
+    lora: Annotated[int, Doc("rank of the trained updates; 0: train all weights"), Range(0)] = 0,
+    alpha: Annotated[float, Doc("updates are multiplied by alpha / lora"), Range(0)] = 16.0,
+    targets: Annotated[
+        tuple[str, ...] | str, Doc("linear layers with updates; empty: queries and values")
+    ] = (),
+    train: Annotated[Literal["all", "head"], Doc("head: freeze all but the classifier")] = "all",
+) -> nn.Module:
+    """A pretrained model with a new classifier, for token ids (T,) or images (C, H, W).
+
+    With ``lora`` above 0, only low-rank updates of the attention and the classifier are trained
+    and sent; all other weights stay as they are, on every client. ``name`` is a name on the Hub,
+    or a folder.
+    """
+    transformers = _library()
+    if len(shape) == 1:
+        auto = transformers.AutoModelForSequenceClassification
+    elif len(shape) == 3:
+        auto = transformers.AutoModelForImageClassification
+    else:
+        raise ModelError(
+            f"hf: models take token ids (length,) or images (channels, height, width), not inputs "
+            f"of shape {tuple(shape)}"
+        )
+    path = Path(name).expanduser()
+    is_folder = path.is_dir()
+    if not is_folder and name.startswith(("/", ".", "~")):
+        raise ModelError(f"there is no folder {name}; give one with config.json and weights")
+    try:
+        with _quiet(transformers):
+            net = auto.from_pretrained(
+                str(path) if is_folder else name,
+                num_labels=outputs,
+                ignore_mismatched_sizes=True,
+                attn_implementation="eager",  # the others have no rule for vmap and keyed dropout
+                dtype=torch.float32,
+            )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ModelError(_cannot_load(name, is_folder, error)) from error
+    base = net.base_model
+    if lora:
+        add_lora(base, lora, alpha, (targets,) if isinstance(targets, str) else targets)
+    elif train == "head":
+        base.requires_grad_(False)
+    module = HuggingFace(net)
+    module.try_wide_mask(shape[0])
+    return module
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise ModelError(
+            "models hf:NAME need the library transformers; install it with: pip install 'kedge[hf]'"
+        ) from None
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without progress bars and the notice that the classifier is new."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _cannot_load(name: str, is_folder: bool, error: Exception) -> str:
+    text = str(error)
+    line = (text.strip().splitlines() or [type(error).__name__])[0]
+    if is_folder:
+        return f"the folder {name} holds no model for classification: {line}"
+    words = ("connect", "offline", "internet", "timed out", "resolve")
+    if any(word in text.lower() for word in words):
+        return (
+            f"the model {name!r} is not on this machine, and Hugging Face cannot be reached; "
+            "download it first, and give its folder: hf:FOLDER"
+        )
+    return f"the model {name!r} cannot be loaded from Hugging Face: {line}"
