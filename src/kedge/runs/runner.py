@@ -102,6 +102,7 @@ def run_seeds(
 
     The fingerprint of ``data`` is kept in the folder; that of the federation if ``data`` is None.
     """
+    [config] = with_personal([config])
     with precise(config.precision, device), memory_errors(config):
         start = time.perf_counter()
         advise([config])
