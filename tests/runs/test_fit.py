@@ -403,3 +403,41 @@ def test_frames_that_cannot_be_read_get_a_sentence(
 ) -> None:
     with pytest.raises(DataError, match=message):
         kedge.fit(net(), clients(hospitals()), **options, **FAST)
+
+
+# -- loss, metric, class weights --------------------------------------------------------------
+
+
+def test_an_own_loss_is_trained_by() -> None:
+    """A loss of twice the cross-entropy is the cross-entropy at twice the learning rate."""
+    x, y = samples()
+
+    def twice(logits: Tensor, labels: Tensor) -> Tensor:
+        return 2 * F.cross_entropy(logits, labels, reduction="none")
+
+    own = kedge.fit(net(), halves(x, y), loss=twice, lr=0.1, **FAST).models[0]
+    plain = kedge.fit(net(), halves(x, y), lr=0.2, **FAST).models[0]
+    torch.testing.assert_close(own(x), plain(x))
+
+
+def test_an_own_metric_is_the_headline() -> None:
+    x, y = samples()
+
+    def brier(y_true: Any, y_score: Any) -> float:
+        return float(((y_true - y_score) ** 2).mean())
+
+    brier.higher_is_better = False  # type: ignore[attr-defined]
+    result = kedge.fit(net(), halves(x, y), test=(x, y), metric=brier, **FAST)
+    probs = torch.softmax(result.models[0](x), -1)[:, 1].detach().numpy()
+    assert result.metric == "brier"
+    assert result.last.mean == pytest.approx(brier(y.numpy(), probs), rel=1e-4)
+    assert kedge.fit(net(1), halves(x, y), metric="auroc", **FAST).metric == "auroc"
+
+
+def test_class_weights_by_name_by_number_and_in_words() -> None:
+    x, y = samples()
+    texts = np.array(["no", "yes"])[y.numpy()]
+    ways: list[Any] = [{"yes": 5}, [1, 5], "1,5", "no=1,yes=5"]
+    nets = [kedge.fit(net(), [(x, texts)], class_weights=w, **FAST).models[0] for w in ways]
+    assert all(torch.equal(nets[0](x), other(x)) for other in nets[1:])
+    assert not torch.equal(nets[0](x), kedge.fit(net(), [(x, texts)], **FAST).models[0](x))

@@ -33,6 +33,8 @@ _HINTS = {
     + "\nOptions, ranges and papers of one: kedge show NAME",
     "dataset": DATA_HINT.strip(),
     "schedule": "The factors of several multiply: warmup(5)+exponential(0.998)",
+    "metric": "The headline of tables, gains and curves: --metric NAME. Of two classes, auroc is "
+    "of the second.\nWhat one is: kedge show metric:NAME",
     "augmentation": "Several are applied from left to right: crop(4)+flip",
 }
 
@@ -100,6 +102,11 @@ def _parts_table(names: list[str]) -> Table:
 
 
 def _options_table(kind: Kind, names: list[str], heading: str) -> Table:
+    if kind.name == "metric":  # metrics have no options
+        table = _table(heading, "what it is")
+        for name in names:
+            table.add_row(name, Text(title(kind.entries()[name])))
+        return table
     table = _table(heading, "options", "what it is")
     for name in names:
         what = Text(title(kind.entries()[name]))

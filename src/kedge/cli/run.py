@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.screen import console, dim, errors
@@ -194,7 +195,20 @@ def _finish(results: list[Result], as_json: bool, note: str) -> None:
     if as_json:
         rows = [result.to_dict() for result in results]
         typer.echo(json.dumps(rows[0] if len(rows) == 1 else {"results": rows}))
+        _fail_if_diverged(results)
         return
     console.print(tables.comparison(results))
     if note:
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
+    _fail_if_diverged(results)
+
+
+def _fail_if_diverged(results: list[Result]) -> None:
+    """Exit with code 1 and a sentence for each run whose loss has exploded."""
+    from kedge.runs.divergence import message
+
+    texts = [text for text in map(message, results) if text]
+    for text in texts:
+        errors.print(Text("error: ", "bold red") + Text(text), soft_wrap=True)
+    if texts:
+        raise typer.Exit(1)

@@ -73,7 +73,7 @@ def federate(
         tokens=dataset.kind == "tokens",
         client_names=_client_names(dataset, data.train),
     )
-    federation.partition = data.partition
+    federation.partition, federation.classes = data.partition, dataset.classes
     return federation
 
 

@@ -53,6 +53,7 @@ class Federation:
         rows: training rows of all clients; those of client ``k`` start at ``offsets[k]``.
         held_out: held-out rows of each client; empty if there are none.
         partition: the partition that the clients come from, or None.
+        classes: names of the classes or labels, or None.
 
     Raises:
         DataError: shapes, labels or rows are wrong, or images are required.
@@ -86,6 +87,7 @@ class Federation:
         self.tokens = tokens
         self.task, self.dtype, self.device = task, dtype, torch.device(device)
         self.partition: Partition | None = None
+        self.classes: tuple[str, ...] | None = None
         self.x, self.y = self._to_inputs(x, "inputs"), self._to_labels(y)
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")

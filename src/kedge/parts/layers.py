@@ -23,6 +23,7 @@ class PrivateHead(Part):
     """Keep the head on the client. Base class of FedPer and FedRep."""
 
     side = "personal"
+    personal_model = True
     needs_features = True
     sends = "-H"
     uploads = "-H"
@@ -64,6 +65,7 @@ class FedBN(Part):
     """
 
     side = "personal"
+    personal_model = True
     sends = "P - W - B"
     uploads = "P - W"
     keeps = "W - P + B"
@@ -99,6 +101,7 @@ class Ditto(Part):
     ] = 0.1
 
     side = "personal"
+    personal_model = True
     presets = {"fedetf": {"lam": 1e-3}}
     neutral = {"lam": 0.0}
     keeps = "W + B"
@@ -149,6 +152,7 @@ class FineTune(Part):
     """
 
     side = "personal"
+    personal_model = True
     neutral = {}
     keeps = "P + B + 1"
 
@@ -184,6 +188,7 @@ class Local(Part):
     """
 
     side = "personal"
+    personal_model = True
     sends = "-W - B"
     uploads = "-W"
     keeps = "W + B"

@@ -11,6 +11,7 @@
         seed-0/metrics.jsonl   one line per round
         seed-0/checkpoint.safetensors
         seed-0/model.safetensors     the trained global model, once the seed is complete
+        seed-0/scores.json           its metrics: global, per client, per class; confusion matrix
 
 Files are written atomically: under a temporary name, then renamed. The metrics of a round are
 written before its checkpoint, so a killed run has all metrics up to its checkpoint; later ones are
@@ -47,7 +48,7 @@ ENVIRONMENT = "environment.json"
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
 #: Increase it with every change that an older kedge would misread.
 FORMAT, FORMAT_KEY = 1, "kedge.format"
-METRICS, PARTITION = "metrics.jsonl", "partition.json"
+METRICS, PARTITION, SCORES = "metrics.jsonl", "partition.json", "scores.json"
 _SAFETENSORS_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",

@@ -14,6 +14,10 @@ from torch import nn
 
 from kedge.runs.config import Config
 
+#: Column of the records that each headline is: the global model on the test set, the same model
+#: client by client, the clients' own models.
+COLUMNS = {"global": "", "client": "client_mean", "personal": "personal_mean"}
+
 
 @dataclass(frozen=True)
 class Stat:
@@ -61,6 +65,10 @@ class Result:
     ``records[i]`` holds one dictionary per round of the i-th seed, ``models[i]`` is its trained
     global model, and ``personal[i]`` are the clients' personal models if ``config.personal`` is
     set.
+
+    ``headline`` says of which models ``last``, ``best``, gains and curves are: ``global``, the
+    global model on the test set; ``personal``, each client's own model on its held-out samples,
+    mean over clients; ``client``, the global model in the same way.
     """
 
     config: Config
@@ -76,6 +84,7 @@ class Result:
     folder: Path | None = None
     unit: str = ""  # of the metric
     decimals: int = 2  # of the metric in text
+    headline: str = "global"
 
     @property
     def label(self) -> str:
@@ -89,8 +98,8 @@ class Result:
         return f"{value:.{self.decimals}f}"
 
     def array(self, name: str | None = None) -> np.ndarray[Any, Any]:
-        """A column of the records, ``[seeds, tested rounds]``; the metric by default."""
-        name = name or self.metric
+        """A column of the records, ``[seeds, tested rounds]``; the headline by default."""
+        name = name or COLUMNS[self.headline] or self.metric
         return np.array([[r[name] for r in run if name in r] for run in self.records], dtype=float)
 
     @cached_property
@@ -98,14 +107,39 @@ class Result:
         """The numbers of the tested rounds, from 1."""
         return np.array([r["round"] for r in self.records[0] if self.metric in r])
 
+    def has(self, name: str) -> bool:
+        """Whether all tested rounds have a column."""
+        return all(name in r for run in self.records for r in run if self.metric in r)
+
     @property
     def last(self) -> Stat:
-        """The metric after the last round."""
+        """The headline after the last round."""
         return Stat.of(self.array()[:, -1])
 
     @property
+    def global_last(self) -> Stat:
+        """The metric of the global model on the test set after the last round."""
+        return Stat.of(self.array(self.metric)[:, -1])
+
+    def beside(self) -> dict[str, Stat]:
+        """Metrics that must stand beside the accuracy, by name, after the last round: balanced
+        accuracy and AUROC where classes are imbalanced."""
+        ends = [run[-1] for run in self.records]
+        if self.metric != "accuracy" or not all("imbalanced" in end for end in ends):
+            return {}
+        prefix = "" if self.headline == "global" else f"{self.headline}_"
+        names = ("balanced_accuracy", "auroc")
+        return {n: Stat.of([end.get(prefix + n, math.nan) for end in ends]) for n in names}
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a seed ended with a loss that has exploded, or that is not a number."""
+        ends = [run[-1] for run in self.records]
+        return any("diverged" in end or math.isnan(end["train_loss"]) for end in ends)
+
+    @property
     def best(self) -> Stat:
-        """The best value of the metric in any tested round."""
+        """The best value of the headline in any tested round."""
         return Stat.of(self.array().max(1) if self.higher_is_better else self.array().min(1))
 
     @property
@@ -154,10 +188,14 @@ class Result:
             "seeds": list(self.config.seeds),
             "metric": self.metric,
             "higher_is_better": self.higher_is_better,
+            "headline": self.headline,
             "last": asdict(self.last),
             "best": asdict(self.best),
             "top5_mean": asdict(self.top5_mean),
             "rounds_to": reached,
+            "global_last": asdict(self.global_last),
+            "beside": {name: asdict(stat) for name, stat in self.beside().items()},
+            "diverged": self.diverged,
             "mb_up": self.mb_up,
             "mb_down": self.mb_down,
             "seconds": self.seconds,
@@ -166,8 +204,8 @@ class Result:
         }
 
     def to_json(self) -> str:
-        """The summary as JSON."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+        """The summary as JSON; numbers that are not finite are null."""
+        return json.dumps(plain(self.to_dict()), allow_nan=False)
 
 
 def paired_gain(result: Result, first: Result) -> Stat:
@@ -175,3 +213,12 @@ def paired_gain(result: Result, first: Result) -> Stat:
     sign = 1.0 if result.higher_is_better else -1.0
     pairs = zip(result.last.values, first.last.values, strict=True)
     return Stat.of([sign * (a - b) for a, b in pairs])
+
+
+def plain(value: Any) -> Any:
+    """Replace numbers that are not finite by None."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,9 @@ from kedge.core.server import Totals
 from kedge.core.tree import sq_norm
 from kedge.errors import Interrupted
 from kedge.runs.config import Config
+from kedge.runs.divergence import LossGuard
 from kedge.runs.folder import Folder
+from kedge.runs.measure import measure
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
@@ -33,6 +35,9 @@ class Member:
     watch: Watch | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     failed: str = ""  # the reason, if it ended before its last round
+
+    def __post_init__(self) -> None:
+        self.guard = LossGuard(self.sim, self.config)
 
     @property
     def finished(self) -> bool:
@@ -58,6 +63,7 @@ class Member:
         if self.sim.round == self.config.rounds:
             self.sim.finish()
         record = round_record(self.sim, self.config, totals)
+        self.guard.check(record)
         record["seconds"] = seconds + time.perf_counter() - begin
         self.records.append(record)
         if self.folder:
@@ -133,20 +139,7 @@ def round_record(sim: Simulation, config: Config, totals: Totals) -> dict[str, A
     }
     if sim.round % config.eval_every and sim.round != config.rounds:
         return record
-    federation, metric = sim.federation, sim.federation.task.metric
-    report, record["per_class"] = sim.evaluate_all()
-    record |= report
-    if federation.held_out:
-        for name in ("client", *(("personal",) if config.personal else ())):
-            values = [r.get(metric) for r in sim.evaluate_clients(personal=name == "personal")]
-            tested = [v for v in values if v is not None]
-            worst = min(tested) if federation.task.higher_is_better else max(tested)
-            record |= {
-                f"per_{name}": values,
-                f"{name}_mean": sum(tested) / len(tested),
-                f"{name}_worst": worst,
-            }
-    return record
+    return record | measure(sim, config, final=sim.round == config.rounds)
 
 
 class _Saver:

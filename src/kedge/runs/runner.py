@@ -14,7 +14,7 @@ from torch import nn
 
 from kedge.core.method import parse
 from kedge.core.model import Model
-from kedge.core.task import tasks
+from kedge.core.task import Task, tasks
 from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
@@ -29,6 +29,7 @@ from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.config import Config
 from kedge.runs.folder import Folder
+from kedge.runs.headline import headline_of, like_with_like, split_of, task_of, with_personal
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Watch
@@ -63,6 +64,7 @@ def run(
         KedgeError: the settings do not fit the data, the device or the folder.
         Interrupted: the user pressed Ctrl-C; the message says how to resume.
     """
+    [config] = with_personal([config])
     folder = None
     if out is not None:
         folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
@@ -189,6 +191,7 @@ def result_of(
         models=[one.module for one in results],
         personal=[one.personal for one in results] if config.personal else [],
         folder=folder.path if folder else None,
+        headline=headline_of(config, [one.records for one in results]),
     )
     if folder is not None and not any(one.failed for one in results):
         folder.write("result.json", result.to_json().encode())
@@ -203,11 +206,13 @@ def simulation(
     device: torch.device,
     execution: Execution,
     own: Model | None = None,
+    adjust: Callable[[Task], Task] | None = None,
 ) -> Simulation:
     """Build the simulation of one seed.
 
     The partition, the cohorts and the initial weights depend on the settings and the seed alone,
-    not on the device or on ``execution``. ``own`` is a model to train in place of a named one.
+    not on the device or on ``execution``. ``own`` is a model to train in place of a named one,
+    and ``adjust`` gives the task an own loss or metric.
 
     Raises:
         KedgeError: the settings do not fit the data, e.g. more clients than samples.
@@ -226,12 +231,14 @@ def simulation(
         dataset,
         partition,
         clients=clients,
-        split=config.split,
+        split=split_of(config, dataset),
         augment=config.augment,
         angles=config.angles,
         seed=seed,
         device=device,
     )
+    if adjust is not None:
+        federation.task = adjust(federation.task)
     if own is not None:
         return assemble(config, federation, own, seed, execution)
     text = auto_model(dataset) if config.model == "auto" else config.model
@@ -249,6 +256,7 @@ def assemble(
     execution: Execution,
 ) -> Simulation:
     """Build a simulation from a federation and a model, with the other settings of ``config``."""
+    federation.task = task_of(config, federation)
     if not isinstance(module, Model):
         module = Model(module, batchnorm=config.batchnorm, precision=config.precision)
     return Simulation(
@@ -296,12 +304,13 @@ def compare(
     """
     dataset = load(configs[0].data)
     results = []
+    configs = with_personal(configs)
     for method, config in zip(methods, configs, strict=True):
         path = None if out is None else Path(out) / slug(method)
         started = resume and path is not None and (path / "config.toml").exists()
         watch_one = None if watch is None else (lambda s, r, m=method: watch(m, s, r))
         results.append(run(config, path, started, watch_one, dataset, report))
-    return results
+    return like_with_like(results)
 
 
 def slug(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +12,10 @@ from kedge.core.task import Task
 from kedge.core.tree import take
 from kedge.engines import Execution, engines
 from kedge.runs.config import Config
-from kedge.runs.folder import PARTITION, Folder
+from kedge.runs.folder import PARTITION, SCORES, Folder
+from kedge.runs.result import plain
 from kedge.runs.rounds import Member, Watch, train
+from kedge.runs.scores import final_scores
 from kedge.sim.cohorts import share, unlike
 from kedge.sim.simulation import Simulation
 
@@ -98,6 +101,8 @@ def _result(member: Member) -> SeedResult:
     federation, module = sim.federation, sim.module()
     if member.folder is not None and not member.failed:
         member.folder.save_model(member.seed, module)
+        scores = json.dumps(plain(final_scores(sim, member.config.personal)))
+        member.folder.write(f"seed-{member.seed}/{SCORES}", scores.encode())
     if member.config.personal:
         stacked = sim.personal()
         clients = range(federation.num_clients)

@@ -25,7 +25,8 @@ from kedge.errors import KedgeError
 from kedge.runs.config import Config
 from kedge.runs.folder import ENVIRONMENT, Folder, stored_config
 from kedge.runs.grid import Setting
-from kedge.runs.result import Result
+from kedge.runs.headline import like_with_like, with_personal
+from kedge.runs.result import COLUMNS, Result, plain
 from kedge.runs.runner import Report, advise, choose, result_of, resume_hint, simulation, slug
 from kedge.runs.seeds import SeedJob, SeedResult, train_seeds
 from kedge.sim.simulation import Simulation
@@ -52,7 +53,7 @@ class SweepResult(NamedTuple):
             {"setting": setting.values} | result.to_dict()
             for setting, result in zip(self.settings, self.results, strict=True)
         ]
-        return {"computed": self.computed, "results": _plain(rows)}
+        return {"computed": self.computed, "results": plain(rows)}
 
 
 def sweep(
@@ -75,6 +76,8 @@ def sweep(
         KedgeError: a setting does not fit the data, the device or its folder.
         Interrupted: the user pressed Ctrl-C; the message says how to resume.
     """
+    configs = with_personal([setting.config for setting in settings])
+    settings = [s._replace(config=c) for s, c in zip(settings, configs, strict=True)]
     folders = _folders(settings, out, resume)
     advise([setting.config for setting in settings])
     datasets: dict[str, Dataset] = {}
@@ -100,7 +103,7 @@ def sweep(
         for i in group:
             seeds, found = found[: len(config.seeds)], found[len(config.seeds) :]
             results[i] = _result(settings[i].config, seeds, planned, folders[i])
-    ordered = [results[i] for i in range(len(settings))]
+    ordered = like_with_like([results[i] for i in range(len(settings))])
     return SweepResult(list(settings), ordered, count(settings) + _in_words(lanes, sequential))
 
 
@@ -182,15 +185,6 @@ def _jobs(
         yield SeedJob(config, seed, make, folder, watch_one)
 
 
-def _plain(value: Any) -> Any:
-    """Replace numbers that are not finite by None."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _plan(jobs: Sequence[SeedJob]) -> Plan:
     """Plan all jobs as if they were the seeds of one run."""
     first = jobs[0]
@@ -224,6 +218,7 @@ def _padded(records: list[dict[str, Any]], config: Config, task: Task) -> list[d
         record |= {"mb_up": 0.0, "mb_down": 0.0, "seconds": 0.0}
         if number % config.eval_every == 0 or number == config.rounds:
             record |= {metric.name: nan for metric in task.metrics} | {"per_class": []}
+            record |= {column: nan for column in COLUMNS.values() if column}
         padded.append(record)
     return padded
 
