@@ -22,6 +22,7 @@ from kedge.data.datasets import Dataset
 from kedge.engines import Execution
 from kedge.engines.device import resolve_device
 from kedge.errors import DataError, FieldError, ModelError
+from kedge.models import HF
 from kedge.runs import runner
 from kedge.runs.config import Config
 from kedge.runs.folder import Folder
@@ -119,8 +120,8 @@ def fit(
     module = None
     if model is not None and not isinstance(model, str):
         module, dataset = own_model(model, dataset, config, is_auto=task == "auto")
-    elif dataset.name == "own" and not config.model.startswith("hf:"):
-        dataset = with_outputs(dataset, dataset.outputs, tokens=False)
+    elif dataset.encoding is None:  # arrays
+        dataset = with_outputs(dataset, dataset.outputs, tokens=config.model.startswith(HF))
     device = resolve_device(config.device)
 
     def adjust(task: Task) -> Task:

@@ -49,9 +49,7 @@ def run(
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
         show = partial(watcher.show, config)
         result = runner.run(config, path, resume, show, report=watcher.report)
-    _finish(
-        [result], as_json, f"saved in {path}; load the model with kedge.load_model({str(path)!r})"
-    )
+    _finish([result], as_json, f"saved in {path}; load it with kedge.load({str(path)!r})")
 
 
 @with_settings
@@ -125,13 +123,13 @@ def sweep(
 
 
 def demo(
-    out: Annotated[str, typer.Option(help="folder for the figures")] = "kedge-demo",
+    out: Annotated[str, typer.Option(help="folder for the runs and figures")] = "kedge-demo",
 ) -> None:
     """Compare a few methods on digits; plot the curves and the partition. No network needed."""
     from kedge.cli.demo import CLIENTS, PARTITION, ROUNDS, run_demo
     from kedge.report import tables
 
-    results, figures = run_demo(out)
+    results, figures, new = run_demo(out)
     n = len(results[0].config.seeds)
     console.print(
         f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
@@ -139,6 +137,13 @@ def demo(
     )
     console.print(tables.comparison(results))
     console.print("\nFigures: " + "  ".join(str(path) for path in figures), highlight=False)
+    console.print(
+        f"\nA new image, {new.image}, shows a {new.label}. The saved model of {new.run} says "
+        f"{new.predicted}, with probability {new.probability:.2f}:\n"
+        f"  kedge predict {new.run} {new.image}\n",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(
         "Next: kedge list                                     the parts to combine\n"
         "      kedge compare fedavg scaffold+fedsam           your own comparison\n"

@@ -12,6 +12,7 @@ from kedge.core import rng
 from kedge.core.task import make_task
 from kedge.data.augment import rotate
 from kedge.data.datasets import Dataset
+from kedge.data.encodings import encoding_of
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
 from kedge.data.splits import SplitData, split_data
@@ -73,7 +74,9 @@ def federate(
         tokens=dataset.kind == "tokens",
         client_names=_client_names(dataset, data.train),
     )
-    federation.partition, federation.classes = data.partition, dataset.classes
+    federation.partition = data.partition
+    federation.encoding, federation.classes = encoding_of(dataset), dataset.classes
+    federation.fingerprint = dataset.fingerprint
     return federation
 
 

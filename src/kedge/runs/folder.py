@@ -6,11 +6,14 @@
         config.toml            every setting
         environment.json       versions, device, threads, precision, execution, loaded files
         log.txt                events with times
+        bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
         seed-0/partition.json
         seed-0/metrics.jsonl   one line per round
         seed-0/checkpoint.safetensors
-        seed-0/model.safetensors     the trained global model, once the seed is complete
+        seed-0/model.safetensors     weights of the global model, once the seed is complete
+        seed-0/best.safetensors      those of the best round on the validation data, if there are
+        seed-0/personal.safetensors  those of all clients, if they have personal models
         seed-0/scores.json           its metrics: global, per client, per class; confusion matrix
 
 Files are written atomically: under a temporary name, then renamed. The metrics of a round are
@@ -32,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from kedge._version import __version__
@@ -164,12 +167,14 @@ class Folder:
     def save(self, seed: int, state: dict[str, torch.Tensor]) -> None:
         """Write a checkpoint: the state of a simulation after a round."""
         self.seed(seed)
-        self.write(f"seed-{seed}/{CHECKPOINT}", _safetensors(state))
+        self.write(f"seed-{seed}/{CHECKPOINT}", safetensors_of(state, {FORMAT_KEY: str(FORMAT)}))
 
-    def save_model(self, seed: int, module: nn.Module) -> None:
-        """Write the trained global model."""
-        state = {n: v.detach().cpu().contiguous() for n, v in module.state_dict().items()}
-        self.write(f"seed-{seed}/{MODEL}", save(state))
+    def save_model(
+        self, seed: int, module: nn.Module, metadata: dict[str, str] | None = None
+    ) -> None:
+        """Write the weights of the trained global model."""
+        state = {n: v.detach() for n, v in module.state_dict().items()}
+        self.write(f"seed-{seed}/{MODEL}", safetensors_of(state, metadata or {}))
 
     def load(self, seed: int) -> dict[str, torch.Tensor] | None:
         """Read the checkpoint of a seed; None if there is none.
@@ -215,9 +220,11 @@ class Folder:
         return found
 
 
-def _safetensors(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+def safetensors_of(
+    arrays: dict[str, torch.Tensor], metadata: dict[str, str]
+) -> Iterator[bytes | memoryview]:
     """Serialise array by array, since client state may be larger than the free memory."""
-    header: dict[str, Any] = {"__metadata__": {FORMAT_KEY: str(FORMAT)}}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, value in arrays.items():
         start, end = end, end + value.numel() * value.element_size()

@@ -11,6 +11,7 @@ from kedge.data.datasets.dataset import Dataset, ReadResult, assemble
 from kedge.data.datasets.find import detect
 from kedge.data.datasets.hub import read_hub
 from kedge.data.datasets.idx import read_idx
+from kedge.data.datasets.image_encoding import with_image_encoding
 from kedge.data.datasets.images import read_images
 from kedge.data.datasets.npz import read_npz
 from kedge.data.datasets.silos import find_silos
@@ -102,6 +103,8 @@ def open_path(
     options = bind_options(kind, readers[kind], options)
     limited = {"limit": known.count} if known and kind in _LIMITED else {}
     result = readers[kind](paths, **options, **limited)
+    if kind == "images":
+        result = with_image_encoding(result, options["size"])
     moments = None
     if known:
         moments = known.moments(result.sources[0]["train"][0].shape[1:])
