@@ -13,7 +13,6 @@ def test_a_part_that_declares_nothing_asks_for_nothing() -> None:
         "compute": "",
         "needs_clients": False,
         "needs_batchnorm": False,
-        "personal_model": False,
         "needs_sum": False,
         "needs_share_sum": False,
         "needs_features": False,

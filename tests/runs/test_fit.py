@@ -403,3 +403,96 @@ def test_frames_that_cannot_be_read_get_a_sentence(
 ) -> None:
     with pytest.raises(DataError, match=message):
         kedge.fit(net(), clients(hospitals()), **options, **FAST)
+
+
+# -- loss, metric, class weights --------------------------------------------------------------
+
+
+def test_an_own_loss_is_trained_by() -> None:
+    """A loss of twice the cross-entropy is the cross-entropy at twice the learning rate."""
+    x, y = samples()
+
+    def twice(logits: Tensor, labels: Tensor) -> Tensor:
+        return 2 * F.cross_entropy(logits, labels, reduction="none")
+
+    own = kedge.fit(net(), halves(x, y), loss=twice, lr=0.1, **FAST).models[0]
+    plain = kedge.fit(net(), halves(x, y), lr=0.2, **FAST).models[0]
+    torch.testing.assert_close(own(x), plain(x))
+
+
+def test_an_own_metric_is_the_headline() -> None:
+    x, y = samples()
+
+    def brier(y_true: Any, y_score: Any) -> float:
+        return float(((y_true - y_score) ** 2).mean())
+
+    brier.higher_is_better = False  # type: ignore[attr-defined]
+    result = kedge.fit(net(), halves(x, y), test=(x, y), metric=brier, **FAST)
+    probs = torch.softmax(result.models[0](x), -1)[:, 1].detach().numpy()
+    assert result.metric == "brier"
+    assert result.last.mean == pytest.approx(brier(y.numpy(), probs), rel=1e-4)
+    assert kedge.fit(net(1), halves(x, y), metric="auroc", **FAST).metric == "auroc"
+
+
+def test_class_weights_by_name_by_number_and_in_words() -> None:
+    x, y = samples()
+    texts = np.array(["no", "yes"])[y.numpy()]
+    ways: list[Any] = [{"yes": 5}, [1, 5], "1,5", "no=1,yes=5"]
+    nets = [kedge.fit(net(), [(x, texts)], class_weights=w, **FAST).models[0] for w in ways]
+    assert all(torch.equal(nets[0](x), other(x)) for other in nets[1:])
+    assert not torch.equal(nets[0](x), kedge.fit(net(), [(x, texts)], **FAST).models[0](x))
+
+
+# -- saved models -----------------------------------------------------------------------------
+
+
+def given_one_logit() -> nn.Module:
+    return Returns(lambda z: {"logits": z[:, 0]}, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "needs"),
+    [
+        (lambda: net(1), False),
+        (lambda: nn.Sequential(nn.LazyLinear(1)), False),
+        (given_one_logit, True),
+    ],
+    ids=["layers", "lazy", "class"],
+)
+def test_a_saved_model_with_one_logit_predicts_two_classes_by_name(
+    tmp_path: Any, make: Any, needs: bool
+) -> None:
+    x, y = samples()
+    texts = np.array(["well", "ill"])[y.numpy()]
+    result = kedge.fit(make(), halves(x, texts), out=tmp_path / "run", **FAST)
+    model = kedge.load(tmp_path / "run", model=make if needs else None).model
+    expected = torch.softmax(result.models[0](x), -1).detach().numpy()
+    np.testing.assert_allclose(model.predict_proba(x.numpy()), expected, atol=1e-6)
+    names = np.array(["ill", "well"])[expected.argmax(1)]
+    assert (model.predict(x) == names).all()
+
+
+def test_a_saved_model_of_token_ids_takes_token_ids(tmp_path: Any) -> None:
+    x, y = tokens()
+    result = kedge.fit(Reader(), halves(x, y), out=tmp_path / "run", **FAST)
+    model = kedge.load(tmp_path / "run", model=Reader).model
+    expected = torch.softmax(result.models[0](x), -1).detach().numpy()
+    np.testing.assert_allclose(model.predict_proba(x.numpy()), expected, atol=1e-6)
+
+
+def test_personal_models_have_the_frozen_weights_too(tmp_path: Any) -> None:
+    x, y = samples()
+    module = net()
+    module[0].requires_grad_(False)
+    result = kedge.fit(module, halves(x, y), "fedper", out=tmp_path / "run", **FAST)
+    model = kedge.load(tmp_path / "run").personal("client 1")
+    expected = torch.softmax(result.personal[0][1](x), -1).detach().numpy()
+    np.testing.assert_allclose(model.predict_proba(x.numpy()), expected, atol=1e-6)
+
+
+def test_frames_are_predicted_as_they_were_trained_on(tmp_path: Any) -> None:
+    frames = hospitals()
+    result = kedge.fit(clients=frames, label="sick", out=tmp_path / "run", rounds=3, lr=0.5)
+    model = kedge.load(tmp_path / "run").model
+    assert set(model.predict(frames["north"].drop(columns="sick"))) <= {"yes", "no"}
+    assert result.models[0](torch.zeros(1, 3)).shape == (1, 2)

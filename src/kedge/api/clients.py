@@ -13,6 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from kedge.core.task import guess_task, tasks
 from kedge.data.datasets import Dataset
+from kedge.data.encodings import ArrayEncoding
 from kedge.errors import DataError, FieldError
 
 Array = np.ndarray[Any, Any]
@@ -276,4 +277,8 @@ def with_outputs(dataset: Dataset, outputs: int, tokens: bool) -> Dataset:
         for name in ("x_train", "x_test"):
             x = getattr(dataset, name)
             arrays[name] = None if x is None else x.astype(np.float32)
-    return replace(dataset, outputs=outputs, **arrays)
+    dataset = replace(dataset, outputs=outputs, **arrays)
+    if dataset.encoding is not None:
+        return dataset
+    stored = ArrayEncoding(dataset.shape, str(dataset.x_train.dtype), from_files=False)
+    return replace(dataset, encoding=stored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from kedge.core.adapting import adapt, check_module, one_logit
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.part import Part
-from kedge.core.task import tasks
+from kedge.core.task import Task, tasks
+from kedge.core.task_custom import Loss, ScoreFunction, with_loss, with_metric
 from kedge.data.datasets import Dataset
 from kedge.engines import Execution
 from kedge.engines.device import resolve_device
 from kedge.errors import DataError, FieldError, ModelError
+from kedge.models import HF
 from kedge.runs import runner
 from kedge.runs.config import Config
 from kedge.runs.folder import Folder
+from kedge.runs.headline import with_personal
 from kedge.runs.reading import load_config
 from kedge.runs.result import Result
 from kedge.sim.simulation import Simulation
@@ -39,6 +43,9 @@ def fit(
     held_out: float = 0.2,
     missing: str | None = None,
     drop: Any = None,
+    loss: Loss | None = None,
+    metric: str | ScoreFunction | None = None,
+    class_weights: str | Sequence[float] | Mapping[str, float] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     watch: runner.Watch | None = None,
@@ -66,6 +73,12 @@ def fit(
         held_out: share of each client's samples to test on if there is no ``test``.
         missing, drop: what to do about missing values in DataFrames, and columns to leave out, as
             for CSV files.
+        loss: ``loss(logits, labels)`` returns the loss of each sample ``[n]``, in place of the
+            task's.
+        metric: the metric that runs are compared by: a name, or a function
+            ``metric(y_true, y_score)`` such as those of scikit-learn.
+        class_weights: factors of the classes in the loss: ``"balanced"``, one number per class, or
+            ``{"sick": 5}`` by name.
         out, resume, watch: as in :func:`run`.
         **settings: as in :func:`run`; ``seeds`` is ``(0,)`` by default.
 
@@ -98,21 +111,39 @@ def fit(
         **settings,
         **method_setting(method),
     }
+    if class_weights is not None:
+        settings["class_weights"] = _written(class_weights)
+    if isinstance(metric, str):
+        settings["metric"] = metric
     config = load_config(flags=settings | {"data": "own", "clients": len(dataset.group_names)})
+    [config] = with_personal([config])
     module = None
     if model is not None and not isinstance(model, str):
         module, dataset = own_model(model, dataset, config, is_auto=task == "auto")
-    elif dataset.name == "own" and not config.model.startswith("hf:"):
-        dataset = with_outputs(dataset, dataset.outputs, tokens=False)
+    elif dataset.encoding is None:  # arrays
+        dataset = with_outputs(dataset, dataset.outputs, tokens=config.model.startswith(HF))
     device = resolve_device(config.device)
 
+    def adjust(task: Task) -> Task:
+        task = task if loss is None else with_loss(task, loss)
+        return task if metric is None or isinstance(metric, str) else with_metric(task, metric)
+
     def make(seed: int, execution: Execution) -> Simulation:
-        return runner.simulation(config, dataset, seed, device, execution, module)
+        return runner.simulation(config, dataset, seed, device, execution, module, adjust)
 
     folder = None
     if out is not None:
         folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
     return runner.run_seeds(config, make, device, folder, watch)
+
+
+def _written(weights: str | Sequence[float] | Mapping[str, float]) -> str:
+    """Class weights as a setting: ``1,5`` or ``sick=5``."""
+    if isinstance(weights, str):
+        return weights
+    if isinstance(weights, Mapping):
+        return ",".join(f"{name}={value}" for name, value in weights.items())
+    return ",".join(str(float(value)) for value in weights)
 
 
 def own_model(

@@ -154,6 +154,8 @@ class Run:
 
     def _predictor(self, path: Path, client: int | None = None) -> Predictor:
         state, metadata = read_weights(path, client)
+        if client is not None:  # what no client trains is in the global model alone
+            state = read_weights(path.with_name(LAST))[0] | state
         bundle = self.bundle
         try:
             with torch.random.fork_rng(devices=()):  # a new module draws its weights

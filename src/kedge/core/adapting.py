@@ -6,7 +6,7 @@ Forward hooks convert the outputs, so the names of weights stay as they are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -129,6 +129,30 @@ def two_logits(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
     """Forward hook: the logits [0, z] of one output z."""
     z = out.reshape(-1, 1)
     return torch.cat([torch.zeros_like(z), z], -1)
+
+
+#: Hooks by the names under which a saved model has them.
+HOOKS = {"logits": take_logits, "one_logit": two_logits}
+
+
+def hooks_of(module: nn.Module) -> dict[str, list[str]]:
+    """The hooks that convert outputs, by the name of the submodule that has them."""
+    names = {function: name for name, function in HOOKS.items()}
+    found = {}
+    for where, layer in module.named_modules():
+        kinds = [names[f] for f in layer._forward_hooks.values() if f in names]
+        if kinds:
+            found[where] = kinds
+    return found
+
+
+def add_hooks(module: nn.Module, hooks: Mapping[str, Sequence[str]]) -> None:
+    """Add the hooks that :func:`hooks_of` found to a module built again, in place."""
+    for where, kinds in hooks.items():
+        layer = module.get_submodule(where)
+        for kind in kinds:
+            if HOOKS[kind] not in layer._forward_hooks.values():
+                layer.register_forward_hook(HOOKS[kind])
 
 
 def _last(net: nn.Module) -> nn.Module:

@@ -1,7 +1,6 @@
 """LSTM, GRU and RNN whose dropout draws from a key, step by step where ``vmap`` has no rule.
 
-Outside of ``vmap`` and traces they are torch's fused layers, one call per layer where dropout is
-between two of them.
+On a CPU, outside of ``vmap`` and traces and without dropout, they are torch's fused layers.
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ class _Recurrent(nn.RNNBase):
     def forward(self, x: Any, hx: Any = None) -> Any:
         drops = self.is_random and self.training
         packed = isinstance(x, PackedSequence)
-        if not drops and is_eager(x.data if packed else x):
+        values: Tensor = x.data if packed else x
+        # cuDNN moves the weights of a layer together, which those of a pass do not survive
+        if not drops and values.device.type == "cpu" and is_eager(values):
             return super().forward(x, hx)
         if packed:
             raise ModelError(

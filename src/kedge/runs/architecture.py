@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.core.adapting import take_logits, two_logits
+from kedge.core.adapting import add_hooks, hooks_of
 from kedge.errors import KedgeError, ModelError, UnknownName
 from kedge.models import build
 
@@ -28,22 +28,14 @@ _RECURRENT = (
 _PLAIN = (bool, int, float, str, type(None))
 
 
-#: Conversions of outputs, see :mod:`kedge.core.adapting`.
-HOOKS = {hook.__name__: hook for hook in (take_logits, two_logits)}
-
-
 def describe(module: nn.Module) -> dict[str, Any]:
-    """The architecture of a module as plain data."""
-    hooks = [
-        [name, str(hook.__name__)]
-        for name, child in module.named_modules()
-        for hook in child._forward_hooks.values()
-        if hook in HOOKS.values()
-    ]
-    return _describe(module) | ({"outputs": hooks} if hooks else {})
+    """The architecture of a module as plain data; ``outputs`` says how its outputs are converted,
+    see :mod:`kedge.core.adapting`."""
+    hooks = hooks_of(module)
+    return _described(module) | ({"outputs": hooks} if hooks else {})
 
 
-def _describe(module: nn.Module) -> dict[str, Any]:
+def _described(module: nn.Module) -> dict[str, Any]:
     text = getattr(module, "built_from", None)
     if isinstance(text, str):
         return {"kind": "zoo", "text": text}
@@ -77,23 +69,26 @@ def rebuild(
     Raises:
         ModelError: the architecture cannot be built here; the message says what to give.
     """
-    module = _given(given) if given is not None else _build(architecture, shape, outputs)
-    for name, hook in architecture.get("outputs", ()):
-        try:
-            module.get_submodule(name).register_forward_hook(HOOKS[hook])
-        except (AttributeError, KeyError):
-            raise ModelError(f"the model has no layer {name!r}, unlike the one trained") from None
+    module = _rebuilt(architecture, shape, outputs, given)
+    hooks = architecture.get("outputs", {})
+    try:
+        add_hooks(module, hooks)
+    except AttributeError as error:
+        raise ModelError(f"the model is not as it was trained: {error}") from None
     return module
 
 
-def _given(given: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    module = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"model = {given!r} is neither a module nor a function that makes one")
-    return module
-
-
-def _build(architecture: Mapping[str, Any], shape: tuple[int, ...], outputs: int) -> nn.Module:
+def _rebuilt(
+    architecture: Mapping[str, Any],
+    shape: tuple[int, ...],
+    outputs: int,
+    given: nn.Module | Callable[[], nn.Module] | None,
+) -> nn.Module:
+    if given is not None:
+        module = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"model = {given!r} is neither a module nor a function that makes one")
+        return module
     kind = architecture.get("kind")
     if kind == "zoo":
         return build(architecture["text"], shape, outputs)

@@ -15,7 +15,7 @@ from torch import nn
 
 from kedge.core.method import parse
 from kedge.core.model import Model
-from kedge.core.task import tasks
+from kedge.core.task import Task, tasks
 from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
@@ -250,12 +250,14 @@ def simulation(
     device: torch.device,
     execution: Execution,
     own: Model | None = None,
+    adjust: Callable[[Task], Task] | None = None,
     pooled: bool = False,
 ) -> Simulation:
     """Build the simulation of one seed; with ``pooled``, of one client with all training data.
 
     The partition, the cohorts and the initial weights depend on the settings and the seed alone,
-    not on the device or on ``execution``. ``own`` is a model to train in place of a named one.
+    not on the device or on ``execution``. ``own`` is a model to train in place of a named one,
+    and ``adjust`` gives the task an own loss or metric.
 
     Raises:
         KedgeError: the settings do not fit the data, e.g. more clients than samples.
@@ -282,6 +284,8 @@ def simulation(
         seed=seed,
         device=device,
     )
+    if adjust is not None:
+        federation.task = adjust(federation.task)
     if own is not None:
         return assemble(config, federation, own, seed, execution)
     text = auto_model(dataset) if config.model == "auto" else config.model
