@@ -13,7 +13,7 @@ import typer
 
 from kedge.cli import next_steps
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
-from kedge.cli.screen import console, dim, errors
+from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def sweep(
     if as_json:
         typer.echo(json.dumps(result.to_dict()))
         return
-    console.print(tables.grid(result.settings, result.results))
+    print_table(tables.grid(result.settings, result.results))
     dim(f"{result.computed}; saved in {result.folder}")
     if len(result.settings) > 1:
         dim(result.choice())
@@ -161,7 +161,7 @@ def demo(
         f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
         highlight=False,
     )
-    console.print(tables.comparison(results))
+    print_table(tables.comparison(results))
     console.print("\nFigures: " + "  ".join(str(path) for path in figures), highlight=False)
     console.print(
         "Next: kedge list                                     the parts to combine\n"
@@ -265,7 +265,7 @@ def _finish(results: list[Result], as_json: bool, note: str) -> None:
         rows = [result.to_dict() for result in results]
         typer.echo(json.dumps(rows[0] if len(rows) == 1 else {"results": rows}))
         return
-    console.print(tables.comparison(results))
+    print_table(tables.comparison(results))
     if len([result for result in results if not result.yardstick]) > 1:
         dim(f"bold: {data_of_choice(results)}")
     if note:

@@ -6,6 +6,7 @@ import codecs
 import sys
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 console = Console()
@@ -15,6 +16,13 @@ errors = Console(stderr=True)
 def dim(text: str) -> None:
     """Print a note to standard error."""
     errors.print(Text(text), style="dim", highlight=False, soft_wrap=True)
+
+
+def print_table(table: Table) -> None:
+    """Print a table; one that is too wide for the screen goes on, since no number may be lost."""
+    size = console.measure(table, options=console.options.update(max_width=1000))
+    width = max(console.width, size.minimum if console.is_terminal else size.maximum)
+    Console(width=width).print(table, crop=False)
 
 
 #: What a terminal without Unicode shows instead.

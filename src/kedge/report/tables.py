@@ -16,10 +16,10 @@ def comparison(results: Sequence[Result]) -> Table:
     """Compare methods, one row each.
 
     The columns are the last value of the metric (mean ± sd over seeds), the best one on the test
-    data, with validation data the one in the round that was best on them, with clients that never
-    trained the one on their samples, the gain
-    over the first method (paired by seed) with its confidence interval, the rounds to the target,
-    the megabytes that all clients sent and received, and the seconds.
+    data (with validation data: the best one on them, and ``chosen``, the test metric in the same
+    round), with clients that never trained the one on their samples, the gain over the first
+    method (paired by seed) with its confidence interval, the rounds to the target, the megabytes
+    that all clients sent and received, and the seconds.
     """
     first = results[0]
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
@@ -37,7 +37,8 @@ def comparison(results: Sequence[Result]) -> Table:
             row += ["", ""] if result is first else list(_gain(paired_gain(result, first)))
         if first.config.target:
             row.append(_rounds(result.rounds_to(first.config.target)))
-        row += [f"{v:.0f}" if v >= 100 else f"{v:.1f}" for v in (result.mb_up, result.mb_down)]
+        traffic = () if result.yardstick else (result.mb_up, result.mb_down)
+        row += [f"{v:.0f}" if v >= 100 else f"{v:.1f}" for v in traffic] or ["", ""]
         row.append(f"{result.seconds:.1f}")
         table.add_row(*row, style=style)
     return table
@@ -75,7 +76,7 @@ def _extra_columns(results: Sequence[Result]) -> list[str]:
     """Columns beside the last value: what was chosen, and on which data."""
     columns = ["best (test)"]
     if any(result.validation is not None for result in results):
-        columns += ["validation", "at its best"]
+        columns = ["validation", "chosen"]
     if any(result.unseen is not None for result in results):
         columns.append("unseen")
     return columns
@@ -84,8 +85,8 @@ def _extra_columns(results: Sequence[Result]) -> list[str]:
 def _extra_cells(result: Result, columns: Sequence[str]) -> list[str]:
     values: dict[str, Stat | float | None] = {
         "best (test)": result.best.mean,
-        "validation": result.validation,
-        "at its best": result.chosen,
+        "validation": result.validation.mean if result.validation else None,
+        "chosen": result.chosen,
         "unseen": result.unseen,
     }
     cells = [values[column] for column in columns]
