@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE_NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 # Imported where they are found only: other libraries to compare with, an export, and what comes
 # with some builds of torch.
-OPTIONAL = {"datasets", "fedlab", "flwr", "pandas", "pfl", "torchvision", "triton"}
+OPTIONAL = {"datasets", "fedlab", "flwr", "pfl", "torchvision", "triton"}
 
 
 def imported() -> set[str]:

@@ -29,8 +29,8 @@ def test_public_names() -> None:
         [
             "SGD", "Adam", "Batch", "Claim", "Classification", "Federation", "KedgeError",
             "LocalWork", "Mean", "Method", "Model", "MultiLabel", "Out", "Part", "Regression",
-            "Result", "Round", "Simulation", "Spec", "Stack", "Sum", "View", "Weights",
-            "check_part", "compare", "fit", "load_model", "oracle", "parse", "register", "run",
+            "Result", "Round", "Run", "Simulation", "Spec", "Stack", "Sum", "View", "Weights",
+            "check_part", "compare", "fit", "load", "oracle", "parse", "register", "run",
             "sweep",
         ]
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kedge._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from kedge.api import compare, fit, load_model, run, sweep
+    from kedge.api import Run, compare, fit, load, run, sweep
     from kedge.check import Claim, check_part, oracle
     from kedge.core.method import Method, parse
     from kedge.core.model import Model
@@ -33,7 +33,7 @@ else:
     from importlib import import_module as _import_module
 
     _PUBLIC = {
-        "api": ("compare", "fit", "load_model", "run", "sweep"),
+        "api": ("Run", "compare", "fit", "load", "run", "sweep"),
         "check": ("Claim", "check_part", "oracle"),
         "core.method": ("Method", "parse"),
         "core.model": ("Model",),
@@ -57,6 +57,8 @@ else:
             value = getattr(_import_module(_MODULES[name]), name)
             globals()[name] = value
             return value
+        if name == "load_model":
+            raise AttributeError("kedge.load_model is gone; write kedge.load(FOLDER).model.module")
         if not name.startswith("_"):
             try:
                 return _import_module(f"kedge.{name}")
@@ -87,6 +89,7 @@ __all__ = [
     "Regression",
     "Result",
     "Round",
+    "Run",
     "Simulation",
     "Spec",
     "Stack",
@@ -96,7 +99,7 @@ __all__ = [
     "check_part",
     "compare",
     "fit",
-    "load_model",
+    "load",
     "oracle",
     "parse",
     "register",

@@ -10,6 +10,8 @@ from commands import kedge_command
 
 from kedge.cli import kinds, pages
 from kedge.core.part import Part, parts, register
+from kedge.data.datasets.readers import EXAMPLES, FORMATS, bind_options, schema
+from kedge.grammar import Call, parse_call
 
 KINDS = {
     "parts": "scaffold",
@@ -118,3 +120,23 @@ def test_a_pattern_finds_things_of_any_kind() -> None:
     done = kedge_command("list", "resnet*")
     assert "resnet18" in done.stdout
     assert "model" in done.stdout
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_every_option_of_a_format_has_an_example_that_is_right(name: str) -> None:
+    page = kedge_command("show", f"data:{name}").stdout
+    used = set()
+    for text, _ in EXAMPLES[name]:
+        assert f'--data "{text}"' in " ".join(page.split())
+        head, bracket, rest = text.partition("(")
+        call = parse_call(f"data({rest}") if bracket else Call(head, None, (), {})
+        own = "csv" if name == "silos" else name
+        bind_options(own, FORMATS[own], call.kwargs)
+        used |= set(call.kwargs)
+    assert set(schema(name).options) <= used
+
+
+def test_help_points_to_the_options_of_data() -> None:
+    text = " ".join(kedge_command("run", "--help").stdout.replace("│", " ").split())
+    assert "tab.csv(drop=[chol,visit])" in text
+    assert "kedge show data:csv" in text

@@ -105,7 +105,7 @@ UNEQUAL[:] = [[1], [1, 2], [3]]
         ({"x_train": np.array(5), "y_train": np.array(5)}, "x_train has shape ()"),
         ({"x_train": UNEQUAL}, "x_train is an array of Python objects"),
         ({"x_train": NAN, "y_train": labels(3)}, "x_train, row 1, column 1: nan"),
-        ({"x_train": np.full((12, 5, 4), 1e300)}, "x_train, row 0: 1e+300 is not a finite float32"),
+        ({"x_train": np.full((12, 5, 5), 1e300)}, "x_train, row 0: 1e+300 is not a finite float32"),
     ],
 )
 def test_npz_errors(tmp_path, change, says):

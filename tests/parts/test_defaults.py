@@ -16,8 +16,8 @@ from kedge.core.part import Part, Range, parts
 TABLE = Path(__file__).with_name("defaults.txt")
 DECLARED = (
     "side", "compute", "needs_clients", "needs_features", "needs_shared_head", "needs_labels",
-    "needs_sweep", "needs_plain_sgd", "needs_pull", "tasks", "neutral", "solves", "solves_for",
-    "strays", "tiny", "sends", "uploads", "keeps",
+    "needs_sweep", "needs_plain_sgd", "needs_pull", "personal_model", "tasks", "neutral", "solves",
+    "solves_for", "strays", "tiny", "sends", "uploads", "keeps",
 )  # fmt: skip
 
 
@@ -32,7 +32,9 @@ def lines_of(cls: type[Part]) -> list[str]:
         lines.append(f"{cls.name}.{field.name} = {field.default!r}, {text}{ranges}")
     lines += [f"{cls.name}:{preset} = {values}" for preset, values in cls.presets.items()]
     for name in DECLARED:
-        if (value := getattr(cls, name)) != getattr(Part, name):
+        value = getattr(cls, name)
+        value = "depends on its fields" if isinstance(value, property) else value
+        if value != getattr(Part, name):
             lines.append(f"{cls.name} {name} = {value!r}")
     return lines
 

@@ -155,7 +155,7 @@ def test_a_folder_holds_everything_and_gives_the_model_back(tmp_path: Path) -> N
         "seed-1/metrics.jsonl",
     }  # fmt: skip
     assert not [n for n in names if n.endswith((".part", ".pkl", ".pt"))]
-    model = kedge.load_model(tmp_path / "run", seed=1)
+    model = kedge.load(tmp_path / "run", seed=1).model.module
     x = torch.rand(4, 1, 8, 8)
     assert torch.equal(model(x), result.models[1](x))
     with pytest.raises(KedgeError, match="holds a run already. Continue it with --resume"):

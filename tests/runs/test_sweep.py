@@ -215,7 +215,7 @@ def test_every_setting_has_a_folder_and_a_stopped_sweep_goes_on(tmp_path: Path) 
         assert np.array_equal(read(one), read(other))
         stored = json.loads((other.folder / "result.json").read_text())
         assert stored["last"]["mean"] == one.last.mean
-        assert kedge.load_model(other.folder, seed=1) is not None
+        assert kedge.load(other.folder, seed=1).model is not None
     # complete settings need no lanes; new ones may be added
     more = combine({"lr": [0.05, 0.2, 0.4]}, flags=FAST | {"seeds": (0, 1)})
     grown = sweeps.sweep(more, out, resume=True)

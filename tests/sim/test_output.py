@@ -95,7 +95,7 @@ def test_runs_keep_and_test_the_output(tmp_path: Path) -> None:
     whole = kedge.run("fedexp", out=tmp_path / "whole", **options)
     last = kedge.run("fedexp(average=false)", out=tmp_path / "last", **options)
     model = whole.models[0]
-    saved = kedge.load_model(tmp_path / "whole")
+    saved = kedge.load(tmp_path / "whole").model.module
     assert tree.equal(dict(saved.state_dict()), dict(model.state_dict()))
     three = kedge.run("fedexp(average=false)", **options | {"rounds": 3})
     for name, value in model.state_dict().items():

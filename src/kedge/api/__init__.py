@@ -1,7 +1,8 @@
 """The Python interface: ``run`` takes names, ``fit`` your own model and data."""
 
 from kedge.api.fitting import fit as fit
-from kedge.api.saved import load_model as load_model
+from kedge.api.saved import Run as Run
+from kedge.api.saved import load as load
 from kedge.api.training import compare as compare
 from kedge.api.training import run as run
 from kedge.api.training import sweep as sweep

@@ -15,6 +15,7 @@ from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.task import Task, guess_task, make_task
+from kedge.data.encodings import ArrayEncoding
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition, holdout
 from kedge.engines import Execution
@@ -99,6 +100,8 @@ def fit(
             device=device,
         )
         federation.partition = whole
+        stored = str(federation.x.dtype).removeprefix("torch.")
+        federation.encoding = ArrayEncoding(federation.input_shape, stored, from_files=False)
         return runner.assemble(config, federation, module, seed, execution)
 
     folder = None

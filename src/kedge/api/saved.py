@@ -1,48 +1,303 @@
-"""``load_model``: the trained model of a run folder."""
+"""``load``: a run from its folder, with a model that predicts from raw inputs."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import load_file
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from kedge.data.datasets import load
-from kedge.errors import DataError, KedgeError
-from kedge.models import build
-from kedge.runs import runner
-from kedge.runs.folder import MODEL, Folder
+from kedge.errors import DataError, KedgeError, ModelError, UnknownName
+from kedge.runs.architecture import rebuild
+from kedge.runs.bundle import (
+    BEST,
+    BUNDLE,
+    CLIENTS_KEY,
+    LAST,
+    PERSONAL,
+    PROBE_KEY,
+    differs,
+    read_bundle,
+    read_metadata,
+    read_weights,
+)
+from kedge.runs.config import Config
+from kedge.runs.folder import METRICS, stored_config
+from kedge.runs.predictor import Predictor
+
+WHICH = ("last", "best")
+Given = nn.Module | Callable[[], nn.Module]  # a user's own module, or what makes it
 
 
-def load_model(folder: str | Path, seed: int | None = None) -> nn.Module:
-    """Load the trained global model of a run.
+def load(
+    folder: str | Path,
+    seed: int | None = None,
+    which: str = "last",
+    model: Given | None = None,
+) -> Run:
+    """Open the folder of a run: its trained model, its settings and its records.
+
+    The data of the run are not needed.
 
     Args:
-        folder: the folder of a run by name (``kedge run``, :func:`run`).
-        seed: one of its seeds; None takes the first one.
+        folder: the folder of a run (``kedge run``, :func:`kedge.run` or :func:`kedge.fit` with
+            ``out=``), or the folder of one method in that of a comparison.
+        seed: the seed whose model is taken; None takes the first one.
+        which: ``last``, or ``best``: the best round on the validation data.
+        model: your own module, or a function that makes it, where a run by :func:`kedge.fit`
+            cannot build it again; the weights of the run are loaded into it.
 
     Returns:
-        The module in evaluation mode, on the CPU.
+        The run; ``run.model`` predicts from raw inputs.
 
     Raises:
-        KedgeError: the folder holds no run, or one by :func:`fit`, whose model kedge cannot build.
-        DataError: the run of this seed is not complete.
+        KedgeError: the folder holds no run, or there is no such seed or model in it.
+        DataError: the run is not complete, or its files are damaged.
 
     >>> import kedge, tempfile
     >>> folder = tempfile.mkdtemp()
     >>> _ = kedge.run("fedavg", rounds=1, seeds=[0], out=folder)
-    >>> kedge.load_model(folder)(torch.zeros(1, 64)).shape
-    torch.Size([1, 10])
+    >>> import numpy as np
+    >>> kedge.load(folder).model.predict_proba(np.zeros((3, 8, 8), "uint8")).shape
+    (3, 10)
     """
-    _, config = Folder.resume(folder, None)
-    seed = config.seeds[0] if seed is None else seed
-    path = Path(folder) / f"seed-{seed}" / MODEL
-    if config.data == "own":
-        raise KedgeError(f"the model of {folder} is your own; load {path} into it with safetensors")
+    if which not in WHICH:
+        raise KedgeError(f"which = {which!r} is not one of: {', '.join(WHICH)}")
+    path = Path(folder)
+    if not (path / BUNDLE).is_file() and not (path / "config.toml").is_file():
+        raise KedgeError(_no_run(path))
+    return Run(path, seed, which, model)
+
+
+class Run:
+    """A run in its folder.
+
+    Attributes:
+        folder: its path.
+        bundle: task, classes, architecture, preprocessing and provenance of its model.
+        seed: the seed whose model is taken.
+    """
+
+    def __init__(
+        self, folder: Path, seed: int | None = None, which: str = "last", model: Given | None = None
+    ) -> None:
+        self.folder, self.bundle, self.which = folder, read_bundle(folder), which
+        self._given = model
+        self.seed = self.seeds[0] if seed is None else seed
+        if self.seed not in self.seeds:
+            raise KedgeError(f"{folder} has no seed {seed}; it has: {_listed(self.seeds)}")
+
+    def __repr__(self) -> str:
+        head = f"<Run {self.folder}: {self.bundle.method} on {self.bundle.provenance['data']}"
+        return f"{head}, {self._progress()}>"
+
+    def __str__(self) -> str:
+        return self.summary
+
+    # -- the model ----------------------------------------------------------------------------
+
+    @cached_property
+    def model(self) -> Predictor:
+        """The trained global model; it predicts from raw inputs.
+
+        Raises:
+            DataError: the run of this seed is not complete, or a file is damaged.
+            ModelError: the model cannot be built here; the message says what to give.
+        """
+        path = self.folder / f"seed-{self.seed}" / (BEST if self.which == "best" else LAST)
+        if not path.is_file():
+            raise DataError(self._no_weights(path))
+        return self._predictor(path)
+
+    def personal(self, client: str | int) -> Predictor:
+        """The personal model of a client, by name or number.
+
+        Raises:
+            KedgeError: there are no personal models, or no such client.
+        """
+        path = self.folder / f"seed-{self.seed}" / PERSONAL
+        names = self.clients
+        if isinstance(client, str) and client not in names and client.isdecimal():
+            client = int(client)
+        if isinstance(client, str) and client not in names:
+            raise UnknownName("client", client, names)
+        number = names.index(client) if isinstance(client, str) else client
+        if not 0 <= number < len(names):
+            raise KedgeError(
+                f"there is no client {number}; they are numbered 0 to {len(names) - 1}"
+            )
+        return self._predictor(path, number)
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether there are personal models of this seed."""
+        return (self.folder / f"seed-{self.seed}" / PERSONAL).is_file()
+
+    @cached_property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the clients that have personal models.
+
+        Raises:
+            KedgeError: there are no personal models.
+        """
+        if not self.has_personal:
+            raise KedgeError(
+                f"{self.folder} has no personal models of seed {self.seed}; they are saved with "
+                "--personal (personal=True), once the run is complete"
+            )
+        path = self.folder / f"seed-{self.seed}" / PERSONAL
+        return tuple(json.loads(read_metadata(path).get(CLIENTS_KEY, "[]")))
+
+    def _predictor(self, path: Path, client: int | None = None) -> Predictor:
+        state, metadata = read_weights(path, client)
+        bundle = self.bundle
+        try:
+            with torch.random.fork_rng(devices=()):  # a new module draws its weights
+                module = rebuild(bundle.model, bundle.shape, bundle.outputs, self._given)
+        except UnknownName as error:
+            raise bundle.explained(error) from None
+        _load_into(module, state, path)
+        expected = metadata.get(PROBE_KEY)
+        if expected is not None and differs(module, bundle.shape, expected):
+            raise ModelError(
+                f"the model that is built here gives other outputs than the one in {path}; its "
+                "class or its arguments have changed. Give it: kedge.load(FOLDER, model=...)"
+            )
+        return Predictor(bundle, module)
+
+    def _no_weights(self, path: Path) -> str:
+        if self.which == "best" and path.with_name(LAST).is_file():
+            return (
+                f"{self.folder} has no best model: only runs with validation data choose one "
+                "(--validation 0.1)"
+            )
+        return (
+            f"there is no {path}: the run of seed {self.seed} is not complete. Continue it with: "
+            f"kedge run --out {self.folder} --resume"
+        )
+
+    # -- settings and records -----------------------------------------------------------------
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings of the run.
+
+        Raises:
+            KedgeError: they are not valid here, e.g. since a file of the user is not loaded.
+        """
+        return stored_config(self.folder)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the run."""
+        return tuple(self.bundle.provenance["config"]["seeds"])
+
+    @cached_property
+    def records(self) -> list[list[dict[str, Any]]]:
+        """One list per seed, with one dictionary per round that is done.
+
+        Raises:
+            DataError: a file of records is damaged.
+        """
+        return [_records(self.folder / f"seed-{seed}" / METRICS) for seed in self.seeds]
+
+    def frame(self) -> Any:
+        """All records as a pandas DataFrame, one row per seed and round."""
+        import pandas
+
+        pairs = zip(self.seeds, self.records, strict=True)
+        return pandas.DataFrame([{"seed": s} | r for s, run in pairs for r in run])
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The summary in ``result.json``; None if the run is not complete."""
+        path = self.folder / "result.json"
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is damaged ({error}); copy it again") from None
+        return found
+
+    @property
+    def summary(self) -> str:
+        """A few lines of text about the run."""
+        bundle, architecture = self.bundle, self.bundle.model
+        model = architecture.get("text") or architecture.get("path") or "layers of torch.nn"
+        inputs = "x".join(map(str, bundle.shape))
+        outputs = ", ".join(bundle.classes or ()) or str(bundle.outputs)
+        rows = {
+            "run": f"{self.folder}, {self._progress()}",
+            "method": bundle.method,
+            "data": bundle.provenance["data"],
+            "model": f"{model}, {inputs} -> {outputs}",
+            "made": f"{bundle.provenance['date']} with kedge "
+            f"{bundle.provenance['versions']['kedge']}",
+        }
+        return "\n".join(f"{key:7} {value}" for key, value in rows.items())
+
+    def _progress(self) -> str:
+        result = self.result
+        rounds = self.bundle.provenance["config"]["rounds"]
+        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        if result is None:
+            done = [len(records) for records in self.records]
+            return f"{min(done)} of {rounds} rounds done, {seeds}"
+        last, metric = result["last"], result["metric"]
+        spread = f"±{last['sd']:.2f}" if last.get("sd") is not None else ""
+        return f"{rounds} rounds, {seeds}, {metric} {last['mean']:.2f}{spread}"
+
+
+def _load_into(module: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    try:
+        missing, unknown = module.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        line = str(error).splitlines()[-1].strip()
+        raise ModelError(
+            f"the weights in {path} do not fit the model: {line}. "
+            "Give the model as it was trained: kedge.load(FOLDER, model=...)"
+        ) from None
+    if missing or unknown:
+        names = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not part of it"
+        raise ModelError(f"the weights in {path} do not fit the model: {names}")
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise DataError(f"there is no {path}; the run of seed {seed} is not complete")
-    dataset = load(config.data)
-    text = runner.auto_model(dataset) if config.model == "auto" else config.model
-    module = build(text, dataset.shape, dataset.outputs)
-    module.load_state_dict(load_file(path))
-    return module.eval()
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            record["round"]
+        except (ValueError, TypeError, KeyError):
+            if number == len(lines):
+                break  # the line that was being written when the run was killed
+            raise DataError(f"{path}, line {number}, is damaged; copy the file again") from None
+        found.append(record)
+    return found
+
+
+def _no_run(path: Path) -> str:
+    """Why a folder is not that of a run, and what to give instead."""
+    if not path.is_dir():
+        return f"{path}: there is no such folder; give the folder of a run, such as runs/digits-1"
+    if (path.parent / BUNDLE).is_file():
+        return f"{path} is part of a run; give {path.parent}"
+    inside = sorted(p.parent.name for p in path.glob("*/config.toml"))
+    if inside:
+        return (
+            f"{path} holds several runs; give one of them, such as {path / inside[0]}: "
+            + _listed(inside)
+        )
+    return f"{path} holds no run"
+
+
+def _listed(items: Any) -> str:
+    return ", ".join(map(str, items))

@@ -61,6 +61,21 @@ COMMANDS = {
         "Run",
         "Compare a few methods on digits; plot the curves and the partition. No network needed.",
     ),
+    "predict": Entry(
+        "kedge.cli.use:predict",
+        "Use",
+        "Predict from raw data with the model of a run; a CSV file of ids, classes, probabilities.",
+    ),
+    "evaluate": Entry(
+        "kedge.cli.use:evaluate",
+        "Use",
+        "Score the model of a run on labelled data: all metrics, per client and per class.",
+    ),
+    "export": Entry(
+        "kedge.cli.use:export",
+        "Use",
+        "Write the model of a run as a program for other software, with its scaling inside.",
+    ),
     "data": Entry(
         "kedge.cli.look:data",
         "Look",

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+from PIL import Image
+
+from kedge.api.saved import load as load_run
 from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
 from kedge.report import figures
@@ -20,9 +25,33 @@ METHODS = (
 ROUNDS, CLIENTS, PARTITION = 40, 20, "dirichlet(0.1)"
 
 
-def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
-    """Compare the methods over three seeds. Returns the results and the paths of the figures."""
+#: The method whose model predicts in the end, and the test image that it has not seen.
+PREDICTS, SAMPLE = "scaffold", 40
+
+
+class Prediction(NamedTuple):
+    """What the saved model of a run says about a new image."""
+
+    run: Path
+    image: Path
+    label: int
+    predicted: int
+    probability: float
+
+
+class Demo(NamedTuple):
+    """Results, paths of the figures, and a prediction."""
+
+    results: list[Result]
+    figures: list[Path]
+    prediction: Prediction
+
+
+def run_demo(out: str | Path) -> Demo:
+    """Compare the methods over three seeds, and predict from an image with a saved model."""
     out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    runs = _unused(out / "runs")
     configs = [
         Config(method=m, rounds=ROUNDS, clients=CLIENTS, partition=PARTITION, target=90.0)
         for m in METHODS
@@ -31,7 +60,7 @@ def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
     with Watcher(total) as watcher:
         by_name = dict(zip(METHODS, configs, strict=True))
         results = compare(
-            rows_of(configs), watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)
+            rows_of(configs), runs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)
         )
     dataset = load("digits")
     device = resolve_device("cpu")
@@ -40,9 +69,30 @@ def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
     assert partition is not None
     names = ("curves.png", "curves.svg", "partition.png", "partition.svg")
     paths = [out / name for name in names]
-    out.mkdir(parents=True, exist_ok=True)
     title = f"digits, {CLIENTS} clients, {PARTITION}"
     figures.curves(results, paths[:2], title)
     for path in paths[2:]:
         partition.plot(dataset.y_train, path, class_names=dataset.classes)
-    return results, paths
+    return Demo(results, paths, _predict(runs / PREDICTS, out / "sample.png"))
+
+
+def _predict(folder: Path, image: Path) -> Prediction:
+    """Write an image that no client has seen, and predict its class from the file."""
+    dataset = load("digits")
+    assert dataset.x_test is not None
+    assert dataset.y_test is not None
+    Image.fromarray(dataset.x_test[SAMPLE, 0]).save(image)
+    model = load_run(folder).model
+    probabilities = model.predict_proba(image)[0]
+    predicted = int(model.predict(image)[0])
+    label = int(dataset.y_test[SAMPLE])
+    return Prediction(folder, image, label, predicted, float(np.max(probabilities)))
+
+
+def _unused(path: Path) -> Path:
+    """The path itself, or the first of path-2, path-3, ... that does not exist."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found

@@ -33,9 +33,10 @@ def methods_markdown() -> str:
 
 
 DATA_HINT = (
-    "\nA path works, too: an .npz or .csv file, a folder of images (class/name.png), or a folder "
-    "with one\nsuch file or folder per client (silos). Names are searched in $KEDGE_DATA, then "
-    "in the user's cache."
+    "\nA path works, too: an .npz, .csv or .parquet file, a folder of images (class/name.png), or "
+    "a folder\nwith one such file or folder per client (silos). Names are searched in $KEDGE_DATA, "
+    "then in the user's cache.\nOptions of files, such as missing=mean: kedge show data:csv, "
+    "data:npz, data:images"
 )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from kedge.core.method import FedAvg
 from kedge.core.optim import optimizers
 from kedge.core.part import parts
 from kedge.core.schedules import schedules
+from kedge.core.task import Metric, tasks
+from kedge.core.task_custom import own_metrics
 from kedge.data.augment import augmentations
 from kedge.data.datasets import datasets
 from kedge.data.datasets.known import Known
@@ -79,6 +82,25 @@ def _data_schema(name: str) -> Schema:
     return empty if isinstance(datasets[name], Known) else schema_of(datasets[name], name)
 
 
+def _metrics() -> dict[str, Any]:
+    """The metrics of all tasks; one that several tasks have is described for each."""
+    found: dict[str, dict[str, Metric]] = {}
+    for task in tasks:
+        for metric in tasks[task].metrics:
+            found.setdefault(metric.name, {})[task] = metric
+    entries = {name: _for_tasks(by_task) for name, by_task in found.items()}
+    return {**entries, **_entries(own_metrics)()}
+
+
+def _for_tasks(by_task: dict[str, Metric]) -> Metric:
+    first = next(iter(by_task.values()))
+    texts = {task: metric.doc for task, metric in by_task.items() if metric.doc != first.doc}
+    others = "".join(f"\n\nFor {task}: {text}" for task, text in texts.items() if text)
+    better = "higher" if first.higher_is_better else "lower"
+    doc = f"{first.doc}{others}\n\nTasks: {', '.join(by_task)}; {better} is better."
+    return dataclasses.replace(first, doc=doc if first.doc else f"{first.name}.{doc}")
+
+
 KINDS = (
     Kind("part", "parts", '--method "{}"', _parts, _part_schema, ("method", "methods")),
     Kind("model", "models", '--model "{}"', _entries(models), model_schema),
@@ -97,6 +119,7 @@ KINDS = (
         "optimizer", "optimizers", '--optimizer "{}"', _entries(optimizers),
         lambda name: optimizers[name].schema(), ("optimiser", "optimisers"),
     ),
+    Kind("metric", "metrics", "--metric {}", _metrics, lambda name: Schema(name, {})),
     Kind("schedule", "schedules", '--schedule "{}"', _entries(schedules), _of(schedules)),
 )  # fmt: skip
 BY_WORD = {word: kind for kind in KINDS for word in (kind.name, kind.plural, *kind.words)}

@@ -57,7 +57,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         if kind is bool:
             flags = [f"{flags[0]}/--no-{key.replace('_', '-')}"]
         text = HELP[key] if kind is bool else f"{HELP[key]} (default: {DEFAULTS[key]})"
-        option = typer.Option(*flags, help=text, rich_help_panel=panels[key], show_default=False)
+        option = typer.Option(
+            *flags, help=_plain(text), rich_help_panel=panels[key], show_default=False
+        )
         annotation = Annotated[kind | None, option]
         options.append(
             inspect.Parameter(
@@ -76,3 +78,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     del wrapper.__wrapped__  # otherwise typer reads the signature of the command itself
     return wrapper
+
+
+def _plain(text: str) -> str:
+    """A text without markup: rich takes ``[chol,visit]`` for a style."""
+    return text.replace("[", "\\[")

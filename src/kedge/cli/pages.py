@@ -18,7 +18,7 @@ from kedge.cli.mathtext import plain_doc, title
 from kedge.core.method import FedAvg
 from kedge.core.part import Part
 from kedge.data.datasets.known import Known
-from kedge.data.datasets.readers import FORMATS
+from kedge.data.datasets.readers import EXAMPLES, FORMATS
 from kedge.data.partition.registries import aliases
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.grammar import write_value
@@ -33,6 +33,8 @@ _HINTS = {
     + "\nOptions, ranges and papers of one: kedge show NAME",
     "dataset": DATA_HINT.strip(),
     "schedule": "The factors of several multiply: warmup(5)+exponential(0.998)",
+    "metric": "The headline of tables, gains and curves: --metric NAME. Of two classes, auroc is "
+    "of the second.\nWhat one is: kedge show metric:NAME",
     "augmentation": "Several are applied from left to right: crop(4)+flip",
 }
 
@@ -100,6 +102,11 @@ def _parts_table(names: list[str]) -> Table:
 
 
 def _options_table(kind: Kind, names: list[str], heading: str) -> Table:
+    if kind.name == "metric":  # metrics have no options
+        table = _table(heading, "what it is")
+        for name in names:
+            table.add_row(name, Text(title(kind.entries()[name])))
+        return table
     table = _table(heading, "options", "what it is")
     for name in names:
         what = Text(title(kind.entries()[name]))
@@ -136,6 +143,8 @@ def show_page(text: str) -> RenderableType:
     if schema.options:
         pieces.append(Padding(_schema_table(schema), (0, 0, 1, 2)))
     pieces += [Text(line) for line in _presets(schema)]
+    if kind.name == "dataset" and name in EXAMPLES:
+        pieces.append(Padding(_examples_table(EXAMPLES[name]), (0, 0, 1, 2)))
     facts = _table(show_header=False)
     for key, value in _facts(kind, name, thing, schema).items():
         facts.add_row(Text(key, style="bold"), Text(value))
@@ -151,6 +160,13 @@ def _schema_table(schema: Schema) -> Table:
         default = row.default or "must be given"
         cells = [row.name, row.type, default, *([row.range] if ranges else []), row.doc]
         table.add_row(*map(Text, cells))
+    return table
+
+
+def _examples_table(examples: tuple[tuple[str, str], ...]) -> Table:
+    table = _table("example", "what it does")
+    for text, what in examples:
+        table.add_row(Text(f'--data "{text}"'), Text(what))
     return table
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from kedge.cli import next_steps
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
@@ -53,11 +54,10 @@ def run(
         show = partial(watcher.show, config)
         result = runner.run(config, path, resume, show, None, watcher.report, numbered=not out)
     folder = str(result.folder)
-    _finish(
-        [result], as_json, f"saved in {folder}; load the model with kedge.load_model({folder!r})"
-    )
+    _finish([result], as_json, f"saved in {folder}; load it with kedge.load({folder!r})")
     if not as_json:
         next_steps.show(next_steps.after_run(result))
+    _fail_if_diverged([result])
 
 
 @with_settings
@@ -104,6 +104,7 @@ def compare(
         figures.curves(results, [plot], rows[0].config.data)
     if not as_json:
         next_steps.show(next_steps.after_comparison(results, folder.parent))
+    _fail_if_diverged(results)
 
 
 @with_settings
@@ -149,13 +150,13 @@ def sweep(
 
 
 def demo(
-    out: Annotated[str, typer.Option(help="folder for the figures")] = "kedge-demo",
+    out: Annotated[str, typer.Option(help="folder for the runs and figures")] = "kedge-demo",
 ) -> None:
     """Compare a few methods on digits; plot the curves and the partition. No network needed."""
     from kedge.cli.demo import CLIENTS, PARTITION, ROUNDS, run_demo
     from kedge.report import tables
 
-    results, figures = run_demo(out)
+    results, figures, new = run_demo(out)
     n = len(results[0].config.seeds)
     console.print(
         f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
@@ -163,6 +164,13 @@ def demo(
     )
     print_table(tables.comparison(results))
     console.print("\nFigures: " + "  ".join(str(path) for path in figures), highlight=False)
+    console.print(
+        f"\nA new image, {new.image}, shows a {new.label}. The saved model of {new.run} says "
+        f"{new.predicted}, with probability {new.probability:.2f}:\n"
+        f"  kedge predict {new.run} {new.image}\n",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(
         "Next: kedge list                                     the parts to combine\n"
         "      kedge compare fedavg scaffold+fedsam           your own comparison\n"
@@ -270,3 +278,14 @@ def _finish(results: list[Result], as_json: bool, note: str) -> None:
         dim(f"bold: {data_of_choice(results)}")
     if note:
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
+
+
+def _fail_if_diverged(results: list[Result]) -> None:
+    """Exit with code 1 and a sentence for each run whose loss has exploded."""
+    from kedge.runs.divergence import message
+
+    texts = [text for text in map(message, results) if text]
+    for text in texts:
+        errors.print(Text("error: ", "bold red") + Text(text), soft_wrap=True)
+    if texts:
+        raise typer.Exit(1)

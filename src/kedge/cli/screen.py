@@ -5,12 +5,12 @@ from __future__ import annotations
 import codecs
 import sys
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 console = Console()
 errors = Console(stderr=True)
+PIPE_WIDTH = 200  # characters; a terminal says how wide it is
 
 
 def dim(text: str) -> None:
@@ -18,11 +18,12 @@ def dim(text: str) -> None:
     errors.print(Text(text), style="dim", highlight=False, soft_wrap=True)
 
 
-def print_table(table: Table) -> None:
-    """Print a table; one that is too wide for the screen goes on, since no number may be lost."""
-    size = console.measure(table, options=console.options.update(max_width=1000))
-    width = max(console.width, size.minimum if console.is_terminal else size.maximum)
-    Console(width=width).print(table, crop=False)
+def print_table(table: RenderableType) -> None:
+    """Print a table; in a file or a pipe it is as wide as it needs, since no number may be lost."""
+    if console.is_terminal:
+        console.print(table)
+    else:
+        Console(width=PIPE_WIDTH).print(table)
 
 
 #: What a terminal without Unicode shows instead.

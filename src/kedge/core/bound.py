@@ -17,7 +17,8 @@ from kedge.core.model import Model
 from kedge.core.optim import Optimizer
 from kedge.core.part import HOOKS, Part
 from kedge.core.schedules import schedule
-from kedge.core.task import Task
+from kedge.core.task import Batch, Task
+from kedge.core.task_base import Sums
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Data, Spec
 from kedge.errors import IncompatibleError, ModelError
@@ -77,6 +78,7 @@ class Bound:
     ) -> None:
         self.method, self.model, self.task, self.optim, self.data = method, model, task, optim, data
         self.parts: tuple[Part, ...] = method.parts
+        self.details = False  # see :meth:`detailed`
         if model.batchnorm == "local":
             self.parts = (*self.parts, LocalStatistics())
         #: Each part's phase in the present round, by part name; see :meth:`at`.
@@ -128,6 +130,17 @@ class Bound:
         other = copy.copy(self)
         other.data, other._by_phases, other._root = data, {}, None
         return other
+
+    def detailed(self) -> Bound:
+        """This binding with all of the task's sums in tests, also those of ``task.details``."""
+        other = copy.copy(self)
+        other.details, other._by_phases, other._root = True, {}, None
+        return other
+
+    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
+        """The sums that metrics are functions of, over the samples where ``mask`` is 1."""
+        sums = self.task.sums(logits, batch, mask)
+        return sums | self.task.details(logits, batch, mask) if self.details else sums
 
     def part(self, name: str) -> Part:
         """The part of the method that has this name."""

@@ -33,6 +33,8 @@ class Declarations:
     needs_plain_sgd: ClassVar[bool] = False
     #: Reads ``info.pulled_steps``, so every part beside it must tell its ``anchor_pull``.
     needs_pull: ClassVar[bool] = False
+    #: Its clients' own models are its product, so results show theirs before the global model's.
+    personal_model: ClassVar[bool] = False
     #: Tasks for which it has a meaning.
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     #: Named settings: ``moon:fedcog`` in a method string.

@@ -274,6 +274,11 @@ class Method:
             if reason := part.refuses(other):
                 raise IncompatibleError(reason)
 
+    @property
+    def personal_model(self) -> bool:
+        """Whether the clients' own models are the product of the method."""
+        return any(part.personal_model for part in self.parts)
+
     def __add__(self, other: Part | Method | str) -> Method:
         return Method(self.parts + parse(other).parts)
 

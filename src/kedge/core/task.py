@@ -16,6 +16,15 @@ from torch import Tensor
 
 from kedge.core.eager import is_eager
 from kedge.core.labels import Array, check_rows
+from kedge.core.metrics import (
+    CLASSIFICATION,
+    MULTILABEL,
+    REGRESSION,
+    calibration_sums,
+    histogram,
+    log_odds,
+    residual_sums,
+)
 from kedge.core.task_base import Batch, Metric, Sums, Task, check_finite, register_task, tasks
 from kedge.errors import DataError, FieldError
 
@@ -54,29 +63,13 @@ def guess_task(y: Array) -> str:
     return next(name for _, name in ordered if tasks[name].suits(y))
 
 
-def _mean_loss(sums: Sums) -> float:
-    return float(sums["loss"] / sums["samples"])
-
-
-def _samples(sums: Sums) -> float:
-    return max(1.0, float(sums["count"].sum()))
-
-
 @register_task
 @dataclass(frozen=True)
 class Classification(Task):
     """One of C classes: cross-entropy, accuracy in percent."""
 
     name = "classification"
-    metrics = (
-        Metric(
-            "accuracy",
-            lambda sums: 100.0 * float(sums["right"].sum()) / _samples(sums),
-            unit="%",
-            higher_is_better=True,
-        ),
-        Metric("loss", lambda sums: float(sums["loss"]) / _samples(sums)),
-    )
+    metrics = CLASSIFICATION
     like = "classification"
     has_classes = True
     one_class = True
@@ -151,26 +144,28 @@ class Classification(Task):
 
     def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
         one_hot = self.soft(batch.y, logits.dtype) * mask[:, None]  # [B, C]
-        right = (logits.argmax(-1) == batch.y).to(logits.dtype)
+        predicted = logits.argmax(-1)
+        right = (predicted == batch.y).to(logits.dtype)
         return {
             "loss": (self.loss(logits, batch) * mask).sum(),
             "count": one_hot.sum(0),  # [C]
             "right": (one_hot * right[:, None]).sum(0),  # [C]
+            "predicted": (self.soft(predicted, logits.dtype) * mask[:, None]).sum(0),  # [C]
+        }
+
+    def details(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
+        log_p = F.log_softmax(logits, -1)
+        right = (logits.argmax(-1) == batch.y).to(logits.dtype)
+        likelihood = log_p.gather(-1, batch.y[:, None]).squeeze(-1)
+        return {
+            "histogram": histogram(log_odds(logits), self.soft(batch.y, logits.dtype), mask),
+            "calibration": calibration_sums(log_p.exp(), right, mask),
+            "nll": -(likelihood * mask).sum(),
         }
 
     def per_class(self, sums: Sums) -> list[float | None]:
         pairs = zip(sums["right"].tolist(), sums["count"].tolist(), strict=True)
         return [100.0 * right / count if count else None for right, count in pairs]
-
-
-def _f1(sums: Sums) -> float:
-    hits, predicted, count = sums["hits"], sums["said"], sums["count"]
-    return 100.0 * float(2 * hits.sum() / (predicted.sum() + count.sum()).clamp_min(1))
-
-
-def _f1_macro(sums: Sums) -> float:
-    hits, predicted, count = sums["hits"], sums["said"], sums["count"]
-    return 100.0 * float((2 * hits / (predicted + count).clamp_min(1)).mean())
 
 
 @register_task
@@ -179,11 +174,7 @@ class MultiLabel(Task):
     """Any subset of L labels: binary cross-entropy (mean over labels), F1 over all decisions."""
 
     name = "multilabel"
-    metrics = (
-        Metric("f1", _f1, unit="%", higher_is_better=True),
-        Metric("f1_macro", _f1_macro, unit="%", higher_is_better=True),
-        Metric("loss", _mean_loss),
-    )
+    metrics = MULTILABEL
     like = "multilabel"
     has_classes = True
     outputs_are = "labels"
@@ -247,6 +238,9 @@ class MultiLabel(Task):
             "count": labels.sum(0),
         }
 
+    def details(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
+        return {"histogram": histogram(logits, batch.y.to(logits.dtype), mask)}
+
     def per_class(self, sums: Sums) -> list[float | None]:
         rows = zip(*(sums[k].tolist() for k in ("hits", "said", "count")), strict=True)
         return [200.0 * hits / (p + n) if p + n else None for hits, p, n in rows]
@@ -260,10 +254,7 @@ class Regression(Task):
     outputs: int = 1
 
     name = "regression"
-    metrics = (
-        Metric("rmse", lambda sums: _mean_loss(sums) ** 0.5),
-        Metric("loss", _mean_loss),
-    )
+    metrics = REGRESSION
     auto_order = 3.0
 
     @classmethod
@@ -275,3 +266,7 @@ class Regression(Task):
         predicted = logits.reshape(len(batch.y), -1)
         expected = target.to(logits.dtype).reshape(len(batch.y), -1)
         return ((predicted - expected) ** 2).mean(-1)
+
+    def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
+        predicted, y = (t.reshape(len(batch.y), -1) for t in (logits, batch.y))
+        return super().sums(logits, batch, mask) | residual_sums(predicted, y, mask)

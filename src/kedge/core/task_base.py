@@ -22,7 +22,7 @@ It is then known as ``task="count"`` to ``kedge.fit`` and to datasets (``counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -55,10 +55,17 @@ class Metric:
     """
 
     name: str  # its key in the records of a run
-    value: Callable[[Sums], float]
+    value: Callable[[Sums], float | None]  # None where it has no meaning
     unit: str = ""
     higher_is_better: bool = False
     decimals: int = 2
+    needs: tuple[str, ...] = ()  # sums of :meth:`Task.details` that it reads
+    doc: str = ""
+    function: Callable[[Any, Any], float] | None = None  # of labels and scores, instead of sums
+
+    def __post_init__(self) -> None:
+        if self.doc:
+            object.__setattr__(self, "__doc__", self.doc)
 
     @property
     def label(self) -> str:
@@ -173,9 +180,16 @@ class Task:
         """The sums that metrics are functions of, over the samples where ``mask`` ``[B]`` is 1."""
         return {"loss": (self.loss(logits, batch) * mask).sum(), "samples": mask.sum()}
 
-    def report(self, sums: Sums) -> dict[str, float]:
-        """Every metric by its name."""
-        return {metric.name: metric.value(sums) for metric in self.metrics}
+    def details(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
+        """Further sums, for metrics that are too costly for every test (:attr:`Metric.needs`)."""
+        return {}
+
+    def report(self, sums: Sums, names: Collection[str] | None = None) -> dict[str, float]:
+        """The metrics by name (all for None), without those that these sums do not give."""
+        wanted = [m for m in self.metrics if names is None or m.name in names]
+        known = [m for m in wanted if not m.function and all(n in sums for n in m.needs)]
+        values = {metric.name: metric.value(sums) for metric in known}
+        return {name: value for name, value in values.items() if value is not None}
 
     def per_class(self, sums: Sums) -> list[float | None]:
         """The headline metric of each class; None for a class without samples."""

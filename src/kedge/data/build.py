@@ -12,6 +12,7 @@ from kedge.core import rng
 from kedge.core.task import make_task
 from kedge.data.augment import rotate
 from kedge.data.datasets import Dataset
+from kedge.data.encodings import encoding_of
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
 from kedge.data.splits import SplitData, split_data
@@ -80,6 +81,8 @@ def federate(
         client_names=_client_names(dataset, data),
     )
     federation.partition = data.partition
+    federation.encoding, federation.classes = encoding_of(dataset), dataset.classes
+    federation.fingerprint = dataset.fingerprint
     return federation
 
 

@@ -18,7 +18,7 @@ from kedge.registry import Registry
 
 Array = np.ndarray
 
-encodings: Registry[type[Encoding]] = Registry("encoding")
+encodings: Registry[type[Encoding]] = Registry("encoding", module="kedge.data.encodings")
 
 
 class Samples(NamedTuple):

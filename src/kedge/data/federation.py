@@ -19,7 +19,9 @@ from kedge.core import rng, tree
 from kedge.core.task import Batch, Task
 from kedge.core.view import SweepPieces
 from kedge.data.augment import augmentation, rotate
+from kedge.data.encoding import Encoding
 from kedge.data.partition import Partition
+from kedge.data.scaling import moments_like, normalise, to_unit
 from kedge.errors import DataError
 
 SWEEP_ROWS = 256  # rows per piece of a sweep
@@ -58,6 +60,9 @@ class Federation:
         validation: validation rows of each client; empty if there are none.
         unseen: rows of the clients that never train; None if there are no such clients.
         partition: the partition that the clients come from, or None.
+        encoding: how raw inputs become ``x``, or None.
+        classes: names of the classes or labels, or None.
+        fingerprint: identifies the data; empty if unknown.
 
     Raises:
         DataError: shapes, labels or rows are wrong, or images are required.
@@ -93,6 +98,9 @@ class Federation:
         self.tokens = tokens
         self.task, self.dtype, self.device = task, dtype, torch.device(device)
         self.partition: Partition | None = None
+        self.encoding: Encoding | None = None
+        self.classes: tuple[str, ...] | None = None
+        self.fingerprint = ""
         self.x, self.y = self._to_inputs(x, "inputs"), self._to_labels(y)
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
@@ -115,9 +123,7 @@ class Federation:
             raise DataError("augmentation and rotation are for images [C, H, W], not for tables")
         self._moments = None
         if moments is not None and not tokens:
-            shape = (-1, *(1,) * (self.x.ndim - 2))
-            mean, std = (torch.as_tensor(m, dtype=dtype, device=self.device) for m in moments)
-            self._moments = (mean.reshape(shape), std.reshape(shape))
+            self._moments = moments_like(moments, self.input_shape, dtype, self.device)
         self._test = None
         if test is not None:
             inputs, labels = self._to_inputs(test[0], "test inputs"), self._to_labels(test[1])
@@ -208,21 +214,30 @@ class Federation:
             yield self.clean(piece)
 
     def pooled(self) -> Federation:
-        """One client with the training samples of all clients; the test data are the same."""
+        """One client with the training samples of all clients; the test data are the same.
+
+        Held-out and validation rows are still those of each client, and so are the names.
+        """
         other = copy.copy(self)
-        other.sizes, other.offsets, other.held_out = [len(self.rows)], [0], []
-        other.client_names = ("all clients",)
-        other.validation = [torch.cat(self.validation)] if self.validation else []
+        other.sizes, other.offsets = [len(self.rows)], [0]
         return other
 
     def _scale(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x
+        return to_unit(x, self.dtype)
 
     def _normalise(self, x: Tensor) -> Tensor:
+        return normalise(x, self._moments)
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation per channel or column, or None."""
         if self._moments is None:
-            return x
-        mean, std = self._moments
-        return (x - mean) / std
+            return None
+        return self._moments[0].flatten(), self._moments[1].flatten()
+
+    def prepare(self, x: Any) -> Tensor:
+        """Encoded inputs ``[n, ...]``, as the first argument, in the form that the model sees."""
+        return self._normalise(self._scale(self._to_inputs(x, "inputs")))
 
     # -- data of whole clients ----------------------------------------------------------------
 

@@ -80,6 +80,6 @@ def metric_sums(bound: Bound, weights: Weights, batches: Iterable[Batch]) -> dic
     for batch in batches:
         logits = bound.model.forward(weights, batch.x, "eval").logits
         ones = torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
-        sums = bound.task.sums(logits, batch, ones)
+        sums = bound.sums(logits, batch, ones)
         total = tree.add(total, sums) if total else sums
     return total

@@ -265,7 +265,7 @@ class Vector(Engine):
         def test(weights: Weights, rows: Tensor, mask: Tensor) -> dict[str, Tensor]:
             batch = bound.data.clean(rows)
             logits = bound.model.forward(weights, batch.x, "eval").logits
-            return bound.task.sums(logits, batch, mask.to(logits.dtype))
+            return bound.sums(logits, batch, mask.to(logits.dtype))
 
         test_all = over_clients(test, 0 if personal else None, 0, 0)
         total: dict[str, Tensor] = {}

@@ -99,4 +99,5 @@ def build(text: str, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
     ['stage1', 'stage2', 'head']
     """
     model: nn.Sequential = read(text)(tuple(shape), outputs)
+    model.built_from = text  # type: ignore[assignment]  # a saved model says how it is built again
     return model

@@ -76,6 +76,10 @@ class FedTR(Part):
     def needs_share_sum(self) -> bool:  # type: ignore[override]
         return self.drift_rule == "accumulate"
 
+    @property
+    def personal_model(self) -> bool:  # type: ignore[override]
+        return self.personal_head
+
     def anchor_pull(self) -> float | None:
         return 0.0 if self.drift_rule == "none" else None
 

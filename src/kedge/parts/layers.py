@@ -23,6 +23,7 @@ class PrivateHead(Part):
     """Keep the head on the client. Base class of FedPer and FedRep."""
 
     side = "personal"
+    personal_model = True
     needs_features = True
     sends = "-H"
     uploads = "-H"
@@ -66,6 +67,7 @@ class FedBN(Part):
 
     side = "personal"
     needs_batchnorm = True
+    personal_model = True
     sends = "P - W - B"
     uploads = "P - W"
     keeps = "W - P + B"
@@ -101,6 +103,7 @@ class Ditto(Part):
     ] = 0.1
 
     side = "personal"
+    personal_model = True
     presets = {"fedetf": {"lam": 1e-3}}
     neutral = {"lam": 0.0}
     keeps = "W + B"
@@ -151,6 +154,7 @@ class FineTune(Part):
     """
 
     side = "personal"
+    personal_model = True
     neutral = {}
     keeps = "P + B + 1"
 
@@ -186,6 +190,7 @@ class Local(Part):
     """
 
     side = "personal"
+    personal_model = True
     sends = "-W - B"
     uploads = "-W"
     keeps = "W + B"

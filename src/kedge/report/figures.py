@@ -63,7 +63,10 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
         first = results[0]
         unit = f" in {first.unit}" if first.unit else ""
         axes.set_xlabel("round")
-        axes.set_ylabel(f"{first.metric} on the test set{unit}")
+        where = "on the test set"
+        if any(result.headline != "global" for result in results):
+            where = "on held-out samples, mean over clients"
+        axes.set_ylabel(f"{first.metric} {where}{unit}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)

@@ -15,8 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from kedge.core.task import tasks
 from kedge.runs.config import Config
+from kedge.runs.headline import in_words
 
 
 class Watcher:
@@ -67,10 +67,7 @@ class Watcher:
         parts = [
             f"{setting or config.method}  seed {seed}  round {record['round']}/{config.rounds}"
         ]
-        headlines = {tasks[name].metrics[0].name: tasks[name].metrics[0] for name in tasks}
-        for name, metric in headlines.items():
-            if name in record:
-                parts.append(f"{name} {metric.write(record[name])}")
+        parts += in_words(config, record)
         parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
         speed = f"{self.done / elapsed:.1f} rounds/s"
         self.bar.update(self.task, completed=self.done, description="  ".join(parts), speed=speed)

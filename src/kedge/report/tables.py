@@ -3,101 +3,200 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from kedge.runs.grid import Setting, format_value
 from kedge.runs.result import Result, Stat, paired_gain
 from kedge.runs.validation import leader, on_validation
 
+MIN_NAME = 10  # characters of a method or a value before its column is folded
+BESIDE = {"balanced_accuracy": ("balanced\naccuracy %", 2), "auroc": ("AUROC", 3)}
 
-def comparison(results: Sequence[Result]) -> Table:
+
+class Column(NamedTuple):
+    """A column of numbers. Where the terminal is narrow, those of the highest ``rank`` go first."""
+
+    head: str
+    cells: list[str]
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        return max(len(line) for text in (self.head, *self.cells) for line in text.split("\n"))
+
+
+class Fitting:
+    """A table with as many columns as the terminal is wide for."""
+
+    def __init__(
+        self, first: Sequence[Column], columns: Sequence[Column], styles: Sequence[str], note: str
+    ) -> None:
+        self.first, self.columns, self.styles, self.note = first, list(columns), styles, note
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        columns = list(self.columns)
+        room = options.max_width - sum(1 + min(MIN_NAME, column.width) for column in self.first)
+        while sum(1 + column.width for column in columns) > room:
+            least = max(columns, key=lambda column: column.rank)
+            if not least.rank:
+                break
+            columns.remove(least)
+        yield Group(self._table(columns), *([Text(self.note, "dim")] if self.note else []))
+
+    def _table(self, columns: Sequence[Column]) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        for column in self.first:
+            table.add_column(
+                column.head,
+                min_width=min(MIN_NAME, column.width),
+                overflow="fold",
+                vertical="bottom",
+            )
+        for column in columns:
+            table.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
+        rows = zip(*(column.cells for column in (*self.first, *columns)), strict=True)
+        for cells, style in zip(rows, self.styles, strict=True):
+            table.add_row(*cells, style=style)
+        return table
+
+
+def comparison(results: Sequence[Result]) -> Fitting:
     """Compare methods, one row each.
 
-    The columns are the last value of the metric (mean ± sd over seeds), the best one on the test
-    data (with validation data: the best one on them, and ``chosen``, the test metric in the same
-    round), with clients that never trained the one on their samples, the gain over the first
-    method (paired by seed) with its confidence interval, the rounds to the target, the megabytes
-    that all clients sent and received, and the seconds.
+    The columns are the last value of the headline (mean ± sd over seeds) with what must stand
+    beside it, the best one on the test data (with validation data: the best one on them, and
+    ``chosen``, the headline in the same round), with clients that never trained the metric on their
+    samples, the gain over the first method (paired by seed) with its confidence interval, the
+    rounds to the target, the megabytes that all clients sent and received, and the seconds.
     """
-    first = results[0]
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("method", min_width=10, overflow="fold")
-    columns = [first.label, *(extra := _extra_columns(results))]
-    columns += ["gain", "95 % interval"] if len(results) > 1 else []
-    columns += [f"to {first.config.target:g}"] if first.config.target else []
-    for column in (*columns, "MB up", "down", "s"):
-        table.add_column(column, justify="right", no_wrap=True)
+    first, several = results[0], len(results) > 1
+    columns = [*_headline(results), *_chosen(results)]
+    if several:
+        gains = [("", "") if r is first else _gain(paired_gain(r, first), r) for r in results]
+        columns.append(Column("gain", [gain for gain, _ in gains]))
+        columns.append(Column("95 % interval", [interval for _, interval in gains]))
+    if first.config.target:
+        reached = [_rounds(r.rounds_to(first.config.target)) for r in results]
+        columns.append(Column(f"to {first.config.target:g}", reached))
+    for head, values in (
+        ("MB up", [r.mb_up for r in results]),
+        ("down", [r.mb_down for r in results]),
+    ):
+        pairs = zip(values, results, strict=True)
+        columns.append(Column(head, ["" if r.yardstick else _megabytes(v) for v, r in pairs], 3))
+    columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
+    if any(r.diverged for r in results):
+        columns.append(Column("", ["diverged" if r.diverged else "" for r in results]))
     best = leader(results)
-    for result in results:
-        style = "bold" if result is best and len(results) > 1 else ""
-        row = [result.title, result.written(result.last), *_extra_cells(result, extra)]
-        if len(results) > 1:
-            row += ["", ""] if result is first else list(_gain(paired_gain(result, first)))
-        if first.config.target:
-            row.append(_rounds(result.rounds_to(first.config.target)))
-        traffic = () if result.yardstick else (result.mb_up, result.mb_down)
-        row += [f"{v:.0f}" if v >= 100 else f"{v:.1f}" for v in traffic] or ["", ""]
-        row.append(f"{result.seconds:.1f}")
-        table.add_row(*row, style=style)
-    return table
+    styles = ["bold" if r is best and several else "" for r in results]
+    methods = Column("method", [r.title for r in results])
+    return Fitting([methods], columns, styles, _note(results))
 
 
-def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Table:
-    """Compare the settings of a sweep: values, last and best metric (mean ± sd), seconds.
+def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Fitting:
+    """Compare the settings of a sweep: values, last and best headline (mean ± sd), seconds.
 
     The best setting is marked, with the data on which it was chosen.
     """
-    first, best = results[0], leader(results)
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for key in settings[0].values:
-        table.add_column(key, overflow="fold")
-    extra = _extra_columns(results)
-    for column in (first.label, *extra, "s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    data = "validation" if on_validation(results) else "test"
-    for setting, result in zip(settings, results, strict=True):
-        row = [format_value(value) for value in setting.values.values()]
-        missing = [r["round"] for run in result.records for r in run if math.isnan(r["train_loss"])]
-        is_best = result is best and len(results) > 1
-        if missing:
-            blank = [""] * (1 + len(extra))
-            row += [*blank, f"{result.seconds:.1f}", f"diverged in round {min(missing)}"]
-        else:
-            row += [result.written(result.last), *_extra_cells(result, extra)]
-            row += [f"{result.seconds:.1f}", f"best ({data})" if is_best else ""]
-        table.add_row(*row, style="bold" if is_best else "")
-    return table
+    best = leader(results)
+    columns = [
+        column._replace(
+            cells=["" if _end(r) else c for c, r in zip(column.cells, results, strict=True)]
+        )
+        for column in (*_headline(results), *_chosen(results))
+    ]
+    columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
+    leads = [r is best and len(results) > 1 for r in results]
+    mark = "best (validation)" if on_validation(results) else "best (test)"
+    marks = [_end(r) or (mark if lead else "") for r, lead in zip(results, leads, strict=True)]
+    columns.append(Column("", marks))
+    keys = [
+        Column(key, [format_value(setting.values[key]) for setting in settings])
+        for key in settings[0].values
+    ]
+    return Fitting(keys, columns, ["bold" if lead else "" for lead in leads], _note(results))
 
 
-def _extra_columns(results: Sequence[Result]) -> list[str]:
-    """Columns beside the last value: what was chosen, and on which data."""
-    columns = ["best (test)"]
-    if any(result.validation is not None for result in results):
-        columns = ["validation", "chosen"]
-    if any(result.unseen is not None for result in results):
-        columns.append("unseen")
+def _chosen(results: Sequence[Result]) -> list[Column]:
+    """What was chosen, and on which data; and the metric on clients that never trained."""
+    if any(r.validation is not None for r in results):
+        validation = [r.written(r.validation.mean) if r.validation else "" for r in results]
+        chosen = [r.written(r.chosen) if r.chosen else "" for r in results]
+        columns = [Column("validation", validation, 2), Column("chosen", chosen)]
+    else:
+        columns = [Column("best (test)", [r.written(r.best.mean) for r in results], 2)]
+    if any(r.unseen is not None for r in results):
+        columns.append(Column("unseen", [r.written(r.unseen) if r.unseen else "" for r in results]))
     return columns
 
 
-def _extra_cells(result: Result, columns: Sequence[str]) -> list[str]:
-    values: dict[str, Stat | float | None] = {
-        "best (test)": result.best.mean,
-        "validation": result.validation.mean if result.validation else None,
-        "chosen": result.chosen,
-        "unseen": result.unseen,
-    }
-    cells = [values[column] for column in columns]
-    return ["" if cell is None else result.written(cell) for cell in cells]
+def _headline(results: Sequence[Result]) -> list[Column]:
+    """The headline, the metrics that must stand beside it, and the global model's value."""
+    first, personal = results[0], any(r.headline != "global" for r in results)
+    label = f"{first.label}\nof clients" if personal else first.label
+    columns = [Column(label, [r.written(r.last) for r in results])]
+    beside = [r.beside() for r in results]
+    for name, (head, decimals) in BESIDE.items():
+        if any(name in found for found in beside):
+            values = [found[name].mean if name in found else math.nan for found in beside]
+            columns.append(Column(head, [_number(value, decimals) for value in values]))
+    if personal:
+        values = [r.global_last.mean for r in results]
+        columns.append(Column("global\nmodel", [_number(v, first.decimals) for v in values]))
+    return columns
 
 
-def _gain(stat: Stat) -> tuple[str, str]:
-    interval = stat.interval()
+def _note(results: Sequence[Result]) -> str:
+    """What the numbers are of, where that is not the global model on a balanced test set."""
+    lines = []
+    if any(r.headline != "global" for r in results):
+        lines.append(
+            f"{results[0].metric} of clients: the model that each client would use, its own or the "
+            "global one, on its held-out samples, mean over clients."
+        )
+    shares = [r.records[0][-1]["imbalanced"] for r in results if r.beside()]
+    if shares:
+        lines.append(
+            f"The largest class has {100 * shares[0]:.0f} % of the test samples: accuracy alone "
+            "says little."
+        )
+    return "\n".join(lines)
+
+
+def _end(result: Result) -> str:
+    """Where a run diverged: the first round without a loss, or of those with an exploded one."""
+    rounds = []
+    for run in result.records:
+        missing = [r["round"] for r in run if math.isnan(r["train_loss"])]
+        exploded = [r["round"] for r in run if "diverged" in r] if "diverged" in run[-1] else []
+        rounds += missing[:1] + exploded[:1]
+    return f"diverged in round {min(rounds)}" if rounds else ""
+
+
+def _gain(stat: Stat, result: Result) -> tuple[str, str]:
+    interval, decimals = stat.interval(), result.decimals
     if interval is None:
-        return f"{stat.mean:+.2f}", "one seed"
-    return f"{stat.mean:+.2f}", f"{interval[0]:+.1f} … {interval[1]:+.1f}"
+        return f"{stat.mean:+.{decimals}f}", "one seed"
+    fewer = max(1, decimals - 1)
+    return (
+        f"{stat.mean:+.{decimals}f}",
+        f"{interval[0]:+.{fewer}f} … {interval[1]:+.{fewer}f}",
+    )
+
+
+def _number(value: float, decimals: int) -> str:
+    return "" if math.isnan(value) else f"{value:.{decimals}f}"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _rounds(values: Sequence[int | None]) -> str:

@@ -12,6 +12,7 @@ from kedge.engines.device import resolve_device
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
+from kedge.runs.headline import like_with_like, split_of, with_personal
 from kedge.runs.listing import Listing, settings_row
 from kedge.runs.result import Result
 from kedge.runs.runner import PLANNING, Report, run, simulation, slug
@@ -77,11 +78,12 @@ def compare(
         report: called with each line of the plans.
         numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
     """
+    dataset = load(rows[0].config.data)
+    rows = _alike(rows, dataset)
     first = rows[0].config
-    dataset = load(first.data)
     if out is None:
         _check(rows, dataset)
-        return [_run(row, None, False, watch, report, dataset) for row in rows]
+        return like_with_like([_run(row, None, False, watch, report, dataset) for row in rows])
     renumber = (lambda: new_path(first, Path(out).parent, "compare")) if numbered else None
     listing = _listing(out, renumber)
     known = listing.read(TYPES) if resume and listing.path.exists() else []
@@ -101,10 +103,26 @@ def compare(
     ]
     listing.write([*(row for row in known if row["folder"] not in folders), *own], resume)
     with listing.given_back():
-        return [
+        results = [
             _run(row, listing.root / name, is_started, watch, report, dataset)
             for row, name, is_started in zip(rows, folders, started, strict=True)
         ]
+    return like_with_like(results)
+
+
+def _alike(rows: Sequence[Row], dataset: Dataset) -> list[Row]:
+    """The rows with the same tests: if one method is personal, all are tested client by client.
+
+    A yardstick has no personal models, but is tested on the same samples.
+    """
+    configs = with_personal([row.config for row in rows])
+    alike = []
+    for row, config in zip(rows, configs, strict=True):
+        if row.yardstick:
+            split = split_of(configs[0], dataset)
+            config = dataclasses.replace(config, split=split, personal=False)
+        alike.append(row._replace(config=config))
+    return alike
 
 
 def _run(

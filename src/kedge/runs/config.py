@@ -56,7 +56,13 @@ class Config:
     method: Annotated[
         str, Doc("sum of parts, e.g. scaffold+fedprox(mu=0.01)"), Read(read_method)
     ] = "fedavg"
-    data: Annotated[str, Doc("name or path of a dataset, see: kedge data")] = "digits"
+    data: Annotated[
+        str,
+        Doc(
+            "name or path of a dataset, see: kedge data; with options: tab.csv(drop=[chol,visit]), "
+            "see: kedge show data:csv"
+        ),
+    ] = "digits"
     partition: Annotated[
         str, Doc("which client holds which samples, or a saved .json file"), Read(read_partition)
     ] = "auto"

@@ -6,12 +6,15 @@
         config.toml            every setting
         environment.json       versions, device, threads, precision, execution, loaded files, data
         log.txt                events with times
+        bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
         seed-0/partition.json
         seed-0/metrics.jsonl   one line per round
         seed-0/checkpoint.safetensors
-        seed-0/model.safetensors     the trained global model, once the seed is complete
-        seed-0/best.safetensors      that of the best round; only with validation data
+        seed-0/model.safetensors     weights of the global model, once the seed is complete
+        seed-0/best.safetensors      those of the best round on the validation data, if there are
+        seed-0/personal.safetensors  those of all clients, if they have personal models
+        seed-0/scores.json           its metrics: global, per client, per class; confusion matrix
 
 A folder is claimed once data, model and method are in order, and given back if a new run ends
 before its first checkpoint. Files are written atomically: under a temporary name, then renamed. The
@@ -31,7 +34,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from kedge._version import __version__
@@ -41,7 +44,7 @@ from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored
 from kedge.runs.saved import read_records
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
-BEST_MODEL = "best.safetensors"
+BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
 #: Files of a run that exist before its first checkpoint.
 OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json")
 #: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
@@ -50,7 +53,7 @@ opened: list[Path] = []
 #: Increase it with every change that an older kedge would misread. Since format 2 a checkpoint is
 #: from before the surveys after the last round, and may hold the best weights.
 FORMAT, FORMAT_KEY = 2, "kedge.format"
-METRICS, PARTITION = "metrics.jsonl", "partition.json"
+METRICS, PARTITION, SCORES = "metrics.jsonl", "partition.json", "scores.json"
 _SAFETENSORS_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -135,7 +138,10 @@ class Folder:
         """
         config, self._pending = self._pending, None
         if config is not None and (self.path / CONFIG).is_file() and self._is_extension(config):
-            for name in ("result.json", *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL))):
+            for name in (
+                "result.json",
+                *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL, PERSONAL, SCORES)),
+            ):
                 for path in self.path.glob(name):  # those of fewer rounds
                     path.unlink()
             self.write(CONFIG, config.to_toml().encode())
@@ -246,16 +252,18 @@ class Folder:
     def save(self, seed: int, state: dict[str, torch.Tensor]) -> None:
         """Write a checkpoint: the state of a simulation after a round."""
         self.seed(seed)
-        self.write(f"seed-{seed}/{CHECKPOINT}", _safetensors(state))
+        self.write(f"seed-{seed}/{CHECKPOINT}", safetensors_of(state, {FORMAT_KEY: str(FORMAT)}))
 
-    def save_model(self, seed: int, module: nn.Module) -> None:
-        """Write the trained global model."""
-        state = {n: v.detach().cpu().contiguous() for n, v in module.state_dict().items()}
-        self.write(f"seed-{seed}/{MODEL}", save(state))
+    def save_model(
+        self, seed: int, module: nn.Module, metadata: dict[str, str] | None = None
+    ) -> None:
+        """Write the weights of the trained global model."""
+        state = {n: v.detach() for n, v in module.state_dict().items()}
+        self.write(f"seed-{seed}/{MODEL}", safetensors_of(state, metadata or {}))
 
     def save_best(self, seed: int, state: dict[str, torch.Tensor]) -> None:
         """Write the weights of the round that was best on validation data."""
-        self.write(f"seed-{seed}/{BEST_MODEL}", save(state))
+        self.write(f"seed-{seed}/{BEST_MODEL}", safetensors_of(state, {}))
 
     def load(self, seed: int) -> dict[str, torch.Tensor] | None:
         """Read the checkpoint of a seed; None if there is none.
@@ -307,9 +315,11 @@ class Folder:
         self.write(f"seed-{seed}/{METRICS}", text.encode())
 
 
-def _safetensors(arrays: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+def safetensors_of(
+    arrays: dict[str, torch.Tensor], metadata: dict[str, str]
+) -> Iterator[bytes | memoryview]:
     """Serialise array by array, since client state may be larger than the free memory."""
-    header: dict[str, Any] = {"__metadata__": {FORMAT_KEY: str(FORMAT)}}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, value in arrays.items():
         start, end = end, end + value.numel() * value.element_size()

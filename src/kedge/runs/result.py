@@ -15,6 +15,10 @@ from torch import nn
 from kedge.core.method import parse
 from kedge.runs.config import Config
 
+#: Column of the records that each headline is: the global model on the test set, the same model
+#: client by client, the clients' own models.
+COLUMNS = {"global": "", "client": "client_mean", "personal": "personal_mean"}
+
 
 @dataclass(frozen=True)
 class Stat:
@@ -63,6 +67,10 @@ class Result:
     global model, and ``personal[i]`` are the clients' personal models if ``config.personal`` is
     set. With validation data, ``best_models[i]`` is the global model of the round that was best on
     them. A seed that stopped early has fewer records; in arrays its last values go on.
+
+    ``headline`` says of which models ``last``, ``best``, gains and curves are: ``global``, the
+    global model on the test set; ``personal``, each client's own model on its held-out samples,
+    mean over clients; ``client``, the global model in the same way.
     """
 
     config: Config
@@ -78,6 +86,7 @@ class Result:
     folder: Path | None = None
     unit: str = ""  # of the metric
     decimals: int = 2  # of the metric in text
+    headline: str = "global"
     best_models: list[nn.Module] = field(repr=False, default_factory=list)
     yardstick: str = ""  # the name of a yardstick, which is shown beside methods
 
@@ -98,11 +107,16 @@ class Result:
         return f"{value:.{self.decimals}f}"
 
     def array(self, name: str | None = None) -> np.ndarray[Any, Any]:
-        """A column of the records, ``[seeds, tested rounds]``; the metric by default."""
-        name = name or self.metric
+        """A column of the records, ``[seeds, tested rounds]``; the headline by default."""
+        name = name or self.column
         runs = [[r[name] for r in run if name in r] for run in self.records]
         longest = max(map(len, runs))
         return np.array([run + run[-1:] * (longest - len(run)) for run in runs], dtype=float)
+
+    @property
+    def column(self) -> str:
+        """The key of the records that the headline is in."""
+        return COLUMNS[self.headline] or self.metric
 
     @cached_property
     def rounds(self) -> np.ndarray[Any, Any]:
@@ -110,14 +124,39 @@ class Result:
         runs = [[r["round"] for r in run if self.metric in r] for run in self.records]
         return np.array(max(runs, key=len))
 
+    def has(self, name: str) -> bool:
+        """Whether all tested rounds have a column."""
+        return all(name in r for run in self.records for r in run if self.metric in r)
+
     @property
     def last(self) -> Stat:
-        """The metric after the last round."""
+        """The headline after the last round."""
         return Stat.of(self.array()[:, -1])
 
     @property
+    def global_last(self) -> Stat:
+        """The metric of the global model on the test set after the last round."""
+        return Stat.of(self.array(self.metric)[:, -1])
+
+    def beside(self) -> dict[str, Stat]:
+        """Metrics that must stand beside the accuracy, by name, after the last round: balanced
+        accuracy and AUROC where classes are imbalanced."""
+        ends = [run[-1] for run in self.records]
+        if self.metric != "accuracy" or not all("imbalanced" in end for end in ends):
+            return {}
+        prefix = "" if self.headline == "global" else f"{self.headline}_"
+        names = ("balanced_accuracy", "auroc")
+        return {n: Stat.of([end.get(prefix + n, math.nan) for end in ends]) for n in names}
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a seed ended with a loss that has exploded, or that is not a number."""
+        ends = [run[-1] for run in self.records]
+        return any("diverged" in end or math.isnan(end["train_loss"]) for end in ends)
+
+    @property
     def best(self) -> Stat:
-        """The best value of the metric in any tested round: chosen on the test data."""
+        """The best value of the headline in any tested round: chosen on the test data."""
         return Stat.of(self.array().max(1) if self.higher_is_better else self.array().min(1))
 
     @property
@@ -125,7 +164,7 @@ class Result:
         """Mean of the five best tested rounds."""
         means = []
         for run in self.records:  # seeds that stopped early have fewer tests
-            tested = sorted(r[self.metric] for r in run if self.metric in r)
+            tested = sorted(r[self.column] for r in run if self.column in r)
             means.append(np.mean(tested[-5:] if self.higher_is_better else tested[:5]))
         return Stat.of(means)
 
@@ -150,9 +189,9 @@ class Result:
 
     @property
     def chosen(self) -> Stat | None:
-        """The metric on test data in the rounds that were best on validation data."""
+        """The headline on test data in the rounds that were best on validation data."""
         records = self._best_records()
-        return Stat.of([r[self.metric] for r in records]) if records else None
+        return Stat.of([r[self.column] for r in records]) if records else None
 
     @property
     def unseen(self) -> Stat | None:
@@ -206,10 +245,14 @@ class Result:
             "seeds": list(self.config.seeds),
             "metric": self.metric,
             "higher_is_better": self.higher_is_better,
+            "headline": self.headline,
             "last": asdict(self.last),
             "best": asdict(self.best),
             "top5_mean": asdict(self.top5_mean),
             "rounds_to": reached,
+            "global_last": asdict(self.global_last),
+            "beside": {name: asdict(stat) for name, stat in self.beside().items()},
+            "diverged": self.diverged,
             "mb_up": self.mb_up,
             "mb_down": self.mb_down,
             "seconds": self.seconds,
@@ -234,8 +277,8 @@ class Result:
         }
 
     def to_json(self) -> str:
-        """The summary as JSON."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+        """The summary as JSON; numbers that are not finite are null."""
+        return json.dumps(plain(self.to_dict()), allow_nan=False)
 
 
 def paired_gain(result: Result, first: Result) -> Stat:
@@ -247,5 +290,14 @@ def paired_gain(result: Result, first: Result) -> Stat:
 
 def chosen_by(config: Config) -> str:
     """The key of the records that rounds and settings are chosen by."""
-    personal = any(getattr(part, "personal_model", False) for part in parse(config.method).parts)
-    return "personal_validation" if personal and config.personal else "validation"
+    personal = config.personal and parse(config.method).personal_model
+    return "personal_validation" if personal else "validation"
+
+
+def plain(value: Any) -> Any:
+    """Replace numbers that are not finite by None."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,9 @@ from kedge.core.server import Totals
 from kedge.core.tree import sq_norm
 from kedge.errors import Interrupted
 from kedge.runs.config import Config
+from kedge.runs.divergence import LossGuard
 from kedge.runs.folder import Folder
+from kedge.runs.measure import measure
 from kedge.runs.validation import Choice, choice_of, further_tests
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
@@ -50,6 +52,7 @@ class Member:
         #: checkpoint holds, so that a run can be extended.
         self._before_end: tuple[Server, Tensors] | None = None
         self.choice = choice_of(self.config, self.sim)
+        self.guard = LossGuard(self.sim, self.config)
 
     @property
     def finished(self) -> bool:
@@ -81,11 +84,10 @@ class Member:
                 self.choice.see(record)
         if self.finished:
             self._end()
-        elif last and (surveys_at_end(self.sim) or not due(self.sim, self.config)):
-            # it may have been tested as the last round of a shorter run
+        elif last:  # it may have been tested as the last round of a shorter run
             last = {key: last[key] for key in UNTESTED if key in last}
-            if due(self.sim, self.config):
-                last |= self._tests()
+            last |= self._tests() if due(self.sim, self.config) else {}
+            self.guard.check(last)
             self.records = [*earlier, last]
             if self.folder:
                 self.folder.rewrite_records(self.seed, self.records)
@@ -103,12 +105,13 @@ class Member:
             if self.choice and self.choice.would_end(record | tests):
                 if self._before_end is None:
                     self._end()
-                    tests = self._tests() if surveys_at_end(self.sim) else tests
+                    tests = self._tests(final=True)
                 if self.sim.round < self.config.rounds:
                     self.stopped = True
                     record["stopped"] = True
             record |= tests
         self._choose(record)
+        self.guard.check(record)
         record["seconds"] = seconds + time.perf_counter() - begin
         self.records.append(record)
         if self.folder:
@@ -143,8 +146,10 @@ class Member:
             self._before_end = self.sim.server, self.best
             self.sim.finish()
 
-    def _tests(self) -> dict[str, Any]:
-        return tested_record(self.sim, self.config) | further_tests(self.sim, self.config)
+    def _tests(self, final: bool = False) -> dict[str, Any]:
+        """Metrics after the present round; the final ones are more detailed."""
+        final = final or self.sim.round == self.config.rounds
+        return measure(self.sim, self.config, final) | further_tests(self.sim, self.config)
 
     def _choose(self, record: dict[str, Any]) -> None:
         """Keep the weights of the present round if it is the best on validation data."""
@@ -207,19 +212,6 @@ def due(sim: Simulation, config: Config) -> bool:
     return sim.round % config.eval_every == 0 or sim.round == config.rounds
 
 
-def surveys_at_end(sim: Simulation) -> bool:
-    """Whether a part changes the model by a survey after the last round."""
-    return any(part.surveys() == "last" for part in sim.bound.parts_with("survey"))
-
-
-def round_record(sim: Simulation, config: Config, totals: Totals) -> dict[str, Any]:
-    """The record of the last round: training loss, divergence and traffic.
-
-    Every ``eval_every`` rounds, and after the last one, also the metrics on the test data.
-    """
-    return train_record(sim, totals) | (tested_record(sim, config) if due(sim, config) else {})
-
-
 def train_record(sim: Simulation, totals: Totals) -> dict[str, Any]:
     """Training loss, divergence and traffic of the last round."""
     weight = totals["weight"]
@@ -232,25 +224,6 @@ def train_record(sim: Simulation, totals: Totals) -> dict[str, Any]:
         "mb_up": totals["up_bytes"] / 1e6,
         "mb_down": totals["down_bytes"] / 1e6,
     }
-
-
-def tested_record(sim: Simulation, config: Config) -> dict[str, Any]:
-    """The metrics on the test data after the last round."""
-    federation, metric = sim.federation, sim.federation.task.metric
-    record: dict[str, Any] = {}
-    report, record["per_class"] = sim.evaluate_all()
-    record |= report
-    if federation.held_out:
-        for name in ("client", *(("personal",) if config.personal else ())):
-            values = [r.get(metric) for r in sim.evaluate_clients(personal=name == "personal")]
-            tested = [v for v in values if v is not None]
-            worst = min(tested) if federation.task.higher_is_better else max(tested)
-            record |= {
-                f"per_{name}": values,
-                f"{name}_mean": sum(tested) / len(tested),
-                f"{name}_worst": worst,
-            }
-    return record
 
 
 class _Saver:

@@ -32,6 +32,7 @@ from kedge.runs.checks import check_batchnorm
 from kedge.runs.config import Config
 from kedge.runs.environment import check_unchanged, environment, fingerprint_of
 from kedge.runs.folder import Folder
+from kedge.runs.headline import headline_of, split_of, task_of, with_personal
 from kedge.runs.memory import memory_errors
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
@@ -72,6 +73,7 @@ def run(
         KedgeError: the settings do not fit the data, the device or the folder.
         Interrupted: the user pressed Ctrl-C; the message says how to resume.
     """
+    [config] = with_personal([config])
     folder = None
     if out is not None and resume:
         folder, config = Folder.resume(out, config)
@@ -231,6 +233,7 @@ def result_of(
         personal=[one.personal for one in results] if config.personal else [],
         best_models=[one.best for one in results if one.best is not None],
         folder=folder.path if folder else None,
+        headline=headline_of(config, [one.records for one in results]),
     )
     if folder is not None and not any(one.failed for one in results):
         folder.write("result.json", result.to_json().encode())
@@ -268,7 +271,7 @@ def simulation(
         dataset,
         partition,
         clients=clients,
-        split=config.split,
+        split=split_of(config, dataset),
         validation=config.validation,
         unseen=config.unseen,
         augment=config.augment,
@@ -295,6 +298,7 @@ def assemble(
     execution: Execution,
 ) -> Simulation:
     """Build a simulation from a federation and a model, with the other settings of ``config``."""
+    federation.task = task_of(config, federation)
     if not isinstance(module, Model):
         module = Model(module, batchnorm=config.batchnorm, precision=config.precision)
     check_batchnorm(config.method, module)

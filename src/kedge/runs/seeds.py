@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +11,12 @@ from torch import nn
 from kedge.core.task import Task
 from kedge.core.tree import take
 from kedge.engines import Execution, engines
+from kedge.runs.bundle import save_bundle, save_personal, save_weights
 from kedge.runs.config import Config
-from kedge.runs.folder import PARTITION, Folder
+from kedge.runs.folder import PARTITION, SCORES, Folder
+from kedge.runs.result import plain
 from kedge.runs.rounds import Member, Watch, train
+from kedge.runs.scores import final_scores
 from kedge.sim.cohorts import share, unlike
 from kedge.sim.simulation import Simulation
 
@@ -91,6 +95,8 @@ def _member(job: SeedJob, execution: Execution) -> Member:
     partition = sim.federation.partition
     if job.folder is not None and partition is not None:
         partition.save(job.folder.seed(job.seed) / PARTITION)
+    if job.folder is not None:
+        save_bundle(job.folder, job.config, sim)
     return Member(job.config, job.seed, sim, job.folder, job.watch)
 
 
@@ -102,11 +108,15 @@ def _result(member: Member) -> SeedResult:
         best = sim.module()
         best.load_state_dict(member.best)
     if member.folder is not None and not member.failed:
-        member.folder.save_model(member.seed, module)
+        save_weights(member.folder, member.seed, module, sim)
         if member.best:
             member.folder.save_best(member.seed, member.best)
+        scores = json.dumps(plain(final_scores(sim, member.config.personal)))
+        member.folder.write(f"seed-{member.seed}/{SCORES}", scores.encode())
     if member.config.personal:
         stacked = sim.personal()
+        if member.folder is not None and not member.failed:
+            save_personal(member.folder, member.seed, stacked, sim)
         clients = range(federation.num_clients)
         personal = [sim.bound.model.module(take(stacked, k)) for k in clients]
     partition_hash = federation.partition.hash if federation.partition is not None else ""

@@ -26,9 +26,10 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, check_unchanged
 from kedge.runs.folder import Folder, new_path
 from kedge.runs.grid import Setting
+from kedge.runs.headline import like_with_like, with_personal
 from kedge.runs.listing import Listing, settings_row
 from kedge.runs.memory import memory_errors
-from kedge.runs.result import Result
+from kedge.runs.result import COLUMNS, Result, plain
 from kedge.runs.runner import (
     PLANNING,
     Report,
@@ -82,7 +83,7 @@ class SweepResult(NamedTuple):
             "computed": self.computed,
             "best": self.settings[best].values,
             "chosen_on": "validation data" if on_validation(self.results) else "test data",
-            "results": _plain(rows),
+            "results": plain(rows),
         }
 
 
@@ -108,6 +109,8 @@ def sweep(
         KedgeError: a setting does not fit the data, the device or its folder.
         Interrupted: the user pressed Ctrl-C; the message says how to resume.
     """
+    configs = with_personal([setting.config for setting in settings])
+    settings = [s._replace(config=c) for s, c in zip(settings, configs, strict=True)]
     listing = None if out is None else _listing(out, settings, numbered)
     folders = _folders(settings, listing, resume)
     advise([setting.config for setting in settings])
@@ -141,7 +144,7 @@ def sweep(
             for i in group:
                 seeds, found = found[: len(config.seeds)], found[len(config.seeds) :]
                 results[i] = _result(settings[i].config, seeds, planned, folders[i])
-    ordered = [results[i] for i in range(len(settings))]
+    ordered = like_with_like([results[i] for i in range(len(settings))])
     computed = count(settings) + _in_words(lanes, sequential)
     return SweepResult(list(settings), ordered, computed, listing.root if listing else None)
 
@@ -262,15 +265,6 @@ def _jobs(
         yield SeedJob(config, seed, make, folder, watch_one)
 
 
-def _plain(value: Any) -> Any:
-    """Replace numbers that are not finite by None."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _plan(jobs: Sequence[SeedJob], dataset: Dataset) -> Plan:
     """Plan all jobs as if they were the seeds of one run."""
     first = jobs[0]
@@ -307,6 +301,7 @@ def _padded(records: list[dict[str, Any]], config: Config, task: Task) -> list[d
         record |= {"mb_up": 0.0, "mb_down": 0.0, "seconds": 0.0}
         if number % config.eval_every == 0 or number == config.rounds:
             record |= {metric.name: nan for metric in task.metrics} | {"per_class": []}
+            record |= {column: nan for column in COLUMNS.values() if column}
         padded.append(record)
     return padded
 

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from kedge.core import tree
 from kedge.runs.config import Config
 from kedge.runs.result import Result, chosen_by
+from kedge.sim.evaluation import own_metric
 from kedge.sim.simulation import Simulation
 
 Record = dict[str, Any]
@@ -27,19 +29,35 @@ ON_TEST = "best on the test set, as papers report it; choose with --validation 0
 def further_tests(sim: Simulation, config: Config) -> Record:
     """Metrics on validation rows, and of the global model on clients that never train."""
     fed, record = sim.federation, Record()
+    missing = {sim.task.metric: math.nan}  # e.g. AUROC of samples of one class
     if fed.validation:
         rows = torch.cat(fed.validation)
-        record["validation"] = fed.task.report(sim.sums(sim.output, fed.clean_batches(rows)))
+        record["validation"] = missing | sim.evaluate_rows(sim.output, rows)
         if config.personal:
-            found = sim.engine.evaluate(sim.bound, sim.personal(), fed.validation, True)
-            client_sums = [sums for sums in found if sums]
-            total = client_sums[0]
-            for sums in client_sums[1:]:
-                total = tree.add(total, sums)
-            record["personal_validation"] = fed.task.report(total)
+            own = _personal(sim) if sim.has_personal_models else record["validation"]
+            record["personal_validation"] = missing | own
     if fed.unseen is not None:
-        record["unseen"] = fed.task.report(sim.sums(sim.output, fed.clean_batches(fed.unseen)))
+        record["unseen"] = missing | sim.evaluate_rows(sim.output, fed.unseen)
     return record
+
+
+def _personal(sim: Simulation) -> dict[str, float]:
+    """Metrics of the clients' personal models, all their validation samples together."""
+    fed, weights = sim.federation, sim.personal()
+    bound = sim.bound.detailed() if sim.task.headline.needs else sim.bound
+    total: dict[str, torch.Tensor] = {}
+    for sums in sim.engine.evaluate(bound, weights, fed.validation, True):
+        if sums:
+            total = tree.add(total, sums) if total else sums
+    report = sim.task.report(total)
+    if sim.task.headline.function is not None:  # of labels and scores, not of sums
+        clients = [k for k, rows in enumerate(fed.validation) if len(rows)]
+        found = [
+            sim.scores(tree.take(weights, k), [fed.clean(fed.validation[k])]) for k in clients
+        ]
+        labels, scores = (np.concatenate(column) for column in zip(*found, strict=True))
+        report |= own_metric(sim.task, labels, scores)
+    return report
 
 
 @dataclass
@@ -94,7 +112,7 @@ class Choice:
 
 def choice_of(config: Config, sim: Simulation) -> Choice | None:
     """The choice of a seed before its first round; None without validation rows."""
-    task = sim.federation.task
+    task = sim.task
     if not sim.federation.validation:
         return None
     return Choice(chosen_by(config), task.metric, task.higher_is_better, config.patience)
@@ -103,14 +121,16 @@ def choice_of(config: Config, sim: Simulation) -> Choice | None:
 def leader(results: Sequence[Result]) -> Result:
     """The best result: by validation data where all have them, otherwise by the last test.
 
-    Yardsticks, such as training on pooled data, do not compete. NaN counts as worst.
+    Yardsticks, such as training on pooled data, do not compete. NaN and runs that diverged count as
+    worst.
     """
     candidates = [result for result in results if not result.yardstick] or list(results)
     sign = 1.0 if candidates[0].higher_is_better else -1.0
 
-    def score(result: Result) -> float:
+    def score(result: Result) -> tuple[bool, float]:
         stat = result.validation if on_validation(candidates) else result.last
-        return -math.inf if stat is None or math.isnan(stat.mean) else sign * stat.mean
+        is_bad = stat is None or math.isnan(stat.mean)
+        return not result.diverged, -math.inf if stat is None or is_bad else sign * stat.mean
 
     return max(candidates, key=score)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
 from kedge.core.server import Totals
-from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
 from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
@@ -23,15 +22,14 @@ from kedge.engines import Execution, make_engine
 from kedge.engines.cohort import Cohort, Group, Outcome
 from kedge.engines.engine import as_execution
 from kedge.engines.layout import initial_weight
-from kedge.engines.reference import metric_sums
-from kedge.errors import FieldError
 from kedge.session.check_client import Checks, check_client, check_survey, watching
 from kedge.session.session import Session, read_state
 from kedge.sim.cohorts import Cohorts
+from kedge.sim.evaluation import Evaluation
 from kedge.sim.store import FirstState, Store
 
 
-class Simulation:
+class Simulation(Evaluation):
     """A session whose clients are trained by an engine on this machine.
 
     The next round is a function of ``server``, ``store`` and ``round`` alone. A run that is saved
@@ -293,37 +291,6 @@ class Simulation:
         FedCOG's generated samples: ``prepared(k)["fedcog"]``. The round itself is not affected."""
         cohort = self.cohort([client_id])
         return client.begin(cohort.bound, take_jobs(cohort.jobs, 0)).local
-
-    def evaluate(self, weights: Weights | None = None) -> dict[str, float]:
-        """Metrics on the test set (of the global model for None), as means over test angles."""
-        return self.evaluate_all(weights)[0]
-
-    def evaluate_all(
-        self, weights: Weights | None = None
-    ) -> tuple[dict[str, float], list[float | None]]:
-        """Metrics as in :meth:`evaluate`, and the headline metric by class (None: no samples)."""
-        fed, weights = self.federation, weights or self.output
-        angle_sums = [self.sums(weights, fed.test_batches(a)) for a in fed.angles]
-        reports = [fed.task.report(sums) for sums in angle_sums]
-        mean = {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
-        total = angle_sums[0]
-        for sums in angle_sums[1:]:
-            total = tree.add(total, sums)
-        return mean, fed.task.per_class(total)
-
-    def evaluate_clients(self, personal: bool = False) -> list[dict[str, float]]:
-        """Metrics on each client's held-out rows (empty without any), of the global or of its
-        personal weights. Raises a FieldError if no client has held-out rows."""
-        fed = self.federation
-        if not fed.held_out:
-            raise FieldError("no client holds anything out for testing; set holdout, e.g. 0.2")
-        weights = self.personal() if personal else self.output
-        client_sums = self.engine.evaluate(self.bound, weights, fed.held_out, personal)
-        return [fed.task.report(sums) if sums else {} for sums in client_sums]
-
-    def sums(self, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]:
-        """The task's metric sums of one model over batches."""
-        return metric_sums(self.bound, weights, batches)
 
     # -- saving -------------------------------------------------------------------------------
 

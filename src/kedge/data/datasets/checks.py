@@ -1,4 +1,4 @@
-"""Checks of arrays read from files, and their conversion to the shapes and types of a Dataset."""
+"""Checks of files and of label arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kedge.core.labels import check_rows, finite_float
+from kedge.core.labels import check_rows
 from kedge.core.task import Classification, MultiLabel, Task, tasks
 from kedge.data.datasets.dataset import Array, TaskOption
 from kedge.errors import DataError, KedgeError
@@ -52,63 +52,11 @@ def check_lengths(where_x: str, x: Array, where_y: str, y: Array) -> None:
         )
 
 
-def inputs(x: Array, where: str) -> Array:
-    """Convert images to uint8 or float32 ``[n, C, H, W]``, tables to float32 ``[n, F]``."""
-    if x.dtype.kind not in "uifb":
-        raise DataError(
-            f"{where} has type {x.dtype}; samples must be numbers, best uint8 or float32"
-        )
-    if x.ndim not in (2, 3, 4):
-        raise DataError(
-            f"{where} has shape {x.shape}; it must be [rows, columns] for a table or "
-            "[images, height, width] or [images, height, width, channels] for images"
-        )
-    if x.size == 0:
-        raise DataError(f"{where} is empty (shape {x.shape})")
-    if x.ndim > 2 and x.dtype.kind != "f":
-        x = _to_uint8(x, where)
-    else:
-        x = finite_float(x, where)
-    shape = channels_first(x.shape[1:])
-    if shape is None:
-        raise DataError(f"{where} has shape {x.shape}, where no axis is 1, 3 or 4 channels")
-    if shape != x.shape[1:] and x.ndim == 4:
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    return x.reshape(len(x), *shape)
-
-
-def channels_first(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape ``(C, H, W)`` of samples stored channels-last, channels-first or without channels.
-
-    One-dimensional shapes (tables) are returned unchanged; None means that no axis can be channels.
-    """
-    if len(shape) == 2:
-        return (1, *shape)
-    if len(shape) == 1:
-        return shape
-    for channels in ((1, 3), (4,)):  # [3, 5, 4] is a 5x4 RGB image, not 3x5 with four channels
-        if shape[2] in channels:
-            return (shape[2], shape[0], shape[1])
-        if shape[0] in channels:
-            return shape
-    return None
-
-
-def _to_uint8(x: Array, where: str) -> Array:
-    if x.dtype.kind == "b":
-        return x.astype(np.uint8) * 255
-    wrong = (x < 0) | (x > 255) if x.dtype != np.uint8 else None
-    if wrong is not None and wrong.any():
-        at = np.argwhere(wrong)[0]
-        raise DataError(
-            f"{where}, row {at[0]}: pixel value {x[tuple(at)]} of type {x.dtype}; "
-            "images must be uint8 (0 to 255), or float"
-        )
-    return x.astype(np.uint8, copy=False)
-
-
 def targets(
-    ys: Sequence[tuple[str, Array]], task: str | None = None, limit: int | None = None
+    ys: Sequence[tuple[str, Array]],
+    task: str | None = None,
+    limit: int | None = None,
+    trains: Sequence[bool] | None = None,
 ) -> tuple[list[Array], str, int]:
     """Convert all label arrays of a dataset.
 
@@ -117,6 +65,8 @@ def targets(
         task: name of the task. If None, whole numbers are classes, and rows of 0 and 1 are
             multilabel (classes if every row has exactly one 1).
         limit: number of classes, if known.
+        trains: for each array, whether it holds labels of training rows; all do if None. Without
+            ``limit``, every class must occur in one of them.
 
     Returns:
         The converted arrays, the name of the task, and the number of outputs.
@@ -131,7 +81,17 @@ def targets(
         raise DataError(f"label arrays of different shapes: {shapes}")
     task_type = tasks[task] if task else _infer_task(ys)
     arrays, outputs = task_type.read(ys, limit)
+    if task_type.one_class and limit is None and trains is not None and ys[0][1].ndim == 1:
+        seen = np.unique(np.concatenate([y for y, t in zip(arrays, trains, strict=True) if t]))
+        what = f"occurs in no training row; those have {_listed(seen)}"
+        for (where, _), y in zip(ys, arrays, strict=True) if len(seen) > 1 else ():
+            check_rows(~np.isin(y, seen), y, where, what)
     return arrays, task_type.name, outputs
+
+
+def _listed(labels: Array) -> str:
+    shown = ", ".join(map(str, labels[:10].tolist()))
+    return f"{shown}, ..." if len(labels) > 10 else shown
 
 
 def _infer_task(ys: Sequence[tuple[str, Array]]) -> type[Task]:

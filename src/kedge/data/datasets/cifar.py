@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
+from kedge.data.datasets.checks import check_lengths, reading, targets
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import cifar_folder
+from kedge.data.datasets.input_arrays import inputs
 from kedge.errors import DataError, FieldError
 from kedge.schema import Doc
 

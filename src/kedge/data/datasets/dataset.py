@@ -136,6 +136,7 @@ PLURALS = {
     "series": "series",
     "image": "images",
     "volume": "volumes",
+    "array": "arrays",
 }
 
 
@@ -143,7 +144,7 @@ def kind_of(shape: tuple[int, ...], dtype: np.dtype) -> str:
     """What inputs of this shape (without rows) and type are, as a :class:`Dataset` stores them."""
     if dtype == np.int64:
         return "tokens"
-    return {1: "table", 2: "series", 3: "image", 4: "volume"}[len(shape)]
+    return {1: "table", 2: "series", 3: "image", 4: "volume"}.get(len(shape), "array")
 
 
 class ReadResult(NamedTuple):

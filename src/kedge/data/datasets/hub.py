@@ -60,7 +60,8 @@ def read_hub(
         xs.append(np.stack(pixels))
         ys.append((f"hf:{name} ({split})", np.asarray(rows[label])))
     names = tuple(getattr(features[label], "names", None) or ()) or None
-    labels, task, outputs = targets(ys, task, len(names) if names else None)
+    trains = [split == "train" for split in splits]
+    labels, task, outputs = targets(ys, task, len(names) if names else None, trains)
     samples = zip(xs, labels, strict=True)
     return ReadResult([dict(zip(splits, samples, strict=True))], task, outputs, names)
 

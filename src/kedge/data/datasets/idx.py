@@ -10,9 +10,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
+from kedge.data.datasets.checks import check_lengths, reading, targets
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import idx_folder
+from kedge.data.datasets.input_arrays import inputs
 from kedge.errors import DataError
 
 FILES = {"train": "train", "test": "t10k"}
@@ -29,7 +30,8 @@ def read_idx(paths: Sequence[Path], *, limit: int | None = None) -> ReadResult:
             source[split] = inputs(x, str(images))
             ys.append((str(labels), y))
         sources.append(source)
-    arrays, task, outputs = targets(ys, limit=limit)
+    trains = [split == "train" for source in sources for split in source]
+    arrays, task, outputs = targets(ys, limit=limit, trains=trains)
     label = iter(arrays)
     pairs = [{s: (x, next(label)) for s, x in source.items()} for source in sources]
     return ReadResult(pairs, task, outputs)

@@ -12,10 +12,12 @@ from PIL import Image
 from kedge.data.datasets.checks import reading
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import IMAGES, SPLIT_NAMES, entries, folders
+from kedge.data.datasets.input_arrays import deep_pixels
 from kedge.errors import DataError
 from kedge.schema import Count, Doc
 
 GREY = ("1", "L", "LA", "La")
+DEEP = ("I;16", "I;16L", "I;16B", "I", "F")  # grey, of 16 bits or real numbers
 COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 
 
@@ -24,6 +26,7 @@ class FirstImage(NamedTuple):
 
     shape: tuple[int, int, int]  # C, H, W
     where: object
+    dtype: np.dtype
 
 
 Pixels = Annotated[Count | None, Doc("scale all images to size x size pixels, e.g. size=64")]
@@ -96,7 +99,7 @@ def scan(folder: Path) -> dict[str, list[Path]]:
 
 
 def to_array(image: Image.Image, where: object, size: int | None, channels: int | None) -> Array:
-    """Pixels as uint8 ``[C, H, W]``, without transparency.
+    """Pixels as uint8 ``[C, H, W]``, without transparency; those of 16 bits as float32, 0 to 1.
 
     Args:
         image: an opened image.
@@ -104,10 +107,10 @@ def to_array(image: Image.Image, where: object, size: int | None, channels: int 
         size: height and width to resize to, or None.
         channels: 1 for grey, 3 for colour, or None for those of the image.
     """
+    if image.mode in DEEP:
+        return _deep_array(image, where, size, channels)
     if image.mode not in (*GREY, *COLOUR):
-        raise DataError(
-            f"{where}: pixels of more than 8 bits (mode {image.mode}); save 8-bit images"
-        )
+        raise DataError(f"{where}: pixels of mode {image.mode}; save images of 8 or 16 bits")
     mode = {None: "L" if image.mode in GREY else "RGB", 1: "L", 3: "RGB"}[channels]
     image = (
         image.convert("RGBA").convert(mode) if image.mode in ("P", "PA") else image.convert(mode)
@@ -118,11 +121,29 @@ def to_array(image: Image.Image, where: object, size: int | None, channels: int 
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def _deep_array(image: Image.Image, where: object, size: int | None, channels: int | None) -> Array:
+    """Grey pixels as float32 ``[C, H, W]``: 16 bits divided by 65535, real numbers as they are."""
+    pixels = np.asarray(image)
+    if image.mode != "F":
+        if pixels.min() < 0 or pixels.max() > 65535:
+            raise DataError(f"{where}: pixels outside 0 to 65535; save images of 8 or 16 bits")
+        pixels = deep_pixels(pixels)
+    if not np.isfinite(pixels).all():
+        raise DataError(f"{where}: pixels that are NaN or infinite")
+    if size is not None and image.size != (size, size):
+        scaled = Image.fromarray(pixels.astype(np.float32))
+        pixels = np.asarray(scaled.resize((size, size), Image.Resampling.BILINEAR))
+    return np.repeat(pixels[None].astype(np.float32), channels or 1, axis=0)
+
+
 def check_shape(pixels: Array, where: object, first: FirstImage | None) -> FirstImage:
     """Raise a DataError if an image differs in shape from the first one, which is returned."""
     shape = (pixels.shape[0], pixels.shape[1], pixels.shape[2])
     if first is None:
-        return FirstImage(shape, where)
+        return FirstImage(shape, where, pixels.dtype)
+    if pixels.dtype != first.dtype:
+        bits = "8 bits" if pixels.dtype == np.uint8 else "more than 8 bits"
+        raise DataError(f"{where} has pixels of {bits}, unlike {first.where}; save all alike")
     if shape[1:] != first.shape[1:]:
         raise DataError(
             f"{where} is {shape[2]}x{shape[1]} pixels but {first.where} is {first.shape[2]}x"

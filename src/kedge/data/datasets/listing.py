@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from kedge.data.datasets.checks import channels_first, reading
+from kedge.data.datasets.checks import reading
 from kedge.data.datasets.find import FILES, detect, entries, locate, roots, stem_of, suffix_of
 from kedge.data.datasets.idx import idx_files, idx_shape
-from kedge.data.datasets.images import GREY, scan, split_folders
+from kedge.data.datasets.images import DEEP, GREY, scan, split_folders
+from kedge.data.datasets.input_arrays import channels_first, guess_kind
 from kedge.data.datasets.known import Known, datasets
 from kedge.data.datasets.npz import open_npz, split_keys
 from kedge.data.datasets.silos import find_silos
@@ -101,24 +102,29 @@ def peek(path: Path, kind: str) -> Peek:
 
 
 def _peek_npz(path: Path) -> Peek:
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, np.dtype] = {}
     with open_npz(path) as archive:
         assert archive.zip is not None  # the archive is open
         for split, (x, _) in split_keys(path, archive.files).items():
             with archive.zip.open(f"{x}.npy") as file:
                 version = np.lib.format.read_magic(file)
                 header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
-                shapes[split] = getattr(np.lib.format, header)(file)[0]
+                shapes[split], _, dtypes[split] = getattr(np.lib.format, header)(file)
     if not all(shapes.values()):
         raise DataError(f"{path}: an array without rows")
-    return channels_first(shapes["train"][1:]), {split: shape[0] for split, shape in shapes.items()}
+    shape = shapes["train"][1:]
+    kind = guess_kind(shape, dtypes["train"], f"{path}: x") if len(shape) in (1, 2, 3, 4) else ""
+    if kind in ("image", "volume"):
+        shape = channels_first(shape, 2 if kind == "image" else 3) or shape
+    return shape, {split: shape[0] for split, shape in shapes.items()}
 
 
 def _peek_images(path: Path) -> Peek:
     scans = {split: scan(folder) for split, folder in split_folders(path).items()}
     first = next(file for files in scans["train"].values() for file in files)
     with reading(first, "an image"), Image.open(first) as image:
-        shape = (1 if image.mode in GREY else 3, image.height, image.width)
+        shape = (1 if image.mode in (*GREY, *DEEP) else 3, image.height, image.width)
     return shape, {s: sum(map(len, classes.values())) for s, classes in scans.items()}
 
 

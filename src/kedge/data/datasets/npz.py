@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kedge.data.datasets.checks import check_lengths, inputs, reading, targets
+from kedge.data.datasets.checks import check_lengths, reading, targets
 from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
+from kedge.data.datasets.input_arrays import InputKind, KindOption, guess_kind, inputs
 from kedge.errors import DataError
 
 # Array names of a split: kedge and Keras; MedMNIST.
@@ -17,10 +18,16 @@ ARRAY_NAMES = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 
 
 def read_npz(
-    paths: Sequence[Path], *, task: TaskOption = None, limit: int | None = None
+    paths: Sequence[Path],
+    *,
+    task: TaskOption = None,
+    kind: KindOption = "auto",
+    limit: int | None = None,
 ) -> ReadResult:
     """NumPy archives with x_train, y_train and perhaps x_test, y_test (or x and y).
 
+    Inputs are tables [n, columns], images [n, height, width] with channels first or last, volumes,
+    series [n, channels, time], or with kind=tokens whole numbers [n, tokens] for an embedding.
     Classes have the same numbers in all files. Python objects are rejected.
     """
     files = [_arrays(path) for path in paths]
@@ -31,13 +38,22 @@ def read_npz(
         for split, (key_x, key_y) in split_keys(path, list(arrays)).items():
             where_x, where_y = f"{path}: {key_x}", f"{path}: {key_y}"
             check_lengths(where_x, arrays[key_x], where_y, arrays[key_y])
-            xs.append((i, split, inputs(arrays[key_x], where_x)))
+            kind = _kind(arrays[key_x], where_x) if kind == "auto" else kind
+            xs.append((i, split, inputs(arrays[key_x], where_x, kind)))
             ys.append((where_y, arrays[key_y]))
-    labels, task, outputs = targets(ys, task, limit or (len(names) if names else None))
+    trains = [split == "train" for _, split, _ in xs]
+    labels, task, outputs = targets(ys, task, limit or len(names or ()) or None, trains)
     sources: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
     for (i, split, x), y in zip(xs, labels, strict=True):
         sources[i][split] = (x, y)
     return ReadResult(sources, task, outputs, names if names and len(names) == outputs else None)
+
+
+def _kind(x: Array, where: str) -> InputKind:
+    """The kind of the first training array, and so of all."""
+    if x.ndim not in (2, 3, 4, 5):
+        return "auto"
+    return guess_kind(x.shape[1:], x.dtype, where)
 
 
 def split_keys(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:

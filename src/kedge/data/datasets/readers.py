@@ -11,6 +11,7 @@ from kedge.data.datasets.dataset import Dataset, ReadResult, assemble
 from kedge.data.datasets.find import detect
 from kedge.data.datasets.hub import read_hub
 from kedge.data.datasets.idx import read_idx
+from kedge.data.datasets.image_encoding import with_image_encoding
 from kedge.data.datasets.images import read_images
 from kedge.data.datasets.npz import read_npz
 from kedge.data.datasets.silos import find_silos
@@ -37,6 +38,38 @@ FORMATS: dict[str, Callable[..., Any]] = {
     "hf": read_hub,
 }
 """The function that reads each format, for ``kedge show``."""
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "csv": (
+        ("patients.csv(label=sick)", "the label is the column sick"),
+        ("patients.csv(label=dose, task=regression)", "predict a number"),
+        ("patients.csv(drop=[chol,visit])", "leave out two columns"),
+        ("patients.csv(missing=median)", "fill in missing values; or mean, indicator, drop"),
+        ("patients.csv(id=patient)", "the column names the rows in predictions"),
+        ("patients.csv.gz(test='new.csv')", "test on a second file"),
+        ("hospitals(label=sick, missing=mean)", "a folder with one file per client"),
+    ),
+    "npz": (
+        ("scans.npz(task=multilabel)", "rows of 0 and 1 are labels, not classes"),
+        ("ecg.npz(kind=series)", "inputs [n, channels, time]"),
+        ("texts.npz(kind=tokens)", "whole numbers for an embedding, never scaled"),
+    ),
+    "images": (
+        ("xrays(size=64)", "scale all images to 64 x 64 pixels"),
+        ("xrays(channels=1)", "make all images grey"),
+    ),
+    "silos": (
+        ("hospitals", "a folder with one file or folder per client"),
+        ("hospitals(label=sick, missing=mean)", "with the options of its files"),
+    ),
+    "hf": (
+        ("hf:ylecun/mnist", "images; the columns are found by their types"),
+        ("hf:NAME(config=plain, image=scan, label=finding)", "configuration and columns by name"),
+        ("hf:NAME(size=64, channels=1)", "images of one form"),
+        ("hf:NAME(label=dose, task=regression, drop=[id], missing=mean)", "a table"),
+    ),
+}
+"""How options of each format are written after ``--data``, and what they do."""
 
 _LIMITED = ("npz", "idx", "cifar")  # formats with numeric labels, which a known dataset bounds
 
@@ -70,6 +103,8 @@ def open_path(
     options = bind_options(kind, readers[kind], options)
     limited = {"limit": known.count} if known and kind in _LIMITED else {}
     result = readers[kind](paths, **options, **limited)
+    if kind == "images":
+        result = with_image_encoding(result, options["size"])
     moments = None
     if known:
         moments = known.moments(result.sources[0]["train"][0].shape[1:])

@@ -13,7 +13,8 @@ KINDS = ("npz", "csv", "images")
 def find_silos(path: Path) -> tuple[str, list[Path], tuple[str, ...]]:
     """A folder with one .npz file, CSV table or folder of images per client: the partition.
 
-    Returns the format of all silos, their paths and their names. Options are those of the format.
+    Options are those of the files: see data:csv, data:npz, data:images. In Python, it returns the
+    format of all silos, their paths and their names.
     """
     if not path.is_dir():
         raise DataError(

@@ -1,0 +1,259 @@
+"""Commands that use the model of a run: ``predict``, ``evaluate``, ``export``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kedge.cli.options import JSON, LOAD, load_files
+from kedge.cli.screen import console, dim
+from kedge.errors import KedgeError
+
+if TYPE_CHECKING:
+    from kedge.api.saved import Run
+    from kedge.runs.predictor import Predictor
+
+RUN = Annotated[str, typer.Argument(metavar="RUN", help="the folder of a run")]
+SEED = Annotated[int | None, typer.Option(help="which seed; the first one if left out")]
+WHICH = Annotated[str, typer.Option(help="last, or best: the best round on validation data")]
+CLIENT = Annotated[
+    str | None, typer.Option(help="the personal model of a client, by name or number")
+]
+DEVICE = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+FORCE = Annotated[bool, typer.Option("--force", help="replace the file if it exists")]
+FILE = Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="the file to write")]
+
+MAX_CONFUSION = 12  # classes; a larger matrix is in --json only
+PERCENT = ("accuracy", "balanced_accuracy", "f1", "f1_macro", "precision")
+SHORT = {"balanced_accuracy": "balanced", "average_precision": "avg. prec."}
+#: Metrics in the tables of clients and classes; all of them are in --json.
+IN_ROWS = (
+    "samples", "accuracy", "balanced_accuracy", "precision", "f1", "f1_macro", "auroc",
+    "average_precision", "map", "r2", "mae", "rmse",
+)  # fmt: skip
+
+
+def predict(
+    run: RUN,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="a CSV file, images, a folder of images, an .npz file (x_test, x or x_train) or "
+            "a dataset; or a folder with one of those per client",
+        ),
+    ],
+    *,
+    out: FILE = None,
+    client: CLIENT = None,
+    seed: SEED = None,
+    which: WHICH = "last",
+    device: DEVICE = "cpu",
+    force: FORCE = False,
+    load: LOAD = None,
+) -> None:
+    """Predict from raw data with the model of a run; a CSV file of ids, classes, probabilities.
+
+    kedge predict runs/hospitals new.csv -o predictions.csv
+    kedge predict runs/hospitals new.csv --client north       with the personal model of a client
+    """
+    import pandas
+
+    from kedge.runs.evaluation import read_groups
+    from kedge.runs.targets import check_target, write_target
+
+    load_files(load)
+    target = check_target(out, force) if out else None
+    model = _model(_open(run, seed, which), client, device)
+    frames = []
+    for group in read_groups(model.bundle.encoding, data):
+        frame = model.frame_of(group.samples)
+        if group.client:
+            frame.insert(0, "client", group.client)
+        frames.append(frame)
+    table = pandas.concat(frames, ignore_index=True)
+    if target is None:
+        typer.echo(table.to_csv(index=False), nl=False)
+        return
+    write_target(target, lambda temporary: table.to_csv(temporary, index=False))
+    dim(f"{len(table)} predictions in {target}")
+
+
+def evaluate(
+    run: RUN,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DATA]",
+            help="labelled data, as for predict; the test data of the run itself if left out",
+        ),
+    ] = None,
+    *,
+    client: CLIENT = None,
+    seed: SEED = None,
+    which: WHICH = "last",
+    device: DEVICE = "cpu",
+    as_json: JSON = False,
+    load: LOAD = None,
+) -> None:
+    """Score the model of a run on labelled data: all metrics, per client and per class.
+
+    kedge evaluate runs/hospitals                             on the test data of the run
+    kedge evaluate runs/hospitals new.csv
+    kedge evaluate runs/hospitals folder/                     one file per client
+    """
+    from kedge.runs.evaluation import evaluate_groups, evaluate_own, read_groups
+
+    load_files(load)
+    opened = _open(run, seed, which)
+    model = _model(opened, client, device)
+    personal = None
+    if opened.has_personal and client is None:
+        personal = {name: opened.personal(name).to(model.device) for name in opened.clients}
+    if data is None:
+        found = evaluate_own(model, opened.config, opened.seed, personal)
+    else:
+        found = evaluate_groups(model, read_groups(model.bundle.encoding, data), personal)
+    about = {"run": run, "data": data or opened.config.data, "seed": opened.seed, "which": which}
+    if as_json:
+        typer.echo(json.dumps(about | found))
+        return
+    _show(about, found)
+
+
+def export(
+    run: RUN,
+    *,
+    to: Annotated[str, typer.Option("--to", help="onnx, or torch (.pt2 of torch.export)")] = "onnx",
+    out: FILE = None,
+    client: CLIENT = None,
+    seed: SEED = None,
+    which: WHICH = "last",
+    force: FORCE = False,
+    load: LOAD = None,
+) -> None:
+    """Write the model of a run as a program for other software, with its scaling inside.
+
+    kedge export runs/hospitals --to onnx -o model.onnx       beside it: model.onnx.json
+    """
+    from kedge.runs.export import SUFFIXES
+    from kedge.runs.export import export as write
+    from kedge.runs.targets import check_target
+
+    load_files(load)
+    if to not in SUFFIXES:
+        raise KedgeError(f"--to {to} is not one of: {', '.join(SUFFIXES)}")
+    target = check_target(out or f"model{SUFFIXES[to]}", force, SUFFIXES[to])
+    model = _model(_open(run, seed, which), client, "cpu")
+    described = write(model, to, target)
+    dim(f"{target} takes {_inputs(model)}; {described} describes it")
+
+
+def _open(run: str, seed: int | None, which: str) -> Run:
+    from kedge.api.saved import load
+
+    return load(run, seed, which)
+
+
+def _model(run: Run, client: str | None, device: str) -> Predictor:
+    from kedge.engines.device import resolve_device
+
+    model = run.model if client is None else run.personal(client)
+    place = resolve_device(device)
+    return model if place == model.device else model.to(place)
+
+
+def _inputs(model: Predictor) -> str:
+    from kedge.runs.export import describe
+
+    entry = describe(model)["input"]
+    return f"{entry['dtype']} {entry['shape']}".replace("'", "")
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def _show(about: dict[str, Any], found: dict[str, Any]) -> None:
+    samples = found["global"].get("samples", 0)
+    head = f"{about['data']}, {samples} samples, {about['which']} model of seed {about['seed']}"
+    console.print(head, highlight=False, markup=False, soft_wrap=True)
+    _print_metrics(found)
+    rows = found.get("clients")
+    own = found.get("personal", {}).get("clients", {})
+    if rows:
+        _print_rows("client", rows, own)
+    if found.get("per_class"):
+        _print_rows("class", found["per_class"])
+    confusion = found.get("confusion")
+    if confusion and len(confusion) <= MAX_CONFUSION:
+        _print_confusion(list(found["per_class"]), confusion)
+
+
+def _print_metrics(found: dict[str, Any]) -> None:
+    over, own = found.get("over_clients", {}), found.get("personal", {}).get("over_clients", {})
+    table = _table("metric", "all samples")
+    for title in ("clients: mean", "worst", "spread") if over else ():
+        table.add_column(title, justify="right")
+    for title in ("personal: mean", "worst") if own else ():
+        table.add_column(title, justify="right")
+    for name, value in found["global"].items():
+        if name == "samples":
+            continue
+        cells = [_label(name), _text(name, value)]
+        for summary, keys in ((over, ("mean", "worst", "spread")), (own, ("mean", "worst"))):
+            values = summary.get(name, {})
+            cells += [_text(name, values.get(key)) for key in keys if summary]
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _print_rows(
+    title: str, rows: dict[str, dict[str, Any]], personal: dict[str, dict[str, Any]] | None = None
+) -> None:
+    every = dict.fromkeys(name for one in rows.values() for name in one)
+    names = [name for name in IN_ROWS if name in every] or list(every)
+    names += [
+        name for name in every if len(names) == 1 and name not in names
+    ]  # a task of one's own
+    headline = next((n for n in names if n != "samples"), "")
+    table = _table(title, *(_label(name) for name in names))
+    if personal:
+        table.add_column(f"personal: {_label(headline)}", justify="right")
+    for key, values in rows.items():
+        cells = [_text(name, values.get(name)) for name in names]
+        if personal:
+            cells.append(_text(headline, personal.get(key, {}).get(headline)))
+        table.add_row(key, *cells)
+    console.print(table)
+
+
+def _print_confusion(names: list[str], confusion: list[list[int]]) -> None:
+    table = _table("true \\ predicted", *names)
+    for name, row in zip(names, confusion, strict=True):
+        table.add_row(name, *(str(n) if n else "·" for n in row))
+    console.print(table)
+
+
+def _table(*titles: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i else "left", overflow="fold", no_wrap=not i)
+    return table
+
+
+def _label(name: str) -> str:
+    words = SHORT.get(name, name.replace("_", " "))
+    return f"{words} %" if name in PERCENT else words
+
+
+def _text(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.2f}" if name in PERCENT else f"{value:.4g}"

@@ -1,0 +1,146 @@
+"""Input arrays of files, converted to the shapes and types of a Dataset."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+
+from kedge.core.labels import finite_float
+from kedge.data.datasets.dataset import Array
+from kedge.errors import DataError
+from kedge.schema import Doc
+
+InputKind = Literal["auto", "table", "tokens", "series", "image", "volume"]
+KindOption = Annotated[InputKind, Doc("what the inputs are, e.g. kind=series; guessed from shape")]
+MIN_SERIES_RATIO = 4  # steps per channel from which an array of floats is taken for series
+LAYOUTS = {
+    "table": "[rows, columns]",
+    "tokens": "[rows, tokens]",
+    "series": "[rows, channels, time] or [rows, time]",
+    "image": "[rows, height, width], with channels first or last if there are several",
+    "volume": "[rows, depth, height, width], with channels first or last if there are several",
+}
+_AXES = {"table": (2,), "tokens": (2,), "series": (2, 3), "image": (3, 4), "volume": (4, 5)}
+
+
+def inputs(x: Array, where: str, kind: str = "auto") -> Array:
+    """Convert an array of inputs.
+
+    ========  ==============================================================================
+    kind      result
+    ========  ==============================================================================
+    table     float32 ``[n, F]``
+    tokens    int64 ``[n, T]``, never scaled
+    series    float32 ``[n, C, T]``
+    image     ``[n, C, H, W]``: uint8, or float32; 16-bit pixels are divided by 65535
+    volume    ``[n, C, D, H, W]``, as images
+    ========  ==============================================================================
+
+    ``auto`` takes two axes for a table, three or four for images and five for volumes. Three axes
+    of floats are series if there are at least four times as many steps as channels, images if they
+    are square, and otherwise an error that asks for ``kind``.
+
+    Raises:
+        DataError: the array is empty, has no numbers, or does not suit the kind.
+    """
+    if x.dtype.kind not in "uifb":
+        raise DataError(
+            f"{where} has type {x.dtype}; samples must be numbers, best uint8 or float32"
+        )
+    if x.ndim not in (2, 3, 4, 5):
+        raise DataError(
+            f"{where} has shape {x.shape}; it must be [rows, columns] for a table or "
+            "[images, height, width] or [images, height, width, channels] for images"
+        )
+    if x.size == 0:
+        raise DataError(f"{where} is empty (shape {x.shape})")
+    if kind == "auto":
+        kind = guess_kind(x.shape[1:], x.dtype, where)
+    if x.ndim not in _AXES[kind]:
+        raise DataError(f"{where} has shape {x.shape}; kind={kind} needs {LAYOUTS[kind]}")
+    if kind == "tokens":
+        return _tokens(x, where)
+    if kind in ("table", "series"):
+        x = finite_float(x, where)
+        return x[:, None] if kind == "series" and x.ndim == 2 else x
+    x = finite_float(x, where) if x.dtype.kind == "f" else _pixels(x, where)
+    spatial = 2 if kind == "image" else 3
+    shape = channels_first(x.shape[1:], spatial)
+    if shape is None:
+        other = " For volumes without channels write kind=volume" if kind == "image" else ""
+        raise DataError(f"{where} has shape {x.shape}, where no axis is 1, 3 or 4 channels.{other}")
+    if shape != x.shape[1:] and x.ndim == spatial + 2:
+        return np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    return x.reshape(len(x), *shape)
+
+
+def guess_kind(shape: tuple[int, ...], dtype: np.dtype, where: str) -> InputKind:
+    """The kind of inputs of a shape, without rows, as :func:`inputs` says.
+
+    >>> guess_kind((3, 100), np.dtype("f4"), ""), guess_kind((28, 28), np.dtype("u1"), "")
+    ('series', 'image')
+    """
+    if len(shape) != 2:
+        return "table" if len(shape) == 1 else "image" if len(shape) == 3 else "volume"
+    channels, steps = shape
+    if dtype.kind != "f" or channels == steps:
+        return "image"
+    if steps >= MIN_SERIES_RATIO * channels:
+        return "series"
+    raise DataError(
+        f"{where} has samples of shape {channels}x{steps}, which could be a series or an image; "
+        f"write kind=series for {LAYOUTS['series']}, or kind=image"
+    )
+
+
+def channels_first(shape: tuple[int, ...], spatial: int = 2) -> tuple[int, ...] | None:
+    """The shape ``(C, H, W)`` of samples stored channels-last, channels-first or without channels.
+
+    One-dimensional shapes (tables) are returned unchanged; None means that no axis can be channels.
+    ``spatial`` is 2 for images and 3 for volumes.
+    """
+    if len(shape) == spatial:
+        return (1, *shape)
+    if len(shape) == 1:
+        return shape
+    for channels in ((1, 3), (4,)):  # [3, 5, 4] is a 5x4 RGB image, not 3x5 with four channels
+        if shape[-1] in channels:
+            return (shape[-1], *shape[:-1])
+        if shape[0] in channels:
+            return shape
+    return None
+
+
+def _tokens(x: Array, where: str) -> Array:
+    wrong = (x < 0) | (x != np.floor(x)) if x.dtype.kind == "f" else x < 0
+    if x.dtype.kind == "f":
+        wrong |= ~np.isfinite(x)
+    if wrong.any():
+        at = np.argwhere(wrong)[0]
+        raise DataError(
+            f"{where}, row {at[0]}, column {at[1]}: {x[tuple(at)]} is no token id; these are whole "
+            "numbers from 0"
+        )
+    return x.astype(np.int64)
+
+
+def _pixels(x: Array, where: str) -> Array:
+    """Whole numbers as uint8; 16-bit ones as float32 from 0 to 1, whatever their range."""
+    if x.dtype.kind == "b":
+        return x.astype(np.uint8) * 255
+    if x.dtype == np.uint16:
+        return deep_pixels(x)
+    wrong = (x < 0) | (x > 255) if x.dtype != np.uint8 else None
+    if wrong is not None and wrong.any():
+        at = np.argwhere(wrong)[0]
+        raise DataError(
+            f"{where}, row {at[0]}: pixel value {x[tuple(at)]} of type {x.dtype}; "
+            "images must be uint8 (0 to 255), uint16 or float; for series write kind=series"
+        )
+    return x.astype(np.uint8, copy=False)
+
+
+def deep_pixels(x: Array) -> Array:
+    """16-bit pixels as float32 from 0 to 1."""
+    return np.divide(x, np.float32(65535), dtype=np.float32)

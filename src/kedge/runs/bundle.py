@@ -1,0 +1,283 @@
+"""The bundle of a run: what a trained model needs to predict from raw inputs, elsewhere and later.
+
+``bundle.json`` in the folder of a run holds task, classes, architecture, preprocessing and
+provenance; the weights are safetensors files beside it. Nothing in a bundle is code: reading one
+builds a model of the zoo, layers of ``torch.nn``, or a class that is importable here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from kedge._version import __version__
+from kedge.core.task import Task, make_task
+from kedge.core.tree import Weights
+from kedge.data.encoding import Encoding, encodings
+from kedge.errors import DataError, KedgeError, UnknownName
+from kedge.loading import files
+from kedge.runs.architecture import describe
+from kedge.runs.config import Config
+from kedge.runs.folder import MODEL, Folder, safetensors_of
+from kedge.sim.simulation import Simulation
+
+BUNDLE = "bundle.json"
+#: Increase it with every change that an older kedge would misread.
+FORMAT = 1
+LAST, BEST, PERSONAL = MODEL, "best.safetensors", "personal.safetensors"
+PROBE_TOLERANCE = 1e-2  # relative; between devices and precisions outputs differ by less
+PROBE_KEY, CLIENTS_KEY = "kedge.probe", "kedge.clients"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """All about a trained model but its weights, as plain data.
+
+    Attributes:
+        task: name of the task.
+        outputs: width of the model's last layer.
+        classes: names of the classes or labels, or None.
+        shape: shape of one encoded input.
+        encoding: how raw inputs become arrays.
+        mean, std: moments per channel or column, or None.
+        model: the architecture, see :mod:`kedge.runs.architecture`.
+        batchnorm, precision: as in training.
+        method: the method that trained it.
+        loaded: path and sha256 of the files that were loaded with ``--load``.
+        provenance: settings, fingerprint of the data, versions and date.
+    """
+
+    task: str
+    outputs: int
+    classes: tuple[str, ...] | None
+    shape: tuple[int, ...]
+    encoding: Encoding
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    model: Mapping[str, Any]
+    batchnorm: str
+    precision: str
+    method: str
+    loaded: tuple[Mapping[str, str], ...]
+    provenance: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Config, sim: Simulation) -> Bundle | None:
+        """The bundle of a simulation; None if nothing says how its inputs are encoded."""
+        federation, model = sim.federation, sim.bound.model
+        if federation.encoding is None:
+            return None
+        mean, std = federation.moments or (None, None)
+        return cls(
+            task=federation.task.name,
+            outputs=federation.task.outputs,
+            classes=federation.classes,
+            shape=federation.input_shape,
+            encoding=federation.encoding,
+            mean=None if mean is None else tuple(mean.tolist()),
+            std=None if std is None else tuple(std.tolist()),
+            model=describe(model.template),
+            batchnorm=model.batchnorm,
+            precision=model.precision,
+            method=config.method,
+            loaded=tuple({"path": str(f.path), "sha256": f.sha256} for f in files.values()),
+            provenance={
+                "config": asdict(config),
+                "data": config.data,
+                "fingerprint": federation.fingerprint,
+                "versions": {
+                    "kedge": __version__,
+                    "python": platform.python_version(),
+                    "torch": torch.__version__,
+                    "numpy": np.__version__,
+                },
+                "date": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+            },
+        )
+
+    def make_task(self) -> Task:
+        """The task.
+
+        Raises:
+            KedgeError: it is registered by a file that is not loaded here.
+        """
+        try:
+            return make_task(self.task, self.outputs)
+        except KedgeError as error:
+            raise self.explained(error) from None
+
+    def explained(self, error: KedgeError) -> KedgeError:
+        """The error, with the files to load if the run was started with some."""
+        missing = [f["path"] for f in self.loaded if Path(f["path"]) not in files]
+        if not missing:
+            return error
+        options = " ".join(f"--load {file}" for file in missing)
+        calls = "; ".join(f"kedge.loading.load_file({file!r})" for file in missing)
+        return KedgeError(f"{error}\nThis run was started with {options}. In Python: {calls}")
+
+    def to_json(self) -> str:
+        """The bundle as JSON."""
+        values = {f: getattr(self, f) for f in self.__dataclass_fields__}
+        values["encoding"] = {"kind": self.encoding.kind} | self.encoding.to_dict()
+        return json.dumps({"format": FORMAT} | values, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, where: object) -> Bundle:
+        """Parse a bundle.
+
+        Raises:
+            DataError: it is damaged, of another program, or of a newer format.
+        """
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where} is damaged ({error}); copy it again") from None
+        if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+            raise DataError(f"{where} is not a bundle of kedge")
+        found = values.pop("format")
+        if not 1 <= found <= FORMAT:
+            raise DataError(
+                f"{where} has format {found}; kedge {__version__} reads formats up to {FORMAT}. "
+                "Install the kedge that wrote it, or a newer one"
+            )
+        try:
+            encoding = dict(values.pop("encoding"))
+            kind = encoding.pop("kind")
+            for key in ("classes", "mean", "std", "loaded", "shape"):
+                values[key] = None if values[key] is None else tuple(values[key])
+            return cls(encoding=encodings[kind].from_dict(encoding), **values)
+        except UnknownName as error:
+            raise DataError(f"{where}: {error}; a newer kedge wrote it") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{where} is damaged ({error!r}); copy it again") from None
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def save_bundle(folder: Folder, config: Config, sim: Simulation) -> None:
+    """Write the bundle of a run, unless it is there already with the same settings."""
+    path = folder.path / BUNDLE
+    if path.exists() and read_bundle(folder.path).provenance["config"] == _plain(config):
+        return
+    bundle = Bundle.of(config, sim)
+    if bundle is not None:
+        folder.write(BUNDLE, bundle.to_json().encode())
+
+
+def _plain(config: Config) -> Any:
+    return json.loads(json.dumps(asdict(config)))
+
+
+def save_weights(folder: Folder, seed: int, module: nn.Module, sim: Simulation) -> None:
+    """Write the weights of the trained global model, with its outputs on a probe."""
+    shape, x = sim.federation.input_shape, sim.federation.prepare(sim.federation.x[:1])
+    outputs = probe(module, shape, whole=not x.is_floating_point())
+    metadata = {} if outputs is None else {PROBE_KEY: json.dumps(outputs)}
+    folder.save_model(seed, module, metadata)
+
+
+def save_personal(folder: Folder, seed: int, stacked: Weights, sim: Simulation) -> None:
+    """Write the personal weights of all clients, stacked, with the names of the clients."""
+    kept = sim.bound.model.template.state_dict()  # without buffers that are not saved
+    every = stacked.params | stacked.buffers
+    state = {n: every[n] for n in kept if n in every}
+    metadata = {CLIENTS_KEY: json.dumps(list(sim.federation.client_names))}
+    folder.write(f"seed-{seed}/{PERSONAL}", safetensors_of(state, metadata))
+
+
+def probe(module: nn.Module, shape: tuple[int, ...], whole: bool) -> dict[str, Any] | None:
+    """Outputs of a module for two inputs, which tell whether it is built again as it was.
+
+    Args:
+        module: the network.
+        shape: shape of one input.
+        whole: whether its inputs are whole numbers, such as tokens.
+
+    Returns:
+        ``whole`` and the outputs; None if the module does not take such inputs.
+    """
+    x = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
+    x = torch.zeros(2, *shape, dtype=torch.int64) if whole else x
+    like = next(module.parameters(), x)
+    try:
+        with torch.no_grad():
+            out = module.eval()(x.to(like.device))
+        values: list[float] = out.detach().double().flatten().cpu().tolist()
+    except Exception:  # noqa: BLE001  a user's module may raise anything; then there is no probe
+        return None
+    return {"whole": whole, "outputs": values} if bool(np.isfinite(values).all()) else None
+
+
+def differs(module: nn.Module, shape: tuple[int, ...], expected: str) -> bool:
+    """Whether a module has other outputs on a probe than the one that was saved."""
+    saved = json.loads(expected)
+    found = probe(module, shape, saved["whole"])
+    if found is None or len(found["outputs"]) != len(saved["outputs"]):
+        return True
+    one, other = np.array(found["outputs"]), np.array(saved["outputs"])
+    return bool(np.abs(one - other).max() > PROBE_TOLERANCE * (1 + np.abs(other).max()))
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read the bundle in the folder of a run.
+
+    Raises:
+        KedgeError: there is none.
+        DataError: it cannot be read.
+    """
+    file = path / BUNDLE
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise KedgeError(
+            f"{path} has no {BUNDLE}: an older kedge made this run, or it ended before its first "
+            f"round. Write it with: kedge run --out {path} --resume"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from None
+    return Bundle.from_json(text, file)
+
+
+def read_weights(path: Path, client: int | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a file of weights; of one client if they are stacked.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    with _opened(path) as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(file.metadata() or {})
+    if client is not None:
+        state = {name: value[client].clone() for name, value in state.items()}
+    return state, metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file of weights; a DataError if it is damaged."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} is damaged ({error}); copy it again") from None
