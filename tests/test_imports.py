@@ -19,7 +19,7 @@ ROOT = Path(kedge.__file__).parent
 #: Each package may import those on the lines above it, and itself. Those on one line are
 #: independent of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version"),
+    ("errors", "_version", "limits"),
     ("grammar", "registry"),
     ("schema", "loading"),
     ("core",),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.engines.choice.limits import host_available
+from kedge.limits import host_available
 
 MIB = 2**20
 
@@ -65,7 +65,7 @@ def test_the_limit_of_the_process_counts() -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))\n"
         "print(limits.host_available())\n"
     )
-    import kedge.engines.choice.limits as limits
+    import kedge.limits as limits
 
     done = subprocess.run(
         [sys.executable, "-c", code, str(limits.__file__)],

@@ -19,6 +19,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from kedge._version import __version__
+from kedge.cli.crash import EXIT_CODE, as_user_error, sentence
 from kedge.cli.screen import accept_any_text, errors
 from kedge.cli.screen import console as console
 from kedge.errors import Interrupted, KedgeError
@@ -188,11 +189,21 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("KEDGE_DEBUG") == "1":
             raise
-        from kedge.cli.crash import EXIT_CODE, as_user_error, sentence
+        try:
+            code = _report_unforeseen(error)
+        except MemoryError:  # not even enough for a message
+            os.write(2, b"error: out of memory; close other programs, or raise the limit\n")
+            os._exit(2)
+        sys.exit(code)
 
-        known = as_user_error(error)
-        _print_error(known or sentence(error))
-        sys.exit(2 if known else EXIT_CODE)
+
+def _report_unforeseen(error: Exception) -> int:
+    """Print an error that no code expected in one line; returns the exit code."""
+    known = as_user_error(error)
+    if known:  # libraries that were half imported fail again at exit
+        sys.excepthook = lambda *_: None
+    _print_error(known or sentence(error))
+    return 2 if known else EXIT_CODE
 
 
 def _print_error(error: object) -> None:

@@ -12,18 +12,14 @@ from pathlib import Path
 
 from kedge._version import __version__
 from kedge.errors import KedgeError
+from kedge.runs.memory import is_out_of_memory, out_of_memory
 
 EXIT_CODE = 70  # EX_SOFTWARE: an internal error
 
 
 def as_user_error(error: BaseException) -> KedgeError | None:
     """The error in a sentence if its cause is known: memory that ran out."""
-    if isinstance(error, MemoryError) or "alloc" in str(error) or "memory" in str(error):
-        from kedge.runs.memory import is_out_of_memory, out_of_memory
-
-        if is_out_of_memory(error):
-            return out_of_memory(error)
-    return None
+    return out_of_memory(error) if is_out_of_memory(error) else None
 
 
 def sentence(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kedge.cli import next_steps
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
-from kedge.cli.screen import console, dim, errors
+from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def sweep(
     if as_json:
         typer.echo(json.dumps(result.to_dict()))
         return
-    console.print(tables.grid(result.settings, result.results))
+    print_table(tables.grid(result.settings, result.results))
     dim(f"{result.computed}; saved in {result.folder}")
     if len(result.settings) > 1:
         dim(result.choice())
@@ -162,7 +162,7 @@ def demo(
         f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
         highlight=False,
     )
-    console.print(tables.comparison(results))
+    print_table(tables.comparison(results))
     console.print("\nFigures: " + "  ".join(str(path) for path in figures), highlight=False)
     console.print(
         f"\nA new image, {new.image}, shows a {new.label}. The saved model of {new.run} says "
@@ -273,7 +273,7 @@ def _finish(results: list[Result], as_json: bool, note: str) -> None:
         rows = [result.to_dict() for result in results]
         typer.echo(json.dumps(rows[0] if len(rows) == 1 else {"results": rows}))
         return
-    console.print(tables.comparison(results))
+    print_table(tables.comparison(results))
     if len([result for result in results if not result.yardstick]) > 1:
         dim(f"bold: {data_of_choice(results)}")
     if note:

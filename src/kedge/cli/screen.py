@@ -5,16 +5,25 @@ from __future__ import annotations
 import codecs
 import sys
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 console = Console()
 errors = Console(stderr=True)
+PIPE_WIDTH = 200  # characters; a terminal says how wide it is
 
 
 def dim(text: str) -> None:
     """Print a note to standard error."""
     errors.print(Text(text), style="dim", highlight=False, soft_wrap=True)
+
+
+def print_table(table: RenderableType) -> None:
+    """Print a table; in a file or a pipe it is as wide as it needs, since no number may be lost."""
+    if console.is_terminal:
+        console.print(table)
+    else:
+        Console(width=PIPE_WIDTH).print(table)
 
 
 #: What a terminal without Unicode shows instead.

@@ -214,11 +214,12 @@ class Federation:
             yield self.clean(piece)
 
     def pooled(self) -> Federation:
-        """One client with the training samples of all clients; the test data are the same, those of
-        each client included."""
+        """One client with the training samples of all clients; the test data are the same.
+
+        Held-out and validation rows are still those of each client, and so are the names.
+        """
         other = copy.copy(self)
         other.sizes, other.offsets = [len(self.rows)], [0]
-        other.validation = [torch.cat(self.validation)] if self.validation else []
         return other
 
     def _scale(self, x: Tensor) -> Tensor:

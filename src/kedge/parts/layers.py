@@ -66,8 +66,8 @@ class FedBN(Part):
     """
 
     side = "personal"
-    personal_model = True
     needs_batchnorm = True
+    personal_model = True
     sends = "P - W - B"
     uploads = "P - W"
     keeps = "W - P + B"

@@ -71,13 +71,13 @@ def comparison(results: Sequence[Result]) -> Fitting:
     """Compare methods, one row each.
 
     The columns are the last value of the headline (mean ± sd over seeds) with what must stand
-    beside it, the best one on the test data, with validation data the one in the round that was
-    best on them, with clients that never trained the one on their samples, the gain over the first
-    method (paired by seed) with its confidence interval, the rounds to the target, the megabytes
-    that all clients sent and received, and the seconds.
+    beside it, the best one on the test data (with validation data: the best one on them, and
+    ``chosen``, the headline in the same round), with clients that never trained the metric on their
+    samples, the gain over the first method (paired by seed) with its confidence interval, the
+    rounds to the target, the megabytes that all clients sent and received, and the seconds.
     """
     first, several = results[0], len(results) > 1
-    columns = _headline(results) + _choice(results)
+    columns = [*_headline(results), *_chosen(results)]
     if several:
         gains = [("", "") if r is first else _gain(paired_gain(r, first), r) for r in results]
         columns.append(Column("gain", [gain for gain, _ in gains]))
@@ -85,8 +85,12 @@ def comparison(results: Sequence[Result]) -> Fitting:
     if first.config.target:
         reached = [_rounds(r.rounds_to(first.config.target)) for r in results]
         columns.append(Column(f"to {first.config.target:g}", reached))
-    columns.append(Column("MB up", [_megabytes(r.mb_up) for r in results], 3))
-    columns.append(Column("down", [_megabytes(r.mb_down) for r in results], 3))
+    for head, values in (
+        ("MB up", [r.mb_up for r in results]),
+        ("down", [r.mb_down for r in results]),
+    ):
+        pairs = zip(values, results, strict=True)
+        columns.append(Column(head, ["" if r.yardstick else _megabytes(v) for v, r in pairs], 3))
     columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
     if any(r.diverged for r in results):
         columns.append(Column("", ["diverged" if r.diverged else "" for r in results]))
@@ -102,16 +106,15 @@ def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Fitting:
     The best setting is marked, with the data on which it was chosen.
     """
     best = leader(results)
-    columns = _headline(results) + _choice(results)
     columns = [
         column._replace(
             cells=["" if _end(r) else c for c, r in zip(column.cells, results, strict=True)]
         )
-        for column in columns
+        for column in (*_headline(results), *_chosen(results))
     ]
     columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
     leads = [r is best and len(results) > 1 for r in results]
-    mark = f"best ({'validation' if on_validation(results) else 'test'})"
+    mark = "best (validation)" if on_validation(results) else "best (test)"
     marks = [_end(r) or (mark if lead else "") for r, lead in zip(results, leads, strict=True)]
     columns.append(Column("", marks))
     keys = [
@@ -121,23 +124,17 @@ def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Fitting:
     return Fitting(keys, columns, ["bold" if lead else "" for lead in leads], _note(results))
 
 
-def _choice(results: Sequence[Result]) -> list[Column]:
-    """Columns beside the last value: what was chosen, and on which data; unseen clients."""
-    values: dict[str, list[Stat | float | None]] = {
-        "best (test)": [r.best.mean for r in results],
-        "validation": [r.validation for r in results],
-        "at its best": [r.chosen for r in results],
-        "unseen": [r.unseen for r in results],
-    }
-    return [
-        Column(
-            head,
-            ["" if v is None else r.written(v) for v, r in zip(cells, results, strict=True)],
-            2 if "(test)" in head else 0,
-        )
-        for head, cells in values.items()
-        if any(cell is not None for cell in cells)
-    ]
+def _chosen(results: Sequence[Result]) -> list[Column]:
+    """What was chosen, and on which data; and the metric on clients that never trained."""
+    if any(r.validation is not None for r in results):
+        validation = [r.written(r.validation.mean) if r.validation else "" for r in results]
+        chosen = [r.written(r.chosen) if r.chosen else "" for r in results]
+        columns = [Column("validation", validation, 2), Column("chosen", chosen)]
+    else:
+        columns = [Column("best (test)", [r.written(r.best.mean) for r in results], 2)]
+    if any(r.unseen is not None for r in results):
+        columns.append(Column("unseen", [r.written(r.unseen) if r.unseen else "" for r in results]))
+    return columns
 
 
 def _headline(results: Sequence[Result]) -> list[Column]:

@@ -15,5 +15,5 @@ def check_batchnorm(method: str, model: Model) -> None:
             raise ModelError(
                 f"{part.name} keeps BatchNorm on the clients, but the model has none, so it would "
                 "be FedAvg; choose a model with BatchNorm, e.g. --model "
-                '"fedcog_cnn(norm=bn)", or another method'
+                '"mlp(norm=bn)", or another method'
             )

@@ -12,7 +12,7 @@ from kedge.engines.device import resolve_device
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
-from kedge.runs.headline import like_with_like, with_personal
+from kedge.runs.headline import like_with_like, split_of, with_personal
 from kedge.runs.listing import Listing, settings_row
 from kedge.runs.result import Result
 from kedge.runs.runner import PLANNING, Report, run, simulation, slug
@@ -78,10 +78,9 @@ def compare(
         report: called with each line of the plans.
         numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
     """
-    configs = with_personal([row.config for row in rows])
-    rows = [row._replace(config=config) for row, config in zip(rows, configs, strict=True)]
+    dataset = load(rows[0].config.data)
+    rows = _alike(rows, dataset)
     first = rows[0].config
-    dataset = load(first.data)
     if out is None:
         _check(rows, dataset)
         return like_with_like([_run(row, None, False, watch, report, dataset) for row in rows])
@@ -109,6 +108,21 @@ def compare(
             for row, name, is_started in zip(rows, folders, started, strict=True)
         ]
     return like_with_like(results)
+
+
+def _alike(rows: Sequence[Row], dataset: Dataset) -> list[Row]:
+    """The rows with the same tests: if one method is personal, all are tested client by client.
+
+    A yardstick has no personal models, but is tested on the same samples.
+    """
+    configs = with_personal([row.config for row in rows])
+    alike = []
+    for row, config in zip(rows, configs, strict=True):
+        if row.yardstick:
+            split = split_of(configs[0], dataset)
+            config = dataclasses.replace(config, split=split, personal=False)
+        alike.append(row._replace(config=config))
+    return alike
 
 
 def _run(

@@ -44,7 +44,7 @@ from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored
 from kedge.runs.saved import read_records
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
-BEST_MODEL = "best.safetensors"
+BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
 #: Files of a run that exist before its first checkpoint.
 OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json")
 #: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
@@ -138,7 +138,10 @@ class Folder:
         """
         config, self._pending = self._pending, None
         if config is not None and (self.path / CONFIG).is_file() and self._is_extension(config):
-            for name in ("result.json", *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL))):
+            for name in (
+                "result.json",
+                *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL, PERSONAL, SCORES)),
+            ):
                 for path in self.path.glob(name):  # those of fewer rounds
                     path.unlink()
             self.write(CONFIG, config.to_toml().encode())

@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from kedge.errors import OutOfMemory
-from kedge.runs.config import Config
+from kedge.limits import host_available
 
-_SIGNS = re.compile(r"can't allocate memory|out of memory|cannot allocate memory|bad_alloc", re.I)
+if TYPE_CHECKING:  # this module must load when there is hardly any memory
+    from kedge.runs.config import Config
+
+_SIGNS = re.compile(
+    r"can't allocate memory|out of memory|cannot allocate memory|bad_alloc|failed to map segment",
+    re.I,
+)
 _BYTES = re.compile(r"(?:allocate|tried to allocate) ([\d.]+) ?(bytes|[KMG]iB)", re.I)
 _UNITS = {"bytes": 1.0, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -29,16 +36,15 @@ def out_of_memory(error: BaseException, doing: str = "", lower: str = "") -> Out
     >>> str(out_of_memory(MemoryError("Unable to allocate 7.45 GiB for an array"), "reading data"))
     'out of memory while reading data: 8.0 GB more ... Use less data, or a machine with more memory'
     """
-    from kedge.engines.choice.memory import host_available
-
     asked = _BYTES.search(str(error))
     amount = ""
     if asked:
         amount = f" {float(asked[1]) * _UNITS[asked[2].lower()] / 1e9:.1f} GB more"
     lower = lower or "Use less data, or a machine with more memory"
     where = f" while {doing}" if doing else ""
+    tried = f":{amount} did not fit" if amount else ""
     free = f"{host_available() / 1e9:.1f} GB are free now"
-    return OutOfMemory(f"out of memory{where}:{amount} did not fit ({free}). {lower}")
+    return OutOfMemory(f"out of memory{where}{tried} ({free}). {lower}")
 
 
 @contextmanager

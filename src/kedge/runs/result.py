@@ -108,10 +108,15 @@ class Result:
 
     def array(self, name: str | None = None) -> np.ndarray[Any, Any]:
         """A column of the records, ``[seeds, tested rounds]``; the headline by default."""
-        name = name or COLUMNS[self.headline] or self.metric
+        name = name or self.column
         runs = [[r[name] for r in run if name in r] for run in self.records]
         longest = max(map(len, runs))
         return np.array([run + run[-1:] * (longest - len(run)) for run in runs], dtype=float)
+
+    @property
+    def column(self) -> str:
+        """The key of the records that the headline is in."""
+        return COLUMNS[self.headline] or self.metric
 
     @cached_property
     def rounds(self) -> np.ndarray[Any, Any]:
@@ -159,7 +164,7 @@ class Result:
         """Mean of the five best tested rounds."""
         means = []
         for run in self.records:  # seeds that stopped early have fewer tests
-            tested = sorted(r[self.metric] for r in run if self.metric in r)
+            tested = sorted(r[self.column] for r in run if self.column in r)
             means.append(np.mean(tested[-5:] if self.higher_is_better else tested[:5]))
         return Stat.of(means)
 
@@ -186,8 +191,7 @@ class Result:
     def chosen(self) -> Stat | None:
         """The headline on test data in the rounds that were best on validation data."""
         records = self._best_records()
-        name = COLUMNS[self.headline] or self.metric
-        return Stat.of([r[name] for r in records]) if records else None
+        return Stat.of([r[self.column] for r in records]) if records else None
 
     @property
     def unseen(self) -> Stat | None:
@@ -284,6 +288,12 @@ def paired_gain(result: Result, first: Result) -> Stat:
     return Stat.of([sign * (a - b) for a, b in pairs])
 
 
+def chosen_by(config: Config) -> str:
+    """The key of the records that rounds and settings are chosen by."""
+    personal = config.personal and parse(config.method).personal_model
+    return "personal_validation" if personal else "validation"
+
+
 def plain(value: Any) -> Any:
     """Replace numbers that are not finite by None."""
     if isinstance(value, dict):
@@ -291,9 +301,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def chosen_by(config: Config) -> str:
-    """The key of the records that rounds and settings are chosen by."""
-    personal = parse(config.method).personal_model and config.personal
-    return "personal_validation" if personal else "validation"

@@ -84,11 +84,9 @@ class Member:
                 self.choice.see(record)
         if self.finished:
             self._end()
-        elif last:
-            # it may have been tested as the last round of a shorter run
+        elif last:  # it may have been tested as the last round of a shorter run
             last = {key: last[key] for key in UNTESTED if key in last}
-            if due(self.sim, self.config):
-                last |= self._tests()
+            last |= self._tests() if due(self.sim, self.config) else {}
             self.guard.check(last)
             self.records = [*earlier, last]
             if self.folder:
@@ -107,7 +105,7 @@ class Member:
             if self.choice and self.choice.would_end(record | tested):
                 if self._before_end is None:
                     self._end()
-                    tested = self._tests()
+                    tested = self._tests(final=True)
                 if self.sim.round < self.config.rounds:
                     self.stopped = True
                     record["stopped"] = True
@@ -148,8 +146,9 @@ class Member:
             self._before_end = self.sim.server, self.best
             self.sim.finish()
 
-    def _tests(self) -> dict[str, Any]:
-        final = self._before_end is not None
+    def _tests(self, final: bool = False) -> dict[str, Any]:
+        """Metrics after the present round; the final ones are more detailed."""
+        final = final or self.sim.round == self.config.rounds
         return measure(self.sim, self.config, final) | further_tests(self.sim, self.config)
 
     def _choose(self, record: dict[str, Any]) -> None:

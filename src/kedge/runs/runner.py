@@ -103,17 +103,16 @@ def run_seeds(
     The fingerprint of ``data`` is kept in the folder; that of the federation if ``data`` is None.
     """
     [config] = with_personal([config])
-    with precise(config.precision, device), memory_errors(config):
+    with precise(config.precision, device), given_back(folder), memory_errors(config):
         start = time.perf_counter()
         advise([config])
-        with given_back(folder):
-            planned = choose(config, make, device, folder, data)
-            if report is not None:
-                for line in planned.lines():
-                    report(line)
-            jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
-            hint = resume_hint(folder.path if folder else None)
-            results, _ = train_seeds(jobs, planned.execution, hint)
+        planned = choose(config, make, device, folder, data)
+        if report is not None:
+            for line in planned.lines():
+                report(line)
+        jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
+        hint = resume_hint(folder.path if folder else None)
+        results, _ = train_seeds(jobs, planned.execution, hint)
         return result_of(config, results, planned, time.perf_counter() - start, folder)
 
 

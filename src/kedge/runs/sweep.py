@@ -128,8 +128,8 @@ def sweep(
             jobs = [job for i in group for job in _jobs(settings[i], dataset, folders[i], watch)]
             with (
                 precise(config.precision, resolve_device(config.device)),
-                memory_errors(config),
                 given_back(*(folders[i] for i in group)),
+                memory_errors(config),
             ):
                 planned = _plan(jobs, dataset)
                 if report is not None:

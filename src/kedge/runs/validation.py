@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from kedge.core import tree
 from kedge.runs.config import Config
 from kedge.runs.result import Result, chosen_by
+from kedge.sim.evaluation import own_metric
 from kedge.sim.simulation import Simulation
 
 Record = dict[str, Any]
@@ -26,18 +29,33 @@ ON_TEST = "best on the test set, as papers report it; choose with --validation 0
 def further_tests(sim: Simulation, config: Config) -> Record:
     """Metrics on validation rows, and of the global model on clients that never train."""
     fed, record = sim.federation, Record()
+    missing = {sim.task.metric: math.nan}  # e.g. AUROC of samples of one class
     if fed.validation:
         rows = torch.cat(fed.validation)
-        record["validation"] = sim.evaluate_rows(sim.output, rows)
+        record["validation"] = missing | sim.evaluate_rows(sim.output, rows)
         if config.personal:
-            record["personal_validation"] = (
-                sim.evaluate_personal(fed.validation)
-                if sim.has_personal_models
-                else record["validation"]
-            )
+            own = _personal(sim) if sim.has_personal_models else record["validation"]
+            record["personal_validation"] = missing | own
     if fed.unseen is not None:
-        record["unseen"] = sim.evaluate_rows(sim.output, fed.unseen)
+        record["unseen"] = missing | sim.evaluate_rows(sim.output, fed.unseen)
     return record
+
+
+def _personal(sim: Simulation) -> dict[str, float]:
+    """Metrics of the clients' personal models, all their validation samples together."""
+    fed, weights = sim.federation, sim.personal()
+    bound = sim.bound.detailed() if sim.task.headline.needs else sim.bound
+    total: dict[str, torch.Tensor] = {}
+    for sums in sim.engine.evaluate(bound, weights, fed.validation, True):
+        if sums:
+            total = tree.add(total, sums) if total else sums
+    report = sim.task.report(total)
+    if sim.task.headline.function is not None:  # of labels and scores, not of sums
+        clients = [k for k, rows in enumerate(fed.validation) if len(rows)]
+        found = [sim.scores(tree.take(weights, k), [fed.clean(fed.validation[k])]) for k in clients]
+        labels, scores = (np.concatenate(column) for column in zip(*found, strict=True))
+        report |= own_metric(sim.task, labels, scores)
+    return report
 
 
 @dataclass
@@ -92,7 +110,7 @@ class Choice:
 
 def choice_of(config: Config, sim: Simulation) -> Choice | None:
     """The choice of a seed before its first round; None without validation rows."""
-    task = sim.federation.task
+    task = sim.task
     if not sim.federation.validation:
         return None
     return Choice(chosen_by(config), task.metric, task.higher_is_better, config.patience)
@@ -109,8 +127,8 @@ def leader(results: Sequence[Result]) -> Result:
 
     def score(result: Result) -> tuple[bool, float]:
         stat = result.validation if on_validation(candidates) else result.last
-        value = -math.inf if stat is None or math.isnan(stat.mean) else sign * stat.mean
-        return not result.diverged, value
+        is_bad = stat is None or math.isnan(stat.mean)
+        return not result.diverged, -math.inf if stat is None or is_bad else sign * stat.mean
 
     return max(candidates, key=score)
 

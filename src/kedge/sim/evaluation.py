@@ -93,28 +93,6 @@ class Evaluation:
                     report |= self._of_scores(own, partial(batches, k))
         return reports
 
-    def evaluate_personal(self, rows: Sequence[Tensor]) -> dict[str, float]:
-        """Metrics of the personal models on rows of each client, all samples together."""
-        task, weights = self.task, self.personal()
-        bound = self.bound.detailed() if task.headline.needs else self.bound
-        found = [sums for sums in self.engine.evaluate(bound, weights, rows, True) if sums]
-        total = found[0]
-        for sums in found[1:]:
-            total = tree.add(total, sums)
-        report = task.report(total)
-        if task.headline.function is not None:
-            tested = [k for k, own in enumerate(rows) if len(own)]
-            batches = (
-                map(self.federation.clean, torch.split(rows[k], EVALUATION_ROWS)) for k in tested
-            )
-            pairs = [
-                self.scores(tree.take(weights, k), own)
-                for k, own in zip(tested, batches, strict=True)
-            ]
-            labels, scores = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-            report |= own_metric(task, labels, scores)
-        return report
-
     def client_sums(
         self, weights: Weights, personal: bool = False, detailed: bool = False
     ) -> list[Sums]:

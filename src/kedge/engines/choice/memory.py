@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.engines.choice.limits import host_available as host_available
-from kedge.engines.choice.limits import kilobytes
 from kedge.engines.torch_private import watching_tensors
+from kedge.limits import host_available as host_available
+from kedge.limits import kilobytes
 
 MIN_RESERVED_BYTES = 100_000_000  # below it, the segments of CUDA's allocator are too coarse
 
