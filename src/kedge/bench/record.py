@@ -20,6 +20,7 @@ from kedge._version import __version__
 from kedge.bench.runners import Runner
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines import Execution
+from kedge.engines.choice.known import processor_name
 from kedge.errors import KedgeError
 
 DEFAULTS = dataclasses.asdict(Execution(engine=""))
@@ -29,7 +30,7 @@ def start(device: str, threads: int, command: str) -> dict[str, Any]:
     """A record without rows."""
     gpu = device.startswith("cuda")
     hardware = {
-        "cpu": _cpu(), "cores": os.cpu_count(),
+        "cpu": processor_name(), "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }  # fmt: skip
@@ -154,13 +155,3 @@ def _times(ratio: float) -> str:
     ('0.914x', '48.5x', '1298x')
     """
     return f"{ratio:.0f}x" if ratio >= 1000 else f"{ratio:.3g}x"
-
-
-def _cpu() -> str:
-    """The name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.machine()

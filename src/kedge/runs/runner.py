@@ -24,6 +24,7 @@ from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
 from kedge.engines.device import device_name, effective, precise, resolve_device
+from kedge.engines.threads import restored_threads, use_threads
 from kedge.errors import KedgeError
 from kedge.loading import load_options
 from kedge.models import build
@@ -84,7 +85,7 @@ def run_seeds(
     report: Report | None = None,
 ) -> Result:
     """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise."""
-    with precise(config.precision, device):
+    with precise(config.precision, device), restored_threads():
         return _run_seeds(config, make, device, folder, watch, report)
 
 
@@ -118,6 +119,7 @@ def choose(config: Config, make: Make, device: torch.device, folder: Folder | No
     if folder is not None and folder.has_environment:
         return _resumed_plan(folder, device)
     chosen = plan.choose(settings_of(config), make(config.seeds[0], PLANNING))
+    use_threads(chosen.execution.threads)
     if folder is None:
         return chosen
     chosen = dataclasses.replace(chosen, execution=_with_folder(chosen.execution, folder))
@@ -135,6 +137,7 @@ def settings_of(config: Config) -> Settings:
         eval_every=config.eval_every,
         engine=config.engine,
         workers=config.workers,
+        threads=config.threads,
         chunk=config.chunk,
         compile=config.compile,
         state=config.state,
@@ -149,7 +152,7 @@ def _resumed_plan(folder: Folder, device: torch.device) -> Plan:
             f"{folder.path} was started on {environment['device']!r}, but this device is {name!r}; "
             "resume it there, or start a new run with another --out"
         )
-    torch.set_num_threads(environment["threads"])
+    use_threads(environment["threads"])
     return Plan(_with_folder(Execution(**environment["how"]), folder), name)
 
 

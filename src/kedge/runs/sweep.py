@@ -21,6 +21,7 @@ from kedge.engines import Execution, engines
 from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device
 from kedge.engines.lane_bound import static
+from kedge.engines.threads import restored_threads
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
 from kedge.runs.folder import ENVIRONMENT, Folder, stored_config
@@ -87,7 +88,7 @@ def sweep(
             datasets[config.data] = load(config.data)
         dataset = datasets[config.data]
         jobs = [job for i in group for job in _jobs(settings[i], dataset, folders[i], watch)]
-        with precise(config.precision, resolve_device(config.device)):
+        with precise(config.precision, resolve_device(config.device)), restored_threads():
             planned = _plan(jobs)
             if report is not None:
                 for line in planned.lines():
