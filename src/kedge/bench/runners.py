@@ -62,8 +62,8 @@ class Runner:
 
     @property
     def seconds(self) -> float | None:
-        """The median time of a round."""
-        return statistics.median(self.times) if self.times else None
+        """The median time of a round; None if it has no spread."""
+        return statistics.median(self.times) if len(self.times) > 1 else None
 
 
 class RunnerFactory:

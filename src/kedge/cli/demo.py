@@ -27,7 +27,7 @@ def run_demo(out: str | Path) -> tuple[list[Result], list[Path]]:
         for m in METHODS
     ]
     total = len(METHODS) * ROUNDS * len(configs[0].seeds)
-    with Watcher(total) as watcher:
+    with Watcher(total, names=METHODS) as watcher:
         by_name = dict(zip(METHODS, configs, strict=True))
         results = runner.compare(
             METHODS, configs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)

@@ -79,7 +79,8 @@ def compare(
     settings.pop("method", None)
     configs = [_config(config_file, None, settings | {"method": m}, False, None) for m in methods]
     by_name = dict(zip(methods, configs, strict=True))
-    with Watcher(sum(c.rounds * len(c.seeds) for c in configs), console=errors) as watcher:
+    total = sum(c.rounds * len(c.seeds) for c in configs)
+    with Watcher(total, console=errors, names=methods) as watcher:
         show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
         results = runner.compare(methods, configs, out, resume, show, watcher.report)
     if plot:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from kedge.report import units
 from kedge.runs.grid import Setting, format_value
 from kedge.runs.result import Result, Stat, paired_gain
 
@@ -16,7 +17,7 @@ def comparison(results: Sequence[Result]) -> Table:
 
     The columns are the last value of the metric (mean ± sd over seeds), the best one, the gain
     over the first method (paired by seed) with its confidence interval, the rounds to the target,
-    the megabytes that all clients sent and received, and the seconds.
+    the bytes that all clients sent and received, and the seconds.
     """
     first = results[0]
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
@@ -24,7 +25,7 @@ def comparison(results: Sequence[Result]) -> Table:
     columns = [first.label, "best"]
     columns += ["gain", "95 % interval"] if len(results) > 1 else []
     columns += [f"to {first.config.target:g}"] if first.config.target else []
-    for column in (*columns, "MB up", "down", "s"):
+    for column in (*columns, "up", "down", "s"):
         table.add_column(column, justify="right", no_wrap=True)
     leader = best(results)
     for result in results:
@@ -34,7 +35,7 @@ def comparison(results: Sequence[Result]) -> Table:
             row += ["", ""] if result is first else list(_gain(paired_gain(result, first)))
         if first.config.target:
             row.append(_rounds(result.rounds_to(first.config.target)))
-        row += [f"{v:.0f}" if v >= 100 else f"{v:.1f}" for v in (result.mb_up, result.mb_down)]
+        row += [units.size(1e6 * megabytes) for megabytes in (result.mb_up, result.mb_down)]
         row.append(f"{result.seconds:.1f}")
         table.add_row(*row, style=style)
     return table
