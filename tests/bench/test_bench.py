@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from kedge.bench import timing
+from kedge.bench import record, timing
 from kedge.bench.child import Child, RivalFailed
 from kedge.bench.eager import EagerRounds, draw_batches
 from kedge.bench.flower_rival import trained
@@ -175,9 +176,11 @@ def test_the_table_and_the_record_agree_and_ratios_are_of_seconds(tmp_path: Path
         line = next(x for x in out.splitlines() if x.startswith(runner) and method in x)
         cells = line.removeprefix(runner).split()
         assert cells[:3] == [method, "fp32", f"{1e3 * row['seconds']:.2f}"]
-        assert cells[3] == f"{200 / row['seconds']:.0f}"
+        spread = [f"{1e3 * f(row['times']):.2f}" for f in (min, max)]
+        assert cells[3:6] == [*spread, str(len(row["times"]))]
+        assert cells[6] == f"{200 / row['seconds']:.0f}"
         assert cells[-1] == f"{row['of_fedavg']:.2f}x"
-        assert cells[4:-1] == [f"{x:.3g}x" for x in row["ratios"].values()]
+        assert cells[7:-1] == [f"{x:.3g}x" for x in row["ratios"].values()]
     assert done["command"].startswith("kedge bench digits --against eager,loop")
     assert done["versions"].keys() >= {"kedge", "torch", "python"}
     assert done["hardware"].keys() == {"cpu", "cores", "gpu", "load"}
@@ -211,7 +214,7 @@ def test_a_runner_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(EagerRounds, "__call__", fail)
     monkeypatch.setitem(WORKLOADS, "digits", TINY)
-    code, out, _ = command("digits", "--engines", "vector", "--device", "cpu", "--rounds", "1")
+    code, out, _ = command("digits", "--engines", "vector", "--device", "cpu", "--rounds", "2")
     assert code == 0
     assert "failed: eager fp32 fedavg on digits: RuntimeError: out of memory\n" in out
     assert "x eager" not in out
@@ -236,7 +239,13 @@ def test_an_interrupt_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert code == 130
     assert done["interrupted"]
     assert [r["times"] for r in done["rows"]] == [[0.5, 0.5], [0.5]]
-    assert done["rows"][1]["ratios"] == {"eager": 1.0}
+    assert done["rows"][0]["seconds"] == 0.5
+    assert done["rows"][1]["seconds"] is None  # one time has no spread
+    wide = Console(width=130, record=True, file=io.StringIO())
+    wide.print(record.tables(done))
+    text = wide.export_text()
+    assert not any(line.startswith("kedge vector") for line in text.splitlines())
+    assert "not shown: kedge vector fp32 fedavg on digits: timed once, so without a spread" in text
 
 
 @pytest.mark.parametrize(
@@ -250,7 +259,7 @@ def test_an_interrupt_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> N
         (["--against", "flwr"], "no rival 'flwr'"),
         (["--precisions", "fp23"], "no precision 'fp23'. Did you mean 'fp32'"),
         (["--methods", "scafold"], "no part 'scafold'. Did you mean 'scaffold'"),
-        (["--rounds", "0"], "rounds must be 1 or more"),
+        (["--rounds", "1"], "rounds must be 2 or more"),
         (["--out", "nowhere/speed.json"], "there is no folder nowhere"),
         (["--python-of", "flower"], "--python-of takes NAME=PATH"),
         (["--python-of", "eager=python"], "no rival with a Python of its own 'eager'"),
@@ -307,7 +316,7 @@ def test_a_rival_that_is_not_installed_is_named_with_what_to_type(
     monkeypatch.setitem(WORKLOADS, "digits", TINY)
     code, out, err = command(
         "digits", "--against", "eager,flower", "--python-of", f"flower={python}",
-        "--engines", "vector", "--device", "cpu", "--rounds", "1", "--warm", "0",
+        "--engines", "vector", "--device", "cpu", "--rounds", "2", "--warm", "0",
     )  # fmt: skip
     assert code == 0
     assert "failed: flower fp32 fedavg on digits: not installed: No module named 'flwr'" in out

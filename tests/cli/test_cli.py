@@ -150,7 +150,7 @@ def test_compare_prints_a_table(tmp_path: Path) -> None:
         "10", "--plot", "c.png", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for piece in ("gain", "95 % interval", "to 10", "MB up", "scaffold+fedprox"):
+    for piece in ("gain", "95 % interval", "to 10", " up ", "scaffold+fedprox"):
         assert piece in done.stdout
     assert (tmp_path / "c.png").stat().st_size > 5000
 
@@ -182,9 +182,27 @@ def test_partition_and_data_and_lists(tmp_path: Path) -> None:
     assert (tmp_path / "p.svg").read_text().startswith("<?xml")
     used = kedge_command("run", "--partition", "p.json", "--rounds", "1", "--json", cwd=tmp_path)
     assert json.loads(used.stdout)["partition_hash"][0] in (tmp_path / "p.json").read_text()
-    assert "digits" in kedge_command("data").stdout
     assert "resnet18" in kedge_command("list", "models").stdout
     assert "label_shards" in kedge_command("list", "partitions").stdout
+
+
+def test_data_is_a_short_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEDGE_DATA", str(tmp_path))
+    (tmp_path / "a.csv").write_text("x,label\n1,0\n2,1\n3,1\n")
+    (tmp_path / "broken.npz").write_text("no archive")
+    short, long = kedge_command("data").stdout, kedge_command("data", "--all").stdout
+    lines = {line.split()[0]: line.split() for line in short.splitlines() if line}
+    assert " ".join(lines["digits"]) == "digits built in 1x8x8 10 1438 359 scikit-learn"
+    assert lines["a"][:3] == ["a", "csv", "3"]
+    assert "broken" not in lines
+    assert "Cannot be read: broken (kedge data --all: why)" in short
+    assert "Not on this machine: cifar10, cifar100," in short
+    assert len(short.splitlines()) <= 10
+    [line] = [line for line in long.splitlines() if line.startswith("cifar10 ")]
+    words = "cifar10 3x32x32 10 classes cifar10.npz, or the folder cifar-10-batches-py"
+    assert line.split() == words.split()
+    [line] = [line for line in long.splitlines() if line.startswith("broken")]
+    assert "broken.npz" in line
 
 
 @pytest.mark.parametrize(

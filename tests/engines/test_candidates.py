@@ -22,6 +22,7 @@ import kedge
 from kedge.core.tree import Weights
 from kedge.engines import Execution
 from kedge.engines.choice import placement, plan, timings
+from kedge.engines.choice.load import Load
 from kedge.engines.choice.memory import Need
 from kedge.engines.choice.trial import Piece, measure_need
 from kedge.engines.vector import Vector
@@ -128,9 +129,12 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
 
     sim = make(Config(clients=3))(0, LOOP)
     pieces = [Piece([0, 1, 2], sim.work)]
-    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP, VECTOR}
+    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {}, Load())) == {
+        LOOP,
+        VECTOR,
+    }
     monkeypatch.setattr(Vector, "replies", small)
-    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP}
+    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {}, Load())) == {LOOP}
     assert sizes[:2] == [3, 1]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import kedge
 from kedge.engines import Execution
 from kedge.engines.choice import cache as plan_cache
-from kedge.engines.choice import plan, timings
+from kedge.engines.choice import known, plan, timings
 from kedge.engines.choice.timings import Timings
 from kedge.engines.choice.trial import Piece
 from kedge.engines.loop import Loop
@@ -34,9 +34,9 @@ from kedge.runs.runner import settings_of
 @pytest.mark.parametrize(
     ("quick_one", "chosen"),
     [
-        (Loop, Execution("loop")),
-        (Vector, Execution("vector")),
-        (Workers, Execution("loop", workers=2)),
+        (Loop, Execution("loop", threads=1)),
+        (Vector, Execution("vector", threads=1)),
+        (Workers, Execution("loop", workers=2, threads=1)),
     ],
 )
 def test_the_fastest_way_is_taken_and_remembered(
@@ -104,7 +104,7 @@ def test_compiling_is_tried_for_what_is_not_far_behind(
     def tell(sim: Any, candidates: Any, rounds: int, seeds: int, pieces: list[Any], *_: Any) -> Any:
         asked.extend(map(timings.label, candidates))
         return {
-            execution: [took[timings.label(execution)]] * len(pieces) for execution in candidates
+            execution: [[took[timings.label(execution)]]] * len(pieces) for execution in candidates
         }
 
     monkeypatch.setattr(timings, "_time_pieces", tell)
@@ -125,6 +125,12 @@ def test_a_short_run_and_a_named_engine_are_not_measured(monkeypatch: pytest.Mon
         assert found.total_bytes > 0
 
 
+def key(config: Config, sim: Any) -> str:
+    settings = settings_of(config)
+    found = known.key_of(plan.candidates(settings, sim), settings, sim)
+    return json.dumps(found, sort_keys=True)
+
+
 @pytest.mark.usefixtures("quick")
 def test_everything_that_matters_is_part_of_what_is_remembered() -> None:
     base = {"clients": 6, "rounds": 3, "seeds": (0, 1), "steps": 4}
@@ -132,24 +138,24 @@ def test_everything_that_matters_is_part_of_what_is_remembered() -> None:
         {}, {"batch": 16}, {"steps": 5}, {"per_round": 3}, {"method": "fedprox"}, {"lr": 0.2},
         {"model": "mlp(hidden=[32])"}, {"model": "linear"}, {"optimizer": "adam"},
         {"precision": "bf16"}, {"engine": "loop"}, {"seeds": (0,)}, {"augment": "flip"},
-        {"batchnorm": "frozen"}, {"chunk": 2},
+        {"batchnorm": "frozen"}, {"chunk": 2}, {"threads": 3},
     ]  # fmt: skip
     keys = []
     for change in changes:
         config = Config(**base | change)
         sim = make(config)(0, Execution("loop", state="host"))
-        keys.append(json.dumps(plan._key(settings_of(config), sim), sort_keys=True))
+        keys.append(key(config, sim))
     assert len(set(keys)) == len(keys)
     config = Config(**base)
     sim = make(config)(0, Execution("loop", state="host"))
     torch.set_num_threads(2)
     try:
-        assert json.dumps(plan._key(settings_of(config), sim), sort_keys=True) not in keys
+        assert key(config, sim) not in keys
     finally:
         torch.set_num_threads(1)
     # the length of a run does not change which execution is the fastest
     longer = Config(**base | {"rounds": 99, "eval_every": 7, "seeds": (5, 6), "target": 3.0})
-    assert json.dumps(plan._key(settings_of(longer), sim), sort_keys=True) == keys[0]
+    assert key(longer, sim) == keys[0]
 
 
 @pytest.mark.usefixtures("quick")

@@ -175,7 +175,7 @@ def run_in_fallback(path: str) -> None:
     ):
         test()
 
-    with torch_private.watching_tensors(lambda *_: None) as watched:
+    with torch_private.watching_operators(lambda *_: None) as watched:
         assert not watched
     assert memory.peak(lambda: torch.ones(LARGE), torch.device("cpu")) > LARGE
     for engine in ("loop", "vector"):

@@ -20,6 +20,7 @@ from kedge._version import __version__
 from kedge.bench.runners import Runner
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines import Execution
+from kedge.engines.choice.known import processor_name
 from kedge.errors import KedgeError
 
 DEFAULTS = dataclasses.asdict(Execution(engine=""))
@@ -29,7 +30,7 @@ def start(device: str, threads: int, command: str) -> dict[str, Any]:
     """A record without rows."""
     gpu = device.startswith("cuda")
     hardware = {
-        "cpu": _cpu(), "cores": os.cpu_count(),
+        "cpu": processor_name(), "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }  # fmt: skip
@@ -73,6 +74,7 @@ def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:
             "times": runner.times, "failed": runner.failed or None, "how": runner.execution,
         }  # fmt: skip
         if seconds is not None:
+            row["fastest"], row["slowest"] = min(runner.times), max(runner.times)
             row["seconds_per_client"] = seconds / work.cohort
             row["client_steps_per_second"] = None if runner.idle else work.client_steps / seconds
             row["ratios"] = {
@@ -105,12 +107,14 @@ def _table(rows: list[dict[str, Any]], calls: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("runner", *(["method"] if many else []), "precision"):
         table.add_column(column, no_wrap=True)
-    heads = ["ms/round", "ms/client" if calls else "client-\nsteps/s"]
+    heads = ["ms/round\nmedian", "min", "max", "n", "ms/client" if calls else "client-\nsteps/s"]
     heads += [f"x {name.replace('(', chr(10) + '(')}\n{precision[name]}" for name in rivals]
     for head in (*heads, *(["x fedavg\n(cost)"] if many else [])):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         cells = [Text(row["runner"]), *([Text(row["method"])] if many else []), row["precision"]]
+        if row["seconds"] is None and not row["failed"] and row["times"]:
+            continue  # one round has no spread: the caption says so
         if row["seconds"] is None:
             table.add_row(*cells, Text("failed" if row["failed"] else "not timed", "red"))
         else:
@@ -124,11 +128,13 @@ def _caption(done: dict[str, Any]) -> list[str]:
     where = hardware["gpu"] or f"{hardware['cpu']}, {hardware['cores']} cores"
     with_ = ", ".join(f"{name} {number}" for name, number in versions.items())
     lines = [f"{where}; {done['threads']} threads; {with_}"]
-    lines.append("medians; x RIVAL: speed-up over that rival, which runs FedAvg")
+    lines.append("x RIVAL: speed-up over that rival, which runs FedAvg (medians)")
     for row in done["rows"]:
         what = f"{row['runner']} {row['precision']} {row['method']} on {row['workload']}"
         if row["failed"]:
             lines.append(f"failed: {what}: {row['failed']}")
+        elif len(row["times"]) == 1:
+            lines.append(f"not shown: {what}: timed once, so without a spread")
         elif row["how"] and "auto" in row["runner"]:
             changed = {name: v for name, v in row["how"].items() if v != DEFAULTS[name]}
             lines.append(f"{what} is {changed}")
@@ -140,7 +146,8 @@ def _caption(done: dict[str, Any]) -> list[str]:
 def _numbers(row: dict[str, Any], rivals: list[str], many: bool, calls: bool) -> list[str]:
     steps, ratios = row["client_steps_per_second"], row["ratios"]
     each = f"{1e3 * row['seconds_per_client']:.3g}" if calls else f"{steps:.0f}"
-    cells = [f"{1e3 * row['seconds']:.2f}", each]
+    spread = [f"{1e3 * row[name]:.2f}" for name in ("seconds", "fastest", "slowest")]
+    cells = [*spread, str(len(row["times"])), each]
     cells += [_times(ratios[name]) if name in ratios else "" for name in rivals]
     if many:
         cells.append("" if row["of_fedavg"] is None else f"{row['of_fedavg']:.2f}x")
@@ -154,13 +161,3 @@ def _times(ratio: float) -> str:
     ('0.914x', '48.5x', '1298x')
     """
     return f"{ratio:.0f}x" if ratio >= 1000 else f"{ratio:.3g}x"
-
-
-def _cpu() -> str:
-    """The name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.machine()

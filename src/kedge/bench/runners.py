@@ -22,6 +22,7 @@ from kedge.engines import Execution, engines
 from kedge.engines.choice import plan
 from kedge.engines.choice.subject import Settings
 from kedge.engines.device import precise
+from kedge.engines.threads import restored_threads, use_threads
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.grammar import Call, parse_call
 from kedge.runs.runner import PLANNING
@@ -61,8 +62,8 @@ class Runner:
 
     @property
     def seconds(self) -> float | None:
-        """The median time of a round."""
-        return statistics.median(self.times) if self.times else None
+        """The median time of a round; None if it has no spread."""
+        return statistics.median(self.times) if len(self.times) > 1 else None
 
 
 class RunnerFactory:
@@ -99,17 +100,24 @@ class RunnerFactory:
             return self.work.simulation(federation, execution, runner.method, precision)
 
         if execution.engine == "auto":
-            execution = self._planned(make, runner)
+            execution = self._planned(make, runner, threads)
         runner.execution = asdict(execution)
         sim = make(execution)
         close = getattr(sim.engine, "close", lambda: None)
         return InProcess(
-            partial(sim.run_round, check=False), self.device, precision, threads, close
+            partial(sim.run_round, check=False),
+            self.device,
+            precision,
+            execution.threads or threads,
+            close,
         )
 
-    def _planned(self, make: Callable[[Execution], Simulation], runner: Runner) -> Execution:
+    def _planned(
+        self, make: Callable[[Execution], Simulation], runner: Runner, threads: int
+    ) -> Execution:
         """The execution that ``kedge run`` chooses for a run of ``AUTO_ROUNDS`` rounds."""
-        with precise(runner.precision, torch.device(self.device)):
+        with precise(runner.precision, torch.device(self.device)), restored_threads():
+            use_threads(threads)
             return plan.choose(Settings(rounds=AUTO_ROUNDS), make(PLANNING)).execution
 
     def _in_process(self, name: str, threads: int, runner: Runner) -> Rounds:

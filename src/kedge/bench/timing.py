@@ -79,8 +79,8 @@ def read_settings(
     for name in workloads:
         if name not in WORKLOADS:
             raise UnknownName("workload", name, [*WORKLOADS, *GROUPS])
-    if rounds < 1 or warm < 0 or threads < 0:
-        raise FieldError("rounds must be 1 or more, warm and threads 0 or more")
+    if rounds < 2 or warm < 0 or threads < 0:
+        raise FieldError("rounds must be 2 or more, for a spread; warm and threads 0 or more")
     rival_precision = rival_precision or ("tf32" if gpu else "fp32")
     kinds = split_list(precisions) or (["tf32", "bf16"] if gpu else ["fp32"])
     for precision in (rival_precision, *kinds):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,14 +48,18 @@ class Problem:
     optim: Optimizer = field(default_factory=lambda: SGD(lr=0.05))
     batchnorm: str = "average"
 
+    @cached_property
+    def model(self) -> Model:
+        """The module as a model, which all simulations share: models are immutable."""
+        return Model(self.module, batchnorm=self.batchnorm)
+
     def simulate(
         self, method: str | Method | Part, engine: str | None = None, **options: Any
     ) -> Simulation:
         """A simulation of ``method`` on this problem; ``options`` go to :class:`Simulation`."""
-        model = Model(self.module, batchnorm=self.batchnorm)
         settings: dict[str, Any] = {"optim": self.optim, "work": self.work}
         settings["engine"] = engine or _engine.get()
-        return Simulation(self.federation, model, method, **settings | options)
+        return Simulation(self.federation, self.model, method, **settings | options)
 
 
 def quadratics(

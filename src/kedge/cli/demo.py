@@ -57,7 +57,7 @@ def run_demo(out: str | Path) -> Demo:
         for m in METHODS
     ]
     total = len(METHODS) * ROUNDS * len(configs[0].seeds)
-    with Watcher(total) as watcher:
+    with Watcher(total, names=METHODS) as watcher:
         by_name = dict(zip(METHODS, configs, strict=True))
         results = compare(
             rows_of(configs), runs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +16,8 @@ from kedge.cli.mathtext import title
 from kedge.core.part import parts
 from kedge.core.task import tasks
 from kedge.data.datasets import Dataset, available
+from kedge.data.datasets.find import places
+from kedge.data.datasets.listing import Listing
 from kedge.data.partition import Partition
 
 
@@ -33,24 +37,64 @@ def methods_markdown() -> str:
 
 
 DATA_HINT = (
-    "\nA path works, too: an .npz, .csv or .parquet file, a folder of images (class/name.png), or "
-    "a folder\nwith one such file or folder per client (silos). Names are searched in $KEDGE_DATA, "
-    "then in the user's cache.\nOptions of files, such as missing=mean: kedge show data:csv, "
+    "A path works, too: an .npz, .csv or .parquet file, a folder of images (class/name.png), or "
+    "a folder with one such file or folder per client (silos). Names are searched in $KEDGE_DATA, "
+    "then in the user's cache. Options of files, such as missing=mean: kedge show data:csv, "
     "data:npz, data:images"
 )
 
 
-def data_table() -> Table:
-    """The datasets with their kind, shape, size and place."""
+def data_table(every: bool = False) -> Group:
+    """The datasets on this machine with their kind, shape, size and place, then the missing ones.
+
+    Args:
+        every: a line for each missing dataset, with the files that it needs.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("dataset", "kind", "shape", "samples", "where"):
-        table.add_column(column, no_wrap=column == "dataset")
-    for entry in available():
-        shape = "x".join(map(str, entry.shape)) if entry.shape else ""
-        sizes = ", ".join(f"{n} {split}" for split, n in entry.sizes.items())
-        style = "" if entry.kind else "dim"
-        table.add_row(entry.name, entry.kind, shape, sizes, entry.where or entry.note, style=style)
-    return table
+    for column in ("dataset", "kind", "shape", "classes", "train", "test", "where"):
+        number = column in ("classes", "train", "test")
+        fold = column in ("dataset", "where")
+        table.add_column(
+            column, justify="right" if number else "left", no_wrap=not fold, overflow="fold"
+        )
+    entries = available()
+    present = [entry for entry in entries if entry.kind and not entry.note]
+    broken = [entry for entry in entries if entry.kind and entry.note]
+    missing = [entry for entry in entries if not entry.kind]
+    for entry in present:
+        sizes = [str(entry.sizes.get(split, "")) for split in ("train", "test")]
+        kind = f"{entry.sizes['silos']} silos" if "silos" in entry.sizes else entry.kind
+        table.add_row(
+            entry.name, kind, _shape(entry), str(entry.classes or ""), *sizes, _short(entry.where)
+        )
+    lines: list[RenderableType] = [Text()]
+    if not every:
+        for some, what, more in (
+            (broken, "Cannot be read", "why"),
+            (missing, "Not on this machine", "how to add them"),
+        ):
+            names = ", ".join(entry.name for entry in some)
+            lines += [Text(f"{what}: {names} (kedge data --all: {more})")] if some else []
+        return Group(table, *lines)
+    for entry in broken:
+        lines.append(Text(f"{entry.name} cannot be read: {entry.note}", "red", overflow="fold"))
+    if missing:
+        lines.append(Text(f"Not on this machine. Put one into {places()}:"))
+        own = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for entry in missing:
+            own.add_row(entry.name, _shape(entry), f"{entry.classes} classes", entry.files)
+        lines.append(own)
+    return Group(table, *lines)
+
+
+def _shape(entry: Listing) -> str:
+    return "x".join(map(str, entry.shape)) if entry.shape else ""
+
+
+def _short(where: str) -> str:
+    """A path with ~ for the user's folder."""
+    home = str(Path.home())
+    return where.replace(home, "~", 1) if home != "/" and where.startswith(home) else where
 
 
 def partition_table(drawn: Partition, dataset: Dataset) -> Table:

@@ -11,12 +11,16 @@ from kedge.cli.screen import console
 from kedge.runs.config import HELP
 
 
-def data() -> None:
+def data(
+    every: Annotated[
+        bool, typer.Option("--all", help="say how to add each missing dataset")
+    ] = False,
+) -> None:
     """List the datasets on this machine, and those that can be added."""
     from kedge.cli import display
 
-    console.print(display.data_table())
-    console.print(display.DATA_HINT, style="dim", highlight=False)
+    console.print(display.data_table(every), highlight=False)
+    console.print("\n" + display.DATA_HINT, style="dim", highlight=False)
 
 
 def partition(

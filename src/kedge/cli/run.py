@@ -94,7 +94,7 @@ def compare(
     path = Path(out) if out else new_path(rows[0].config, kind="compare")
     by_name = {row.name: row.config for row in rows}
     total = sum(row.config.rounds * len(row.config.seeds) for row in rows)
-    with Watcher(total, console=errors) as watcher:
+    with Watcher(total, console=errors, names=[*by_name]) as watcher:
         show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
         results = comparisons.compare(rows, path, resume, show, watcher.report, not out)
     folder = results[0].folder

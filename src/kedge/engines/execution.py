@@ -19,4 +19,5 @@ class Execution:
     streams: int = 0  # clients of a loop side by side on a GPU; 0: one at a time
     compile: bool = False  # fuse the steps with torch's compiler (those of a loop on a GPU only)
     state: str = "device"  # location of client state: device, host or file
+    threads: int = 0  # of torch on a CPU, set for a whole run; 0: torch's own number
     folder: str = ""  # folder of that file; "": the folder for temporary files

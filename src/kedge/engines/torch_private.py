@@ -284,8 +284,9 @@ def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
 
 
 @contextmanager
-def watching_tensors(watch: Callable[[Any, Any], None]) -> Iterator[bool]:
-    """Call ``watch(inputs, outputs)`` for every operator; yields whether torch supports it."""
+def watching_operators(watch: Callable[[str, Any, Any], None]) -> Iterator[bool]:
+    """Call ``watch(name, inputs, outputs)`` for every operator, with a name such as ``aten::mm``;
+    yields whether torch supports it."""
     module = _private("torch.utils._python_dispatch", "TorchDispatchMode")
     if module is None:
         yield False
@@ -300,7 +301,7 @@ def watching_tensors(watch: Callable[[Any, Any], None]) -> Iterator[bool]:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             out = func(*args, **(kwargs or {}))
-            watch((args, kwargs), out)
+            watch(func.name(), (args, kwargs), out)
             return out
 
     with Watcher():

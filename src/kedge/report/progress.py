@@ -3,43 +3,67 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
+from kedge.report import units
+from kedge.report.pace import Pace
 from kedge.runs.config import Config
 from kedge.runs.headline import in_words
+
+MAX_SILENCE_S = 60.0  # without a terminal, a line is printed at least so often
+
+
+class Remaining(ProgressColumn):
+    """The time that is left. It counts down between two rounds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def render(self, task: Task) -> Text:
+        end = task.fields["end"]
+        return Text("" if end is None else f"ETA {units.clock(end - self.clock())}", "cyan")
 
 
 class Watcher:
     """Shows round, metric, loss, speed and remaining time of one or several runs.
 
-    ``total`` is the number of rounds of all runs and seeds together.
+    Args:
+        total: rounds of all runs and seeds together.
+        console: to print to.
+        names: of the runs of a comparison, in their order.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        console: Console | None = None,
+        names: Sequence[str] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.console = console or Console(stderr=True)
-        self.total, self.done, self.start = total, 0, time.perf_counter()
+        self.names, self.clock = list(names), clock
+        self.pace = Pace(total, clock())
         self.live = self.console.is_terminal
+        self._printed = clock()
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
+            Remaining(clock),
             console=self.console,
             transient=True,
             disable=not self.live,
         )
-        self.task = self.bar.add_task("building", total=total, speed="")
+        self.task = self.bar.add_task("building", total=total, speed="", end=None)
 
     def __enter__(self) -> Watcher:
         self.bar.start()
@@ -60,17 +84,45 @@ class Watcher:
     def show(self, config: Config, seed: int, record: dict[str, Any], setting: str = "") -> None:
         """Show a round: the ``watch`` callback of a run, after its configuration.
 
-        Without a terminal, five lines are printed per seed; for a setting of a sweep, one.
+        Without a terminal, five lines are printed per seed; for a setting of a sweep, one; and one
+        after a minute of silence.
         """
-        self.done += 1
-        elapsed = time.perf_counter() - self.start
-        parts = [
-            f"{setting or config.method}  seed {seed}  round {record['round']}/{config.rounds}"
-        ]
+        now, left = self._advance(config, seed, record, setting), self.pace.left
+        parts = [self._heading(config, seed, record, setting)]
         parts += in_words(config, record)
         parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
-        speed = f"{self.done / elapsed:.1f} rounds/s"
-        self.bar.update(self.task, completed=self.done, description="  ".join(parts), speed=speed)
+        speed = units.pace(self.pace.seconds)
+        self.bar.update(
+            self.task,
+            completed=self.pace.done,
+            description="  ".join(parts),
+            speed=speed,
+            end=None if left is None else now + left,
+        )
         interval = config.rounds if setting else max(1, config.rounds // 5)
-        if not self.live and (record["round"] % interval == 0 or record["round"] == config.rounds):
-            self.console.print("  ".join(parts) + f"  {speed}", highlight=False, soft_wrap=True)
+        is_due = record["round"] % interval == 0 or record["round"] == config.rounds
+        if not self.live and (is_due or now - self._printed >= MAX_SILENCE_S):
+            self._printed = now
+            end = "" if left is None else f"ETA {units.clock(left)}"
+            line = "  ".join(part for part in (*parts, speed, end) if part)
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+    def _advance(self, config: Config, seed: int, record: dict[str, Any], setting: str) -> float:
+        """Count a round; returns the time. Settings of a sweep train together: they are one run."""
+        now, every = self.clock(), len(config.seeds)
+        run = "" if setting else config.method
+        if setting:
+            every = max(1, self.pace.total // config.rounds)
+            seed = hash((setting, seed))
+        self.pace.ended(
+            now, run, seed, record["round"], config.rounds, every,
+            record.get("seconds", 0.0), config.eval_every,
+        )  # fmt: skip
+        return now
+
+    def _heading(self, config: Config, seed: int, record: dict[str, Any], setting: str) -> str:
+        """The run, which of how many it is, seed and round."""
+        name = setting or config.method
+        if len(self.names) > 1 and name in self.names:
+            name = f"{name} ({self.names.index(name) + 1} of {len(self.names)})"
+        return f"{name}  seed {seed}  round {record['round']}/{config.rounds}"

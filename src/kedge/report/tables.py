@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kedge.report import units
 from kedge.runs.grid import Setting, format_value
 from kedge.runs.result import Result, Stat, paired_gain
 from kedge.runs.validation import leader, on_validation
@@ -74,7 +75,7 @@ def comparison(results: Sequence[Result]) -> Fitting:
     beside it, the best one on the test data (with validation data: the best one on them, and
     ``chosen``, the headline in the same round), with clients that never trained the metric on their
     samples, the gain over the first method (paired by seed) with its confidence interval, the
-    rounds to the target, the megabytes that all clients sent and received, and the seconds.
+    rounds to the target, the bytes that all clients sent and received, and the seconds.
     """
     first, several = results[0], len(results) > 1
     columns = [*_headline(results), *_chosen(results)]
@@ -86,11 +87,13 @@ def comparison(results: Sequence[Result]) -> Fitting:
         reached = [_rounds(r.rounds_to(first.config.target)) for r in results]
         columns.append(Column(f"to {first.config.target:g}", reached))
     for head, values in (
-        ("MB up", [r.mb_up for r in results]),
+        ("up", [r.mb_up for r in results]),
         ("down", [r.mb_down for r in results]),
     ):
         pairs = zip(values, results, strict=True)
-        columns.append(Column(head, ["" if r.yardstick else _megabytes(v) for v, r in pairs], 3))
+        columns.append(
+            Column(head, ["" if r.yardstick else units.size(1e6 * v) for v, r in pairs], 3)
+        )
     columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
     if any(r.diverged for r in results):
         columns.append(Column("", ["diverged" if r.diverged else "" for r in results]))
@@ -204,10 +207,6 @@ def _gain(stat: Stat, result: Result) -> tuple[str, str]:
 
 def _number(value: float, decimals: int) -> str:
     return "" if math.isnan(value) else f"{value:.{decimals}f}"
-
-
-def _megabytes(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _rounds(values: Sequence[int | None]) -> str:

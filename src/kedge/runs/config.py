@@ -135,7 +135,9 @@ class Config:
     workers: Annotated[
         Size, Doc("worker processes of engine loop on a CPU; 0: engine auto decides")
     ] = 0
-    threads: Annotated[Size, Doc("threads of each process on a CPU; 0: as many as pay")] = 0
+    threads: Annotated[
+        Size, Doc("threads of torch on a CPU; 0: as many as pay; worker processes have one each")
+    ] = 0
     chunk: Annotated[Size, Doc("clients trained at once, at most; 0: as many as fit")] = 0
     compile: Annotated[
         str,

@@ -25,6 +25,7 @@ from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
 from kedge.engines.device import device_name, effective, precise, resolve_device
+from kedge.engines.threads import restored_threads, use_threads
 from kedge.errors import KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build
@@ -103,7 +104,12 @@ def run_seeds(
     The fingerprint of ``data`` is kept in the folder; that of the federation if ``data`` is None.
     """
     [config] = with_personal([config])
-    with precise(config.precision, device), given_back(folder), memory_errors(config):
+    with (
+        precise(config.precision, device),
+        restored_threads(),
+        given_back(folder),
+        memory_errors(config),
+    ):
         start = time.perf_counter()
         advise([config])
         planned = choose(config, make, device, folder, data)
@@ -155,6 +161,7 @@ def choose(
         return planned
     sim = make(config.seeds[0], PLANNING)
     chosen = plan.choose(settings_of(config), sim)
+    use_threads(chosen.execution.threads)
     if folder is None:
         return chosen
     folder.claim()
@@ -179,6 +186,7 @@ def settings_of(config: Config) -> Settings:
         eval_every=config.eval_every,
         engine=config.engine,
         workers=config.workers,
+        threads=config.threads,
         chunk=config.chunk,
         compile=config.compile,
         state=config.state,
@@ -193,7 +201,7 @@ def _resumed_plan(folder: Folder, found: dict[str, Any], device: torch.device) -
             f"{folder.path} was started on {found['device']!r}, but this device is {name!r}; "
             "resume it there, or start a new run with another --out"
         )
-    torch.set_num_threads(found["threads"])
+    use_threads(found["threads"])
     return Plan(_with_folder(Execution(**found["how"]), folder), name)
 
 

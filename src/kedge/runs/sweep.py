@@ -21,6 +21,7 @@ from kedge.engines import Execution, engines
 from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device
 from kedge.engines.lane_bound import static
+from kedge.engines.threads import restored_threads
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, check_unchanged
@@ -128,6 +129,7 @@ def sweep(
             jobs = [job for i in group for job in _jobs(settings[i], dataset, folders[i], watch)]
             with (
                 precise(config.precision, resolve_device(config.device)),
+                restored_threads(),
                 given_back(*(folders[i] for i in group)),
                 memory_errors(config),
             ):

@@ -44,6 +44,10 @@ class Known:
         other = f", or {self.published}," if self.published else ""
         return f"{self.name}.npz (x_train, y_train, x_test, y_test){other} into {places()}"
 
+    def files(self) -> str:
+        """The same without the folder, in few words."""
+        return f"{self.name}.npz" + (f", or {self.published}" if self.published else "")
+
     def moments(self, shape: tuple[int, ...]) -> Pair | None:
         """The published mean and standard deviation, if the images have the published shape."""
         if not self.mean or shape != self.shape:

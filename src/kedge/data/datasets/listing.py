@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ class Listing:
     shape: tuple[int, ...] | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     note: str = ""  # an error, or where to put the dataset
+    classes: int = 0  # 0: not known without reading the labels
+    files: str = ""  # of a missing dataset
 
 
 def available() -> list[Listing]:
@@ -49,13 +51,15 @@ def available() -> list[Listing]:
             shape, sizes = (
                 ((1, 8, 8), {"train": 1438, "test": 359}) if name == "digits" else (None, {})
             )
-            present.append(Listing(name, "built in", "scikit-learn" if sizes else "", shape, sizes))
+            where, classes = ("scikit-learn", 10) if sizes else ("", 0)
+            present.append(Listing(name, "built in", where, shape, sizes, classes=classes))
             continue
         path = locate(name, entry.layouts)
         if path is None:
-            missing.append(Listing(name, note=f"could be put: {entry.advice()}"))
+            note = f"could be put: {entry.advice()}"
+            missing.append(Listing(name, "", "", entry.shape, {}, note, entry.count, entry.files()))
         else:
-            present.append(_listing(name, path))
+            present.append(replace(_listing(name, path), classes=entry.count))
             listed.add(path)
     names = {listing.name for listing in present}
     for root in roots():

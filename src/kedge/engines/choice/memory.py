@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.engines.torch_private import watching_tensors
+from kedge.engines.torch_private import watching_operators
 from kedge.limits import host_available as host_available
 from kedge.limits import kilobytes
 
@@ -46,7 +46,7 @@ def peak(work: Callable[[], Any], device: torch.device) -> int:
     """
     if device.type != "cuda":
         live, before_work = _LiveBytes(), _process_peak()
-        with watching_tensors(live.watch) as watched:
+        with watching_operators(live.watch) as watched:
             work()
         return live.peak if watched else max(1, _process_peak() - before_work)
     torch.cuda.synchronize(device)
@@ -69,7 +69,7 @@ class _LiveBytes:
         self.current = self.peak = 0
         self._storages: set[int] = set()
 
-    def watch(self, inputs: Any, outputs: Any) -> None:
+    def watch(self, name: str, inputs: Any, outputs: Any) -> None:
         """Called for every operator. Inputs that existed before are not counted."""
         for value in _tensors(inputs):
             self._add(value, 0)

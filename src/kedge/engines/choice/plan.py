@@ -8,21 +8,27 @@ import math
 import multiprocessing
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
-from kedge._version import __version__
 from kedge.engines.choice import cache, timings
+from kedge.engines.choice.known import Measurements, key_of
 from kedge.engines.choice.memory import Need
 from kedge.engines.choice.placement import Placement, format_bytes, place
 from kedge.engines.choice.subject import Settings, Subject
+from kedge.engines.choice.threads import (
+    largest_operator,
+    thread_counts,
+    unmeasured,
+    with_threads,
+)
 from kedge.engines.choice.timings import Timings, label
 from kedge.engines.choice.trial import measure_need
-from kedge.engines.device import device_name, effective
+from kedge.engines.device import device_name
 from kedge.engines.engine import Request, engines
 from kedge.engines.execution import Execution
 from kedge.engines.workers import can_start_workers
@@ -114,17 +120,23 @@ def _can_fork_after_trials() -> bool:
 
 
 def _make_plan(settings: Settings, sim: Subject) -> Plan:
-    every, key = candidates(settings, sim), _key(settings, sim)
-    known = _Measurements.from_record(cache.load(key))
+    every = candidates(settings, sim)
+    key = key_of(every, settings, sim)
+    known = Measurements.from_record(cache.load(key))
+    counts = thread_counts(settings, sim.federation.device)
     for candidate in every:
         if candidate.engine not in known.needs:
             found = _measure_need_before_fork(sim, candidate, settings.rounds)
             known.needs[candidate.engine] = None if isinstance(found, str) else found
             if isinstance(found, str):
                 known.failures[candidate.engine] = found
+    if known.operator is None:
+        is_open = len(counts) > 1
+        known.operator = largest_operator(sim, settings.rounds) if is_open else math.inf
     # if all fail, the run itself raises the error
     working = [x for x in every if known.needs[x.engine] is not None] or every[:1]
-    placements = _place_all(working, known, settings, sim)
+    threaded = with_threads(working, counts, known.operator, settings, sim)
+    placements = _place_all(threaded, known, settings, sim)
     chosen, reason = _select(placements, known, settings, sim)
     if not settings.workers or None not in known.needs.values():  # a process may die by chance
         cache.store(key, known.to_record())
@@ -136,7 +148,7 @@ def _make_plan(settings: Settings, sim: Subject) -> Plan:
         total_bytes=chosen.total,
         available_bytes=chosen.available,
         reason=reason,
-        notes=(*_failure_notes(every, working, known), *chosen.notes),
+        notes=(*_failure_notes(every, working, threaded, known), *chosen.notes),
     )
     if known.timings is None:
         return plan
@@ -149,7 +161,10 @@ def _make_plan(settings: Settings, sim: Subject) -> Plan:
 
 
 def _failure_notes(
-    every: Sequence[Execution], working: Sequence[Execution], known: _Measurements
+    every: Sequence[Execution],
+    working: Sequence[Execution],
+    threaded: Sequence[Execution],
+    known: Measurements,
 ) -> list[str]:
     """A note for every candidate that was dropped, with the reason."""
     notes = []
@@ -157,7 +172,7 @@ def _failure_notes(
         reason = known.failures.get(name, "")
         text = f"engine {name} cannot run this model with this method"
         notes.append(f"{text}: {reason}" if reason else text)
-    labels = {label(x) for x in working}
+    labels = {label(x) for x in threaded}
     for name, reason in known.timings.failures.items() if known.timings else ():
         if name in labels:
             notes.append(f"engine {name} failed in a trial and is left out: {reason}")
@@ -197,7 +212,7 @@ def _measure_need_before_fork(sim: Subject, execution: Execution, rounds: int) -
 
 
 def _place_all(
-    executions: Sequence[Execution], known: _Measurements, settings: Settings, sim: Subject
+    executions: Sequence[Execution], known: Measurements, settings: Settings, sim: Subject
 ) -> list[Placement]:
     """Placements of the executions that fit into memory, without duplicates."""
     placements: list[Placement] = []
@@ -215,27 +230,40 @@ def _place_all(
 
 
 def _select(
-    placements: Sequence[Placement], known: _Measurements, settings: Settings, sim: Subject
+    placements: Sequence[Placement], known: Measurements, settings: Settings, sim: Subject
 ) -> tuple[Placement, str]:
     """The fastest placement, and the reason for it."""
-    if len(placements) == 1 or known.needs.get("loop") is None:  # trials start from the loop's cost
-        return placements[0], ""
+    if len(placements) == 1 or known.needs.get("loop", ()) is None:
+        return placements[0], ""  # trials start from the loop's cost
     executions = [placement.execution for placement in placements]
-    is_cached = known.timings is not None and not _lacks_trials(known.timings, executions, settings)
+    is_cached = known.is_current and not _lacks_trials(known.timings, executions, settings)
     if not is_cached:
         found = timings.measure(sim, executions, settings.rounds, settings.seeds)
-        known.timings = found or known.timings
+        if found is not None:
+            known.timings, known.when = found, time.time()
     if known.timings is not None:
         best = timings.fastest(executions, known.timings, settings.rounds * settings.seeds)
         return placements[executions.index(best)], _explain(best, known.timings, sim, is_cached)
     request = _request(settings, sim)
-    defaults = (p for p in placements if engines[p.execution.engine].is_default(request))
-    chosen = next(defaults, placements[0])
+    default = {p.execution.engine for p in placements if _is_default(p.execution, request)}
+    some = [p for p in placements if p.execution.engine in default] or placements[:1]
+    threads = unmeasured(thread_counts(settings, request.device), known.operator or 0.0)
+    chosen = next((p for p in some if p.execution.threads == threads), some[0])
+    if settings.engine != "auto":
+        return chosen, ""
     return chosen, f"engine {label(chosen.execution)}: too short a run to measure"
 
 
-def _lacks_trials(known: Timings, executions: Sequence[Execution], settings: Settings) -> bool:
+def _is_default(execution: Execution, request: Request) -> bool:
+    return not execution.workers and engines[execution.engine].is_default(request)
+
+
+def _lacks_trials(
+    known: Timings | None, executions: Sequence[Execution], settings: Settings
+) -> bool:
     """Whether this run is long enough for candidates that a shorter one did not try."""
+    if known is None:
+        return True
     seconds = min(known.rounds.values()) * settings.rounds * settings.seeds
     has_new = any(label(x) not in known.steps for x in executions)
     return seconds >= timings.MIN_COMPILED_RUN_S and has_new
@@ -247,74 +275,14 @@ def _explain(execution: Execution, known: Timings, sim: Subject, is_cached: bool
     own, workers = steps.pop(label(execution), "?"), execution.workers
     engine = f"{execution.engine} with {workers} workers" if workers else label(execution)
     others = "".join(f", {name} {ms}" for name, ms in steps.items())
-    threads = torch.get_num_threads()
+    threads = 1 if workers else execution.threads or torch.get_num_threads()
     hardware = f"{threads} thread{'s' if threads > 1 else ''}"
     if sim.federation.device.type != "cpu":
         hardware = device_name(sim.federation.device)
-    conditions = f"measured, {sim.per_round} clients, batch {sim.work.batch}, {hardware}"
+    beside = " beside other work" if known.busy else ""
+    conditions = f"measured{beside}, {sim.per_round} clients, batch {sim.work.batch}, {hardware}"
     cached = " (cached)" if is_cached else ""
     return f"engine {engine}: {own} ms a client-step{others}; {conditions}{cached}"
-
-
-# -- cached measurements ----------------------------------------------------------------------
-
-
-@dataclass
-class _Measurements:
-    """Memory by engine, None for one that fails, and timings by candidate."""
-
-    needs: dict[str, Need | None]
-    timings: Timings | None = None
-    failures: dict[str, str] = field(default_factory=dict)  # reasons, by engine
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any] | None) -> _Measurements:
-        """Read a record of the cache. A malformed one counts as missing."""
-        try:
-            assert record is not None
-            needs = {
-                name: need and Need(int(need[0]), int(need[1]))
-                for name, need in record["needs"].items()
-            }
-            given = record["timings"]
-            timings = given and Timings(
-                dict(given["steps"]), dict(given["rounds"]), given["test"], dict(given["failures"])
-            )
-            return cls(needs, timings, dict(record["failures"]))
-        except (AssertionError, AttributeError, LookupError, TypeError, ValueError):
-            return cls({})
-
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "needs": self.needs,
-            "timings": dataclasses.asdict(self.timings) if self.timings else None,
-            "failures": self.failures,
-        }
-
-
-def _key(settings: Settings, sim: Subject) -> dict[str, Any]:
-    """Everything that the measurements depend on."""
-    fed, bound = sim.federation, sim.bound
-    weights = {**bound.initial.params, **bound.initial.buffers}
-    return {
-        "kedge": __version__,
-        "torch": torch.__version__,
-        "device": device_name(fed.device),
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "candidates": [dataclasses.asdict(x) for x in candidates(settings, sim)],
-        "method": repr(bound.method),
-        "optim": repr(bound.optim),
-        "model": repr(bound.model.template),
-        "weights": [(name, list(x.shape), str(x.dtype)) for name, x in weights.items()],
-        "input": [list(fed.input_shape), str(fed.x.dtype), settings.augment],
-        "batchnorm": bound.model.batchnorm,
-        "precision": effective(bound.model.precision, fed.device),
-        "work": repr(sim.work),
-        "steps": sorted(sim.work.steps_for(size) for size in fed.sizes),
-        "cohort": sim.per_round,
-        "seeds": settings.seeds,
-    }
 
 
 # -- numbers as text --------------------------------------------------------------------------

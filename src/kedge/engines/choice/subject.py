@@ -23,8 +23,8 @@ from kedge.engines.execution import Execution
 class Settings:
     """Settings of a run that affect its execution.
 
-    ``engine="auto"``, ``compile="auto"``, ``state="auto"``, ``workers=0`` and ``chunk=0`` leave the
-    choice to the plan.
+    ``engine="auto"``, ``compile="auto"``, ``state="auto"``, ``workers=0``, ``chunk=0`` and
+    ``threads=0`` leave the choice to the plan.
     """
 
     rounds: int
@@ -32,6 +32,7 @@ class Settings:
     eval_every: int = 1
     engine: str = "auto"
     workers: int = 0
+    threads: int = 0  # on a CPU
     chunk: int = 0
     compile: str = "auto"  # on, off or auto
     state: str = "auto"  # device, host, file or auto

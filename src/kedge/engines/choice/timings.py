@@ -11,22 +11,21 @@ import dataclasses
 import gc
 import itertools
 import math
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
-from kedge.core import client, server, tree
-from kedge.core.server import Totals
-from kedge.core.work import take_jobs
+from kedge.engines.choice.cost import Cost, client_cost, evaluation_seconds, overhead_seconds
+from kedge.engines.choice.load import Load
 from kedge.engines.choice.placement import seeds_at_once
 from kedge.engines.choice.subject import Subject
 from kedge.engines.choice.trial import (
     Piece,
     failure_reason,
-    form_cohort,
     isolated,
     one_step,
     start_trial,
@@ -34,28 +33,31 @@ from kedge.engines.choice.trial import (
     training,
 )
 from kedge.engines.engine import Engine
+from kedge.engines.engine import engines as kinds
 from kedge.engines.execution import Execution
+from kedge.engines.threads import use_threads
 
 REPEATS = 3  # timed repeats after a warm-up
 MAX_TRIAL_SHARE = 0.1  # share of a run's time for trials, within the following bounds
 MIN_TRIAL_S, MAX_TRIAL_S = 1.0, 30.0
 MIN_RUN_S = 1.0  # shorter runs are not measured
 MIN_COMPILED_RUN_S = 300.0  # shorter runs are not compiled
-MAX_WARM_UP_S = 2.0  # a client that takes longer is timed without a warm-up
 MAX_COMPILE_SPEEDUP = 1.5  # candidates slower than the fastest by this factor are not compiled
 MIN_COMPILE_SPEEDUP = 1.1  # required of a compiled candidate over the fastest eager one
 MAX_NOISE = 0.05  # relative difference attributed to noise
-EVALUATION_ROWS = 128  # rows of the test set that are timed
+MAX_THREADS_SLOWDOWN = 1.5  # several threads that take longer by this factor are not tried further
 
 
 @dataclass(frozen=True)
 class Timings:
     """Measured times in seconds, by :func:`label`. Failed candidates are recorded as infinite."""
 
-    steps: dict[str, float]  # per client-step, with its share of begin and end
+    steps: dict[str, float]  # per client-step, with its share of begin and end: the minimum
     rounds: dict[str, float]  # per round of one seed, without evaluation
     test: float  # per evaluation
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by label
+    spread: dict[str, float] = field(default_factory=dict)  # median / minimum - 1 of the repeats
+    busy: bool = False  # measured beside other work
 
 
 def label(execution: Execution) -> str:
@@ -66,15 +68,26 @@ def label(execution: Execution) -> str:
     """
     words = f"{execution.workers} workers" if execution.workers else execution.engine
     words += f" on {execution.streams} streams" if execution.streams else ""
+    words += f" on {execution.threads} threads" if _has_threads(execution) else ""
     return f"{words} compiled" if execution.compile else words
 
 
-def _eager_label(execution: Execution) -> str:
-    return label(dataclasses.replace(execution, compile=False))
+def _has_threads(execution: Execution) -> bool:
+    """Whether training has several threads: those of a run with workers are for the rest of it."""
+    return execution.threads > 1 and not execution.workers
+
+
+def _eager(execution: Execution) -> Execution:
+    return dataclasses.replace(execution, compile=False)
+
+
+def _one_thread(execution: Execution) -> Execution:
+    return dataclasses.replace(execution, threads=1)
 
 
 def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> Execution:
-    """The first candidate, that is the simplest, as fast as the fastest up to noise.
+    """The first candidate, that is the simplest, as fast as the fastest up to noise: within 5 %, or
+    within the spread of its repeats.
 
     Compiled candidates count for long runs only, and if the speedup pays for compilation.
     """
@@ -85,7 +98,8 @@ def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> E
         for execution in candidates
         if is_long or not execution.compile
     }
-    best = min(seconds.values())
+    first, best = min(seconds.items(), key=lambda item: item[1])
+    best *= 1 + timings.spread.get(label(first), 0.0)
     return next(execution for execution, s in seconds.items() if (1 - MAX_NOISE) * s <= best)
 
 
@@ -95,7 +109,8 @@ def measure(
     """Time the candidates of a run in short trials.
 
     Compilation is tried for long runs only, for candidates whose eager version is not far behind
-    the fastest; the others are recorded as infinite.
+    the fastest; the others are recorded as infinite. So are those with another number of threads
+    than the fastest of their engine.
 
     Args:
         sim: a simulation of the run; it is not changed.
@@ -106,11 +121,15 @@ def measure(
     Returns:
         The timings, or None if the run is too short for trials to pay.
     """
+    load = Load()
     with isolated(sim.federation.device):
-        trial = start_trial(sim, Execution("loop"), rounds)
-        clients = trial.draw_cohort(trial.round)
+        try:
+            trial = start_trial(sim, Execution("loop"), rounds)
+            clients = trial.draw_cohort(trial.round)
+            cost, totals = client_cost(trial, clients[0])
+        except Exception:  # noqa: BLE001  (another engine may still work)
+            return None
         whole = Piece(clients, sim.work)
-        cost, totals = _client_cost(trial, clients[0])
         run_seconds = seeds * rounds * cost.of(whole, sim)
         if run_seconds < MIN_RUN_S:
             return None
@@ -124,38 +143,40 @@ def measure(
         if not repeats and 2 * once <= max(MAX_TRIAL_S, MAX_TRIAL_SHARE * run_seconds):
             repeats = 1  # after a warm-up
         failures: dict[str, str] = {}
+        spread: dict[str, float] = {}
 
         def train_seconds(some: Sequence[Execution], repeats: int) -> dict[Execution, float]:
             """Seconds of training a whole cohort, by candidate."""
-            found = _time_pieces(sim, some, rounds, seeds, pieces, repeats, failures)
-            return {x: _extrapolate(found[x], pieces, sim, clients, cost) for x in found}
+            slower = _slower_threads(sim, some, rounds, clients, load)
+            some = [x for x in some if x not in slower]
+            found = _time_pieces(sim, some, rounds, seeds, pieces, repeats, failures, load)
+            spread.update({label(x): _spread(rows) for x, rows in found.items()})
+            seconds = {
+                x: _extrapolate([min(times) for times in rows], pieces, sim, clients, cost)
+                for x, rows in found.items()
+            }
+            return seconds | {
+                x: seconds.get(_one_thread(x), math.inf) * ratio for x, ratio in slower.items()
+            }
 
         found = train_seconds(eager, repeats)
         train = {label(x): found.get(x, math.inf) for x in eager}
-        overhead = _overhead_seconds(trial, clients, totals)
+        overhead = overhead_seconds(trial, clients, totals)
         compiled = [x for x in candidates if x not in eager]
         limit = MAX_COMPILE_SPEEDUP * min(train.values())
         if compiled and seeds * rounds * (min(train.values()) + overhead) >= MIN_COMPILED_RUN_S:
-            near = [x for x in compiled if train.get(_eager_label(x), 0) <= limit]
+            near = [x for x in compiled if train.get(label(_eager(x)), 0) <= limit]
+            near = [x for x in near if _eager(x) not in eager or _best_threads(x, eager, train)]
             found = train_seconds(near, max(1, repeats))
             train |= {label(x): found.get(x, math.inf) for x in compiled}
         return Timings(
             {name: seconds / whole.steps(sim) for name, seconds in train.items()},
             {name: seconds + overhead for name, seconds in train.items()},
-            _evaluation_seconds(trial),
+            evaluation_seconds(trial),
             failures,
+            spread,
+            load.is_busy,
         )
-
-
-class Cost(NamedTuple):
-    """Seconds of one client by itself: of ``begin`` and ``end``, and of a step."""
-
-    fixed: float
-    step: float
-
-    def of(self, piece: Piece, sim: Subject) -> float:
-        """Seconds of a piece, client by client."""
-        return len(piece.clients) * self.fixed + piece.steps(sim) * self.step
 
 
 def _choose_pieces(
@@ -203,8 +224,9 @@ def _time_pieces(
     pieces: list[Piece],
     repeats: int,
     failures: dict[str, str],
-) -> dict[Execution, list[float]]:
-    """Seconds of every piece, by candidate: the minimum over repeats.
+    load: Load,
+) -> dict[Execution, list[list[float]]]:
+    """Seconds of every repeat of every piece, by candidate.
 
     Candidates alternate, so that a disturbance hits all of them; on a GPU they run one after the
     other, since each may fill the memory. If a trial covers the whole cohort, clients of several
@@ -212,9 +234,10 @@ def _time_pieces(
     reason in ``failures``; so is one that ran out of memory and shrank.
     """
     if sim.federation.device.type == "cuda" and len(candidates) > 1:
-        separate: dict[Execution, list[float]] = {}
+        separate: dict[Execution, list[list[float]]] = {}
         for candidate in candidates:
-            separate |= _time_pieces(sim, [candidate], rounds, seeds, pieces, repeats, failures)
+            one = [candidate]
+            separate |= _time_pieces(sim, one, rounds, seeds, pieces, repeats, failures, load)
             gc.collect()
             torch.cuda.empty_cache()
         return separate
@@ -224,6 +247,7 @@ def _time_pieces(
     copies = {x: seeds_at_once(x, sim.per_round, seeds) if is_whole else 1 for x in candidates}
     for candidate in candidates:
         try:
+            use_threads(candidate.threads)
             trial = start_trial(sim, candidate, rounds)
             engines[candidate] = trial.engine
             repeated = [p._replace(clients=p.clients * copies[candidate]) for p in pieces]
@@ -238,54 +262,57 @@ def _time_pieces(
     times: dict[Execution, list[list[float]]] = {candidate: [] for candidate in trainings}
     for _, candidate in itertools.product(range(repeats or 1), list(trainings)):
         try:
-            works = trainings[candidate]
-            times[candidate].append([timed(sim.federation.device, work)[1] for work in works])
+            use_threads(candidate.threads)
+            load.sample()
+            before = time.process_time()
+            seconds = [timed(sim.federation.device, work)[1] for work in trainings[candidate]]
+            if candidate.threads == 1 and not candidate.workers:
+                load.add(sum(seconds), time.process_time() - before)
+            times[candidate].append(seconds)
         except Exception as error:  # noqa: BLE001
             failures[label(candidate)] = failure_reason(error)
             trainings[candidate] = []
         if engines[candidate].shrunk:
             trainings[candidate] = []
+    use_threads(1 if sim.federation.device.type == "cpu" else 0)
     return {
-        candidate: [min(seconds) / copies[candidate] for seconds in zip(*rows, strict=True)]
+        candidate: [[s / copies[candidate] for s in piece] for piece in zip(*rows, strict=True)]
         for candidate, rows in times.items()
         if trainings[candidate]
     }
 
 
-def _client_cost(sim: Subject, chosen: int) -> tuple[Cost, Totals]:
-    """The cost of one client, and the totals of its reply."""
-    device = sim.federation.device
-    cohort = form_cohort(sim, one_step(sim, [chosen]))
-    bound, job, rows = cohort.bound, take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
-    cost = Cost(0.0, 0.0)
-    for _ in range(2):
-        if cost.fixed + cost.step < MAX_WARM_UP_S:  # the first pass is a warm-up
-            first, begin = timed(device, client.begin, bound, job)
-            last, step = timed(device, client.step, bound, job, first, rows)
-            reply, end = timed(device, client.end, bound, job, last)
-            cost = Cost(begin + end, step)
-    return cost, server.totals(bound, tree.stack([reply]), job.anchor)
+def _spread(pieces: list[list[float]]) -> float:
+    """How far the median of the repeats of the longest piece lies above their minimum."""
+    return statistics.median(pieces[-1]) / max(min(pieces[-1]), 1e-9) - 1
 
 
-def _overhead_seconds(sim: Subject, clients: list[int], totals: Totals) -> float:
-    """Seconds of a round beside training: forming the cohort, surveys, aggregation."""
-    device, bound, some = sim.federation.device, sim.bound, clients[:2]
-    total = timed(device, sim.cohort, clients)[1]
-    with suppress(Exception):  # a part may need more than one client
-        total += timed(device, sim.aggregate, totals)[1]
-        for part in bound.parts_with("survey"):
-            if part.surveys() == "every":
-                total += timed(device, sim.survey, part, some)[1] * len(clients) / len(some)
-    return total
+def _best_threads(x: Execution, eager: Sequence[Execution], train: dict[str, float]) -> bool:
+    """Whether the eager version of a candidate has the fastest number of threads."""
+    same = [y for y in eager if _one_thread(y) == _one_thread(_eager(x))]
+    return label(_eager(x)) == min((label(y) for y in same), key=train.__getitem__)
 
 
-def _evaluation_seconds(sim: Subject) -> float:
-    """Seconds of evaluating the global model on the test set and on held-out rows of clients."""
-    fed = sim.federation
-    if not fed.num_test:
-        return 0.0
-    rows = fed.num_test * len(fed.angles) + sum(len(own) for own in fed.held_out)
-    batch = next(fed.test_batches(fed.angles[0], EVALUATION_ROWS))
-    for _ in range(2):
-        _, seconds = timed(fed.device, sim.sums, sim.weights, [batch])
-    return seconds * rows / len(batch.x)
+def _slower_threads(
+    sim: Subject, candidates: Sequence[Execution], rounds: int, clients: list[int], load: Load
+) -> dict[Execution, float]:
+    """Candidates with several threads that are slower by far, with their seconds relative to one
+    thread. A single step shows it, and on a busy machine a whole trial would take minutes."""
+    slower: dict[Execution, float] = {}
+    for candidate in candidates:
+        single = _one_thread(candidate)
+        if not _has_threads(candidate) or candidate.compile or single not in candidates:
+            continue
+        some = clients if kinds[candidate.engine].batches_clients else clients[:1]
+        with suppress(Exception):  # the trial itself says why it fails
+            work = training(start_trial(sim, single, rounds), one_step(sim, some))
+            use_threads(1)
+            work()  # warm-up
+            load.sample()
+            seconds = timed(sim.federation.device, work)[1]
+            use_threads(candidate.threads)
+            ratio = timed(sim.federation.device, work)[1] / max(seconds, 1e-9)
+            if ratio > MAX_THREADS_SLOWDOWN:
+                slower[candidate] = ratio
+    use_threads(1 if sim.federation.device.type == "cpu" else 0)
+    return slower

@@ -19,6 +19,7 @@ from kedge.engines.choice.subject import Subject
 from kedge.engines.cohort import Cohort, Outcome
 from kedge.engines.engine import engines
 from kedge.engines.execution import Execution
+from kedge.engines.threads import restored_threads, use_threads
 from kedge.errors import KedgeError
 
 T = TypeVar("T")
@@ -99,15 +100,14 @@ def measure_need(sim: Subject, engine: str, rounds: int) -> Need | str:
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Restore random states, threads and warning filters after a trial."""
-    threads = torch.get_num_threads()
+    """Restore random states, threads and warning filters after a trial. On a CPU it has one thread,
+    unless it sets another number: on a busy machine, several may be very slow."""
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), warnings.catch_warnings():
+    with torch.random.fork_rng(devices), warnings.catch_warnings(), restored_threads():
         warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+        if device.type == "cpu":
+            use_threads(1)
+        yield
 
 
 def timed(device: torch.device, work: Callable[..., T], *args: object) -> tuple[T, float]:
