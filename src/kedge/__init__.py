@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kedge.core.part import Mean, Out, Part, Stack, Sum, register
     from kedge.core.round import Round
     from kedge.core.task import Batch, Classification, MultiLabel, Regression
+    from kedge.core.task_custom import register_metric
     from kedge.core.tree import Weights
     from kedge.core.view import Spec, View
     from kedge.core.work import LocalWork
@@ -40,6 +41,7 @@ else:
         "core.optim": ("SGD", "Adam"),
         "core.part": ("Mean", "Out", "Part", "Stack", "Sum", "register"),
         "core.task": ("Batch", "Classification", "MultiLabel", "Regression"),
+        "core.task_custom": ("register_metric",),
         "core.tree": ("Weights",),
         "core.round": ("Round",),
         "core.view": ("Spec", "View"),
@@ -103,6 +105,7 @@ __all__ = [
     "oracle",
     "parse",
     "register",
+    "register_metric",
     "run",
     "sweep",
 ]

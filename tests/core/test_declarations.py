@@ -20,6 +20,7 @@ def test_a_part_that_declares_nothing_asks_for_nothing() -> None:
         "needs_sweep": False,
         "needs_plain_sgd": False,
         "needs_pull": False,
+        "personal_model": False,
         "tasks": ("classification", "multilabel", "regression"),
         "presets": {},
         "neutral": None,

@@ -158,7 +158,18 @@ def _note(results: Sequence[Result]) -> str:
             f"The largest class has {100 * shares[0]:.0f} % of the test samples: accuracy alone "
             "says little."
         )
+    lines += _over_clients(results[0]) if len(results) == 1 else []
     return "\n".join(lines)
+
+
+def _over_clients(result: Result) -> list[str]:
+    """The worst client and the spread of a single run, mean over seeds."""
+    kind = "client" if result.headline == "global" else result.headline
+    names = [f"{kind}_{name}" for name in ("mean", "worst", "spread")]
+    if not all(result.has(name) for name in names):
+        return []
+    mean, worst, spread = (result.written(float(result.array(n)[:, -1].mean())) for n in names)
+    return [f"Over clients: {result.label} mean {mean}, worst {worst}, spread {spread} (one sd)."]
 
 
 def _end(result: Result) -> str:

@@ -86,6 +86,7 @@ def run_seeds(
     report: Report | None = None,
 ) -> Result:
     """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise."""
+    [config] = with_personal([config])
     with precise(config.precision, device):
         return _run_seeds(config, make, device, folder, watch, report)
 
