@@ -51,6 +51,9 @@ def test_ten_hospitals_on_the_command_line(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     reported = json.loads(kedge_command("evaluate", "run", "--json", cwd=place).stdout)
     assert len(reported["clients"]) == 10
+    named = json.loads(kedge_command("evaluate", "run", "hospitals", "--json", cwd=place).stdout)
+    assert named["global"] == pytest.approx(reported["global"])
+    assert named["clients"]["hospital_3"] == pytest.approx(reported["clients"]["hospital_3"])
     done = kedge_command("predict", "run", "new.csv", "-o", "predictions.csv", cwd=place)
     assert done.returncode == 0, done.stderr
     new, predicted = pd.read_csv(place / "new.csv"), pd.read_csv(place / "predictions.csv")
