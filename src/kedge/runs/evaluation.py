@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kedge.core.task import Batch
 from kedge.data.datasets import load
-from kedge.data.datasets.find import detect
+from kedge.data.datasets.find import SPLIT_NAMES, detect, entries
 from kedge.data.datasets.silos import find_silos
 from kedge.data.encoding import Array, Encoding, Samples
 from kedge.data.federation import Federation
@@ -42,8 +42,20 @@ def read_groups(encoding: Encoding, data: str) -> list[Group]:
     path = Path(data).expanduser()
     if path.is_dir() and _is_silos(path):
         _, paths, names = find_silos(path)
-        return [Group(n, encoding.encode(p)) for n, p in zip(names, paths, strict=True)]
-    return [Group("", encoding.encode(data))]
+        pairs = zip(names, paths, strict=True)
+        return [Group(name, encoding.encode(_table(encoding, p))) for name, p in pairs]
+    return [Group("", encoding.encode(_table(encoding, path) if path.is_dir() else data))]
+
+
+def _table(encoding: Encoding, path: Path) -> Path:
+    """The test table in a folder of tables, else its training table; other paths unchanged."""
+    if encoding.kind != "table" or not path.is_dir():
+        return path
+    tables = {SPLIT_NAMES.get(f.name.split(".")[0].lower()): f for f in entries(path)}
+    found = tables.get("test") or tables.get("train")
+    if found is None:
+        raise DataError(f"{path}: neither test.csv nor train.csv in this folder; give a file")
+    return found
 
 
 def _is_silos(path: Path) -> bool:
