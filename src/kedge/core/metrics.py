@@ -17,7 +17,7 @@ probability would merge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -141,10 +141,12 @@ def _ranked(hist: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return positives, positives.cumsum(0) - positives, (positives + negatives).cumsum(0)
 
 
-def _over_classes(metric: object, hist: Tensor, two: bool = True) -> float | None:
+def _over_classes(
+    metric: Callable[[Tensor], float | None], hist: Tensor, two: bool = True
+) -> float | None:
     """Of class 1 if there are two (``two``), else the mean over classes that have the metric."""
     rows = [hist[1]] if two and len(hist) == 2 else list(hist)
-    values = [metric(row) for row in rows]  # type: ignore[operator]
+    values = [metric(row) for row in rows]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
