@@ -16,7 +16,7 @@ from kedge.core import eager, rng, tree
 from kedge.core.attention import Attention
 from kedge.core.keyed import keyed
 from kedge.core.model import Model
-from kedge.core.optim import SGD
+from kedge.core.optim import SGD, Adam
 from kedge.core.task import Classification
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
@@ -257,3 +257,36 @@ def test_sequence_models_are_the_same_on_both_engines(name: str) -> None:
     start = runs["loop"].bound.initial.params
     moved = {n: not torch.equal(w, start[n]) for n, w in runs["loop"].weights.params.items()}
     assert all(moved.values()), moved
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+@pytest.mark.parametrize("name", ["encoder layer", "deep gru"])
+def test_dropout_in_sequence_models_is_the_same_after_a_resume(engine: str, name: str) -> None:
+    torch.manual_seed(0)
+    make, width = CORES[name]
+    module = Reader(make(), width)
+
+    def simulation() -> Simulation:
+        work = LocalWork(batch=8, steps=1)
+        return Simulation(tokens(), module, optim=SGD(lr=0.2), work=work, engine=engine, seed=1)
+
+    straight, first, second = simulation(), simulation(), simulation()
+    straight.run_round()
+    straight.run_round()
+    first.run_round()
+    second.load_state(first.state())
+    second.run_round()
+    assert tree.equal(straight.weights, second.weights)
+
+
+@pytest.mark.parametrize("name", ["encoder layer", "lstm"])
+def test_sequence_models_learn(name: str) -> None:
+    torch.manual_seed(0)
+    make, width = CORES[name]
+    run = Simulation(
+        tokens(), Reader(make(), width), optim=Adam(lr=0.03), work=LocalWork(batch=16, steps=8),
+        engine="vector", seed=1,
+    )  # fmt: skip
+    for _ in range(8):
+        run.run_round()
+    assert run.evaluate()["accuracy"] > 90
