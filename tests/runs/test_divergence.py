@@ -17,6 +17,7 @@ from kedge.report import tables
 from kedge.runs.divergence import message
 from kedge.runs.grid import combine
 from kedge.runs.sweep import sweep
+from kedge.runs.validation import leader
 
 
 def explode(method: str = "fedavg", **settings: Any) -> kedge.Result:
@@ -45,7 +46,7 @@ def test_the_row_is_marked_and_is_never_the_best() -> None:
     console.print(tables.comparison([bad, good]))
     row = next(line for line in console.export_text().splitlines() if "diverged" in line)
     assert bad.written(bad.last) in row
-    assert tables.best([bad, good]) is good
+    assert leader([bad, good]) is good
     assert message(good) == ""
 
 

@@ -52,9 +52,7 @@ def _personal(sim: Simulation) -> dict[str, float]:
     report = sim.task.report(total)
     if sim.task.headline.function is not None:  # of labels and scores, not of sums
         clients = [k for k, rows in enumerate(fed.validation) if len(rows)]
-        found = [
-            sim.scores(tree.take(weights, k), [fed.clean(fed.validation[k])]) for k in clients
-        ]
+        found = [sim.scores(tree.take(weights, k), [fed.clean(fed.validation[k])]) for k in clients]
         labels, scores = (np.concatenate(column) for column in zip(*found, strict=True))
         report |= own_metric(sim.task, labels, scores)
     return report
