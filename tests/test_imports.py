@@ -19,9 +19,9 @@ ROOT = Path(kedge.__file__).parent
 #: Each package may import those on the lines above it, and itself. Those on one line are
 #: independent of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "limits"),
+    ("errors", "_version"),
     ("grammar", "registry"),
-    ("schema", "loading"),
+    ("schema", "loading", "limits"),
     ("core",),
     ("parts", "data", "models", "engines", "session"),
     ("silo", "sim"),

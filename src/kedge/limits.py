@@ -1,13 +1,25 @@
-"""Free host memory within all limits: of the machine, of the process, of its control groups."""
+"""Memory: what is free within all limits, and errors that mean that it ran out.
+
+It loads when there is hardly any memory, so it imports nothing large.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from kedge.errors import OutOfMemory
+
 #: Limits above this are none: cgroups v1 write the largest number of pages.
 MAX_LIMIT_BYTES = 1 << 60
+_SIGNS = re.compile(
+    r"can't allocate memory|out of memory|cannot allocate memory|bad_alloc|failed to map segment",
+    re.I,
+)
+_BYTES = re.compile(r"(?:allocate|tried to allocate) ([\d.]+) ?(bytes|[KMG]iB)", re.I)
+_UNITS = {"bytes": 1.0, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def host_available(root: str = "/") -> int:
@@ -94,3 +106,29 @@ def _left(group: Path, limit_name: str, used_name: str, cache_name: str) -> int 
     except (OSError, ValueError):
         pass
     return limit - used + cache
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, numpy or torch means that memory ran out."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
+        return True
+    return isinstance(error, (RuntimeError, ImportError)) and bool(_SIGNS.search(str(error)))
+
+
+def out_of_memory(error: BaseException, doing: str = "", lower: str = "") -> OutOfMemory:
+    """The error as a sentence: what was tried, what is free, and what to lower.
+
+    >>> str(out_of_memory(MemoryError("Unable to allocate 7.45 GiB for an array"), "reading data"))
+    'out of memory while reading data: 8.0 GB more ... Use less data, or a machine with more memory'
+    """
+    asked = _BYTES.search(str(error))
+    amount = ""
+    if asked:
+        amount = f" {float(asked[1]) * _UNITS[asked[2].lower()] / 1e9:.1f} GB more"
+    lower = lower or "Use less data, or a machine with more memory"
+    where = f" while {doing}" if doing else ""
+    tried = f":{amount} did not fit" if amount else ""
+    free = f"{host_available() / 1e9:.1f} GB are free now"
+    return OutOfMemory(f"out of memory{where}{tried} ({free}). {lower}")

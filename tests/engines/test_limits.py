@@ -59,7 +59,9 @@ def test_groups_of_version_1_count(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_limit_of_the_process_counts() -> None:
     code = (
-        "import importlib.util, resource, sys\n"
+        "import importlib.util, resource, sys, types\n"
+        "errors = types.ModuleType('kedge.errors'); errors.OutOfMemory = MemoryError\n"
+        "sys.modules |= {'kedge': types.ModuleType('kedge'), 'kedge.errors': errors}\n"
         "spec = importlib.util.spec_from_file_location('limits', sys.argv[1])\n"
         "limits = importlib.util.module_from_spec(spec); spec.loader.exec_module(limits)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))\n"

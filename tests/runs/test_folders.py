@@ -240,3 +240,19 @@ def test_one_sample_per_client(method: str) -> None:
         test=(x, y), rounds=1, personal=True,
     )  # fmt: skip
     assert np.isfinite(result.last.mean)
+
+
+def test_an_interrupted_comparison_says_how_to_resume_all_of_it(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    rows = comparisons.rows_of([Config(method=m, **FAST) for m in ("fedavg", "fedprox")])
+    out = tmp_path / "c"
+
+    def interrupt(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KedgeError, match=rf"Resume with: --out {out} --resume"):
+        comparisons.compare(rows, out, watch=interrupt)
+    results = comparisons.compare(comparisons.saved_rows(out), out, resume=True)
+    assert [len(r.records[0]) for r in results] == [2, 2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kedge._version import __version__
 from kedge.errors import KedgeError
-from kedge.runs.memory import is_out_of_memory, out_of_memory
+from kedge.limits import is_out_of_memory, out_of_memory
 
 EXIT_CODE = 70  # EX_SOFTWARE: an internal error
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kedge.data.datasets import Dataset, load
 from kedge.engines.device import resolve_device
+from kedge.errors import Interrupted
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
@@ -134,7 +135,11 @@ def _run(
     dataset: Dataset,
 ) -> Result:
     watch_one = None if watch is None else (lambda seed, record: watch(row.name, seed, record))
-    return run(row.config, path, resume, watch_one, dataset, report, yardstick=row.yardstick)
+    try:
+        return run(row.config, path, resume, watch_one, dataset, report, yardstick=row.yardstick)
+    except Interrupted as error:  # the comparison is resumed, not this run alone
+        whole = "" if path is None else str(path.parent)
+        raise Interrupted(str(error).replace(f"--out {path} ", f"--out {whole} ")) from None
 
 
 def _check(rows: Sequence[Row], dataset: Dataset) -> None:
