@@ -166,3 +166,15 @@ def test_the_live_bar_counts_down_between_rounds() -> None:
     clock.now += 4.0
     assert str(remaining.render(watcher.bar.tasks[0])) == "ETA 1:26"
     assert watcher.bar.tasks[0].completed == 1
+
+
+def test_the_bar_has_speed_and_time_in_eighty_columns() -> None:
+    clock = Clock()
+    console = Console(width=80, force_terminal=True, file=io.StringIO(), record=True)
+    watcher = Watcher(300, console=console, clock=clock, names=["fedprox(mu=0.1)", "scaffold"])
+    clock.now += 10.0
+    config = Config(rounds=150, seeds=(0,), method="fedprox(mu=0.1)")
+    watcher.show(config, 0, record(1, seconds=12.34))
+    console.print(watcher.bar.get_renderable())
+    [line] = console.export_text().splitlines()
+    assert "ETA 55:39 12.3 s/round fedprox(mu=0.1) (1 of 2)  1/150" in line

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from kedge.report import units
@@ -16,6 +17,7 @@ from kedge.report.pace import Pace
 from kedge.runs.config import Config
 from kedge.runs.headline import in_words
 
+BAR_WIDTH = 12
 MAX_SILENCE_S = 60.0  # without a terminal, a line is printed at least so often
 
 
@@ -53,12 +55,12 @@ class Watcher:
         self.pace = Pace(total, clock())
         self.live = self.console.is_terminal
         self._printed = clock()
+        room = max(20, self.console.width - BAR_WIDTH - 28)  # beside speed and remaining time
         self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
+            BarColumn(bar_width=BAR_WIDTH),
             Remaining(clock),
+            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=room)),
             console=self.console,
             transient=True,
             disable=not self.live,
@@ -88,14 +90,14 @@ class Watcher:
         after a minute of silence.
         """
         now, left = self._advance(config, seed, record, setting), self.pace.left
-        parts = [self._heading(config, seed, record, setting)]
-        parts += in_words(config, record)
+        title, number = self._name(config, setting), f"{record['round']}/{config.rounds}"
+        parts = in_words(config, record)
         parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
         speed = units.pace(self.pace.seconds)
         self.bar.update(
             self.task,
             completed=self.pace.done,
-            description="  ".join(parts),
+            description="  ".join([title, number, *parts]),
             speed=speed,
             end=None if left is None else now + left,
         )
@@ -104,7 +106,8 @@ class Watcher:
         if not self.live and (is_due or now - self._printed >= MAX_SILENCE_S):
             self._printed = now
             end = "" if left is None else f"ETA {units.clock(left)}"
-            line = "  ".join(part for part in (*parts, speed, end) if part)
+            parts = [title, f"seed {seed}", f"round {number}", *parts, speed, end]
+            line = "  ".join(part for part in parts if part)
             self.console.print(line, highlight=False, soft_wrap=True)
 
     def _advance(self, config: Config, seed: int, record: dict[str, Any], setting: str) -> float:
@@ -120,9 +123,9 @@ class Watcher:
         )  # fmt: skip
         return now
 
-    def _heading(self, config: Config, seed: int, record: dict[str, Any], setting: str) -> str:
-        """The run, which of how many it is, seed and round."""
+    def _name(self, config: Config, setting: str) -> str:
+        """The run, and which of how many it is."""
         name = setting or config.method
         if len(self.names) > 1 and name in self.names:
-            name = f"{name} ({self.names.index(name) + 1} of {len(self.names)})"
-        return f"{name}  seed {seed}  round {record['round']}/{config.rounds}"
+            return f"{name} ({self.names.index(name) + 1} of {len(self.names)})"
+        return name
