@@ -99,7 +99,7 @@ def test_run_with_part_model_and_partition(folder: Path) -> None:
         (["list", "models"], "Two small layers"),
         (["partition", "halves", "--clients", "3"], "halves"),
         (
-            ["bench", "digits", "--methods", "tether", "--against", "none", "--rounds", "1",
+            ["bench", "digits", "--methods", "tether", "--against", "none", "--rounds", "2",
              "--warm", "0", "--engines", "loop", "--threads", "1"],
             "tether",
         ),

@@ -15,6 +15,7 @@ from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers, can_start_workers
 from kedge.runs import runner
 from kedge.runs.config import Config
+from kedge.runs.planning import choose
 
 CPU = torch.device("cpu")
 FORKS = pytest.mark.skipif(
@@ -31,7 +32,7 @@ def make(config: Config) -> runner.Make:
 
 def planned(**settings: Any) -> plan.Plan:
     config = Config(**{"clients": 6, "rounds": 3, "seeds": (0, 1), "steps": 4} | settings)
-    return runner.choose(config, make(config), CPU, None)
+    return choose(config, make(config), CPU, None)
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, engine: type, seconds: float = 0.02) -> None:

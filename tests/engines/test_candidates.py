@@ -28,7 +28,7 @@ from kedge.engines.choice.trial import Piece, measure_need
 from kedge.engines.vector import Vector
 from kedge.engines.workers import can_start_workers
 from kedge.runs.config import Config
-from kedge.runs.runner import settings_of
+from kedge.runs.planning import settings_of
 
 LOOP, VECTOR, SHARED = Execution("loop"), Execution("vector"), Execution("loop", workers=4)
 FUSED_LOOP, FUSED = Execution("loop", compile=True), Execution("vector", compile=True)

@@ -22,7 +22,7 @@ from kedge.engines.choice.placement import format_bytes
 from kedge.engines.choice.trial import Piece, measure_need, start_trial, training
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
-from kedge.runs.runner import settings_of
+from kedge.runs.planning import settings_of
 
 # -- memory -----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from kedge.engines.loop import Loop
 from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers
 from kedge.runs.config import Config
-from kedge.runs.runner import settings_of
+from kedge.runs.planning import settings_of
 
 # -- the engine -------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from kedge.engines.choice.load import Load
 from kedge.engines.choice.subject import Settings
 from kedge.engines.choice.timings import Timings
 from kedge.errors import FieldError
-from kedge.runs import runner
+from kedge.runs import planning, runner
 from kedge.runs.config import Config
 
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def test_a_resumed_run_keeps_its_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 1
     folder = runner.Folder.resume(tmp_path / "run", config)[0]
     try:
-        found = runner.choose(config, make(config), CPU, folder)
+        found = planning.choose(config, make(config), CPU, folder)
         assert (found.execution.threads, torch.get_num_threads()) == (2, 2)
     finally:
         torch.set_num_threads(1)

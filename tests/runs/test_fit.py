@@ -333,7 +333,7 @@ def test_whole_numbers_are_real_for_models_that_take_no_others() -> None:
 def test_parts_that_make_inputs_refuse_token_ids_and_others_run() -> None:
     torch.manual_seed(0)
     module, (x, y), refused = Reader(), tokens(), set()
-    for name, part in ((n, parts[n]) for n in parts):
+    for name, part in ((n, parts[n]) for n in parts if not parts[n].needs_batchnorm):
         own = part(**part.tiny | ({"cut": "embed"} if name == "fedimpro" else {}))
         try:
             kedge.fit(module, halves(x, y), own, rounds=1, steps=1, engine="loop")

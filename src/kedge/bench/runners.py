@@ -25,7 +25,7 @@ from kedge.engines.device import precise
 from kedge.engines.threads import restored_threads, use_threads
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.grammar import Call, parse_call
-from kedge.runs.runner import PLANNING
+from kedge.runs.planning import PLANNING
 from kedge.sim.simulation import Simulation
 
 AUTO_ROUNDS = 100  # length of the run that engine auto is planned for

@@ -16,6 +16,7 @@ from kedge.report.progress import Watcher
 from kedge.runs import runner
 from kedge.runs.compare import compare, rows_of
 from kedge.runs.config import Config
+from kedge.runs.planning import PLANNING
 from kedge.runs.result import Result
 
 METHODS = (
@@ -64,7 +65,7 @@ def run_demo(out: str | Path) -> Demo:
         )
     dataset = load("digits")
     device = resolve_device("cpu")
-    sim = runner.simulation(configs[0], dataset, 0, device, runner.PLANNING)
+    sim = runner.simulation(configs[0], dataset, 0, device, PLANNING)
     partition = sim.federation.partition
     assert partition is not None
     names = ("curves.png", "curves.svg", "partition.png", "partition.svg")

@@ -38,9 +38,7 @@ def methods_markdown() -> str:
 
 DATA_HINT = (
     "A path works, too: an .npz, .csv or .parquet file, a folder of images (class/name.png), or "
-    "a folder with one such file or folder per client (silos). Names are searched in $KEDGE_DATA, "
-    "then in the user's cache. Options of files, such as missing=mean: kedge show data:csv, "
-    "data:npz, data:images"
+    "one of these per client (silos). Options: kedge show data:csv, data:npz, data:images"
 )
 
 

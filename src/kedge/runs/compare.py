@@ -15,8 +15,9 @@ from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
 from kedge.runs.headline import like_with_like, split_of, with_personal
 from kedge.runs.listing import Listing, settings_row
+from kedge.runs.planning import PLANNING
 from kedge.runs.result import Result
-from kedge.runs.runner import PLANNING, Report, run, simulation, slug
+from kedge.runs.runner import Report, run, simulation, slug
 
 LISTING = "compare.json"
 POOLED = "pooled data"

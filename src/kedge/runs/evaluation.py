@@ -19,6 +19,7 @@ from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError
 from kedge.runs import runner
 from kedge.runs.config import Config
+from kedge.runs.planning import PLANNING
 from kedge.runs.predictor import Predictor
 from kedge.runs.scores import of_clients, score
 
@@ -152,7 +153,7 @@ def evaluate_own(
             f"{config.data} is not what the run was made with: the data have changed since. "
             "Give the data to evaluate on: kedge evaluate RUN DATA"
         )
-    sim = runner.simulation(config, dataset, seed, predictor.device, runner.PLANNING)
+    sim = runner.simulation(config, dataset, seed, predictor.device, PLANNING)
     federation = sim.federation
     tests = [_over(predictor, federation.test_batches(angle)) for angle in federation.angles]
     found = _scored(predictor, [y for y, _ in tests], [logits for _, logits in tests])

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,20 +20,18 @@ from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
 from kedge.engines import Execution
-from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
-from kedge.engines.choice.subject import Settings
-from kedge.engines.device import device_name, effective, precise, resolve_device
-from kedge.engines.threads import restored_threads, use_threads
+from kedge.engines.device import precise, resolve_device
+from kedge.engines.threads import restored_threads
 from kedge.errors import KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.checks import check_batchnorm
 from kedge.runs.config import Config
-from kedge.runs.environment import check_unchanged, environment, fingerprint_of
 from kedge.runs.folder import Folder
 from kedge.runs.headline import headline_of, split_of, task_of, with_personal
 from kedge.runs.memory import memory_errors
+from kedge.runs.planning import choose
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Watch
@@ -43,9 +40,6 @@ from kedge.runs.yardsticks import pooled_config
 from kedge.sim.simulation import Simulation
 
 Report = Callable[[str], None]  # prints a line for the user
-#: Execution of a simulation that trains nothing. A plan needs a simulation of the run before its
-#: engine is known: this one is cheap, since it changes no layer and keeps client state on the host.
-PLANNING = Execution("loop", state="host")
 
 
 def run(
@@ -137,78 +131,6 @@ def given_back(*folders: Folder | None) -> Iterator[None]:
 def resume_hint(out: str | Path | None) -> str:
     """What to type to continue an interrupted run in the folder ``out``."""
     return f"Resume with: --out {out} --resume{load_options()}" if out else "It was not saved"
-
-
-def choose(
-    config: Config,
-    make: Make,
-    device: torch.device,
-    folder: Folder | None,
-    data: Dataset | None = None,
-) -> Plan:
-    """Plan a run, and claim its folder. A resumed run keeps its execution and number of threads.
-
-    Raises:
-        KedgeError: the settings do not fit each other, or a resumed run has other data or files.
-    """
-    if folder is not None and folder.has_environment:
-        found = folder.environment()
-        if "data" in found or "loaded" in found:
-            subject = data or make(config.seeds[0], PLANNING).federation
-            check_unchanged(found, folder.path, fingerprint_of(subject))
-        planned = _resumed_plan(folder, found, device)
-        folder.claim()
-        return planned
-    sim = make(config.seeds[0], PLANNING)
-    chosen = plan.choose(settings_of(config), sim)
-    use_threads(chosen.execution.threads)
-    if folder is None:
-        return chosen
-    folder.claim()
-    chosen = dataclasses.replace(chosen, execution=_with_folder(chosen.execution, folder))
-    found = environment(
-        chosen.execution,
-        device,
-        effective(config.precision, device),
-        fingerprint_of(data or sim.federation),
-    )
-    folder.save_environment(found)
-    for line in chosen.lines():
-        folder.log(line)
-    return chosen
-
-
-def settings_of(config: Config) -> Settings:
-    """The settings of a configuration that a plan depends on."""
-    return Settings(
-        rounds=config.rounds,
-        seeds=len(config.seeds),
-        eval_every=config.eval_every,
-        engine=config.engine,
-        workers=config.workers,
-        threads=config.threads,
-        chunk=config.chunk,
-        compile=config.compile,
-        state=config.state,
-        augment=config.augment,
-    )
-
-
-def _resumed_plan(folder: Folder, found: dict[str, Any], device: torch.device) -> Plan:
-    name = device_name(device)
-    if found["device"] != name:
-        raise KedgeError(
-            f"{folder.path} was started on {found['device']!r}, but this device is {name!r}; "
-            "resume it there, or start a new run with another --out"
-        )
-    use_threads(found["threads"])
-    return Plan(_with_folder(Execution(**found["how"]), folder), name)
-
-
-def _with_folder(execution: Execution, folder: Folder) -> Execution:
-    """Put the file with the client state, if there is one, into the folder of the run."""
-    in_file = execution.state == "file"
-    return dataclasses.replace(execution, folder=str(folder.path)) if in_file else execution
 
 
 def advise(configs: Sequence[Config]) -> None:

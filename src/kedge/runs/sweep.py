@@ -30,12 +30,11 @@ from kedge.runs.grid import Setting
 from kedge.runs.headline import like_with_like, with_personal
 from kedge.runs.listing import Listing, settings_row
 from kedge.runs.memory import memory_errors
+from kedge.runs.planning import PLANNING, choose
 from kedge.runs.result import COLUMNS, Result, plain
 from kedge.runs.runner import (
-    PLANNING,
     Report,
     advise,
-    choose,
     given_back,
     result_of,
     resume_hint,
