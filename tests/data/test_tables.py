@@ -256,3 +256,13 @@ def test_dropped_columns_need_not_be_in_every_file(tmp_path):
 def test_quoted_cells_of_several_lines_keep_their_place(tmp_path):
     text = 'note,a,y\n"two\nlines",1,x\n\n,,\nz,o1,z\n"q",2,z\nz,3,z\n'
     fails(write_csv(tmp_path / "p.csv", text), "line 6, column 'a': 'o1' is not a number")
+
+
+def test_one_test_file_for_all_silos(tmp_path):
+    for i in range(2):
+        write_csv(tmp_path / "h" / f"site{i}.csv", hospital(i))
+    write_csv(tmp_path / "new.csv", hospital(7))
+    d = load(f"{tmp_path / 'h'}(label=diagnosis, test='{tmp_path / 'new.csv'}')")
+    assert d.sizes == {"train": 16, "test": 8}
+    assert d.groups_test is None
+    assert np.array_equal(d.x_test, d.encoding.encode(tmp_path / "new.csv").x)

@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
+from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
 from kedge.errors import KedgeError
 from kedge.runs import sweep as sweeps
 from kedge.runs.config import Config, ConfigError
 from kedge.runs.grid import combine
-from kedge.runs.runner import PLANNING, simulation
+from kedge.runs.planning import PLANNING
+from kedge.runs.runner import simulation
 from kedge.runs.validation import Choice, leader, on_validation
 
 FAST = {"clients": 5, "rounds": 6, "seeds": (0, 1), "steps": 3, "engine": "vector"}
@@ -51,7 +53,6 @@ def test_choice_keeps_the_first_of_equal_rounds_and_ignores_nan() -> None:
 def test_the_metric_on_validation_rows_by_hand(tmp_path: Path) -> None:
     """The saved weights, applied to the held-out rows, give what the records say."""
     result = kedge.run("fedavg", out=tmp_path / "run", **VALID)
-    from kedge.data.datasets import load
 
     for i, seed in enumerate((0, 1)):
         sim = simulation(result.config, load("digits"), seed, resolve_device("cpu"), PLANNING)
@@ -197,7 +198,6 @@ def test_sweeps_choose_by_validation() -> None:
 def test_unseen_clients_test_the_global_model() -> None:
     result = kedge.run("fedavg", unseen=0.4, **FAST)
     assert result.unseen.n == 2
-    from kedge.data.datasets import load
 
     sim = simulation(result.config, load("digits"), 0, resolve_device("cpu"), PLANNING)
     batch = sim.federation.clean(sim.federation.unseen)
@@ -215,7 +215,6 @@ def test_pooled_data_are_a_yardstick_and_do_not_lead() -> None:
     assert leader(results) in results[:2]
     assert pooled.to_dict()["yardstick"] == "pooled data"
     # by hand: plain SGD in 9 steps a round on all rows
-    from kedge.data.datasets import load
 
     config = pooled.config
     sim = simulation(config, load("digits"), 0, resolve_device("cpu"), PLANNING, pooled=True)
@@ -224,3 +223,23 @@ def test_pooled_data_are_a_yardstick_and_do_not_lead() -> None:
     federated = simulation(config, load("digits"), 0, resolve_device("cpu"), PLANNING)
     pairs = zip(sim.weights.params.values(), federated.weights.params.values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_personal_models_of_the_best_round_are_kept(tmp_path: Path) -> None:
+    """They give the accuracy that the records have for the best round, client by client."""
+    settings = VALID | {"seeds": (0,), "lr": 1.0, "rounds": 8}
+    result = kedge.run("fedper", out=tmp_path / "run", **settings)
+    [best] = result.best_rounds
+    assert best < 8, "the last round should not be the best"
+    run = kedge.load(tmp_path / "run", which="best")
+    sim = simulation(result.config, load("digits"), 0, resolve_device("cpu"), PLANNING)
+    for k, name in enumerate(run.clients):
+        module, batch = run.personal(name).module, sim.federation.clean(sim.federation.held_out[k])
+        right = (module(batch.x).argmax(1) == batch.y).float().mean()
+        assert 100 * float(right) == pytest.approx(result.records[0][best - 1]["per_personal"][k])
+    again = kedge.run("fedper", out=tmp_path / "cut", **settings | {"rounds": best + 1})
+    assert again.best_rounds == [best]
+    kedge.run("fedper", out=tmp_path / "cut", resume=True, **settings)
+    files = [tmp_path / name / "seed-0" / "best_personal.safetensors" for name in ("run", "cut")]
+    one, other = (load_file(file) for file in files)
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from kedge.errors import DataError, KedgeError, ModelError, UnknownName
 from kedge.runs.architecture import rebuild
 from kedge.runs.bundle import (
-    BEST,
     BUNDLE,
     CLIENTS_KEY,
-    LAST,
-    PERSONAL,
+    FILES,
     PROBE_KEY,
     differs,
     read_bundle,
@@ -29,7 +27,6 @@ from kedge.runs.config import Config
 from kedge.runs.folder import METRICS, stored_config
 from kedge.runs.predictor import Predictor
 
-WHICH = ("last", "best")
 Given = nn.Module | Callable[[], nn.Module]  # a user's own module, or what makes it
 
 
@@ -65,8 +62,8 @@ def load(
     >>> kedge.load(folder).model.predict_proba(np.zeros((3, 8, 8), "uint8")).shape
     (3, 10)
     """
-    if which not in WHICH:
-        raise KedgeError(f"which = {which!r} is not one of: {', '.join(WHICH)}")
+    if which not in FILES:
+        raise KedgeError(f"which = {which!r} is not one of: {', '.join(FILES)}")
     path = Path(folder)
     if not (path / BUNDLE).is_file() and not (path / "config.toml").is_file():
         raise KedgeError(_no_run(path))
@@ -108,10 +105,9 @@ class Run:
             DataError: the run of this seed is not complete, or a file is damaged.
             ModelError: the model cannot be built here; the message says what to give.
         """
-        path = self.folder / f"seed-{self.seed}" / (BEST if self.which == "best" else LAST)
-        if not path.is_file():
-            raise DataError(self._no_weights(path))
-        return self._predictor(path)
+        if not self._file.is_file():
+            raise DataError(self._no_weights())
+        return self._predictor(self._file)
 
     def personal(self, client: str | int) -> Predictor:
         """The personal model of a client, by name or number.
@@ -119,7 +115,6 @@ class Run:
         Raises:
             KedgeError: there are no personal models, or no such client.
         """
-        path = self.folder / f"seed-{self.seed}" / PERSONAL
         names = self.clients
         if isinstance(client, str) and client not in names and client.isdecimal():
             client = int(client)
@@ -130,12 +125,22 @@ class Run:
             raise KedgeError(
                 f"there is no client {number}; they are numbered 0 to {len(names) - 1}"
             )
-        return self._predictor(path, number)
+        return self._predictor(self._own_file, number)
+
+    @property
+    def _file(self) -> Path:
+        """The weights of the global model."""
+        return self.folder / f"seed-{self.seed}" / FILES[self.which][0]
+
+    @property
+    def _own_file(self) -> Path:
+        """The weights of the personal models."""
+        return self.folder / f"seed-{self.seed}" / FILES[self.which][1]
 
     @property
     def has_personal(self) -> bool:
         """Whether there are personal models of this seed."""
-        return (self.folder / f"seed-{self.seed}" / PERSONAL).is_file()
+        return self._own_file.is_file()
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
@@ -146,16 +151,15 @@ class Run:
         """
         if not self.has_personal:
             raise KedgeError(
-                f"{self.folder} has no personal models of seed {self.seed}; they are saved with "
-                "--personal (personal=True), once the run is complete"
+                f"{self.folder} has no personal models of seed {self.seed}; personal methods make "
+                "them, such as fedper and ditto, and save them once the run is complete"
             )
-        path = self.folder / f"seed-{self.seed}" / PERSONAL
-        return tuple(json.loads(read_metadata(path).get(CLIENTS_KEY, "[]")))
+        return tuple(json.loads(read_metadata(self._own_file).get(CLIENTS_KEY, "[]")))
 
     def _predictor(self, path: Path, client: int | None = None) -> Predictor:
         state, metadata = read_weights(path, client)
         if client is not None:  # what no client trains is in the global model alone
-            state = read_weights(path.with_name(LAST))[0] | state
+            state = read_weights(self._file)[0] | state
         bundle = self.bundle
         try:
             with torch.random.fork_rng(devices=()):  # a new module draws its weights
@@ -171,15 +175,15 @@ class Run:
             )
         return Predictor(bundle, module)
 
-    def _no_weights(self, path: Path) -> str:
-        if self.which == "best" and path.with_name(LAST).is_file():
+    def _no_weights(self) -> str:
+        if self.which == "best" and self._file.with_name(FILES["last"][0]).is_file():
             return (
                 f"{self.folder} has no best model: only runs with validation data choose one "
                 "(--validation 0.1)"
             )
         return (
-            f"there is no {path}: the run of seed {self.seed} is not complete. Continue it with: "
-            f"kedge run --out {self.folder} --resume"
+            f"there is no {self._file}: the run of seed {self.seed} is not complete. Continue it "
+            f"with: kedge run --out {self.folder} --resume"
         )
 
     # -- settings and records -----------------------------------------------------------------

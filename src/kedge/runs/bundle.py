@@ -30,13 +30,14 @@ from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.loading import files
 from kedge.runs.architecture import describe
 from kedge.runs.config import Config
-from kedge.runs.folder import BEST_MODEL, MODEL, Folder, safetensors_of
+from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, Folder, safetensors_of
 from kedge.sim.simulation import Simulation
 
 BUNDLE = "bundle.json"
 #: Increase it with every change that an older kedge would misread.
 FORMAT = 1
-LAST, BEST, PERSONAL = MODEL, BEST_MODEL, "personal.safetensors"
+#: The files of each choice: the global model, and the clients' own.
+FILES = {"last": (MODEL, PERSONAL), "best": (BEST_MODEL, BEST_PERSONAL)}
 PROBE_TOLERANCE = 1e-2  # relative; between devices and precisions outputs differ by less
 PROBE_KEY, CLIENTS_KEY = "kedge.probe", "kedge.clients"
 
@@ -191,13 +192,18 @@ def save_weights(
     folder.save_model(seed, module, metadata, name)
 
 
-def save_personal(folder: Folder, seed: int, stacked: Weights, sim: Simulation) -> None:
+def personal_state(stacked: Weights, sim: Simulation) -> dict[str, Tensor]:
+    """The stacked personal weights that are saved: without buffers that a module does not save."""
+    kept, every = sim.bound.model.template.state_dict(), stacked.params | stacked.buffers
+    return {name: every[name] for name in kept if name in every}
+
+
+def save_personal(
+    folder: Folder, seed: int, state: dict[str, Tensor], sim: Simulation, name: str = PERSONAL
+) -> None:
     """Write the personal weights of all clients, stacked, with the names of the clients."""
-    kept = sim.bound.model.template.state_dict()  # without buffers that are not saved
-    every = stacked.params | stacked.buffers
-    state = {n: every[n] for n in kept if n in every}
     metadata = {CLIENTS_KEY: json.dumps(list(sim.federation.client_names))}
-    folder.write(f"seed-{seed}/{PERSONAL}", safetensors_of(state, metadata))
+    folder.write(f"seed-{seed}/{name}", safetensors_of(state, metadata))
 
 
 def probe(module: nn.Module, shape: tuple[int, ...], whole: bool) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@
         seed-0/model.safetensors     weights of the global model, once the seed is complete
         seed-0/best.safetensors      those of the best round on the validation data, if there are
         seed-0/personal.safetensors  those of all clients, if they have personal models
+        seed-0/best_personal.safetensors  the same of the best round
         seed-0/scores.json           its metrics: global, per client, per class; confusion matrix
 
 A folder is claimed once data, model and method are in order, and given back if a new run ends
@@ -45,6 +46,7 @@ from kedge.runs.saved import read_records
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
+BEST_PERSONAL = "best_personal.safetensors"
 #: Files of a run that exist before its first checkpoint.
 OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json")
 #: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
@@ -140,7 +142,7 @@ class Folder:
         if config is not None and (self.path / CONFIG).is_file() and self._is_extension(config):
             for name in (
                 "result.json",
-                *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL, PERSONAL, SCORES)),
+                *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL, PERSONAL, BEST_PERSONAL, SCORES)),
             ):
                 for path in self.path.glob(name):  # those of fewer rounds
                     path.unlink()

@@ -16,6 +16,7 @@ from kedge.core.bound import Server
 from kedge.core.server import Totals
 from kedge.core.tree import sq_norm
 from kedge.errors import Interrupted
+from kedge.runs.bundle import personal_state
 from kedge.runs.config import Config
 from kedge.runs.divergence import LossGuard
 from kedge.runs.folder import Folder
@@ -30,6 +31,7 @@ MAX_SAVE_SHARE = 0.1  # of the time, spent on checkpoints
 #: Keys of every record; the others are tests.
 UNTESTED = ("round", "train_loss", "divergence", "mb_up", "mb_down", "seconds")
 BEST = "best:"  # prefix of the best weights' names in a checkpoint
+OWN = "personal:"  # prefix of personal weights among the best ones
 
 
 @dataclass
@@ -45,7 +47,8 @@ class Member:
     failed: str = ""  # the reason, if it ended before its last round
     stopped: bool = False  # early, by validation data
     choice: Choice | None = None  # None without validation data
-    best: Tensors = field(default_factory=dict)  # weights of the best round so far
+    #: Weights of the best round so far: of the global model and, stacked, the personal ones.
+    best: Tensors = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         #: Server and best weights before the surveys and the test after the last round: what a
@@ -153,9 +156,13 @@ class Member:
 
     def _choose(self, record: dict[str, Any]) -> None:
         """Keep the weights of the present round if it is the best on validation data."""
-        if self.choice and self.choice.see(record):
-            weights = self.sim.module().state_dict()
-            self.best = {n: v.detach().cpu().clone().contiguous() for n, v in weights.items()}
+        if not (self.choice and self.choice.see(record)):
+            return
+        weights = self.sim.module().state_dict()
+        if self.choice.key == "personal_validation" and self.sim.has_personal_models:
+            own = personal_state(self.sim.personal(), self.sim)
+            weights = weights | {OWN + name: value for name, value in own.items()}
+        self.best = {n: v.detach().cpu().clone().contiguous() for n, v in weights.items()}
 
 
 def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int]:

@@ -11,11 +11,11 @@ from torch import nn
 from kedge.core.task import Task
 from kedge.core.tree import take
 from kedge.engines import Execution, engines
-from kedge.runs.bundle import save_bundle, save_personal, save_weights
+from kedge.runs.bundle import personal_state, save_bundle, save_personal, save_weights
 from kedge.runs.config import Config
-from kedge.runs.folder import BEST_MODEL, PARTITION, SCORES, Folder
+from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, PARTITION, SCORES, Folder
 from kedge.runs.result import plain
-from kedge.runs.rounds import Member, Watch, train
+from kedge.runs.rounds import OWN, Member, Watch, train
 from kedge.runs.scores import final_scores
 from kedge.sim.cohorts import share, unlike
 from kedge.sim.simulation import Simulation
@@ -104,19 +104,22 @@ def _result(member: Member) -> SeedResult:
     sim, personal = member.sim, []
     federation, module = sim.federation, sim.module()
     best = None
+    own = {n.removeprefix(OWN): v for n, v in member.best.items() if n.startswith(OWN)}
     if member.best:
         best = sim.module()
-        best.load_state_dict(member.best)
+        best.load_state_dict({n: v for n, v in member.best.items() if not n.startswith(OWN)})
     if member.folder is not None and not member.failed:
         save_weights(member.folder, member.seed, module, sim)
         scores = json.dumps(plain(final_scores(sim, member.config.personal)))
         member.folder.write(f"seed-{member.seed}/{SCORES}", scores.encode())
         if best is not None:
             save_weights(member.folder, member.seed, best, sim, BEST_MODEL)
+        if own:
+            save_personal(member.folder, member.seed, own, sim, BEST_PERSONAL)
     if member.config.personal:
         stacked = sim.personal()
         if member.folder is not None and not member.failed and sim.has_personal_models:
-            save_personal(member.folder, member.seed, stacked, sim)
+            save_personal(member.folder, member.seed, personal_state(stacked, sim), sim)
         clients = range(federation.num_clients)
         personal = [sim.bound.model.module(take(stacked, k)) for k in clients]
     partition_hash = federation.partition.hash if federation.partition is not None else ""

@@ -156,6 +156,7 @@ class ReadResult(NamedTuple):
     classes: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     encoding: Encoding | None = None
+    common_test: Pair | None = None  # test set of all paths together, in place of their own
 
 
 def assemble(
@@ -190,6 +191,8 @@ def assemble(
         )
     mean, std = moments or mean_and_std([source["train"][0] for source in result.sources])
     x_test, y_test, groups_test = splits["test"] or (None, None, None)
+    if result.common_test is not None:
+        x_test, y_test = result.common_test
     x_val, y_val, _ = splits["val"] or (None, None, None)
     return Dataset(
         name, x, y, mean, std, result.task, result.outputs, x_test, y_test, x_val, y_val,

@@ -47,7 +47,7 @@ def read_csv(
     drop: DropOption = (),
     missing: MissingOption = "error",
     id: Annotated[str | None, Doc("column that names the rows, no input: id=patient")] = None,
-    test: Annotated[str | None, Doc("a second file, to test on: test='new.csv'")] = None,
+    test: Annotated[str | None, Doc("a file to test on, for all silos: test='new.csv'")] = None,
 ) -> ReadResult:
     """Tables in CSV (.csv, .tsv, also .gz) or Parquet files.
 
@@ -59,7 +59,12 @@ def read_csv(
     """
     problems = Problems()
     tables: dict[Path, Table | None] = {}
-    files = [(i, s, f) for i, path in enumerate(paths) for s, f in csv_files(path, test).items()]
+    files: list[tuple[int | None, str, Path]] = [
+        (i, s, f) for i, path in enumerate(paths) for s, f in csv_files(path).items()
+    ]
+    if test is not None:  # of all paths together, in place of their own
+        files = [(i, s, f) for i, s, f in files if s != "test"]
+        files.append((None, "test", Path(test).expanduser()))
     for _, _, file in files:
         if file not in tables:
             tables[file] = None
@@ -74,21 +79,24 @@ def read_csv(
         id, problems,
     )  # fmt: skip
     sources: list[dict[str, Pair]] = [{} for _ in paths]
+    common = None
     for (i, split, _), pair in zip(good, result.pairs, strict=True):
-        sources[i][split] = pair
-    return result.read_result(sources)
+        if i is None:
+            common = pair
+        else:
+            sources[i][split] = pair
+    return result.read_result(sources)._replace(common_test=common)
 
 
-def csv_files(path: Path, test: str | None = None) -> dict[str, Path]:
+def csv_files(path: Path) -> dict[str, Path]:
     """The file of each split."""
     if not path.is_dir():
-        found = {"train": path}
-    else:
-        names = {(s, end): path / f"{s}{end}" for s in SPLITS for end in TABLES}
-        found = {s: file for (s, _), file in names.items() if file.is_file()}
-        if "train" not in found:
-            raise DataError(f"{path}: there is no train.csv in this folder")
-    return found | ({"test": Path(test).expanduser()} if test is not None else {})
+        return {"train": path}
+    names = {(s, end): path / f"{s}{end}" for s in SPLITS for end in TABLES}
+    found = {s: file for (s, _), file in names.items() if file.is_file()}
+    if "train" not in found:
+        raise DataError(f"{path}: there is no train.csv in this folder")
+    return found
 
 
 class EncodedTables(NamedTuple):
