@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kedge.cli.app import COMMANDS
 from kedge.cli.screen import errors
 from kedge.loading import load_options
 
@@ -21,7 +20,7 @@ def after_run(result: Result) -> list[str]:
     folder, config = _folder(result), result.config
     return _written(
         [
-            *_evaluate(folder, config),
+            _predict(folder, config),
             _compare(folder, config),
             f"kedge run --out {_quoted(folder)} --resume --rounds {2 * config.rounds}",
         ]
@@ -37,7 +36,7 @@ def after_comparison(results: Sequence[Result], folder: Path) -> list[str]:
     has_pooled = any(result.yardstick for result in results)
     return _written(
         [
-            *_evaluate(_folder(best), best.config),
+            _predict(_folder(best), best.config),
             *([] if has_pooled else [f"{resume} --pooled"]),
             f"{resume} --rounds {2 * best.config.rounds}",
         ]
@@ -54,7 +53,7 @@ def after_sweep(results: Sequence[Result], folder: Path) -> list[str]:
     resume = f"kedge sweep --out {_quoted(folder)} --resume"
     return _written(
         [
-            *_evaluate(_folder(best), best.config),
+            _predict(_folder(best), best.config),
             _compare(_folder(best), best.config),
             *([f"{resume} --rounds {2 * rounds}"] if same else []),
         ]
@@ -68,10 +67,12 @@ def show(commands: Sequence[str]) -> None:
         errors.print(start + command, style="dim", highlight=False, soft_wrap=True, markup=False)
 
 
-def _evaluate(folder: Path, config: Config) -> list[str]:
-    if "evaluate" not in COMMANDS:
-        return []
-    return [f"kedge evaluate {_quoted(folder)} {shlex.quote(config.data)}"]
+def _predict(folder: Path, config: Config) -> str:
+    """``new.csv`` and ``new.png`` stand for new data; arrays have no usual name."""
+    from kedge.runs.bundle import read_bundle
+
+    new = {"table": "new.csv", "image": "new.png"}.get(read_bundle(folder).encoding.kind)
+    return f"kedge predict {_quoted(folder)} {new or shlex.quote(config.data)} -o predictions.csv"
 
 
 def _compare(folder: Path, config: Config) -> str:

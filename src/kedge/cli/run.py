@@ -95,7 +95,7 @@ def compare(
     by_name = {row.name: row.config for row in rows}
     total = sum(row.config.rounds * len(row.config.seeds) for row in rows)
     with Watcher(total, console=errors, names=[*by_name]) as watcher:
-        show = lambda m, s, r: watcher.show(by_name[m], s, r)  # noqa: E731
+        show = lambda m, s, r: watcher.show(by_name[m], s, r, name=m)  # noqa: E731
         results = comparisons.compare(rows, path, resume, show, watcher.report, not out)
     folder = results[0].folder
     assert folder is not None

@@ -83,14 +83,23 @@ class Watcher:
         """Print a line above the progress bar."""
         self.console.print(line, style="dim", highlight=False, soft_wrap=True)
 
-    def show(self, config: Config, seed: int, record: dict[str, Any], setting: str = "") -> None:
-        """Show a round: the ``watch`` callback of a run, after its configuration.
+    def show(
+        self,
+        config: Config,
+        seed: int,
+        record: dict[str, Any],
+        setting: str = "",
+        name: str = "",
+    ) -> None:
+        """Show a round: the ``watch`` callback of a run, after its configuration; ``name`` is the
+        name of the run if it is not the method.
 
         Without a terminal, five lines are printed per seed; for a setting of a sweep, one; and one
         after a minute of silence.
         """
-        now, left = self._advance(config, seed, record, setting), self.pace.left
-        title, number = self._name(config, setting), f"{record['round']}/{config.rounds}"
+        name = setting or name or config.method
+        now, left = self._advance(config, seed, record, setting, name), self.pace.left
+        title, number = self._title(name), f"{record['round']}/{config.rounds}"
         parts = in_words(config, record)
         parts.append(f"loss {record.get('loss', record['train_loss']):.3f}")
         speed = units.pace(self.pace.seconds)
@@ -110,10 +119,12 @@ class Watcher:
             line = "  ".join(part for part in parts if part)
             self.console.print(line, highlight=False, soft_wrap=True)
 
-    def _advance(self, config: Config, seed: int, record: dict[str, Any], setting: str) -> float:
+    def _advance(
+        self, config: Config, seed: int, record: dict[str, Any], setting: str, name: str
+    ) -> float:
         """Count a round; returns the time. Settings of a sweep train together: they are one run."""
         now, every = self.clock(), len(config.seeds)
-        run = "" if setting else config.method
+        run = "" if setting else name
         if setting:
             every = max(1, self.pace.total // config.rounds)
             seed = hash((setting, seed))
@@ -123,9 +134,8 @@ class Watcher:
         )  # fmt: skip
         return now
 
-    def _name(self, config: Config, setting: str) -> str:
+    def _title(self, name: str) -> str:
         """The run, and which of how many it is."""
-        name = setting or config.method
         if len(self.names) > 1 and name in self.names:
             return f"{name} ({self.names.index(name) + 1} of {len(self.names)})"
         return name

@@ -340,7 +340,8 @@ def new_path(config: Config, root: str | Path = "runs", kind: str = "") -> Path:
 
     ``kind`` takes the place of the method, such as ``compare``.
     """
-    words = f"{Path(config.data.rstrip('/')).name}-{kind or config.method}"
+    data = config.data if Path(config.data).exists() else config.data.split("(")[0]
+    words = f"{Path(data.rstrip('/')).name}-{kind or config.method}"
     slug = "".join(c if c.isalnum() else "-" for c in words.lower())
     slug = "-".join(piece for piece in slug.split("-") if piece)[:60]
     number = 1
