@@ -95,7 +95,7 @@ def run_seeds(
 ) -> Result:
     """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise.
 
-    The fingerprint of ``data`` is kept in the folder; that of the federation if ``data`` is None.
+    The fingerprint of the data is kept in the folder, that of the federation if ``data`` is None.
     """
     [config] = with_personal([config])
     with (
