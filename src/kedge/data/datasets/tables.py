@@ -53,9 +53,9 @@ def read_csv(
 
     Numbers stay, true and false become 1 and 0, columns of a few words become one-hot, and dates
     become days since 1970 with sine and cosine of the time of year. Columns may be in any order.
-    Means, medians and words are those of the training rows, summed over files. Several labels are
-    for multilabel or regression. A path may also be a folder with train.csv and optionally test.csv
-    and val.csv.
+    Means, medians and words are those of all rows outside test files, summed over files. Several
+    labels are for multilabel or regression. A path may also be a folder with train.csv and
+    optionally test.csv and val.csv.
     """
     problems = Problems()
     tables: dict[Path, Table | None] = {}
