@@ -267,7 +267,7 @@ def _grid(
 def _finish(results: list[Result], as_json: bool, note: str) -> None:
     """Print the results as a table or as JSON."""
     from kedge.report import tables
-    from kedge.runs.validation import data_of_choice
+    from kedge.runs.validation import data_of_choice, leader
 
     if as_json:
         rows = [result.to_dict() for result in results]
@@ -275,7 +275,8 @@ def _finish(results: list[Result], as_json: bool, note: str) -> None:
         return
     print_table(tables.comparison(results))
     if len([result for result in results if not result.yardstick]) > 1:
-        dim(f"bold: {data_of_choice(results)}")
+        mark = "bold, " if console.is_terminal else ""
+        dim(f"{mark}{leader(results).title}: {data_of_choice(results)}")
     if note:
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
 
