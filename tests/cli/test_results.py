@@ -53,6 +53,8 @@ def test_comparison_has_a_folder_resumes_alone_and_ends_with_commands(tmp_path: 
     for words in found:
         again = kedge_command(*words, cwd=tmp_path)
         assert again.returncode == 0, again.stderr
+    wrong = kedge_command("run", "--resume", "--out", "runs/digits-compare-1", cwd=tmp_path)
+    assert "kedge compare --out runs/digits-compare-1 --resume" in wrong.stderr
     again = kedge_command("compare", "--resume", "--out", "runs/digits-compare-1", cwd=tmp_path)
     rows = [line.split("  ")[0] for line in again.stdout.splitlines()[1:]]
     assert rows[:-1] == ["fedavg", "fedprox(mu=0.1)", "pooled data"]  # and what "chosen" means

@@ -243,7 +243,8 @@ def test_all_problems_of_all_files_are_reported_together(tmp_path):
     lines = [str(error) for error in caught.value.errors]
     for phrase in (
         "b.csv: only a header, no rows",
-        "c.csv has no column 'b', unlike",
+        "c.csv has no column 'b', unlike h/a.csv; columns must be the same: add it, or leave it "
+        "out with drop=b",
         "a.csv, line 3, column 'a': '' is a missing value",
         "a.csv, line 4, column 'b': '' is a missing value",
         "a.csv, line 5, column 'y': '' is a missing value",

@@ -197,6 +197,10 @@ def _config(
     if resume:
         if out is None:
             raise KedgeError("--resume needs the folder of the run: --out FOLDER --resume")
+        for several in ("compare", "sweep"):
+            if (Path(out) / f"{several}.json").is_file():
+                again = f"kedge {several} --out {shlex.quote(out)} --resume"
+                raise KedgeError(f"{out} holds several runs; resume them with: {again}")
         stored = Folder.resume(out, None)[1]
         if path is None:  # a setting that is not given stays as it was
             return load_config(Path(out) / CONFIG, words, flags) if words or flags else stored

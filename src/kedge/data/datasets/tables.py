@@ -11,7 +11,7 @@ import numpy as np
 from kedge.core.task import tasks
 from kedge.data.datasets.cells import Cells, read_cells
 from kedge.data.datasets.checks import check_task
-from kedge.data.datasets.column_encoding import numbers
+from kedge.data.datasets.column_encoding import numbers, typed
 from kedge.data.datasets.dataset import SPLITS, Array, Pair, ReadResult, TaskOption
 from kedge.data.datasets.find import TABLES
 from kedge.data.datasets.table_encoding import (
@@ -245,8 +245,15 @@ def _same_columns(
         what = f"no column {', '.join(map(repr, lacks))}"
         if not lacks:
             what = f"a column {', '.join(map(repr, extra))}"
+        advice = (
+            f"add it, or leave it out with {typed('drop', lacks[0] if len(lacks) == 1 else lacks)}"
+        )
+        if not lacks:
+            advice = f"leave it out with {typed('drop', extra[0] if len(extra) == 1 else extra)}"
         problems.add(
-            DataError(f"{table.where} has {what}, unlike {first.where}; columns must be the same")
+            DataError(
+                f"{table.where} has {what}, unlike {first.where}; columns must be the same: {advice}"
+            )
         )
     return not lacks
 
