@@ -245,16 +245,11 @@ def _same_columns(
         what = f"no column {', '.join(map(repr, lacks))}"
         if not lacks:
             what = f"a column {', '.join(map(repr, extra))}"
-        advice = (
-            f"add it, or leave it out with {typed('drop', lacks[0] if len(lacks) == 1 else lacks)}"
-        )
-        if not lacks:
-            advice = f"leave it out with {typed('drop', extra[0] if len(extra) == 1 else extra)}"
-        problems.add(
-            DataError(
-                f"{table.where} has {what}, unlike {first.where}; columns must be the same: {advice}"
-            )
-        )
+        wrong = lacks or extra
+        option = typed("drop", wrong[0] if len(wrong) == 1 else wrong)
+        advice = f"{'add it, or ' if lacks else ''}leave it out with {option}"
+        same = f"unlike {first.where}; columns must be the same"
+        problems.add(DataError(f"{table.where} has {what}, {same}: {advice}"))
     return not lacks
 
 
