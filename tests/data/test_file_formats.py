@@ -70,6 +70,23 @@ def test_image_modes(tmp_path, mode):
     assert load("f").shape[0] == (1 if mode in ("1", "LA") else 3)
 
 
+def test_all_faults_of_images_at_once(tmp_path):
+    folder = write_images(tmp_path / "pets")
+    write_images(folder, classes=["eel"], size=(9, 8), n=4)
+    (folder / "dog" / "7.png").write_bytes(b"no image")
+    Image.fromarray(np.zeros((5, 6), np.uint16)).save(folder / "dog" / "8.png")
+    fails(
+        folder,
+        "3 problems in the data",
+        folder / "dog" / "7.png",
+        "cannot be read as an image",
+        folder / "dog" / "8.png",
+        "more than 8 bits",
+        folder / "eel" / "0.png",
+        "write size=5 to scale all to one size (and 3 more such images)",
+    )
+
+
 def test_image_folder_errors(tmp_path):
     folder = write_images(tmp_path / "pets")
     bad = folder / "cat" / "1.png"

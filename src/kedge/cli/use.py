@@ -66,7 +66,8 @@ def predict(
     from kedge.runs.targets import check_target, write_target
 
     load_files(load)
-    target = check_target(out, force) if out else None
+    other = (out or "").lower().endswith((".xlsx", ".xls", ".parquet", ".json"))
+    target = check_target(out, force, ".csv" if other else "") if out else None
     opened = _open(run, seed, which)
     model = _model(opened, client, device)
     frames = []
