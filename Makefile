@@ -21,7 +21,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
 
-# What CI runs after the tests: all pairs of parts.
+# What CI runs after the tests: all pairs of parts, real networks, compiled steps.
 long: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 

@@ -174,6 +174,19 @@ def test_resume_needs_a_folder_and_takes_the_stored_settings(tmp_path: Path) -> 
     assert "holds a run already" in again.stderr
 
 
+def test_the_partition_of_a_run_without_one(tmp_path: Path) -> None:
+    (tmp_path / "h").mkdir()
+    for name in ("north", "south"):
+        rows = "".join(f"{i},{'ny'[i % 2]}\n" for i in range(6))
+        (tmp_path / "h" / f"{name}.csv").write_text("age,sick\n" + rows)
+    done = kedge_command("partition", "--data", "h(label=sick)", cwd=tmp_path)
+    assert "silos" in done.stdout
+    assert "north" in done.stdout
+    assert "dirichlet" in kedge_command("partition", "--clients", "3").stdout
+    text = " ".join(kedge_command("partition", "--help").stdout.split())
+    assert "drop=[chol,visit]" in text
+
+
 def test_partition_and_data_and_lists(tmp_path: Path) -> None:
     done = kedge_command(
         "partition", "dirichlet(0.1)", "--clients", "6", "-o", "p.svg", "-o", "p.json", cwd=tmp_path
@@ -197,7 +210,7 @@ def test_data_is_a_short_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "broken" not in lines
     assert "Cannot be read: broken (kedge data --all: why)" in short
     assert "Not on this machine: cifar10, cifar100," in short
-    assert len(short.splitlines()) <= 10
+    assert len(short.splitlines()) <= 11
     [line] = [line for line in long.splitlines() if line.startswith("cifar10 ")]
     words = "cifar10 3x32x32 10 classes cifar10.npz, or the folder cifar-10-batches-py"
     assert line.split() == words.split()

@@ -128,6 +128,22 @@ def test_text_that_a_stream_lacks_is_replaced(monkeypatch: pytest.MonkeyPatch) -
     assert raw.getvalue() == "1±2 ... ?\n".encode("latin-1")
 
 
+def test_a_full_disk_is_no_unforeseen_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "curve.png")
+
+    monkeypatch.setattr(command, "_finish", fail)
+    done = kedge_command("run", *FAST, cwd=tmp_path)
+    last = done.stderr.strip().splitlines()[-1]
+    assert (done.returncode, last) == (
+        2,
+        "error: curve.png cannot be written or opened: no space left on device; free some disk "
+        "space",
+    )
+
+
 def test_an_unforeseen_error_is_one_sentence_and_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

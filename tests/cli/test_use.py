@@ -18,8 +18,10 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 import kedge
+from kedge.cli import use
 from kedge.data.datasets import load as load_data
 from kedge.runs import export as exporting
+from kedge.runs.evaluation import holds_training_data
 
 RNG = np.random.default_rng(1)
 FAST: dict[str, Any] = {"rounds": 2, "seeds": [0], "batch": 16}
@@ -51,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_predictions_of_a_new_file(place: Path) -> None:
     done = kedge_command("predict", "run", "new.csv", "-o", "out.csv", "--force", cwd=place)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.strip() == "30 predictions in out.csv"
+    assert done.stderr.startswith("30 predictions in out.csv\n")
     frame, new = pd.read_csv(place / "out.csv"), pd.read_csv(place / "new.csv")
     assert list(frame) == ["id", "prediction", "p_ill", "p_well"]
     assert list(frame["id"]) == list(new["id"])
@@ -109,6 +111,43 @@ def test_metrics_per_client_of_the_data_of_the_run(place: Path) -> None:
     assert "personal:" in kedge_command("evaluate", "run", cwd=place).stdout
 
 
+def test_the_headline_of_personal_models_is_that_of_the_run() -> None:
+    rows = {"north": {"samples": 3, "accuracy": 50.0, "auroc": 0.5}}
+    own = {"north": {"samples": 3, "accuracy": 60.0, "auroc": 0.875}}
+    with use.console.capture() as text:
+        use._print_rows("client", rows, own, "auroc")
+    assert "0.875" in text.get()
+    assert "60.00" not in text.get()
+
+
+def test_the_global_model_of_a_personal_method_is_named_so(place: Path) -> None:
+    """Its clients' models are what the run reports; the global one may be next to worthless."""
+    warning = "fedper is judged by its clients' own; take that of a client with --client NAME"
+    for command in (["predict", "run", "new.csv"], ["evaluate", "run", "new.csv"]):
+        assert warning in kedge_command(*command, cwd=place).stderr
+        own = kedge_command(*command, "--client", "south", cwd=place)
+        assert (own.returncode, own.stderr) == (0, "")
+    assert "last personal model of south, seed 0" in own.stdout
+    assert kedge_command("evaluate", "run", cwd=place).stderr == ""  # shows both
+    assert kedge_command("predict", "digits", "digits", cwd=place).stderr == ""
+    assert "north, south, west" in kedge_command("predict", "run", "new.csv", cwd=place).stderr
+
+
+def test_training_samples_are_not_taken_for_a_test(place: Path) -> None:
+    for data in ("hospitals", "hospitals/north.csv", str(place / "hospitals")):
+        done = kedge_command("evaluate", "run", data, "--client", "north", cwd=place)
+        assert f"{data} is data of this run, so these are mostly samples" in done.stderr
+    own = str(place / "hospitals")
+    assert holds_training_data(f"{own}(label=outcome)", own)
+    assert not holds_training_data(own, str(place / "new.csv"))
+    assert not holds_training_data("digits", "digits")
+    (place / "split").mkdir()
+    for name in ("train.csv", "test.csv"):  # the test set is what is read of such a folder
+        (place / "split" / name).write_bytes((place / "new.csv").read_bytes())
+    assert not holds_training_data(str(place / "split"), str(place / "split"))
+    assert holds_training_data(str(place / "split"), str(place / "split" / "train.csv"))
+
+
 def test_data_that_changed_are_not_taken_for_the_data_of_the_run(place: Path) -> None:
     file = place / "hospitals" / "west.csv"
     before = file.read_text()
@@ -135,9 +174,7 @@ def test_exported_programs_give_the_same_probabilities(name: str, place: Path) -
     for n in (1, 3, len(samples.x)):
         x = samples.x[:n]
         np.testing.assert_allclose(session.run(None, {"x": x})[0], expected[:n], atol=1e-5)
-        np.testing.assert_allclose(
-            program(torch.tensor(x)).detach().numpy(), expected[:n], atol=1e-5
-        )
+        np.testing.assert_allclose(program(torch.tensor(x)).numpy(), expected[:n], atol=1e-5)
     described = json.loads((place / f"{name}.onnx.json").read_text())
     inside = json.loads(session.get_modelmeta().custom_metadata_map["kedge"])
     assert described == inside
@@ -209,6 +246,10 @@ def test_a_full_disk_leaves_no_half_file(place: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(exporting, "_write_text", full)
     done = kedge_command("export", "run", "--to", "torch", "-o", "full.pt2", cwd=place)
     assert "full.pt2.json cannot be written" in done.stderr
+    monkeypatch.setattr(exporting, "_write_bytes", full)
+    done = kedge_command("export", "run", "--to", "torch", "-o", "full2.pt2", cwd=place)
+    assert "full2.pt2 cannot be written: No space left on device" in done.stderr
+    assert not list(place.glob("*full2*"))
 
 
 def test_a_run_with_a_users_own_file(tmp_path: Path) -> None:

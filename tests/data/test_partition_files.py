@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -316,3 +317,14 @@ def test_plots_that_cannot_be_drawn(tmp_path) -> None:
         partition.plot(LABELS, tmp_path / "a.png", class_names=["a", "b"])
     with pytest.raises(DataError, match="a partition of 3000 samples"):
         partition.plot(LABELS[:5], tmp_path / "a.png")
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(text[:10].encode())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(DataError, match="p.json cannot be written: No space left on device"):
+        draw("iid", LABELS, 3, 0).save(tmp_path / "p.json")
+    assert not list(tmp_path.iterdir())

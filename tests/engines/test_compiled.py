@@ -26,6 +26,7 @@ RAGGED = (5, 9, 26, 14)  # in batches of 5: 1, 2, 6 and 3 steps
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
+@pytest.mark.long
 def test_a_step_of_three_clients_with_dropout() -> None:
     """Masks are drawn by a generator whose constants have 31 bits: none may pass through float32
     on the way, which would change every mask."""

@@ -158,7 +158,7 @@ def test_a_compiled_gradient_takes_the_layouts_of_cudnn() -> None:
 
 
 @COMPILER
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_rounds_of_all_clients() -> None:
     """Two steps of two clients, by convolutions with a client axis."""
     sims = [simulate(1, Execution("vector", compile=c), torch.float64) for c in (True, False)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,6 +72,22 @@ def test_torch_datasets_are_as_good_as_arrays() -> None:
     for clients in kinds:
         found = kedge.fit(net(), clients, **FAST)
         assert last(found)["loss"] == last(expected)["loss"]
+
+
+def test_frames_have_the_options_of_files(tmp_path: Path) -> None:
+    """Messages about columns name them: ``id=patient``. A BOM belongs to no column."""
+    north = pd.DataFrame({"patient": [f"n{i}" for i in range(40)], "age": np.arange(40.0)})
+    north["sick"] = np.where(north["age"] > 20, "yes", "no")
+    south = north.assign(patient=[f"s{i}" for i in range(40)])
+    south = south.rename(columns={"patient": "\ufeffpatient"})
+    clients = {"north": north, "south": south}
+    with pytest.raises(DataError, match="id=patient"):
+        kedge.fit(None, clients, label="sick", **FAST)
+    kedge.fit(None, clients, label="sick", id="patient", out=tmp_path / "run", **FAST)
+    found = kedge.load(tmp_path / "run").model
+    assert found.encode(south).ids[:2] == ("s0", "s1")
+    with pytest.raises(DataError, match="id is for DataFrames"):
+        kedge.fit(net(), halves(*samples()), id="patient", **FAST)
 
 
 def test_a_test_set_may_be_a_torch_dataset() -> None:

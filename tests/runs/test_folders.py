@@ -13,6 +13,7 @@ from torch import nn
 
 import kedge
 from kedge.data.datasets import load
+from kedge.data.partition import draw
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.loading import files
 from kedge.runs import compare as comparisons
@@ -123,6 +124,17 @@ def test_other_data_are_refused_on_resume(tmp_path: Path) -> None:
     assert "rounds = 2\n" in (tmp_path / "run" / "config.toml").read_text()
     assert (tmp_path / "run" / "result.json").exists()
     runner.run(longer, tmp_path / "run", resume=True, dataset=digits)
+
+
+def test_another_partition_is_refused_on_resume(tmp_path: Path) -> None:
+    """The file of a partition may change under the same name."""
+    labels, file = load("digits").y_train, tmp_path / "p.json"
+    draw("dirichlet(0.5)", labels, 4, seed=0).save(file)
+    settings = {k: v for k, v in FAST.items() if k != "clients"} | {"partition": str(file)}
+    kedge.run("fedavg", out=tmp_path / "run", **settings)
+    draw("dirichlet(0.5)", labels, 4, seed=1).save(file)
+    with pytest.raises(KedgeError, match="the partition of seed 0 has changed since"):
+        kedge.run("fedavg", out=tmp_path / "run", resume=True, **settings | {"rounds": 3})
 
 
 def test_other_data_of_fit_are_refused_on_resume(tmp_path: Path) -> None:

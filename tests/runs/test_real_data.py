@@ -23,7 +23,10 @@ LOCAL = {"rounds": 1, "seeds": (0,), "steps": 3, "batch": 16}
     [
         ("cifar10", {"model": "fedcog_cnn", "partition": "dirichlet(0.1)", "augment": "crop+flip"}),
         ("fashion_mnist", {"model": "fedcog_cnn", "partition": "label_shards(2)"}),
-        ("mnist", {"model": "mnist_cnn", "partition": "client_dirichlet_sequential(0.1)+rotation"}),
+        (
+            "mnist",
+            {"model": "lenet5(norm=gn)", "partition": "client_dirichlet_sequential(0.1)+rotation"},
+        ),
         (
             "organamnist",
             {

@@ -43,6 +43,7 @@ def fit(
     held_out: float = 0.2,
     missing: str | None = None,
     drop: Any = None,
+    id: str | None = None,
     loss: Loss | None = None,
     metric: str | ScoreFunction | None = None,
     class_weights: str | Sequence[float] | Mapping[str, float] | None = None,
@@ -71,8 +72,8 @@ def fit(
             infers it from the labels: integers and texts are classes, rows of 0 and 1 are
             multi-label, other numbers are targets of a regression.
         held_out: share of each client's samples to test on if there is no ``test``.
-        missing, drop: what to do about missing values in DataFrames, and columns to leave out, as
-            for CSV files.
+        missing, drop, id: what to do about missing values in DataFrames, columns to leave out, and
+            the column that names the rows, as for CSV files.
         loss: ``loss(logits, labels)`` returns the loss of each sample ``[n]``, in place of the
             task's.
         metric: the metric that runs are compared by: a name, or a function
@@ -98,7 +99,7 @@ def fit(
     """
     if clients is None:
         raise DataError("there are no clients; give them: kedge.fit(model, clients)")
-    columns = {"missing": missing, "drop": drop}
+    columns = {"missing": missing, "drop": drop, "id": id}
     columns = {name: value for name, value in columns.items() if value is not None}
     dataset = read_clients(clients, label, test, task, **columns)
     assert dataset.group_names is not None

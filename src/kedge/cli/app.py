@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from kedge._version import __version__
 from kedge.cli.crash import EXIT_CODE, as_user_error, sentence
-from kedge.cli.screen import accept_any_text, errors
+from kedge.cli.screen import accept_any_text, errors, warn
 from kedge.cli.screen import console as console
 from kedge.errors import Interrupted, KedgeError
 
@@ -161,7 +161,7 @@ def top(
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    errors.print(Text("warning: ", "yellow") + Text(str(message)), soft_wrap=True)
+    warn(message)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -14,12 +15,21 @@ from kedge._version import __version__
 from kedge.errors import KedgeError
 from kedge.limits import is_out_of_memory, out_of_memory
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 EXIT_CODE = 70  # EX_SOFTWARE: an internal error
 
 
 def as_user_error(error: BaseException) -> KedgeError | None:
-    """The error in a sentence if its cause is known: memory that ran out."""
-    return out_of_memory(error) if is_out_of_memory(error) else None
+    """The error in a sentence if its cause is known: memory or disk space, or a locked file."""
+    if is_out_of_memory(error):
+        return out_of_memory(error)
+    if isinstance(error, OSError) and error.errno in (*DISK_FULL, *NO_ACCESS):
+        file = f"{error.filename}" if error.filename else "a file"
+        advice = "free some disk space" if error.errno in DISK_FULL else "choose another folder"
+        reason = (error.strerror or str(error)).lower()
+        return KedgeError(f"{file} cannot be written or opened: {reason}; {advice}")
+    return None
 
 
 def sentence(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from kedge.cli.options import LOAD, load_files
 from kedge.cli.screen import console
@@ -24,8 +25,14 @@ def data(
 
 
 def partition(
-    text: Annotated[str, typer.Argument(help="a partition, see: kedge list partitions")],
-    data: Annotated[str, typer.Option(help=HELP["data"])] = "digits",
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="PARTITION",
+            help="a partition, see: kedge list partitions; auto: that of a run without --partition",
+        ),
+    ] = "auto",
+    data: Annotated[str, typer.Option("--data", "-d", help=escape(HELP["data"]))] = "digits",
     clients: Annotated[
         int, typer.Option(help="number of clients; 0: one per silo, or 20 without silos")
     ] = 0,
@@ -39,13 +46,16 @@ def partition(
     """Draw a partition: how many samples of each class each client holds.
 
     kedge partition "dirichlet(0.1)" --data cifar10 --clients 10 -o split.png -o split.json
+    kedge partition --data "hospitals(label=sick, missing=mean)"
     """
     from kedge.cli import display
     from kedge.data.datasets import load as read
     from kedge.data.partition import draw
+    from kedge.runs.runner import partition_of
 
     load_files(load)
     dataset = read(data)
+    text = partition_of(text, dataset)
     groups = len(dataset.group_names or ())
     drawn = draw(text, dataset.y_train, clients or groups or 20, seed, dataset.groups)
     console.print(display.partition_table(drawn, dataset))

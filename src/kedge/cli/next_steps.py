@@ -69,10 +69,16 @@ def show(commands: Sequence[str]) -> None:
 
 def _predict(folder: Path, config: Config) -> str:
     """``new.csv`` and ``new.png`` stand for new data; arrays have no usual name."""
-    from kedge.runs.bundle import read_bundle
+    from kedge.api.saved import load
+    from kedge.runs.headline import is_personal
 
-    new = {"table": "new.csv", "image": "new.png"}.get(read_bundle(folder).encoding.kind)
-    return f"kedge predict {_quoted(folder)} {new or shlex.quote(config.data)} -o predictions.csv"
+    run = load(folder)
+    own = ""
+    if is_personal(config) and run.has_personal:
+        own = f" --client {shlex.quote(run.clients[0])}"
+    new = {"table": "new.csv", "image": "new.png"}.get(run.bundle.encoding.kind)
+    data = new or shlex.quote(config.data)
+    return f"kedge predict {_quoted(folder)} {data}{own} -o predictions.csv"
 
 
 def _compare(folder: Path, config: Config) -> str:

@@ -18,6 +18,11 @@ def dim(text: str) -> None:
     errors.print(Text(text), style="dim", highlight=False, soft_wrap=True)
 
 
+def warn(text: object) -> None:
+    """Print a warning to standard error."""
+    errors.print(Text("warning: ", "yellow") + Text(str(text)), soft_wrap=True)
+
+
 def print_table(table: RenderableType) -> None:
     """Print a table; in a file or a pipe it is as wide as it needs, since no number may be lost."""
     if console.is_terminal:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kedge.cli.options import JSON, LOAD, load_files
-from kedge.cli.screen import console, dim
+from kedge.cli.screen import console, dim, warn
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def predict(
 
     load_files(load)
     target = check_target(out, force) if out else None
-    model = _model(_open(run, seed, which), client, device)
+    opened = _open(run, seed, which)
+    model = _model(opened, client, device)
     frames = []
     for group in read_groups(model.bundle.encoding, data):
         frame = model.frame_of(group.samples)
@@ -77,9 +78,10 @@ def predict(
     table = pandas.concat(frames, ignore_index=True)
     if target is None:
         typer.echo(table.to_csv(index=False), nl=False)
-        return
-    write_target(target, lambda temporary: table.to_csv(temporary, index=False))
-    dim(f"{len(table)} predictions in {target}")
+    else:
+        write_target(target, lambda temporary: table.to_csv(temporary, index=False))
+        dim(f"{len(table)} predictions in {target}")
+    _warn_global(opened, client)
 
 
 def evaluate(
@@ -105,7 +107,12 @@ def evaluate(
     kedge evaluate runs/hospitals new.csv
     kedge evaluate runs/hospitals folder/                     one file per client
     """
-    from kedge.runs.evaluation import evaluate_groups, evaluate_own, read_groups
+    from kedge.runs.evaluation import (
+        evaluate_groups,
+        evaluate_own,
+        holds_training_data,
+        read_groups,
+    )
 
     load_files(load)
     opened = _open(run, seed, which)
@@ -117,11 +124,19 @@ def evaluate(
         found = evaluate_own(model, opened.config, opened.seed, personal)
     else:
         found = evaluate_groups(model, read_groups(model.bundle.encoding, data), personal)
+        if "personal" not in found:
+            _warn_global(opened, client)
+        if holds_training_data(opened.config.data, data):
+            warn(
+                f"{data} is data of this run, so these are mostly samples that it trained on; "
+                "leave DATA out to take its test samples alone"
+            )
     about = {"run": run, "data": data or opened.config.data, "seed": opened.seed, "which": which}
+    about |= {"client": client} if client is not None else {}
     if as_json:
         typer.echo(json.dumps(about | found))
         return
-    _show(about, found)
+    _show(about, found, opened.config.metric)
 
 
 def export(
@@ -147,8 +162,10 @@ def export(
     if to not in SUFFIXES:
         raise KedgeError(f"--to {to} is not one of: {', '.join(SUFFIXES)}")
     target = check_target(out or f"model{SUFFIXES[to]}", force, SUFFIXES[to])
-    model = _model(_open(run, seed, which), client, "cpu")
+    opened = _open(run, seed, which)
+    model = _model(opened, client, "cpu")
     described = write(model, to, target)
+    _warn_global(opened, client)
     dim(f"{target} takes {_inputs(model)}; {described} describes it")
 
 
@@ -166,6 +183,18 @@ def _model(run: Run, client: str | None, device: str) -> Predictor:
     return model if place == model.device else model.to(place)
 
 
+def _warn_global(run: Run, client: str | None) -> None:
+    """A personal method is judged by its clients' own models; its global one may be far worse."""
+    from kedge.runs.headline import is_personal
+
+    if client is None and run.has_personal and is_personal(run.config):
+        names = ", ".join(run.clients[:3]) + (", ..." if len(run.clients) > 3 else "")
+        warn(
+            f"this is the global model, but {run.config.method} is judged by its clients' own; "
+            f"take that of a client with --client NAME ({names})"
+        )
+
+
 def _inputs(model: Predictor) -> str:
     from kedge.runs.export import describe
 
@@ -176,15 +205,16 @@ def _inputs(model: Predictor) -> str:
 # -- tables -----------------------------------------------------------------------------------
 
 
-def _show(about: dict[str, Any], found: dict[str, Any]) -> None:
+def _show(about: dict[str, Any], found: dict[str, Any], metric: str) -> None:
     samples = found["global"].get("samples", 0)
-    head = f"{about['data']}, {samples} samples, {about['which']} model of seed {about['seed']}"
+    whose = f"personal model of {about['client']}, seed" if "client" in about else "model of seed"
+    head = f"{about['data']}, {samples} samples, {about['which']} {whose} {about['seed']}"
     console.print(head, highlight=False, markup=False, soft_wrap=True)
     _print_metrics(found)
     rows = found.get("clients")
     own = found.get("personal", {}).get("clients", {})
     if rows:
-        _print_rows("client", rows, own)
+        _print_rows("client", rows, own, metric)
     if found.get("per_class"):
         _print_rows("class", found["per_class"])
     confusion = found.get("confusion")
@@ -211,17 +241,21 @@ def _print_metrics(found: dict[str, Any]) -> None:
 
 
 def _print_rows(
-    title: str, rows: dict[str, dict[str, Any]], personal: dict[str, dict[str, Any]] | None = None
+    title: str,
+    rows: dict[str, dict[str, Any]],
+    personal: dict[str, dict[str, Any]] | None = None,
+    metric: str = "",
 ) -> None:
     every = dict.fromkeys(name for one in rows.values() for name in one)
     names = [name for name in IN_ROWS if name in every] or list(every)
     names += [
         name for name in every if len(names) == 1 and name not in names
     ]  # a task of one's own
-    headline = next((n for n in names if n != "samples"), "")
+    headline = metric if metric in every else next((n for n in names if n != "samples"), "")
     table = _table(title, *(_label(name) for name in names))
-    if personal:
-        table.add_column(f"personal: {_label(headline)}", justify="right")
+    if personal:  # words below each other: one column more has to fit
+        table = _table(title, *(_label(name).replace(" ", "\n") for name in names))
+        table.add_column(f"personal:\n{_label(headline)}", justify="right", overflow="fold")
     for key, values in rows.items():
         cells = [_text(name, values.get(name)) for name in names]
         if personal:

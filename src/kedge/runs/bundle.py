@@ -30,7 +30,8 @@ from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.loading import files
 from kedge.runs.architecture import describe
 from kedge.runs.config import Config
-from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, Folder, safetensors_of
+from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, Folder
+from kedge.runs.tensors import safetensors_of
 from kedge.sim.simulation import Simulation
 
 BUNDLE = "bundle.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import platform
 from pathlib import Path
@@ -13,8 +12,6 @@ import numpy as np
 import torch
 
 from kedge._version import __version__
-from kedge.data.datasets import Dataset
-from kedge.data.federation import Federation
 from kedge.engines.device import device_name
 from kedge.engines.execution import Execution
 from kedge.errors import DataError, KedgeError
@@ -118,28 +115,3 @@ def check_unchanged(found: dict[str, Any], path: Path, fingerprint: str) -> None
                 f"{file['path']} has changed since {path} was started with it; restore the file, "
                 "or start a new run with another --out"
             )
-
-
-def fingerprint_of(data: Dataset | Federation) -> str:
-    """A hash of all samples and labels; of a federation, also of the rows of each client."""
-    if isinstance(data, Dataset):
-        return data.fingerprint
-    digest = hashlib.sha256()
-    for name in ("x", "y", "rows", "sizes", "held_out", "validation", "unseen", "_test"):
-        _add(digest, getattr(data, name))
-    return digest.hexdigest()[:16]
-
-
-def _add(digest: Any, value: Any) -> None:
-    """Add an array, or a list of arrays and plain values, to a hash."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray):
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    elif isinstance(value, (list, tuple)):
-        digest.update(f"[{len(value)}".encode())
-        for item in value:
-            _add(digest, item)
-    else:
-        digest.update(repr(value).encode())

@@ -66,6 +66,31 @@ def _is_silos(path: Path) -> bool:
         return False
 
 
+def holds_training_data(own: str, data: str) -> bool:
+    """Whether data to evaluate on are, or are part of, the data of the run itself.
+
+    A test set of its own in the folder does not count: that is what is read then.
+    """
+    path = Path(data).expanduser()
+    places = [own[:i] for i, sign in enumerate(f"{own}(") if sign == "("]
+    folder = next(
+        (Path(p).expanduser() for p in places if p and Path(p).expanduser().exists()), None
+    )
+    if folder is None or not path.exists():
+        return False
+    inside = [path, *_entries(path)]
+    has_tests = any(_is_test(p) for one in inside for p in (one, *_entries(one)))
+    return not has_tests and path.resolve().is_relative_to(folder.resolve())
+
+
+def _is_test(path: Path) -> bool:
+    return SPLIT_NAMES.get(path.name.split(".")[0].lower()) == "test"
+
+
+def _entries(path: Path) -> list[Path]:
+    return entries(path) if path.is_dir() else []
+
+
 def labels_of(predictor: Predictor, samples: Samples) -> Array:
     """The labels of samples in the form of the task: class numbers, or ``[n, outputs]``.
 
@@ -74,7 +99,12 @@ def labels_of(predictor: Predictor, samples: Samples) -> Array:
     """
     y, bundle = samples.labels, predictor.bundle
     if y is None:
-        raise DataError("the data have no labels, so there is nothing to compare predictions with")
+        named = ", ".join(map(repr, getattr(bundle.encoding, "labels", ())))
+        lacks = f" (no column {named})" if named else ""
+        raise DataError(
+            f"the data have no labels{lacks}, so there is nothing to compare predictions with; "
+            "kedge predict needs none"
+        )
     y = np.asarray(y)
     if not predictor.task.one_class:
         numbers: Array = y.astype(float).reshape(len(y), -1)

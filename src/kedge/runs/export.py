@@ -84,7 +84,7 @@ def export(predictor: Predictor, kind: str, path: Path) -> Path:
             "sample depends on the others; train with batchnorm = average to export it"
         )
     predictor = predictor.to("cpu")
-    program = Program(predictor).eval()
+    program = Program(predictor).eval().requires_grad_(False)
     description = describe(predictor)
     x = torch.as_tensor(np.zeros((2, *predictor.bundle.shape), description["input"]["dtype"]))
     with _quiet():
@@ -127,7 +127,9 @@ def describe(predictor: Predictor) -> dict[str, Any]:
 
 def _export_torch(program: Program, x: Tensor, path: Path) -> None:
     exported = _traced(program, x)
-    write_target(path, lambda temporary: torch.export.save(exported, temporary))
+    written = io.BytesIO()  # torch ends the process if its own file cannot be written
+    torch.export.save(exported, written)
+    write_target(path, lambda temporary: _write_bytes(temporary, written.getvalue()))
 
 
 def _export_onnx(program: Program, x: Tensor, path: Path, description: dict[str, Any]) -> None:
@@ -170,6 +172,10 @@ def _is_installed(name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _write_text(path: Path, text: str) -> None:

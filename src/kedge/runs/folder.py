@@ -29,7 +29,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from kedge.errors import DataError, KedgeError
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.saved import read_records
+from kedge.runs.tensors import safetensors_of
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
@@ -56,11 +57,6 @@ opened: list[Path] = []
 #: from before the surveys after the last round, and may hold the best weights.
 FORMAT, FORMAT_KEY = 2, "kedge.format"
 METRICS, PARTITION, SCORES = "metrics.jsonl", "partition.json", "scores.json"
-_SAFETENSORS_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
 class Folder:
@@ -315,24 +311,6 @@ class Folder:
         """Replace the metrics of a seed."""
         text = "".join(json.dumps(r) + "\n" for r in records)
         self.write(f"seed-{seed}/{METRICS}", text.encode())
-
-
-def safetensors_of(
-    arrays: dict[str, torch.Tensor], metadata: dict[str, str]
-) -> Iterator[bytes | memoryview]:
-    """Serialise array by array, since client state may be larger than the free memory."""
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name, value in arrays.items():
-        start, end = end, end + value.numel() * value.element_size()
-        dtype = _SAFETENSORS_DTYPES[value.dtype]
-        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for value in arrays.values():
-        flat = value.detach().cpu().contiguous().view(-1)
-        yield flat.view(torch.uint8).numpy().data
 
 
 def new_path(config: Config, root: str | Path = "runs", kind: str = "") -> Path:

@@ -16,7 +16,7 @@ from kedge.engines.device import device_name, effective
 from kedge.engines.threads import use_threads
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
-from kedge.runs.environment import check_unchanged, environment, fingerprint_of
+from kedge.runs.environment import check_unchanged, environment
 from kedge.runs.folder import Folder
 from kedge.runs.seeds import Make
 
@@ -40,8 +40,8 @@ def choose(
     if folder is not None and folder.has_environment:
         found = folder.environment()
         if "data" in found or "loaded" in found:
-            subject = data or make(config.seeds[0], PLANNING).federation
-            check_unchanged(found, folder.path, fingerprint_of(subject))
+            known = data or make(config.seeds[0], PLANNING).federation
+            check_unchanged(found, folder.path, known.fingerprint)
         planned = _resumed_plan(folder, found, device)
         folder.claim()
         return planned
@@ -56,7 +56,7 @@ def choose(
         chosen.execution,
         device,
         effective(config.precision, device),
-        fingerprint_of(data or sim.federation),
+        (data or sim.federation).fingerprint,
     )
     folder.save_environment(found)
     for line in chosen.lines():

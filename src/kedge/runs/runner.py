@@ -95,7 +95,7 @@ def run_seeds(
 ) -> Result:
     """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise.
 
-    The fingerprint of ``data`` is kept in the folder; that of the federation if ``data`` is None.
+    The fingerprint of the data is kept in the folder, that of the federation if ``data`` is None.
     """
     [config] = with_personal([config])
     with (
@@ -172,6 +172,15 @@ def result_of(
     return result
 
 
+def partition_of(text: str, dataset: Dataset) -> str:
+    """The partition that ``auto`` stands for, or the text itself."""
+    if text != "auto":
+        return text
+    if dataset.groups is not None:
+        return "silos"
+    return "dirichlet(0.1)" if tasks[dataset.task].one_class else "iid"
+
+
 def simulation(
     config: Config,
     dataset: Dataset,
@@ -191,13 +200,10 @@ def simulation(
     Raises:
         KedgeError: the settings do not fit the data, e.g. more clients than samples.
     """
-    silos = dataset.groups is not None
-    classes = tasks[dataset.task].one_class
-    partition: str | Partition = config.partition
-    if config.partition == "auto":
-        partition = "silos" if silos else "dirichlet(0.1)" if classes else "iid"
-    elif config.partition.endswith(".json"):
+    partition: str | Partition = partition_of(config.partition, dataset)
+    if config.partition.endswith(".json"):
         partition = Partition.load(config.partition)
+    silos = dataset.groups is not None
     clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
     if config.partition == "central":
         clients = config.clients or 1

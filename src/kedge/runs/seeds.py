@@ -10,10 +10,12 @@ from torch import nn
 
 from kedge.core.task import Task
 from kedge.core.tree import take
+from kedge.data.partition import Partition
 from kedge.engines import Execution, engines
+from kedge.errors import KedgeError
 from kedge.runs.bundle import personal_state, save_bundle, save_personal, save_weights
 from kedge.runs.config import Config
-from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, PARTITION, SCORES, Folder
+from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, CHECKPOINT, PARTITION, SCORES, Folder
 from kedge.runs.result import plain
 from kedge.runs.rounds import OWN, Member, Watch, train
 from kedge.runs.scores import final_scores
@@ -94,10 +96,25 @@ def _member(job: SeedJob, execution: Execution) -> Member:
     sim = job.make(job.seed, execution)
     partition = sim.federation.partition
     if job.folder is not None and partition is not None:
+        _check_partition(job.folder, job.seed, partition)
         partition.save(job.folder.seed(job.seed) / PARTITION)
     if job.folder is not None:
         save_bundle(job.folder, job.config, sim)
     return Member(job.config, job.seed, sim, job.folder, job.watch)
+
+
+def _check_partition(folder: Folder, seed: int, partition: Partition) -> None:
+    """Raise a KedgeError if the rounds of a seed so far were trained with another partition."""
+    path = folder.path / f"seed-{seed}" / PARTITION
+    if not path.exists() or not path.with_name(CHECKPOINT).exists():
+        return
+    before = Partition.load(path).hash
+    if before != partition.hash:
+        raise KedgeError(
+            f"the partition of seed {seed} has changed since {folder.path} was started (hash "
+            f"{before}, now {partition.hash}): one curve would come from two partitions. Restore "
+            "the data and the file of the partition, or start a new run with another --out"
+        )
 
 
 def _result(member: Member) -> SeedResult:

@@ -131,7 +131,7 @@ def frame_table(where: object, frame: Any) -> Table:
     Raises:
         DataError: there are no rows, or two columns of one name.
     """
-    names = [str(name).strip() for name in frame.columns]
+    names = [str(name).lstrip("\ufeff").strip() for name in frame.columns]  # a BOM
     check_header(where, names, numbers=True)
     if not len(frame):
         raise DataError(f"{where}: only a header, no rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -25,8 +26,11 @@ FIELDS = {
 
 
 def save(record: dict[str, Any], path: Path) -> Path:
-    """Write the file atomically, with one client per line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write the file atomically, with one client per line.
+
+    Raises:
+        DataError: it cannot be written, e.g. since the disk is full.
+    """
     lines = [f'"format": {_json(FORMAT)}', f'"version": {VERSION}']
     for key, value in record.items():
         if isinstance(value, tuple):
@@ -35,8 +39,14 @@ def save(record: dict[str, Any], path: Path) -> Path:
         elif value is not None:
             lines.append(f"{_json(key)}: {_json(value)}")
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 
 
