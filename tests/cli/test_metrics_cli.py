@@ -76,5 +76,10 @@ def test_a_metric_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
         records = (tmp_path / "runs/digits-fedavg-1/seed-0/metrics.jsonl").read_text().splitlines()
         last = json.loads(records[-1])
         assert last["misses"] == pytest.approx(1 - last["accuracy"] / 100)
+        evaluate = ("evaluate", "runs/digits-fedavg-1", "--json")
+        scores = json.loads(kedge_command(*evaluate, cwd=tmp_path).stdout)
+        assert scores["global"]["misses"] == pytest.approx(last["misses"])
     finally:
         own_metrics.remove("misses")
+    scores = json.loads(kedge_command(*evaluate, cwd=tmp_path).stdout)  # without the file
+    assert scores["global"]["accuracy"] == pytest.approx(last["accuracy"])

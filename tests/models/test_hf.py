@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,22 @@ def test_a_command_takes_it(folders: dict[str, Path], tmp_path: Path) -> None:
         kedge.run("fedavg", data=f"{tmp_path}/tokens.npz(kind=tokens)", **own)
     with pytest.raises(ModelError, match="cannot take whole-number inputs"):
         kedge.run("fedavg", data=f"{tmp_path}/tokens.npz(kind=tokens)", model="mlp", **own)
+
+
+@pytest.mark.parametrize(("name", "options"), [("distilbert", "(lora=2)"), ("vit", "")])
+def test_a_saved_run_predicts_without_the_folder_of_the_model(
+    name: str, options: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    source = shutil.copytree(folders[name], tmp_path / "pretrained")
+    x, y = data(name)
+    clients = [(x[k::2].numpy(), y[k::2].numpy()) for k in range(2)]
+    text, out = f"hf:{source}{options}", tmp_path / "run"
+    result = kedge.fit(text, clients, rounds=1, seeds=(0,), engine="loop", out=out)
+    shutil.rmtree(source)
+    with torch.no_grad():
+        expected = result.models[0].eval()(x).softmax(-1)
+    found = torch.as_tensor(kedge.load(out).model.predict_proba(x.numpy()))
+    assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_low_rank_updates_by_hand() -> None:

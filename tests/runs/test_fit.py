@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 import kedge
 from kedge.core.part import parts
-from kedge.errors import DataError, IncompatibleError, ModelError
+from kedge.errors import DataError, IncompatibleError, KedgeError, ModelError
 from kedge.models import models
 
 FAST: dict[str, Any] = {"rounds": 2, "steps": 2, "engine": "loop"}
@@ -452,10 +453,33 @@ def test_an_own_metric_is_the_headline() -> None:
     assert kedge.fit(net(1), halves(x, y), metric="auroc", **FAST).metric == "auroc"
 
 
+def test_the_worst_client_by_an_own_metric_that_is_to_be_small(tmp_path: Path) -> None:
+    def brier(y_true: Any, y_score: Any) -> float:
+        return float(((y_true - y_score) ** 2).mean())
+
+    brier.higher_is_better = False  # type: ignore[attr-defined]
+    out = tmp_path / "run"
+    kedge.fit(net(), halves(*samples()), metric=brier, split="holdout(0.3)", out=out, **FAST)
+    scores = json.loads((out / "seed-0/scores.json").read_text())
+    values = [client["brier"] for client in scores["clients"].values()]
+    assert len(set(values)) > 1
+    assert scores["over_clients"]["brier"]["worst"] == max(values)
+
+
+def test_an_own_metric_that_cannot_take_the_test_set_is_an_error() -> None:
+    def decisions_only(y_true: Any, y_score: Any) -> float:
+        raise ValueError("cannot take continuous scores")
+
+    with pytest.raises(KedgeError, match="decisions_only failed: ValueError: cannot take"):
+        kedge.fit(net(), halves(*samples()), metric=decisions_only, **FAST)
+
+
 def test_class_weights_by_name_by_number_and_in_words() -> None:
     x, y = samples()
     texts = np.array(["no", "yes"])[y.numpy()]
     ways: list[Any] = [{"yes": 5}, [1, 5], "1,5", "no=1,yes=5"]
+    numbered = [kedge.fit(net(), [(x, y)], class_weights=w, **FAST) for w in ({1: 5}, "1=5")]
+    assert all(torch.equal(run.models[0](x), numbered[0].models[0](x)) for run in numbered)
     nets = [kedge.fit(net(), [(x, texts)], class_weights=w, **FAST).models[0] for w in ways]
     assert all(torch.equal(nets[0](x), other(x)) for other in nets[1:])
     assert not torch.equal(nets[0](x), kedge.fit(net(), [(x, texts)], **FAST).models[0](x))

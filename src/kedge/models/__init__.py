@@ -30,14 +30,14 @@ from kedge.models.cnn import (
     pamap2_cnn,
     pfl_cnn,
 )
-from kedge.models.hf import hf
+from kedge.models.hf import hf, hf_config, hf_from_config
 from kedge.models.layers import norm_layer
 from kedge.models.resnet import resnet18, resnet34, resnet50
 from kedge.models.vgg import vgg9, vgg11
 from kedge.registry import Registry
 from kedge.schema import BoundCall, Schema, schema_of
 
-__all__ = ["build", "models", "norm_layer", "read", "schema"]
+__all__ = ["build", "build_again", "hf_config", "models", "norm_layer", "read", "schema"]
 
 models = Registry[Callable[..., nn.Sequential]](
     "model", see="kedge list models", group="kedge.models"
@@ -128,3 +128,13 @@ def build(text: str, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
     model: nn.Sequential = read(text)(tuple(shape), outputs)
     model.built_from = text  # type: ignore[assignment]  # a saved model says how it is built again
     return model
+
+
+def build_again(
+    text: str, shape: tuple[int, ...], outputs: int, config: dict[str, Any] | None = None
+) -> nn.Module:
+    """As :func:`build`, for weights that are loaded next: a Hugging Face model needs its ``config``
+    (:func:`hf_config`), but neither its folder nor the Hub."""
+    if config is None:
+        return build(text, shape, outputs)
+    return hf_from_config(tuple(shape), config, **read(text).options)

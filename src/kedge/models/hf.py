@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from kedge.models.layers import Shape
 from kedge.models.lora import add_lora
 from kedge.schema import Doc, Range
 
+#: The other forms of attention have no rule for vmap and keyed dropout.
+_FORM: dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float32}
 _HEADS = ("classifier", "score", "classification_head", "pre_classifier")
 
 
@@ -89,15 +92,7 @@ def hf(
     or a folder.
     """
     transformers = _library()
-    if len(shape) == 1:
-        auto = transformers.AutoModelForSequenceClassification
-    elif len(shape) == 3:
-        auto = transformers.AutoModelForImageClassification
-    else:
-        raise ModelError(
-            f"hf: models take token ids (length,) or images (channels, height, width), not inputs "
-            f"of shape {tuple(shape)}"
-        )
+    auto = _auto_class(transformers, shape)
     path = Path(name).expanduser()
     is_folder = path.is_dir()
     if not is_folder and name.startswith(("/", ".", "~")):
@@ -108,11 +103,55 @@ def hf(
                 str(path) if is_folder else name,
                 num_labels=outputs,
                 ignore_mismatched_sizes=True,
-                attn_implementation="eager",  # the others have no rule for vmap and keyed dropout
-                dtype=torch.float32,
+                **_FORM,
             )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelError(_cannot_load(name, is_folder, error)) from error
+    return _finished(net, shape, lora, alpha, targets, train)
+
+
+def hf_config(module: nn.Module) -> dict[str, Any] | None:
+    """The configuration of a Hugging Face model as plain data; None for other models."""
+    if not isinstance(module, HuggingFace):
+        return None
+    found: dict[str, Any] = json.loads(module.net.config.to_json_string(use_diff=False))
+    return found
+
+
+def hf_from_config(shape: Shape, config: dict[str, Any], **options: Any) -> nn.Module:
+    """The model of a configuration, with arbitrary weights: without its folder or the Hub."""
+    transformers = _library()
+    auto = _auto_class(transformers, shape)
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    try:
+        with _quiet(transformers):
+            own = transformers.AutoConfig.for_model(config["model_type"], **values)
+            net = auto.from_config(own, **_FORM)
+    except (KeyError, OSError, ValueError, RuntimeError, ImportError, TypeError) as error:
+        raise ModelError(f"the Hugging Face model cannot be built again: {error}") from error
+    return _finished(net, shape, **options)
+
+
+def _auto_class(transformers: Any, shape: Shape) -> Any:
+    if len(shape) == 1:
+        return transformers.AutoModelForSequenceClassification
+    if len(shape) == 3:
+        return transformers.AutoModelForImageClassification
+    raise ModelError(
+        f"hf: models take token ids (length,) or images (channels, height, width), not inputs "
+        f"of shape {tuple(shape)}"
+    )
+
+
+def _finished(
+    net: Any,
+    shape: Shape,
+    lora: int = 0,
+    alpha: float = 16.0,
+    targets: tuple[str, ...] | str = (),
+    train: str = "all",
+) -> nn.Module:
+    """The model with its low-rank updates, its frozen weights and its mask."""
     base = net.base_model
     if lora:
         add_lora(base, lora, alpha, (targets,) if isinstance(targets, str) else targets)

@@ -18,7 +18,7 @@ from torch import nn
 
 from kedge.core.adapting import add_hooks, hooks_of
 from kedge.errors import KedgeError, ModelError, UnknownName
-from kedge.models import build
+from kedge.models import build_again, hf_config
 
 #: Arguments that say where and in which type a layer is created, or that are values to start from.
 _SKIPPED = ("device", "dtype", "_weight", "_freeze")
@@ -38,7 +38,8 @@ def describe(module: nn.Module) -> dict[str, Any]:
 def _described(module: nn.Module) -> dict[str, Any]:
     text = getattr(module, "built_from", None)
     if isinstance(text, str):
-        return {"kind": "zoo", "text": text}
+        config = hf_config(module)
+        return {"kind": "zoo", "text": text} | ({"config": config} if config else {})
     with torch.random.fork_rng(devices=()):  # layers are built, which draws their weights
         layers = _layers(module)
     if layers is not None:
@@ -91,7 +92,7 @@ def _rebuilt(
         return module
     kind = architecture.get("kind")
     if kind == "zoo":
-        return build(architecture["text"], shape, outputs)
+        return build_again(architecture["text"], shape, outputs, architecture.get("config"))
     if kind == "layers":
         return _from_layers(architecture["layers"])
     if kind == "class":

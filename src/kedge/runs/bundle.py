@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from kedge._version import __version__
 from kedge.core.task import Task, make_task
+from kedge.core.task_custom import own_metrics, with_metric
 from kedge.core.tree import Weights
 from kedge.data.encoding import Encoding, encodings
 from kedge.errors import DataError, KedgeError, UnknownName
@@ -110,13 +111,15 @@ class Bundle:
         )
 
     def make_task(self) -> Task:
-        """The task.
+        """The task; with the metric of the run if that is one's own and registered here.
 
         Raises:
             KedgeError: it is registered by a file that is not loaded here.
         """
+        metric = self.provenance.get("config", {}).get("metric")
         try:
-            return make_task(self.task, self.outputs)
+            task = make_task(self.task, self.outputs)
+            return with_metric(task, metric) if metric in own_metrics else task
         except KedgeError as error:
             raise self.explained(error) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from kedge.runs.config import Config
 from kedge.runs.planning import PLANNING
 from kedge.runs.predictor import Predictor
 from kedge.runs.scores import of_clients, score
+from kedge.sim.evaluation import own_metric
 
 #: What loads the personal model of a client, by its name; there may be many.
 Personal = Mapping[str, Callable[[], Predictor]]
@@ -189,6 +191,7 @@ def evaluate_own(
             f"{config.data} is not what the run was made with: the data have changed since. "
             "Give the data to evaluate on: kedge evaluate RUN DATA"
         )
+    config = dataclasses.replace(config, metric="auto")  # all are computed below
     sim = runner.simulation(config, dataset, seed, predictor.device, PLANNING)
     federation = sim.federation
     tests = [_over(predictor, federation.test_batches(angle)) for angle in federation.angles]
@@ -209,7 +212,7 @@ def _of_held_out(
             own = personal[name]() if personal else predictor
             y, logits = _over(own, federation.held_out_batches(k))
             clients[name] = _scored(own, [y], [logits])["global"]
-    return of_clients(clients)
+    return of_clients(clients, predictor.task)
 
 
 def _over(predictor: Predictor, batches: Any) -> tuple[Array, Tensor]:
@@ -233,8 +236,17 @@ def _scored(
         if names is not None:
             each = zip(names, y, logits, strict=True)
             found |= of_clients(
-                {n: {"samples": len(own)} | _report(predictor, own, out) for n, own, out in each}
+                {n: {"samples": len(own)} | _report(predictor, own, out) for n, own, out in each},
+                task,
             )
+    if task.headline.function is None:
+        return found
+    found["global"] |= own_metric(task, labels, values)
+    if names is not None:
+        for name, own in found["clients"].items():
+            rows = np.asarray(owners) == name
+            own |= own_metric(task, labels[rows], values[rows])
+        found |= of_clients(found["clients"], task)
     return found
 
 

@@ -64,7 +64,9 @@ def task_of(config: Config, federation: Federation) -> Task:
         FieldError: the class weights do not fit the task.
         UnknownName: the task has no such metric.
     """
-    task, weights = federation.task, read_class_weights(config.class_weights, federation.classes)
+    task = federation.task
+    names = federation.classes or [str(c) for c in range(task.outputs)]
+    weights = read_class_weights(config.class_weights, names)
     if weights == "balanced":
         counts = federation.label_counts().sum(0).tolist() if task.one_class else []
         weights = tuple(balanced_weights(counts))

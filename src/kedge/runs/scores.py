@@ -60,7 +60,7 @@ def score(
         owners = np.asarray(client)
         names = dict.fromkeys(owners.tolist())
         each = {str(k): quick_scores(task, y[owners == k], scores[owners == k]) for k in names}
-        found |= of_clients(each)
+        found |= of_clients(each, task)
     return found
 
 
@@ -88,7 +88,7 @@ def final_scores(sim: Simulation, personal: bool = False) -> Values:
             if len(fed.held_out[k]):
                 y, scores = sim.scores(weights_of(k), fed.held_out_batches(k))
                 values[name] = quick_scores(task, y, scores) | _plain(own_metric(task, y, scores))
-        return of_clients(values)
+        return of_clients(values, task)
 
     found |= every(lambda k: weights)
     if personal:
@@ -105,16 +105,17 @@ def _columns(task: Task, scores: Array) -> Array:
     return scores
 
 
-def of_clients(clients: Mapping[str, Values]) -> Values:
+def of_clients(clients: Mapping[str, Values], task: Task) -> Values:
     """``clients`` with their metrics, and ``over_clients``: mean, worst and spread of each metric.
 
     The spread is the standard deviation over the clients that have the metric.
     """
     names = dict.fromkeys(name for one in clients.values() for name in one if name != "samples")
+    higher = {metric.name: metric.higher_is_better for metric in task.metrics}
     summary = {}
     for name in names:
         values = [one[name] for one in clients.values() if name in one]
-        worst = max(values) if name in LOWER_IS_BETTER else min(values)
+        worst = min(values) if higher.get(name, name not in LOWER_IS_BETTER) else max(values)
         summary[name] = {
             "mean": float(np.mean(values)),
             "worst": float(worst),

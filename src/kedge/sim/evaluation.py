@@ -52,7 +52,7 @@ class Evaluation:
         angle_sums = [self.sums(weights, fed.test_batches(a), detailed) for a in fed.angles]
         reports = [fed.task.report(sums) for sums in angle_sums]
         for angle, report in zip(fed.angles, reports, strict=True):
-            report |= self._of_scores(weights, partial(fed.test_batches, angle))
+            report |= self._of_scores(weights, partial(fed.test_batches, angle), strict=True)
         mean = {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
         total = angle_sums[0]
         for sums in angle_sums[1:]:
@@ -120,12 +120,12 @@ class Evaluation:
             scores.append(self.task.probs(logits.double().reshape(len(logits), -1)).cpu())
         return torch.cat(labels).numpy(), torch.cat(scores).numpy()
 
-    def _of_scores(self, weights: Weights, batches: Any) -> dict[str, float]:
+    def _of_scores(self, weights: Weights, batches: Any, strict: bool = False) -> dict[str, float]:
         """The headline metric if it is a function of labels and scores."""
         metric = self.task.headline
         if metric.function is None:
             return {}
-        return own_metric(self.task, *self.scores(weights, batches()))
+        return own_metric(self.task, *self.scores(weights, batches()), strict=strict)
 
     # -- facts --------------------------------------------------------------------------------
 
@@ -149,20 +149,20 @@ class Evaluation:
         return float(torch.bincount(labels).max() / len(labels))
 
 
-def own_metric(task: Task, y: Array, scores: Array) -> dict[str, float]:
+def own_metric(task: Task, y: Array, scores: Array, *, strict: bool = False) -> dict[str, float]:
     """The headline metric if it is a function of labels and scores.
 
     It is left out where the function raises a ValueError, as scikit-learn's do for samples of one
-    class. Raises a KedgeError for any other error.
+    class, unless ``strict``. Raises a KedgeError for any other error.
     """
     metric = task.headline
     if metric.function is None:
         return {}
     try:
         return {metric.name: float(metric.function(y, for_sklearn(task, scores)))}
-    except ValueError:
-        return {}
     except Exception as error:
+        if isinstance(error, ValueError) and not strict:
+            return {}
         raise KedgeError(
             f"the metric {metric.name} failed: {type(error).__name__}: {error}. It is called as "
             f"{metric.name}(y_true, y_score) with arrays of shape {y.shape} and "
