@@ -301,3 +301,9 @@ def test_silo_errors(tmp_path):
 
 def test_natural_order():
     assert sorted(["h10", "h2", "a", "2", "10"], key=natural) == ["2", "10", "a", "h2", "h10"]
+
+
+def test_a_sheet_is_to_be_saved_as_csv(tmp_path):
+    write_csv(tmp_path / "h" / "a.csv", hospital(1))
+    (tmp_path / "h" / "list.xlsx").write_bytes(b"PK")
+    fails("h", "list.xlsx: not a kind of file", "save its table as CSV (UTF-8)", label="diagnosis")

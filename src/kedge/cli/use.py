@@ -81,7 +81,8 @@ def predict(
         typer.echo(table.to_csv(index=False), nl=False)
     else:
         write_target(target, lambda temporary: table.to_csv(temporary, index=False))
-        dim(f"{len(table)} predictions in {target}")
+        seed_of = f", by seed {opened.seed} of {len(opened.seeds)}" if len(opened.seeds) > 1 else ""
+        dim(f"{len(table)} predictions in {target}{seed_of}")
     _warn_global(opened, client)
 
 
