@@ -455,8 +455,7 @@ def test_a_picture_has_the_names_of_the_clients(tmp_path):
     partition = Partition((np.arange(3), np.arange(3, 9)), "by hand", 0, 9)
     names = ["north", "a hospital with a long name"]
     text = partition.plot(np.arange(9) % 2, tmp_path / "p.svg", client_names=names).read_text()
-    assert ">north<" in text
-    assert ">a hospital with" in text
-    assert "long name" not in text
+    assert "<!-- north -->" in text
+    assert "<!-- a hospital with… -->" in text
     with pytest.raises(FieldError, match="1 client names for 2 clients"):
         partition.plot(np.arange(9) % 2, tmp_path / "p.svg", client_names=["north"])
