@@ -157,6 +157,13 @@ def test_data_that_changed_are_not_taken_for_the_data_of_the_run(place: Path) ->
     finally:
         file.write_text(before)
     assert "is not what the run was made with" in done.stderr
+    (place / "hospitals").rename(place / "moved")
+    try:
+        done = kedge_command("evaluate", "run", cwd=place)
+    finally:
+        (place / "moved").rename(place / "hospitals")
+    assert done.returncode == 2
+    assert "go there, or give the data: kedge evaluate RUN DATA" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["run", "digits"])
@@ -208,6 +215,8 @@ def test_one_sentence_for_every_mistake(place: Path) -> None:
         (("predict", "run", "new.csv", "-o", "taken.csv"), "exists already; write --force"),
         (("predict", "run", "new.csv", "-o", "no/out.csv"), "there is no folder no"),
         (("predict", "run", "new.csv", "-o", "hospitals"), "is a folder"),
+        (("predict", "run", "new.csv", "-o", "out.xlsx"), "must end with .csv, such as out.csv"),
+        (("run", "--data", "hospitals(label=outcome"), "found the end). Write for example: hosp"),
         (("predict", "run", "new.csv", "-o", "/dev/full/out.csv"), "cannot be written"),
         (("predict", "run", "new.csv", "--client", "nort"), "Did you mean 'north'"),
         (("predict", "digits", "new.csv", "--client", "0"), "no personal models"),
@@ -230,7 +239,7 @@ def test_data_without_labels_or_with_unknown_ones(place: Path) -> None:
     new = pd.read_csv(place / "new.csv")
     new.drop(columns="outcome").to_csv(place / "unlabelled.csv", index=False)
     done = kedge_command("evaluate", "run", "unlabelled.csv", cwd=place)
-    assert "the data have no labels" in done.stderr
+    assert "the data have no labels (no column 'outcome')" in done.stderr
     new.assign(outcome="dead").to_csv(place / "other.csv", index=False)
     done = kedge_command("evaluate", "run", "other.csv", cwd=place)
     assert "sample P0 is of class 'dead', which the training data do not have" in done.stderr

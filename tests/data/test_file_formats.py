@@ -70,6 +70,23 @@ def test_image_modes(tmp_path, mode):
     assert load("f").shape[0] == (1 if mode in ("1", "LA") else 3)
 
 
+def test_all_faults_of_images_at_once(tmp_path):
+    folder = write_images(tmp_path / "pets")
+    write_images(folder, classes=["eel"], size=(9, 8), n=4)
+    (folder / "dog" / "7.png").write_bytes(b"no image")
+    Image.fromarray(np.zeros((5, 6), np.uint16)).save(folder / "dog" / "8.png")
+    fails(
+        folder,
+        "3 problems in the data",
+        folder / "dog" / "7.png",
+        "cannot be read as an image",
+        folder / "dog" / "8.png",
+        "more than 8 bits",
+        folder / "eel" / "0.png",
+        "write size=5 to scale all to one size (and 3 more such images)",
+    )
+
+
 def test_image_folder_errors(tmp_path):
     folder = write_images(tmp_path / "pets")
     bad = folder / "cat" / "1.png"
@@ -284,3 +301,9 @@ def test_silo_errors(tmp_path):
 
 def test_natural_order():
     assert sorted(["h10", "h2", "a", "2", "10"], key=natural) == ["2", "10", "a", "h2", "h10"]
+
+
+def test_a_sheet_is_to_be_saved_as_csv(tmp_path):
+    write_csv(tmp_path / "h" / "a.csv", hospital(1))
+    (tmp_path / "h" / "list.xlsx").write_bytes(b"PK")
+    fails("h", "list.xlsx: not a kind of file", "save its table as CSV (UTF-8)", label="diagnosis")

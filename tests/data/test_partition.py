@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from labels import COMPLETE, LABELS, shares
 
-from kedge.data.partition import draw
+from kedge.data.partition import Partition, draw
 from kedge.data.partition.registries import generator
 from kedge.data.partition.sampling import (
     arrivals,
@@ -20,6 +20,7 @@ from kedge.data.partition.sampling import (
 )
 from kedge.errors import (
     DataError,
+    FieldError,
     IncompatibleError,
     PartitionError,
 )
@@ -448,3 +449,13 @@ def test_the_largest_numbers_give_sizes_and_angles_or_a_message() -> None:
 def test_labels_of_unequal_length_are_refused() -> None:
     with pytest.raises(DataError, match="equally many for every sample"):
         draw("iid", [[1], [2, 3]], 1, seed=0)
+
+
+def test_a_picture_has_the_names_of_the_clients(tmp_path):
+    partition = Partition((np.arange(3), np.arange(3, 9)), "by hand", 0, 9)
+    names = ["north", "a hospital with a long name"]
+    text = partition.plot(np.arange(9) % 2, tmp_path / "p.svg", client_names=names).read_text()
+    assert "<!-- north -->" in text
+    assert "<!-- a hospital with… -->" in text
+    with pytest.raises(FieldError, match="1 client names for 2 clients"):
+        partition.plot(np.arange(9) % 2, tmp_path / "p.svg", client_names=["north"])

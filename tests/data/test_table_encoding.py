@@ -113,6 +113,9 @@ def test_what_cannot_be_encoded(tmp_path):
     encoding = load("p.csv").encoding
     with pytest.raises(DataError, match=r"no column 'dose'\. The model needs: age, dose"):
         encoding.encode({"age": [1]})
+    filled = load("p.csv(missing=mean)").encoding
+    with pytest.raises(DataError, match=r"no column 'dose'\. Add it; empty cells are filled in"):
+        filled.encode({"age": [1]})
     with pytest.raises(DataError, match=r"no column 'age', 'dose'\. Is 'Age' 'age'\? Then rename"):
         encoding.encode({"Age": [1]})
     with pytest.raises(SeveralDataErrors) as caught:

@@ -92,6 +92,28 @@ def test_other_ways_to_write_dates(tmp_path, days, first):
     assert d.encoding.encode(stamps).x[:, 0].tolist() == [since]
 
 
+def test_every_silo_has_its_own_way_to_write_dates(tmp_path):
+    days = {"a": "2024-01-{:02d}", "b": "{:02d}.01.2024", "c": "{:02d}/01/2024"}
+    for name, form in days.items():
+        rows = "".join(f"{form.format(d)},{'ny'[d % 2]}\n" for d in range(1, 31))
+        write_csv(tmp_path / "h" / f"{name}.csv", "day,y\n" + rows)
+    d = load(str(tmp_path / "h"))
+    first = (pd.Timestamp("2024-01-01") - pd.Timestamp(0)).days
+    assert d.x_train[:, 0].tolist() == [first + i for i in range(30)] * 3
+    for day in ("2024-01-05", "05.01.2024", "05/01/2024"):  # a new file may have any of them
+        assert d.encoding.encode({"day": [day]}).x[0, 0] == first + 4
+    again = type(d.encoding).from_dict(d.encoding.to_dict())
+    assert again.encode({"day": ["05.01.2024"]}).x[0, 0] == first + 4
+    rows = "".join(f"01/{d:02d}/2024,{'ny'[d % 2]}\n" for d in range(1, 31))
+    write_csv(tmp_path / "h" / "d.csv", "day,y\n" + rows)
+    fails("h", "d.csv, line 2, column 'day': '01/01/2024' has the month first, and other files the")
+    (tmp_path / "h" / "c.csv").unlink()
+    load(str(tmp_path / "h"))
+    rows = "".join(f"2024-01-{d:02d},{'ny'[d % 2]}\n" for d in range(1, 31))
+    write_csv(tmp_path / "h" / "d.csv", f"day,y\n{rows}31.01.24,y\n")
+    fails("h", "d.csv, line 32, column 'day': '31.01.24' is not a date like most of this column")
+
+
 def test_dates_that_are_none(tmp_path):
     path = write_csv(tmp_path / "p.csv", "day,y\n01/02/2024,a\n02/01/2024,b\n")
     fails(path, "line 2, column 'day': '01/02/2024' may have the day or the month first")
@@ -221,7 +243,8 @@ def test_all_problems_of_all_files_are_reported_together(tmp_path):
     lines = [str(error) for error in caught.value.errors]
     for phrase in (
         "b.csv: only a header, no rows",
-        "c.csv has no column 'b', unlike",
+        "c.csv has no column 'b', unlike h/a.csv; columns must be the same: add it, or leave it "
+        "out with drop=b",
         "a.csv, line 3, column 'a': '' is a missing value",
         "a.csv, line 4, column 'b': '' is a missing value",
         "a.csv, line 5, column 'y': '' is a missing value",

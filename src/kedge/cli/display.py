@@ -15,6 +15,7 @@ from kedge.check.conformance import Row
 from kedge.cli.mathtext import title
 from kedge.core.part import parts
 from kedge.core.task import tasks
+from kedge.data.build import silo_names
 from kedge.data.datasets import Dataset, available
 from kedge.data.datasets.find import places
 from kedge.data.datasets.listing import Listing
@@ -108,9 +109,10 @@ def partition_table(drawn: Partition, dataset: Dataset) -> Table:
         counts = drawn.label_counts(dataset.y_train, dataset.outputs)
         for c in range(min(dataset.outputs, 12)):
             label = dataset.classes[c] if dataset.classes else str(c)
-            table.add_column(label[:8], justify="right")
+            table.add_column(label[:12], justify="right")
+    names = silo_names(dataset, drawn)
     for k in range(min(len(sizes), 40)):
-        row = [dataset.group_names[k] if dataset.group_names else str(k), str(sizes[k])]
+        row = [names[k] if names else str(k), str(sizes[k])]
         row += [str(n) if n else "·" for n in counts[k][:12]] if counts is not None else []
         table.add_row(*row)
     return table

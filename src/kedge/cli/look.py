@@ -49,6 +49,7 @@ def partition(
     kedge partition --data "hospitals(label=sick, missing=mean)"
     """
     from kedge.cli import display
+    from kedge.data.build import silo_names
     from kedge.data.datasets import load as read
     from kedge.data.partition import draw
     from kedge.runs.runner import partition_of
@@ -63,7 +64,8 @@ def partition(
         if path.endswith(".json"):
             drawn.save(path)
         else:
-            drawn.plot(dataset.y_train, path, class_names=dataset.classes)
+            names = silo_names(dataset, drawn)
+            drawn.plot(dataset.y_train, path, class_names=dataset.classes, client_names=names)
         console.print(f"wrote {path}", highlight=False)
 
 

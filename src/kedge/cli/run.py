@@ -197,6 +197,10 @@ def _config(
     if resume:
         if out is None:
             raise KedgeError("--resume needs the folder of the run: --out FOLDER --resume")
+        for several in ("compare", "sweep"):
+            if (Path(out) / f"{several}.json").is_file():
+                again = f"kedge {several} --out {shlex.quote(out)} --resume"
+                raise KedgeError(f"{out} holds several runs; resume them with: {again}")
         stored = Folder.resume(out, None)[1]
         if path is None:  # a setting that is not given stays as it was
             return load_config(Path(out) / CONFIG, words, flags) if words or flags else stored
@@ -267,7 +271,7 @@ def _grid(
 def _finish(results: list[Result], as_json: bool, note: str) -> None:
     """Print the results as a table or as JSON."""
     from kedge.report import tables
-    from kedge.runs.validation import data_of_choice
+    from kedge.runs.validation import data_of_choice, leader
 
     if as_json:
         rows = [result.to_dict() for result in results]
@@ -275,7 +279,8 @@ def _finish(results: list[Result], as_json: bool, note: str) -> None:
         return
     print_table(tables.comparison(results))
     if len([result for result in results if not result.yardstick]) > 1:
-        dim(f"bold: {data_of_choice(results)}")
+        mark = "bold, " if console.is_terminal else ""
+        dim(f"{mark}{leader(results).title}: {data_of_choice(results)}")
     if note:
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
 

@@ -66,7 +66,8 @@ def predict(
     from kedge.runs.targets import check_target, write_target
 
     load_files(load)
-    target = check_target(out, force) if out else None
+    other = (out or "").lower().endswith((".xlsx", ".xls", ".parquet", ".json"))
+    target = check_target(out, force, ".csv" if other else "") if out else None
     opened = _open(run, seed, which)
     model = _model(opened, client, device)
     frames = []
@@ -80,7 +81,8 @@ def predict(
         typer.echo(table.to_csv(index=False), nl=False)
     else:
         write_target(target, lambda temporary: table.to_csv(temporary, index=False))
-        dim(f"{len(table)} predictions in {target}")
+        seed_of = f", by seed {opened.seed} of {len(opened.seeds)}" if len(opened.seeds) > 1 else ""
+        dim(f"{len(table)} predictions in {target}{seed_of}")
     _warn_global(opened, client)
 
 

@@ -91,12 +91,16 @@ def _client_names(dataset: Dataset, data: SplitData) -> list[str] | None:
 
     If some clients never train, the others keep their numbers.
     """
-    numbered = [f"client {k}" for k in data.seen] or None
+    return silo_names(dataset, data.train) or [f"client {k}" for k in data.seen] or None
+
+
+def silo_names(dataset: Dataset, partition: Partition) -> list[str] | None:
+    """The names of the silos if each client of a partition is one of them, else None."""
     if dataset.groups is None or dataset.group_names is None:
-        return numbered
-    silos = [np.unique(dataset.groups[rows]) for rows in data.train.clients]
+        return None
+    silos = [np.unique(dataset.groups[rows]) for rows in partition.clients]
     if any(len(own) != 1 for own in silos) or len({int(own[0]) for own in silos}) < len(silos):
-        return numbered
+        return None
     return [dataset.group_names[int(own[0])] for own in silos]
 
 

@@ -19,6 +19,7 @@ from kedge.runs.headline import in_words
 
 BAR_WIDTH = 12
 MAX_SILENCE_S = 60.0  # without a terminal, a line is printed at least so often
+FIRST_SILENCE_S = 10.0  # and the first one, with the remaining time, after this
 
 
 class Remaining(ProgressColumn):
@@ -54,7 +55,7 @@ class Watcher:
         self.names, self.clock = list(names), clock
         self.pace = Pace(total, clock())
         self.live = self.console.is_terminal
-        self._printed = clock()
+        self._printed, self._silence = clock(), FIRST_SILENCE_S
         room = max(20, self.console.width - BAR_WIDTH - 28)  # beside speed and remaining time
         self.bar = Progress(
             BarColumn(bar_width=BAR_WIDTH),
@@ -94,8 +95,8 @@ class Watcher:
         """Show a round: the ``watch`` callback of a run, after its configuration; ``name`` is the
         name of the run if it is not the method.
 
-        Without a terminal, five lines are printed per seed; for a setting of a sweep, one; and one
-        after a minute of silence.
+        Without a terminal, five lines are printed per seed; for a setting of a sweep, one; one
+        after ten seconds, and then after every minute of silence.
         """
         name = setting or name or config.method
         now, left = self._advance(config, seed, record, setting, name), self.pace.left
@@ -112,8 +113,8 @@ class Watcher:
         )
         interval = config.rounds if setting else max(1, config.rounds // 5)
         is_due = record["round"] % interval == 0 or record["round"] == config.rounds
-        if not self.live and (is_due or now - self._printed >= MAX_SILENCE_S):
-            self._printed = now
+        if not self.live and (is_due or now - self._printed >= self._silence):
+            self._printed, self._silence = now, MAX_SILENCE_S
             end = "" if left is None else f"ETA {units.clock(left)}"
             parts = [title, f"seed {seed}", f"round {number}", *parts, speed, end]
             line = "  ".join(part for part in parts if part)

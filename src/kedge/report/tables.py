@@ -173,7 +173,12 @@ def _note(results: Sequence[Result]) -> str:
             f"The largest class has {100 * shares[0]:.0f} % of the test samples: accuracy alone "
             "says little."
         )
-    lines += _over_clients(results[0]) if len(results) == 1 else []
+    over = _over_clients(results[0]) if len(results) == 1 else []
+    lines += over
+    if over or any(r.headline != "global" for r in results):
+        lines += _left_out(results[0])
+    if any(r.validation is not None for r in results):
+        lines.append("chosen: on the test data, in the best round on the validation data.")
     if any(r.stopped_early for r in results):
         lines.append(
             f"rounds: stopped early, after {results[0].config.patience} tests without a better "
@@ -194,6 +199,19 @@ def _bound(result: Result) -> float:
     """The largest possible error of the headline after the last round; 0 if it is exact."""
     prefix = "" if result.headline == "global" else f"{result.headline}_"
     return max(run[-1].get(f"{prefix}{result.metric}_bound") or 0.0 for run in result.records)
+
+
+def _left_out(result: Result) -> list[str]:
+    """How many clients the means over clients leave out: AUROC needs samples of two classes."""
+    kind = "personal" if result.headline == "personal" else "client"
+    values = result.records[0][-1].get(f"per_{kind}") or []
+    without = sum(value is None for value in values)
+    if not without or without == len(values):
+        return []
+    return [
+        f"{without} of {len(values)} clients have no {result.metric} (samples of one class only): "
+        "left out of means over clients."
+    ]
 
 
 def _over_clients(result: Result) -> list[str]:
@@ -225,7 +243,7 @@ def _gain(stat: Stat, result: Result) -> tuple[str, str]:
     interval, decimals = stat.interval(), result.decimals
     if interval is None:
         return f"{stat.mean:+.{decimals}f}", "one seed"
-    fewer = max(1, decimals - 1)
+    fewer = decimals if decimals > 2 else max(1, decimals - 1)  # of 0 to 1: all of them
     return (
         f"{stat.mean:+.{decimals}f}",
         f"{interval[0]:+.{fewer}f} … {interval[1]:+.{fewer}f}",

@@ -178,7 +178,13 @@ def evaluate_own(
     """
     if config.data == "own":
         raise KedgeError("kedge does not keep the data of a run by kedge.fit; give DATA, too")
-    dataset = load(config.data)
+    try:
+        dataset = load(config.data)
+    except DataError as error:
+        raise DataError(
+            f"{error}. The run was started where {config.data} is; go there, or give the data: "
+            "kedge evaluate RUN DATA"
+        ) from None
     expected = predictor.bundle.provenance.get("fingerprint")
     if expected and dataset.fingerprint != expected:
         raise DataError(

@@ -90,6 +90,15 @@ class Result:
     best_models: list[nn.Module] = field(repr=False, default_factory=list)
     yardstick: str = ""  # the name of a yardstick, which is shown beside methods
 
+    def __repr__(self) -> str:
+        seeds = f"{len(self.records)} seed{'s' if len(self.records) > 1 else ''}"
+        whose = "" if self.headline == "global" else " of clients"
+        value = f"{self.metric}{whose} {self.written(self.last)} {self.unit}".rstrip()
+        return (
+            f"<Result {self.title} on {self.config.data}: {value}, "
+            f"{len(self.records[0])} rounds, {seeds}>"
+        )
+
     @property
     def title(self) -> str:
         """What it is called in tables and figures: the method, or the yardstick."""

@@ -34,7 +34,8 @@ class ColumnEncoding:
         name: name of the column.
         kind: number, boolean, date or words.
         words: the words, in the order of their columns.
-        format: the format of dates, one of ``DATE_FORMATS``.
+        format: the format of dates, one of ``DATE_FORMATS``, or those of several silos with "|"
+            between them.
         fill: what a missing value becomes: a number, a day, or one number per word. None: missing
             values are errors.
         indicator: whether a last column ``name=missing`` marks missing values.
@@ -100,13 +101,14 @@ class ColumnEncoding:
     def _days(self, cells: Cells, report: Report) -> Array:
         if cells.is_number.any():
             report(cells.error(cells.is_number, "is not a date, as this column is; correct it"))
-        days = parse_days(cells.words, self.format)
-        if self.format != DATE_FORMATS[0]:  # dates of a DataFrame are ISO texts
-            days = np.where(np.isnan(days), parse_days(cells.words, DATE_FORMATS[0]), days)
+        days = np.full(len(cells.words), np.nan)
+        for form in (*self.format.split("|"), DATE_FORMATS[0]):  # of a DataFrame: ISO texts
+            if np.isnan(days).any():
+                days = np.where(np.isnan(days), parse_days(cells.words, form), days)
         values = np.append(days, np.nan)[cells.codes]  # code -1: the last
         wrong = cells.is_word & np.isnan(values)
         if wrong.any():
-            example = "2024-03-31" if self.format == "ISO8601" else self.format
+            example = "2024-03-31" if "ISO8601" in self.format else self.format
             report(cells.error(wrong, f"is not a date such as {example}; correct it"))
         return values
 

@@ -11,6 +11,7 @@ from kedge.errors import DataError
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
 FILES = (".npz", *TABLES)
+SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLIT_NAMES |= {"val": "val", "valid": "val", "validation": "val"}
 LAYOUTS = (
@@ -89,6 +90,8 @@ def detect(path: Path) -> str:
         kind = {".npz": "npz", **dict.fromkeys(TABLES, "csv")}.get(suffix_of(path))
         if kind is None:
             advice = "give the folder it is in" if _needs_folder(path) else f"kedge reads {LAYOUTS}"
+            if path.suffix.lower() in SHEETS:
+                advice = "save its table as CSV (UTF-8), or move the file elsewhere"
             raise DataError(f"{path}: not a kind of file that kedge reads on its own; {advice}")
         return kind
     if not path.is_dir():

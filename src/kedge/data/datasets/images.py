@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -13,7 +16,7 @@ from kedge.data.datasets.checks import reading
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import IMAGES, SPLIT_NAMES, entries, folders
 from kedge.data.datasets.input_arrays import deep_pixels
-from kedge.errors import DataError
+from kedge.errors import DataError, SeveralDataErrors
 from kedge.schema import Count, Doc
 
 GREY = ("1", "L", "LA", "La")
@@ -27,6 +30,35 @@ class FirstImage(NamedTuple):
     shape: tuple[int, int, int]  # C, H, W
     where: object
     dtype: np.dtype
+
+
+class ImageFaults:
+    """Images that cannot be used: the first of every kind of fault, and how many there are."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, DataError] = {}
+        self.count: Counter[str] = Counter()
+
+    @contextmanager
+    def collect(self, file: Path) -> Iterator[None]:
+        """Keep a DataError of the block; those that differ in file and numbers are of one kind."""
+        try:
+            yield
+        except DataError as error:
+            kind = re.sub(r"\d+", "", str(error).replace(str(file), ""))
+            self.first.setdefault(kind, error)
+            self.count[kind] += 1
+
+    def raise_all(self) -> None:
+        """Raise what was kept, all in one."""
+        errors = [
+            DataError(f"{error} (and {self.count[kind] - 1} more such images)")
+            if self.count[kind] > 1
+            else error
+            for kind, error in self.first.items()
+        ]
+        if errors:
+            raise errors[0] if len(errors) == 1 else SeveralDataErrors(errors)
 
 
 Pixels = Annotated[Count | None, Doc("scale all images to size x size pixels, e.g. size=64")]
@@ -45,19 +77,23 @@ def read_images(
     classes = _classes(paths, splits, scans)
     number = {name: i for i, name in enumerate(classes)}
     first: FirstImage | None = None
+    faults = ImageFaults()
     sources = []
     for source in scans:
         pairs = {}
         for split, found in source.items():
             images = []
             for file in (f for files in found.values() for f in files):
-                with reading(file, "an image"), Image.open(file) as image:
-                    pixels = to_array(image, file, size, channels)
-                first = check_shape(pixels, file, first)
-                images.append(pixels)
+                with faults.collect(file):
+                    with reading(file, "an image"), Image.open(file) as image:
+                        pixels = to_array(image, file, size, channels)
+                    first = check_shape(pixels, file, first)
+                    images.append(pixels)
             y = np.repeat([number[c] for c in found], [len(files) for files in found.values()])
-            pairs[split] = (np.stack(images), y.astype(np.int64))
+            if not faults.first:
+                pairs[split] = (np.stack(images), y.astype(np.int64))
         sources.append(pairs)
+    faults.raise_all()
     return ReadResult(sources, "classification", len(classes), tuple(classes))
 
 

@@ -94,9 +94,11 @@ def _split(text: str) -> tuple[str, dict[str, Any]]:
     try:
         call = parse_call("data" + text[at:])
     except GrammarError as error:
+        wrong = str(error).partition(" at position ")[0]
+        example = f"{head}(label=diagnosis)" if _path(head) else 'csv(path="a.csv", label="sick")'
         raise GrammarError(
-            f"{text!r} is neither a path that exists nor a dataset with options "
-            f'({error}). Write for example: csv(path="patients.csv", label="diagnosis")'
+            f"{text!r} is neither a path that exists nor a dataset with options ({wrong}). "
+            f"Write for example: {example}"
         ) from error
     if len(call.args) > 1:
         raise GrammarError(f"{text!r}: only the path may come without a name, as in csv('a.csv')")

@@ -101,6 +101,8 @@ class TableEncoding(Encoding):
         if absent:
             near = nearest(absent[0], table.columns)
             hint = f" Is {near[0]!r} {absent[0]!r}? Then rename it." if near else ""
+            if not near and all(c.fill is not None for c in self.columns):
+                hint = " Add it; empty cells are filled in as in the training."
             raise DataError(
                 f"{table.where}: no column {', '.join(map(repr, absent))}.{hint} "
                 f"The model needs: {', '.join(c.name for c in self.columns)}"

@@ -20,12 +20,14 @@ from kedge.data.datasets.column_encoding import (
     DATE_FORMATS,
     ColumnEncoding,
     date_formats,
+    parse_days,
     typed,
 )
 from kedge.data.datasets.table_encoding import Problems
 from kedge.errors import DataError
 
 Array = np.ndarray
+SLASHED = DATE_FORMATS[2:]  # 03/04/2024 may be of both
 MAX_CATEGORIES = 20  # distinct values of a one-hot column, or of a class column with fractions
 
 
@@ -71,7 +73,6 @@ def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> Colu
     profiles = [profile(cells) for cells in silos]
     count, words = sum(p.cells for p in profiles), sum(p.words for p in profiles)
     values = frozenset().union(*(p.values for p in profiles))
-    formats = frozenset(DATE_FORMATS).intersection(*(p.formats for p in profiles))
     if values <= {*BOOLEANS, "0", "1"}:
         column = ColumnEncoding(name, "boolean")
     elif any(has_comma(word) for cells in silos for word in cells.words):
@@ -80,8 +81,9 @@ def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> Colu
     elif words < count / 2:
         _report_words(silos, problems, "is not a number, as most of this column are; correct it")
         return unusable
-    elif formats:
-        column = ColumnEncoding(name, "date", format=_date_format(silos, formats, problems))
+    elif all(p.formats for p in profiles):
+        form = _date_format(silos, [p.formats for p in profiles], problems)
+        column = ColumnEncoding(name, "date", format=form)
     else:
         distinct = max([len(values), *(p.distinct for p in profiles)])
         if distinct > MAX_CATEGORIES:
@@ -92,7 +94,11 @@ def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> Colu
                 f"{typed('drop', name)}, or with {typed('id', name)} if it names the rows"
             )
             first = next(cells for cells in silos if cells.is_word.any())
-            problems.add(_first(first, first.is_word, what))
+            if _mostly_dates(silos):
+                mixed = [c for c, p in zip(silos, profiles, strict=True) if not p.formats]
+                _report_no_dates(mixed, problems)
+            else:
+                problems.add(_first(first, first.is_word, what))
             return unusable
         column = ColumnEncoding(name, "words", words=tuple(sorted(values)))
     return _filled(column, silos, missing, problems)
@@ -132,13 +138,42 @@ def _fill(column: ColumnEncoding, silos: Sequence[Cells], missing: str) -> tuple
     return (statistic(present),)
 
 
-def _date_format(silos: Sequence[Cells], formats: frozenset[str], problems: Problems) -> str:
-    found = [f for f in DATE_FORMATS if f in formats]
-    if len(found) > 1:
-        first = next(cells for cells in silos if cells.is_word.any())
-        what = "may have the day or the month first; write dates as 2024-03-31"
-        problems.add(_first(first, first.is_word, what))
-    return found[0]
+def _date_format(
+    silos: Sequence[Cells], formats: Sequence[frozenset[str]], problems: Problems
+) -> str:
+    """The format of the dates, or those of the silos if they differ.
+
+    Dates with slashes have one order of day and month in all silos, or a problem.
+    """
+    pairs = [(c, f) for c, f in zip(silos, formats, strict=True) if c.is_word.any()]
+    slashed = [(cells, own) for cells, own in pairs if own <= frozenset(SLASHED)]
+    found = [f for f in DATE_FORMATS if f not in SLASHED and any(f in own for _, own in pairs)]
+    if slashed:
+        orders = [f for f in SLASHED if all(f in own for _, own in slashed)]
+        if len(orders) != 1:
+            what = "may have the day or the month first; write dates as 2024-03-31"
+            if not orders:
+                what = "has the month first, and other files the day; write dates as 2024-03-31"
+            wrong = next((c for c, own in slashed if SLASHED[0] not in own), slashed[0][0])
+            problems.add(_first(wrong, wrong.is_word, what))
+        found.append((orders or SLASHED)[0])
+    return "|".join(found)
+
+
+def _mostly_dates(silos: Sequence[Cells]) -> bool:
+    """Whether most words are dates, of whatever format."""
+    words = tuple(word for cells in silos for word in cells.words)
+    known = np.any([~np.isnan(parse_days(words, f)) for f in DATE_FORMATS], axis=0)
+    return bool(known.mean() > 0.5)
+
+
+def _report_no_dates(silos: Sequence[Cells], problems: Problems) -> None:
+    """The cells of each file that do not have the format of most of its dates."""
+    for cells in silos:
+        wrong = min((np.isnan(parse_days(cells.words, f)) for f in DATE_FORMATS), key=np.sum)
+        others = np.append(wrong, False)[cells.codes] | cells.is_number
+        what = "is not a date like most of this column; write dates as 2024-03-31, or drop it: "
+        problems.add(cells.error(others, what + typed("drop", cells.name)))
 
 
 def _report_words(

@@ -11,7 +11,7 @@ import numpy as np
 from kedge.core.task import tasks
 from kedge.data.datasets.cells import Cells, read_cells
 from kedge.data.datasets.checks import check_task
-from kedge.data.datasets.column_encoding import numbers
+from kedge.data.datasets.column_encoding import numbers, typed
 from kedge.data.datasets.dataset import SPLITS, Array, Pair, ReadResult, TaskOption
 from kedge.data.datasets.find import TABLES
 from kedge.data.datasets.table_encoding import (
@@ -53,9 +53,9 @@ def read_csv(
 
     Numbers stay, true and false become 1 and 0, columns of a few words become one-hot, and dates
     become days since 1970 with sine and cosine of the time of year. Columns may be in any order.
-    Means, medians and words are those of the training rows, summed over files. Several labels are
-    for multilabel or regression. A path may also be a folder with train.csv and optionally test.csv
-    and val.csv.
+    Means, medians and words are those of all rows outside test files, summed over files. Several
+    labels are for multilabel or regression. A path may also be a folder with train.csv and
+    optionally test.csv and val.csv.
     """
     problems = Problems()
     tables: dict[Path, Table | None] = {}
@@ -245,9 +245,11 @@ def _same_columns(
         what = f"no column {', '.join(map(repr, lacks))}"
         if not lacks:
             what = f"a column {', '.join(map(repr, extra))}"
-        problems.add(
-            DataError(f"{table.where} has {what}, unlike {first.where}; columns must be the same")
-        )
+        wrong = lacks or extra
+        option = typed("drop", wrong[0] if len(wrong) == 1 else wrong)
+        advice = f"{'add it, or ' if lacks else ''}leave it out with {option}"
+        same = f"unlike {first.where}; columns must be the same"
+        problems.add(DataError(f"{table.where} has {what}, {same}: {advice}"))
     return not lacks
 
 

@@ -167,6 +167,7 @@ class Partition:
         path: str | Path,
         *,
         class_names: Sequence[str] | None = None,
+        client_names: Sequence[str] | None = None,
         kind: str = "auto",
     ) -> Path:
         """Plot clients x classes, with the sizes of the clients on top.
@@ -175,18 +176,19 @@ class Partition:
             labels: the label of each sample, ``[N]`` or ``[N, C]``.
             path: file to write, ending in .png, .svg or .pdf.
             class_names: names of the classes.
+            client_names: names of the clients; numbers for None.
             kind: ``bubbles``, ``heatmap``, or ``auto``: bubbles up to 30 clients and classes.
 
         Returns:
             The path.
 
         Raises:
-            FieldError: the ending, ``kind`` or number of class names is wrong.
+            FieldError: the ending, ``kind`` or number of names is wrong.
             DataError: the labels are not those of this dataset.
         """
         from kedge.data.partition import picture  # matplotlib is slow to import
 
-        return picture.plot(self, np.asarray(labels), Path(path), class_names, kind)
+        return picture.plot(self, np.asarray(labels), Path(path), class_names, kind, client_names)
 
     def _record(self) -> dict[str, Any]:
         fields = ("name", "seed", "num_samples", "hash", "rotation", "noise", "clients", "angles")

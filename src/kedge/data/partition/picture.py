@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kedge.data.partition.data import Partition
 
 INK, MUTED, FAINT, BLUE = "#222222", "#6b6b6b", "#e4e6e8", "#2b6cb0"
+MAX_NAME = 16  # characters of a client's name
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -42,6 +43,7 @@ def plot(
     path: Path,
     class_names: Sequence[str] | None,
     kind: str,
+    client_names: Sequence[str] | None = None,
 ) -> Path:
     """Draw a partition to a file; see :meth:`Partition.plot`."""
     suffix = path.suffix.lower()
@@ -54,19 +56,26 @@ def plot(
     counts = None if is_real else partition.label_counts(labels)  # real targets have no classes
     if counts is not None and class_names is not None and len(class_names) != counts.shape[1]:
         raise FieldError(f"{len(class_names)} class names for {counts.shape[1]} classes")
+    clients = len(partition.clients)
+    if client_names is not None and len(client_names) != clients:
+        raise FieldError(f"{len(client_names)} client names for {clients} clients")
     if kind == "auto":
         few = counts is not None and max(counts.shape) <= 30
         kind = "bubbles" if few else "heatmap"
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
-        figure = _figure(partition, counts, class_names, kind)
+        figure = _figure(partition, counts, class_names, kind, client_names)
         metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
         figure.savefig(path, dpi=200, facecolor="white", metadata=metadata)
     return path
 
 
 def _figure(
-    partition: Partition, counts: IntArray | None, names: Sequence[str] | None, kind: str
+    partition: Partition,
+    counts: IntArray | None,
+    names: Sequence[str] | None,
+    kind: str,
+    client_names: Sequence[str] | None,
 ) -> Figure:
     clients = len(partition.clients)
     classes = 0 if counts is None else counts.shape[1]
@@ -84,7 +93,7 @@ def _figure(
         top.tick_params(labelbottom=False, bottom=False)
         _class_axis(main, classes, names)
     _bars(top, partition.sizes)
-    _client_axis(main, partition)
+    _client_axis(main, partition, client_names)
     figure.align_ylabels()
     figure.suptitle(title, x=0.012, ha="left", fontsize=size, fontweight="bold")
     facts = (
@@ -181,11 +190,12 @@ def _class_axis(axes: Axes, classes: int, names: Sequence[str] | None) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _client_axis(axes: Axes, partition: Partition) -> None:
+def _client_axis(axes: Axes, partition: Partition, names: Sequence[str] | None) -> None:
     clients = len(partition.clients)
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 10**9) if clients / s <= 30)
     at = np.arange(0, clients, step)
-    ticks, what = [str(i) for i in at], ["client"]
+    ticks = [str(i) if names is None else _short(names[int(i)]) for i in at]
+    turned, what = max(map(len, ticks)) > 4, ["client"]
     if partition.rotation is not None:
         ticks = [f"{t}\n{partition.rotation[i] % 360:g}°" for t, i in zip(ticks, at, strict=True)]
         what.append("rotation")
@@ -193,8 +203,16 @@ def _client_axis(axes: Axes, partition: Partition) -> None:
         ticks = [f"{t}\n{partition.noise[i]:.2g}" for t, i in zip(ticks, at, strict=True)]
         what.append("noise")
     axes.set_xticks(at, ticks)
+    if turned:  # names do not fit side by side
+        axes.tick_params(axis="x", labelrotation=40)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
     axes.set_xlim(-0.6, clients - 0.4)
     axes.set_xlabel(", ".join(what))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
 
 
 def _round_values(most: int) -> list[int]:

@@ -1,0 +1,41 @@
+"""Tables of results: what stands beside a number so that it is not misread."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+import kedge
+from kedge.report import tables
+from kedge.runs.result import Stat
+
+
+def text_of(table: object) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_clients_without_the_metric_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype("float32")
+    y = (x[:, 0] > 0).astype(int)
+    healthy = (x[:20], np.zeros(20, int))
+    clients = [(x[:30], y[:30]), (x[30:], y[30:]), healthy]
+    result = kedge.fit("mlp", clients, rounds=1, metric="auroc", engine="loop")
+    found = text_of(tables.comparison([result]))
+    assert "1 of 3 clients have no auroc (samples of one class only)" in found
+    result = kedge.fit("mlp", clients, rounds=1, engine="loop")
+    assert "left out" not in text_of(tables.comparison([result]))
+
+
+def test_intervals_of_small_metrics_keep_their_digits() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype("float32")
+    clients = [(x[:30], (x[:30, 0] > 0).astype(int)), (x[30:], (x[30:, 0] > 0).astype(int))]
+    result = kedge.fit("mlp", clients, rounds=1, metric="auroc", engine="loop")
+    assert repr(result) == f"<Result fedavg on own: auroc {result.last.mean:.3f}, 1 rounds, 1 seed>"
+    assert tables._gain(Stat.of([0.001, 0.003]), result) == ("+0.002", "-0.011 … +0.015")
