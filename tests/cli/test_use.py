@@ -108,7 +108,8 @@ def test_metrics_per_client_of_the_data_of_the_run(place: Path) -> None:
     assert (
         list(silos["clients"]) == list(silos["personal"]["clients"]) == ["north", "south", "west"]
     )
-    assert "personal:" in kedge_command("evaluate", "run", cwd=place).stdout
+    shown = kedge_command("evaluate", "run", cwd=place).stdout
+    assert shown.index("personal:") < shown.index("global:") < shown.index("clients:")
 
 
 def test_the_headline_of_personal_models_is_that_of_the_run() -> None:

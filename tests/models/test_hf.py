@@ -243,6 +243,16 @@ def test_wrong_models_get_a_sentence(
         read(text)((6,), 2)
 
 
+def test_too_long_texts_and_unknown_tokens_get_a_sentence(folders: dict[str, Path]) -> None:
+    name = f"hf:{folders['distilbert']}"
+    with pytest.raises(ModelError, match=r"cannot take 9 tokens \(it has positions for 8\)"):
+        build(name, (9,), 2)
+    x, y = data("distilbert")
+    x[-1, 0] = 33  # beyond the vocabulary, in a row that no first look sees
+    with pytest.raises(ModelError, match=r"token ids, from 0 to 33.*embeddings: 20, 8\)"):
+        kedge.fit(name, [(x.numpy(), y.numpy())], rounds=1, seeds=(0,), engine="loop")
+
+
 def test_a_name_that_is_not_here_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     auto = transformers.AutoModelForSequenceClassification
     for text, expected in (

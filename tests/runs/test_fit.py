@@ -453,6 +453,16 @@ def test_an_own_metric_is_the_headline() -> None:
     assert kedge.fit(net(1), halves(x, y), metric="auroc", **FAST).metric == "auroc"
 
 
+def test_token_ids_beyond_the_embedding_get_a_sentence() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 2))
+    x, y = torch.randint(0, 5, (20, 2)), torch.arange(20) % 2
+    with pytest.raises(ModelError, match=r"rows 0 to 4, the inputs go from 10 to 1\d"):
+        kedge.fit(model, [(x % 2 * 5 + 10, y)], **FAST)
+    x[-1] = -1
+    with pytest.raises(ModelError, match=r"token ids, from -1 to 4.*rows of its embeddings: 5"):
+        kedge.fit(model, [(x, y)], **FAST)
+
+
 def test_the_worst_client_by_an_own_metric_that_is_to_be_small(tmp_path: Path) -> None:
     def brier(y_true: Any, y_score: Any) -> float:
         return float(((y_true - y_score) ** 2).mean())

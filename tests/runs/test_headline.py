@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,12 @@ def test_a_comparison_is_like_with_like(tmp_path: Path) -> None:
     assert stored["last"]["mean"] == pytest.approx(per.last.mean)
     assert stored["global_last"]["mean"] == pytest.approx(per.global_last.mean)
     figures.curves(results, [tmp_path / "c.svg"])
+    figures.curves(results[:1] * 6, [tmp_path / "many.svg"])  # the legend is beside the axes
+    widths = [
+        float(re.findall(r'width="([\d.]+)pt"', (tmp_path / name).read_text())[0])
+        for name in ("c.svg", "many.svg")
+    ]
+    assert widths[1] > widths[0] + 100
     assert "held-out samples, mean over clients" in (tmp_path / "c.svg").read_text()
 
 
@@ -159,6 +166,22 @@ def test_a_metric_by_name_is_the_headline(engine: str, tmp_path: Path) -> None:
     assert result.rounds_to(middle) == first
     assert len(result.records[0][-1]["per_client"]) == 4
     assert in_words(result.config, result.records[0][-1])[0].startswith("auroc 0.")
+
+
+def test_metrics_from_histograms_come_with_the_bound_of_their_error(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = kedge.run(
+        "fedavg", clients=4, rounds=1, seeds=[0], engine="loop", metric="auroc", out=out
+    )
+    last = result.records[0][-1]
+    exact = json.loads((out / "seed-0/scores.json").read_text())["global"]
+    for name in ("auroc", "average_precision"):
+        assert 0 < abs(last[name] - exact[name]) <= last[f"{name}_bound"] < 0.05
+    bound = float(re.findall(r"at most ([\d.]+) off", printed(tables.comparison([result])))[0])
+    assert last["auroc_bound"] <= bound < 2.01 * last["auroc_bound"]
+    assert "bins of scores" not in printed(
+        tables.comparison([kedge.run(clients=4, rounds=1, seeds=[0])])
+    )
 
 
 def test_balanced_class_weights_come_from_the_training_rows_of_all_clients(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 import kedge
 from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
 from kedge.errors import KedgeError
+from kedge.report import tables
 from kedge.runs import sweep as sweeps
 from kedge.runs.config import Config, ConfigError
 from kedge.runs.grid import combine
@@ -100,13 +103,20 @@ def test_early_stopping_ends_each_seed_by_itself() -> None:
         straight.records, stopped.records, stopped.best_rounds, strict=True
     ):
         assert len(cut) == best + 3
-        assert cut[-1].pop("stopped") is True
+        assert cut[-1]["stopped"] is True
         assert plain(cut[:-1]) == plain(whole[: len(cut) - 1])
         last = plain(whole[: len(cut)])[-1]  # a last round has more metrics
         assert {k: v for k, v in plain(cut)[-1].items() if k in last} == last
     assert stopped.array().shape == (3, max(lengths))
     assert stopped.rounds.tolist() == list(range(1, max(lengths) + 1))
     assert stopped.last.values == tuple(run[-1]["accuracy"] for run in stopped.records)
+    assert stopped.stopped_early
+    assert not straight.stopped_early
+    with Console(width=150, file=io.StringIO()) as screen:
+        screen.print(tables.comparison([stopped]))
+    text = screen.file.getvalue()
+    assert f" {min(lengths)}-{max(lengths)} " in text
+    assert "stopped early, after 3 tests" in text
     short = int(np.argmin(lengths))
     assert (stopped.array()[short, lengths[short] :] == stopped.last.values[short]).all()
     assert stopped.top5_mean.values[short] == pytest.approx(
@@ -143,6 +153,8 @@ def test_an_interrupted_run_keeps_the_best_weights_and_the_counter(
             )
             assert set(one) == set(other)
             assert all(torch.equal(one[n], other[n]) for n in one)
+    ends = sorted(straight.last_rounds)
+    assert f"{ends[0]} to {ends[1]} of 30 rounds" in kedge.load(out).summary
     again = kedge.run("fedavg", out=out, resume=True, **settings)  # it knows that it stopped
     assert [plain(r) for r in again.records] == [plain(r) for r in straight.records]
     for one, other in zip(again.best_models, straight.best_models, strict=True):

@@ -254,6 +254,9 @@ class Run:
         if result is None:
             done = [len(records) for records in self.records]
             return f"{min(done)} of {rounds} rounds done, {seeds}"
+        if result.get("stopped_early"):
+            ends = sorted({min(result["last_round"]), max(result["last_round"])})
+            rounds = f"{' to '.join(map(str, ends))} of {rounds}"
         last, metric = result["last"], result["metric"]
         spread = f"±{last['sd']:.2f}" if last.get("sd") is not None else ""
         return f"{rounds} rounds, {seeds}, {metric} {last['mean']:.2f}{spread}"

@@ -22,7 +22,9 @@ def after_run(result: Result) -> list[str]:
         [
             _predict(folder, config),
             _compare(folder, config),
-            f"kedge run --out {_quoted(folder)} --resume --rounds {2 * config.rounds}",
+            f"kedge run --out {_quoted(folder)} --resume --rounds {2 * config.rounds}"
+            if not result.stopped_early
+            else f"kedge evaluate {_quoted(folder)} --which best",
         ]
     )
 

@@ -218,7 +218,7 @@ def _show(about: dict[str, Any], found: dict[str, Any], metric: str) -> None:
     if rows:
         _print_rows("client", rows, own, metric)
     if found.get("per_class"):
-        _print_rows("class", found["per_class"])
+        _print_rows("class\n(global model)" if own else "class", found["per_class"])
     confusion = found.get("confusion")
     if confusion and len(confusion) <= MAX_CONFUSION:
         _print_confusion(list(found["per_class"]), confusion)
@@ -226,19 +226,21 @@ def _show(about: dict[str, Any], found: dict[str, Any], metric: str) -> None:
 
 def _print_metrics(found: dict[str, Any]) -> None:
     over, own = found.get("over_clients", {}), found.get("personal", {}).get("over_clients", {})
-    table = _table("metric", "all samples")
-    for title in ("clients: mean", "worst", "spread") if over else ():
-        table.add_column(title, justify="right")
-    for title in ("personal: mean", "worst") if own else ():
-        table.add_column(title, justify="right")
+    keys, titles = ("mean", "worst", "spread"), ["metric"]
+    if own:  # what a personal method is judged by stands in front
+        titles += ["personal:\nmean", "worst", "spread"]
+    titles += ["global:\nall samples" if own else "all samples"]
+    titles += ["clients:\nmean", "worst", "spread"][: 2 if own else 3] if over else []
+    table = _table(*titles)
     for name, value in found["global"].items():
         if name == "samples":
             continue
-        cells = [_label(name), _text(name, value)]
-        for summary, keys in ((over, ("mean", "worst", "spread")), (own, ("mean", "worst"))):
-            values = summary.get(name, {})
-            cells += [_text(name, values.get(key)) for key in keys if summary]
-        table.add_row(*cells)
+        of_own, of_global = (
+            [_text(name, summary.get(name, {}).get(key)) for key in keys if summary]
+            for summary in (own, over)
+        )
+        cells = [*of_own, _text(name, value), *of_global]
+        table.add_row(_label(name), *cells[: len(titles) - 1])
     console.print(table)
 
 
@@ -279,7 +281,13 @@ def _table(*titles: str) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i else "left", overflow="fold", no_wrap=not i)
+        table.add_column(
+            title,
+            justify="right" if i else "left",
+            overflow="fold",
+            no_wrap=not i,
+            vertical="bottom",
+        )
     return table
 
 

@@ -58,6 +58,7 @@ def adapt(module: nn.Module, x: Tensor, seed: int = 0) -> Adapted:
     net = _copied(check_module(module)).cpu().eval()
     whole = not x.is_floating_point()
     tries = [x, x.float()] if whole else [x]
+    first: Exception | None = None
     for i, given in enumerate(tries):
         candidate = _copied(net)
         try:
@@ -65,9 +66,11 @@ def adapt(module: nn.Module, x: Tensor, seed: int = 0) -> Adapted:
                 torch.default_generator.manual_seed(seed)
                 out = _in_float32(candidate, given)
         except Exception as error:
+            first = first or error
             if i + 1 < len(tries):
                 continue
-            raise ModelError(_cannot_take(net, x, error)) from error
+            reason = first if _embeddings(net) else error
+            raise ModelError(_cannot_take(net, x, reason)) from error
         tokens = whole and i == 0
         if isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor):
             _last(candidate).register_forward_hook(take_logits)
@@ -209,6 +212,17 @@ def _check_outputs(out: Any, rows: int) -> None:
 def _cannot_take(net: nn.Module, x: Tensor, error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     text = f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {lines[0]}"
-    if x.is_floating_point() and any(isinstance(m, nn.Embedding) for m in net.modules()):
+    rows = _embeddings(net)
+    if rows and x.is_floating_point():
         text += "; its embedding takes whole numbers, so give an array of integers"
+    elif rows and isinstance(error, IndexError):
+        text += (
+            f"; its embedding has rows 0 to {min(rows) - 1}, the inputs go from {int(x.min())} "
+            f"to {int(x.max())}"
+        )
     return text
+
+
+def _embeddings(net: nn.Module) -> list[int]:
+    """How many rows each embedding has."""
+    return [m.num_embeddings for m in net.modules() if isinstance(m, nn.Embedding)]

@@ -221,12 +221,14 @@ CLASSIFICATION = (
     Metric(
         "auroc", lambda sums: _over_classes(auroc, sums["histogram"]),
         higher_is_better=True, decimals=3, needs=HISTOGRAM,
+        bound=lambda sums: _over_classes(auroc_bound, sums["histogram"]),
         doc="Probability that a positive scores above a negative; several classes: one against "
         "the rest, mean over classes.",
     ),
     Metric(
         "average_precision", lambda sums: _over_classes(average_precision, sums["histogram"]),
         higher_is_better=True, decimals=3, needs=HISTOGRAM,
+        bound=lambda sums: _over_classes(average_precision_bound, sums["histogram"]),
         doc="Area under precision over recall; several classes: one against the rest, mean.",
     ),
     Metric(
@@ -251,11 +253,13 @@ MULTILABEL = (
     Metric(
         "map", lambda sums: _over_classes(average_precision, sums["histogram"], two=False),
         higher_is_better=True, decimals=3, needs=HISTOGRAM,
+        bound=lambda sums: _over_classes(average_precision_bound, sums["histogram"], two=False),
         doc="Mean over labels of the average precision.",
     ),
     Metric(
         "auroc", lambda sums: _over_classes(auroc, sums["histogram"], two=False),
         higher_is_better=True, decimals=3, needs=HISTOGRAM,
+        bound=lambda sums: _over_classes(auroc_bound, sums["histogram"], two=False),
         doc="Mean over labels of the area under the ROC curve.",
     ),
 )  # fmt: skip

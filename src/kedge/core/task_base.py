@@ -62,6 +62,7 @@ class Metric:
     needs: tuple[str, ...] = ()  # sums of :meth:`Task.details` that it reads
     doc: str = ""
     function: Callable[[Any, Any], float] | None = None  # of labels and scores, instead of sums
+    bound: Callable[[Sums], float | None] | None = None  # on its error; None: it is exact
 
     def __post_init__(self) -> None:
         if self.doc:
@@ -185,10 +186,14 @@ class Task:
         return {}
 
     def report(self, sums: Sums, names: Collection[str] | None = None) -> dict[str, float]:
-        """The metrics by name (all for None), without those that these sums do not give."""
+        """The metrics by name (all for None), without those that these sums do not give.
+
+        A metric that is not exact has ``NAME_bound`` beside it, the largest possible error.
+        """
         wanted = [m for m in self.metrics if names is None or m.name in names]
         known = [m for m in wanted if not m.function and all(n in sums for n in m.needs)]
         values = {metric.name: metric.value(sums) for metric in known}
+        values |= {f"{m.name}_bound": m.bound(sums) for m in known if m.bound}
         return {name: value for name, value in values.items() if value is not None}
 
     def per_class(self, sums: Sums) -> list[float | None]:

@@ -63,7 +63,12 @@ class HuggingFace(nn.Module):
         before = self.training
         self.eval()
         with torch.no_grad():
-            expected = self(x)
+            try:
+                expected = self(x)
+            except (RuntimeError, ValueError, IndexError) as error:
+                most = getattr(self.net.config, "max_position_embeddings", None)
+                has = f" (it has positions for {most})" if most else ""
+                raise ModelError(f"the model cannot take {length} tokens{has}: {error}") from error
             self.wide_mask = True
             try:
                 same = torch.allclose(self(x), expected, atol=1e-5)

@@ -15,6 +15,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 
 
 SUFFIXES = (".png", ".svg", ".pdf")
+MAX_INSIDE = 5  # entries of a legend inside the axes
 
 
 def check_path(path: str | Path) -> None:
@@ -73,8 +74,10 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
         axes.margins(x=0.01)
         n = len(first.config.seeds)
         band = f"mean of {n} seeds, band: one standard deviation" if n > 1 else "one seed"
+        if any(result.stopped_early for result in results):
+            band += "; seeds that stopped early go on with their last value"
         axes.set_title("\n".join(t for t in (title, band) if t), loc="left", fontsize=9)
-        axes.legend(frameon=False, loc="lower right" if first.higher_is_better else "upper right")
+        _legend(axes, figure, len(results), first.higher_is_better)
         for path in paths:
             try:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -82,3 +85,12 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
             except (OSError, ValueError) as error:
                 raise DataError(f"{path} cannot be written: {error}") from None
         plt.close(figure)
+
+
+def _legend(axes: Any, figure: Any, entries: int, higher_is_better: bool) -> None:
+    """In the corner that curves leave free; many entries are beside the axes."""
+    if entries <= MAX_INSIDE:
+        axes.legend(frameon=False, loc="lower right" if higher_is_better else "upper right")
+        return
+    figure.set_figwidth(figure.get_figwidth() + 2.4)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kedge.core.metrics import SCORE_BINS
 from kedge.report import units
 from kedge.runs.grid import Setting, format_value
 from kedge.runs.result import Result, Stat, paired_gain
@@ -135,6 +136,8 @@ def _chosen(results: Sequence[Result]) -> list[Column]:
         columns = [Column("validation", validation, 2), Column("chosen", chosen)]
     else:
         columns = [Column("best (test)", [r.written(r.best.mean) for r in results], 2)]
+    if any(r.stopped_early for r in results):
+        columns.append(Column("rounds", [_span(r.last_rounds) for r in results], 1))
     if any(r.unseen is not None for r in results):
         columns.append(Column("unseen", [r.written(r.unseen) if r.unseen else "" for r in results]))
     return columns
@@ -176,7 +179,26 @@ def _note(results: Sequence[Result]) -> str:
         lines += _left_out(results[0])
     if any(r.validation is not None for r in results):
         lines.append("chosen: on the test data, in the best round on the validation data.")
+    if any(r.stopped_early for r in results):
+        lines.append(
+            f"rounds: stopped early, after {results[0].config.patience} tests without a better "
+            "validation metric (--patience); the values are those of each seed's last round."
+        )
+    bound = max(map(_bound, results))
+    if bound:
+        unit = 10.0 ** math.floor(math.log10(bound))  # rounded up to one digit
+        lines.append(
+            f"{results[0].metric} in rounds is from {SCORE_BINS:,} bins of scores, at most "
+            f"{unit * math.ceil(bound / unit):.1g} off; scores.json and kedge evaluate have the "
+            "exact value."
+        )
     return "\n".join(lines)
+
+
+def _bound(result: Result) -> float:
+    """The largest possible error of the headline after the last round; 0 if it is exact."""
+    prefix = "" if result.headline == "global" else f"{result.headline}_"
+    return max(run[-1].get(f"{prefix}{result.metric}_bound") or 0.0 for run in result.records)
 
 
 def _left_out(result: Result) -> list[str]:
@@ -200,6 +222,11 @@ def _over_clients(result: Result) -> list[str]:
         return []
     mean, worst, spread = (result.written(float(result.array(n)[:, -1].mean())) for n in names)
     return [f"Over clients: {result.label} mean {mean}, worst {worst}, spread {spread} (one sd)."]
+
+
+def _span(rounds: Sequence[int]) -> str:
+    """``"12"``, or ``"3-12"`` where seeds differ."""
+    return "-".join(map(str, sorted({min(rounds), max(rounds)})))
 
 
 def _end(result: Result) -> str:

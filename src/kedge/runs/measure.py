@@ -62,7 +62,7 @@ def _over_clients(
         f"{kind}_worst": min(known) if task.higher_is_better else max(known),
         f"{kind}_spread": math.sqrt(sum((v - mean) ** 2 for v in known) / len(known)),
     }
-    for name in names[1:]:
+    for name in (*names[1:], f"{task.metric}_bound"):
         others = [report[name] for report in reports if name in report]
         if others:
             found[f"{kind}_{name}"] = sum(others) / len(others)

@@ -158,6 +158,16 @@ class Result:
         return {n: Stat.of([end.get(prefix + n, math.nan) for end in ends]) for n in names}
 
     @property
+    def last_rounds(self) -> list[int]:
+        """The number of the last round of each seed."""
+        return [run[-1]["round"] for run in self.records]
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether a seed was stopped by validation data before its last round."""
+        return any(run[-1].get("stopped") for run in self.records)
+
+    @property
     def diverged(self) -> bool:
         """Whether a seed ended with a loss that has exploded, or that is not a number."""
         ends = [run[-1] for run in self.records]
@@ -257,6 +267,7 @@ class Result:
             "headline": self.headline,
             "last": asdict(self.last),
             "best": asdict(self.best),
+            "best_on": "test data",
             "top5_mean": asdict(self.top5_mean),
             "rounds_to": reached,
             "global_last": asdict(self.global_last),
@@ -276,11 +287,11 @@ class Result:
         """What was chosen on validation data, for the summary; empty without such data."""
         if self.validation is None or self.chosen is None:
             return {}
-        rounds = [run[-1]["round"] for run in self.records]
         return {
             "chosen_on": "validation data",
             "best_round": self.best_rounds,
-            "last_round": rounds,
+            "last_round": self.last_rounds,
+            "stopped_early": self.stopped_early,
             "validation": asdict(self.validation),
             "chosen": asdict(self.chosen),
         }

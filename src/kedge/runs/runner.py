@@ -26,7 +26,7 @@ from kedge.engines.threads import restored_threads
 from kedge.errors import KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build
-from kedge.runs.checks import check_batchnorm
+from kedge.runs.checks import check_batchnorm, check_tokens
 from kedge.runs.config import Config
 from kedge.runs.folder import Folder
 from kedge.runs.headline import headline_of, split_of, task_of, with_personal
@@ -246,6 +246,7 @@ def assemble(
     if not isinstance(module, Model):
         module = Model(module, batchnorm=config.batchnorm, precision=config.precision)
     check_batchnorm(config.method, module)
+    check_tokens(module, federation)
     return Simulation(
         federation,
         module,
