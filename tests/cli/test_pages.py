@@ -140,3 +140,12 @@ def test_help_points_to_the_options_of_data() -> None:
     text = " ".join(kedge_command("run", "--help").stdout.replace("│", " ").split())
     assert "tab.csv(drop=[chol,visit])" in text
     assert "kedge show data:csv" in text
+
+
+def test_models_of_hugging_face_are_listed_and_shown() -> None:
+    assert "kedge show model:hf" in kedge_command("list", "models").stdout
+    for name in ("model:hf", "model:hf:some/model"):
+        page = kedge_command("show", name).stdout
+        assert "rank of the trained updates" in page
+        assert 'kedge run --model "hf:NAME(lora=8)"' in page
+    assert "kedge show model:hf or kedge show data:hf" in kedge_command("show", "hf").stderr

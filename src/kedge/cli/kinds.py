@@ -27,6 +27,7 @@ from kedge.data.splits import splits
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.models import models
 from kedge.models import schema as model_schema
+from kedge.models.hf import hf
 from kedge.schema import Schema, schema_of
 
 
@@ -66,6 +67,14 @@ def _part_schema(name: str) -> Schema:
     return Schema(name, {}, "field") if name == "fedavg" else parts[name].schema()
 
 
+def _models() -> dict[str, Any]:
+    return {**_entries(models)(), "hf": hf}  # written hf:NAME
+
+
+def _model_schema(name: str) -> Schema:
+    return schema_of(hf, "hf") if name == "hf" else model_schema(name)
+
+
 def _partitions() -> dict[str, Any]:
     short = {alias: partitions[name] for alias, name in aliases.items()}
     return {**_entries(partitions)(), **short}
@@ -103,7 +112,7 @@ def _for_tasks(by_task: dict[str, Metric]) -> Metric:
 
 KINDS = (
     Kind("part", "parts", '--method "{}"', _parts, _part_schema, ("method", "methods")),
-    Kind("model", "models", '--model "{}"', _entries(models), model_schema),
+    Kind("model", "models", '--model "{}"', _models, _model_schema),
     Kind(
         "partition", "partitions", '--partition "{}"', _partitions,
         lambda name: partition_schema(aliases.get(name, name)),
@@ -140,6 +149,7 @@ def find(text: str) -> tuple[Kind, str]:
     word, colon, rest = text.partition(":")
     if colon and word in BY_WORD:
         kind = BY_WORD[word]
+        rest = "hf" if rest.startswith("hf:") else rest
         if rest not in kind.entries():
             raise UnknownName(kind.name, rest, kind.entries(), kind.see)
         return kind, rest

@@ -28,6 +28,8 @@ _HINTS = {
     "part": "A method is a sum: scaffold+fedprox(mu=0.1). fedavg is the method without parts.\n"
     "Equation, paper, fields, presets and traffic of one: kedge show NAME\n"
     f"There are also: {', '.join('kedge list ' + kind.plural for kind in KINDS[1:])}",
+    "model": "hf:NAME, or hf:FOLDER, is a pretrained model of Hugging Face: kedge show model:hf\n"
+    "Options, ranges and papers of one: kedge show NAME",
     "partition": "A shift is added to a partition: iid+rotation(15). "
     + "".join(f"{short} is short for {name}. " for short, name in aliases.items())
     + "\nOptions, ranges and papers of one: kedge show NAME",
@@ -135,6 +137,7 @@ def show_page(text: str) -> RenderableType:
     kind, name = find(text)
     thing, schema = kind.entries()[name], kind.schema(name)
     heading = thing.__name__ if kind.name == "part" else name
+    heading = "hf:NAME" if (kind.name, name) == ("model", "hf") else heading
     label = "data format" if kind.name == "dataset" and name in FORMATS else kind.name
     pieces: list[RenderableType] = [
         Text(heading, style="bold") + Text(f"  {label}", style="dim"),
@@ -197,6 +200,8 @@ def _facts(kind: Kind, name: str, thing: Any, schema: Schema) -> dict[str, str]:
 
 def _example(kind: Kind, name: str, schema: Schema) -> str:
     """An entry as it is written on the command line, with its first option."""
+    if name == "hf" and kind.name == "model":
+        return "hf:NAME(lora=8)"
     if name in FORMATS and kind.name == "dataset":
         return "hf:NAME" if name == "hf" else f"{name}(path='...')"
     first = next((row for row in schema.rows() if row.default != "-"), None)
