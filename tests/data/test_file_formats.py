@@ -199,7 +199,7 @@ LINES = [f"{i},w{i},{'xz'[i % 2]}\n" for i in range(30)]
         ("a,y\n1,x\ninf,z\n", ", line 3, column 'a': 'inf' is not a finite number"),
         ("a,y\n1,x\n1e99,z\n", ", line 3, column 'a': '1e99' is not a finite number"),
         ("a,y\n1,x\n2,z\no3,z\n", ", line 4, column 'a': 'o3' is not a number, as most"),
-        ("a;y\n1,5;x\n2,5;z\n", ", line 2, column 'a': '1,5' has a comma"),
+        ("a\ty\n1,5\tx\n2,5\tz\n", ", line 2, column 'a': '1,5' has a comma"),
         ("a,b,y\n" + "".join(LINES), ", line 2, column 'b': 'w0' is not a number, and with 30"),
         ("y\nx\nz\n", ": no column is left to learn from beside y"),
         ("a,y\n1,x\n2,x\n", ": all 2 training samples are of one class ('x')"),

@@ -289,3 +289,13 @@ def test_one_test_file_for_all_silos(tmp_path):
     assert d.sizes == {"train": 16, "test": 8}
     assert d.groups_test is None
     assert np.array_equal(d.x_test, d.encoding.encode(tmp_path / "new.csv").x)
+
+
+def test_decimal_commas_in_files_with_semicolons(tmp_path):
+    text = "a;b;w;y\n1,5;1.203,5;x,y;p\n2;-7,25e1;x,y;q\n;0;z;q\n"
+    d = load(str(write_csv(tmp_path / "a.csv", text)) + "(missing=mean)")
+    assert d.x_train[:, 0].tolist() == [1.5, 2.0, 1.75]
+    assert d.x_train[:, 1].tolist() == [1203.5, -72.5, 0.0]
+    assert d.columns == ("a", "b", "w=x,y", "w=z")
+    new = write_csv(tmp_path / "new.csv", 'w,b,a\nz,0,1.5\n"x,y",1203.5,2\n')  # of another kind
+    assert d.encoding.encode(new).x[:, :2].tolist() == [[1.5, 0.0], [2.0, 1203.5]]

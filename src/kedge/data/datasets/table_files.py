@@ -20,6 +20,7 @@ from kedge.errors import DataError
 
 PARQUET = (".parquet", ".pq")
 SHOWN_CHARACTERS = 60  # of a cell in a message
+DECIMAL_COMMA = r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def read_table(path: Path) -> Table:
     """Read a .csv, .tsv or Parquet file; .gz is unpacked.
 
     The delimiter is the one of comma, semicolon and tab that splits the header into most columns.
+    Where it is a semicolon, ``3,78`` is a number with a decimal comma, and ``1.203,5`` is 1203.5.
 
     Raises:
         DataError: the file is empty, not UTF-8, has rows of different length or bad column names,
@@ -95,7 +97,26 @@ def read_table(path: Path) -> Table:
         ) from error
     header = (text.lstrip().splitlines() or [""])[0]
     delimiter = max(",;\t", key=lambda d: len(next(csv.reader([header], delimiter=d))))
-    return Table(path, _parse(path, text, delimiter), (text, delimiter))
+    frame = _parse(path, text, delimiter)
+    return Table(path, _with_points(frame) if delimiter == ";" else frame, (text, delimiter))
+
+
+def _with_points(frame: Any) -> Any:
+    """A copy with decimal points in place of decimal commas."""
+    from pandas.api import types
+
+    frame = frame.copy()
+    for name in frame.columns:
+        column = frame[name]
+        if types.is_numeric_dtype(column.dtype):
+            continue
+        has_comma = column.astype("string").str.strip().str.fullmatch(DECIMAL_COMMA).fillna(False)
+        if has_comma.any():
+            cells = column[has_comma].astype("string").str.replace(".", "", regex=False)
+            column = column.astype(object)
+            column[has_comma] = cells.str.replace(",", ".", regex=False).astype(object)
+            frame[name] = column
+    return frame
 
 
 def as_table(raw: Any) -> Table:
