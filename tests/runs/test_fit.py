@@ -207,6 +207,8 @@ class Returns(nn.Module):
         (nn.Linear(5, 2), r"cannot take inputs of shape \(4,\)"),
         (nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(8, 2)), "array of integers"),
         (nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), "ends in a sigmoid; leave it out"),
+        (nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1)), "ends in a softmax; leave it out"),
+        (Returns(lambda z: z.softmax(-1)), "ends in a softmax; leave it out"),
     ],
 )
 def test_models_that_cannot_be_trained_get_a_sentence(model: Any, message: str) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from kedge.api.clients import read_clients, with_outputs
 from kedge.api.training import method_setting
-from kedge.core.adapting import adapt, check_module, one_logit
+from kedge.core.adapting import adapt, check_logits, check_module, one_logit
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.part import Part
@@ -169,6 +169,9 @@ def own_model(
         y = {n: getattr(dataset, n) for n in ("y_train", "y_test")}
         y = {n: v if v is None else v.reshape(-1).astype("int64") for n, v in y.items()}
         dataset = dataclasses.replace(dataset, task="classification", outputs=2, **y)
+    given = x if tokens else x.float()
+    if tasks[dataset.task].has_classes:
+        check_logits(module, given)
     if tasks[dataset.task].one_class:
         if len(shape) != 1 and width != 1:
             raise ModelError(
@@ -177,7 +180,7 @@ def own_model(
             )
         _check_width(dataset, width)
         if width == 1:
-            module, width = one_logit(module, x if tokens else x.float()), 2
+            module, width = one_logit(module, given), 2
     dataset = with_outputs(dataset, width, tokens)
     return Model(module, head, batchnorm, precision), dataset
 
