@@ -172,10 +172,14 @@ def test_clients_that_cannot_be_read_get_a_sentence(
         kedge.fit(net(), clients, **options, **FAST)
 
 
-def test_test_labels_beyond_the_model_are_refused() -> None:
+def test_a_class_of_the_test_set_alone_is_rejected_unless_the_model_has_it() -> None:
     x, y = samples()
-    with pytest.raises(ModelError, match="2 outputs, but the data have 8 classes"):
-        kedge.fit(net(), halves(x, y), test=(x, torch.full((40,), 7)), **FAST)
+    test = (x[:3], torch.tensor([0, 1, 5]))
+    for model in ("mlp(hidden=[4])", nn.Linear(4, 2)):
+        with pytest.raises(DataError, match="row 2: the label 5 does not occur in training"):
+            kedge.fit(model, halves(x, y), test=test, **FAST)
+    found = kedge.fit(nn.Linear(4, 6), halves(x, y), test=test, **FAST).records[0][-1]["per_class"]
+    assert found[5] is not None
 
 
 # -- models -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.api.clients import read_clients, with_outputs
+from kedge.api.clients import check_test_labels, read_clients, with_outputs
 from kedge.api.training import method_setting
 from kedge.core.adapting import adapt, check_logits, check_module, one_logit
 from kedge.core.method import Method
@@ -121,7 +121,9 @@ def fit(
     module = None
     if model is not None and not isinstance(model, str):
         module, dataset = own_model(model, dataset, config, is_auto=task == "auto")
-    elif dataset.encoding is None:  # arrays
+    else:
+        check_test_labels(dataset)
+    if module is None and dataset.encoding is None:  # arrays
         dataset = with_outputs(dataset, dataset.outputs, tokens=config.model.startswith(HF))
     device = resolve_device(config.device)
 
@@ -178,6 +180,8 @@ def own_model(
                 f"the model returns the shape {list(shape)} for one input; classes need one number "
                 "each, so let it return [batch, classes]"
             )
+        if width < dataset.outputs:
+            check_test_labels(dataset)
         _check_width(dataset, width)
         if width == 1:
             module, width = one_logit(module, given), 2
