@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kedge.errors import NotFinite
 from kedge.runs.config import Config
 from kedge.runs.headline import is_personal
 from kedge.runs.result import Result
@@ -23,6 +24,7 @@ from kedge.sim.simulation import Simulation
 
 FACTOR = 100.0
 WARN_AFTER = 3  # rounds in a row
+LARGE_TARGETS = 30.0  # root of the mean square
 ROWS = 2048  # training samples that the reference is computed on, at most
 
 
@@ -89,6 +91,19 @@ def describe(loss: float, reference: float) -> str:
     return (
         f"the loss is {_number(loss)}, more than {FACTOR:g} times {_number(reference)}, "
         "what it is without training"
+    )
+
+
+def explained(error: NotFinite, sim: Simulation) -> NotFinite:
+    """The error, with a remark where targets are so large that the usual learning rates fail."""
+    if sim.task.name != "regression":
+        return error
+    y = sim.federation.clean(sim.federation.rows[:ROWS]).y
+    size = float(y.double().square().mean().sqrt())
+    if size < LARGE_TARGETS:
+        return error
+    return NotFinite(
+        f"{error}. The targets are large, about {size:,.0f}: scale them, so that they are about 1"
     )
 
 
