@@ -102,3 +102,14 @@ def test_large_targets_are_named_as_the_reason(scale: float, lr: float, remark: 
     with pytest.raises(NotFinite, match=remark), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kedge.fit("mlp(hidden=[16])", [(x, y)], rounds=9, lr=lr, task="regression")
+
+
+def test_large_targets_are_named_where_a_loss_has_exploded() -> None:
+    x = torch.linspace(-1, 1, 40)[:, None].repeat(1, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = kedge.fit(
+            nn.Linear(3, 1), [(x, 1e5 * (2 + x[:, 0]))], rounds=12, lr=3.0, task="regression"
+        )
+    assert result.diverged
+    assert "The targets are large, about 2" in message(result)

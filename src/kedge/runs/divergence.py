@@ -102,9 +102,7 @@ def explained(error: NotFinite, sim: Simulation) -> NotFinite:
     size = float(y.double().square().mean().sqrt())
     if size < LARGE_TARGETS:
         return error
-    return NotFinite(
-        f"{error}. The targets are large, about {size:,.0f}: scale them, so that they are about 1"
-    )
+    return NotFinite(f"{error}. {_large(size)}")
 
 
 def advice(config: Config) -> str:
@@ -119,8 +117,15 @@ def message(result: Result) -> str:
             loss = exploding_loss(run[-1], not is_personal(result.config))
             where = f"seed {seed} of " if len(result.config.seeds) > 1 else ""
             text = describe(loss, run[-1]["diverged"])
-            return f"{where}{result.config.method} has diverged: {text}. {advice(result.config)}"
+            text = f"{where}{result.config.method} has diverged: {text}. {advice(result.config)}"
+            size = math.sqrt(run[-1]["diverged"])  # a squared error without training
+            is_large = "rmse" in run[-1] and size > LARGE_TARGETS
+            return f"{text}. {_large(size)}" if is_large else text
     return ""
+
+
+def _large(size: float) -> str:
+    return f"The targets are large, about {size:,.0f}: scale them, so that they are about 1"
 
 
 def _number(value: float) -> str:
