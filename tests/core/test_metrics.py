@@ -132,7 +132,8 @@ def test_metrics_without_a_meaning_are_left_out() -> None:
     report = task.report(all_sums(task, logits, torch.zeros(5, dtype=torch.int64)))
     assert "auroc" not in report
     assert "average_precision" not in report
-    assert {"accuracy", "balanced_accuracy", "f1_macro", "log_loss", "ece"} <= report.keys()
+    assert "balanced_accuracy" not in report  # a constant answer would have 100 %
+    assert {"accuracy", "f1_macro", "log_loss", "ece"} <= report.keys()
     one = Regression(1)
     assert "r2" not in one.report(all_sums(one, torch.ones(1, 1), torch.ones(1, 1)))
     assert "r2" not in one.report(all_sums(one, torch.ones(9, 1), torch.full((9, 1), 0.1)))

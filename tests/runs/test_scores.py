@@ -89,3 +89,15 @@ def test_a_run_writes_the_scores_of_its_models(tmp_path: Path) -> None:
     assert scores["over_clients"]["accuracy"]["worst"] == pytest.approx(last["client_worst"])
     assert np.sum(scores["confusion"]) == scores["global"]["samples"]
     assert len(scores["per_class"]) == 10
+
+
+def test_one_class_has_no_balanced_accuracy() -> None:
+    """Hospitals without a sick patient would lift the mean of a constant answer above 50 %."""
+    task, names = Classification(2), ("no", "yes")
+    probs = np.tile([0.9, 0.1], (6, 1))
+    y, client = np.array([0, 1, 0, 1, 0, 0]), ["a", "a", "b", "b", "c", "c"]
+    found = score(task, names, y, probs, client)
+    assert "balanced_accuracy" not in found["clients"]["c"]
+    assert found["over_clients"]["balanced_accuracy"]["mean"] == 50.0
+    assert found["over_clients"]["accuracy"]["mean"] == pytest.approx(200 / 3)
+    assert quick_scores(task, y[4:], probs[4:]).get("balanced_accuracy") is None

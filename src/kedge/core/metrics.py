@@ -160,9 +160,10 @@ def mean_loss(sums: Sums) -> float:
 
 
 def _balanced_accuracy(sums: Sums) -> float | None:
+    """None for samples of one class, which cannot balance anything: a constant answer is right."""
     present = sums["count"] > 0
     recalls = (sums["right"][present] / sums["count"][present]).double()
-    return 100.0 * float(recalls.mean()) if len(recalls) else None
+    return 100.0 * float(recalls.mean()) if len(recalls) > 1 else None
 
 
 def _f1_present(sums: Sums) -> float | None:

@@ -103,7 +103,11 @@ def _classification(y: Array, probs: Array) -> dict[str, float | None]:
     asked = [1] if classes == 2 else [c for c in range(classes) if 0 < count[c] < len(y)]
     return {
         "accuracy": 100.0 * right.sum() / len(y),
-        "balanced_accuracy": 100.0 * float((right[count > 0] / count[count > 0]).mean()),
+        "balanced_accuracy": (
+            100.0 * float((right[count > 0] / count[count > 0]).mean())
+            if (count > 0).sum() > 1
+            else None
+        ),
         "f1_macro": 100.0 * float((2 * right[either > 0] / either[either > 0]).mean()),
         "auroc": mean_known([area_under_roc(y == c, probs[:, c]) for c in asked]),
         "average_precision": mean_known([average_precision(y == c, probs[:, c]) for c in asked]),

@@ -155,7 +155,9 @@ def _classification(names: Sequence[str], y: Array, probs: Array) -> Values:
     values = {
         "samples": len(y),
         "accuracy": 100.0 * sk.accuracy_score(y, predicted),
-        "balanced_accuracy": 100.0 * sk.balanced_accuracy_score(y, predicted),
+        "balanced_accuracy": (
+            100.0 * sk.balanced_accuracy_score(y, predicted) if (counts > 0).sum() > 1 else None
+        ),
         "f1_macro": 100.0 * sk.f1_score(y, predicted, average="macro", zero_division=0),
         "auroc": auroc[1] if len(names) == 2 else mean_known(auroc),
         "average_precision": precision[1] if len(names) == 2 else mean_known(precision),
