@@ -20,6 +20,7 @@ def test_a_loss_that_explodes_ends_with_exit_code_1(tmp_path: Path) -> None:
     assert "diverged" in done.stdout
     assert "fedavg has diverged: the loss is" in done.stderr
     assert "--lr 0.1 (now 100000)" in done.stderr
+    assert "kedge predict" not in done.stderr  # nobody should use this model
 
 
 def test_rare_positives_are_shown_with_balanced_accuracy_and_auroc(tmp_path: Path) -> None:
@@ -83,3 +84,11 @@ def test_a_metric_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
         own_metrics.remove("misses")
     scores = json.loads(kedge_command(*evaluate, cwd=tmp_path).stdout)  # without the file
     assert scores["global"]["accuracy"] == pytest.approx(last["accuracy"])
+
+
+def test_a_number_that_is_missing_is_null_in_json(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[::2], y_test=y[::2])
+    what = ("--data", "own.npz", "--metric", "auroc", "--partition", "iid", "--json")
+    done = kedge_command("run", *what, *FAST, cwd=tmp_path)  # the test set has one class
+    assert json.loads(done.stdout, parse_constant=pytest.fail)["last"]["mean"] is None

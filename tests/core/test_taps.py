@@ -9,10 +9,11 @@ from nets import Custom, Recurrent, X, fill, normal, stages
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+import kedge
 from kedge.core import tree
 from kedge.core.model import Model, Rows
 from kedge.core.tree import Weights
-from kedge.errors import ModelError, UnknownName
+from kedge.errors import IncompatibleError, ModelError, UnknownName
 
 # -- features, head, taps ----------------------------------------------------------------------
 
@@ -277,3 +278,8 @@ def test_rows_at_a_submodule_that_is_called_twice_are_refused() -> None:
         model.forward(
             model.weights(), normal("t", 5, 4), rows=(Rows("p", "act", normal("r", 2, 4)),)
         )
+
+
+def test_a_part_says_which_cuts_the_model_has() -> None:
+    with pytest.raises(IncompatibleError, match=r"fedimpro cuts .*'stage2'.* after: stage1;"):
+        kedge.run("fedimpro(ramp=1)", clients=4, rounds=2, seeds=[0])

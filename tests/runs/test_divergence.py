@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 import kedge
+from kedge.errors import NotFinite
 from kedge.report import tables
 from kedge.runs.divergence import message
 from kedge.runs.grid import combine
@@ -89,3 +90,26 @@ def test_a_bad_start_is_no_alarm() -> None:
     result = kedge.fit(nn.Linear(3, 2), clients, rounds=3, lr=1e-6, engine="loop")
     assert result.records[0][0]["train_loss"] > 100 * np.log(2)
     assert not result.diverged
+
+
+@pytest.mark.parametrize(
+    ("scale", "lr", "remark"),
+    [(2.5e5, 0.1, r"set clip. The targets are large, about 25\d,\d+: scale"), (1.0, 1e4, "clip$")],
+)
+def test_large_targets_are_named_as_the_reason(scale: float, lr: float, remark: str) -> None:
+    x = torch.linspace(-1, 1, 40)[:, None].repeat(1, 3)
+    y = scale * (1 + 0.1 * x[:, 0])
+    with pytest.raises(NotFinite, match=remark), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kedge.fit("mlp(hidden=[16])", [(x, y)], rounds=9, lr=lr, task="regression")
+
+
+def test_large_targets_are_named_where_a_loss_has_exploded() -> None:
+    x = torch.linspace(-1, 1, 40)[:, None].repeat(1, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = kedge.fit(
+            nn.Linear(3, 1), [(x, 1e5 * (2 + x[:, 0]))], rounds=12, lr=3.0, task="regression"
+        )
+    assert result.diverged
+    assert "The targets are large, about 2" in message(result)

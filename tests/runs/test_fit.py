@@ -172,10 +172,14 @@ def test_clients_that_cannot_be_read_get_a_sentence(
         kedge.fit(net(), clients, **options, **FAST)
 
 
-def test_test_labels_beyond_the_model_are_refused() -> None:
+def test_a_class_of_the_test_set_alone_is_rejected_unless_the_model_has_it() -> None:
     x, y = samples()
-    with pytest.raises(ModelError, match="2 outputs, but the data have 8 classes"):
-        kedge.fit(net(), halves(x, y), test=(x, torch.full((40,), 7)), **FAST)
+    test = (x[:3], torch.tensor([0, 1, 5]))
+    for model in ("mlp(hidden=[4])", nn.Linear(4, 2)):
+        with pytest.raises(DataError, match="row 2: the label 5 does not occur in training"):
+            kedge.fit(model, halves(x, y), test=test, **FAST)
+    found = kedge.fit(nn.Linear(4, 6), halves(x, y), test=test, **FAST).records[0][-1]["per_class"]
+    assert found[5] is not None
 
 
 # -- models -----------------------------------------------------------------------------------
@@ -207,6 +211,8 @@ class Returns(nn.Module):
         (nn.Linear(5, 2), r"cannot take inputs of shape \(4,\)"),
         (nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(8, 2)), "array of integers"),
         (nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), "ends in a sigmoid; leave it out"),
+        (nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1)), "ends in a softmax; leave it out"),
+        (Returns(lambda z: z.softmax(-1)), "ends in a softmax; leave it out"),
     ],
 )
 def test_models_that_cannot_be_trained_get_a_sentence(model: Any, message: str) -> None:

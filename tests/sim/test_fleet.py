@@ -259,7 +259,7 @@ def test_a_loss_that_is_not_finite_stops_one_or_all() -> None:
         return [simulate("fedprox", optim=kedge.SGD(lr), norm="none") for lr in rates]
 
     strict = make()
-    with pytest.raises(NotFinite, match="is not finite in round 0"):
+    with pytest.raises(NotFinite, match="is not finite in round 1"):
         run_together(strict, 3)
     assert [sim.round for sim in strict] == [0, 0, 0]
     sims = make()

@@ -270,6 +270,22 @@ def _read(
     return tasks[task].read(numbers, len(classes) if classes else None)
 
 
+def check_test_labels(dataset: Dataset) -> None:
+    """Raise a DataError for a class of the test set beyond those of the training, in numbers.
+
+    A model with an output for it says that there is such a class, and is not asked here.
+    """
+    if dataset.y_test is None or dataset.classes or not tasks[dataset.task].one_class:
+        return
+    last = int(dataset.y_train.max())
+    beyond = np.flatnonzero(dataset.y_test > last)
+    if len(beyond):
+        raise DataError(
+            f"the test set, row {beyond[0]}: the label {dataset.y_test[beyond[0]]} does not occur "
+            f"in training, where labels go up to {last}"
+        )
+
+
 def with_outputs(dataset: Dataset, outputs: int, tokens: bool) -> Dataset:
     """The dataset for a model with this many outputs, which takes whole numbers or not."""
     arrays: dict[str, Any] = {}

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.api.clients import read_clients, with_outputs
+from kedge.api.clients import check_test_labels, read_clients, with_outputs
 from kedge.api.training import method_setting
-from kedge.core.adapting import adapt, check_module, one_logit
+from kedge.core.adapting import adapt, check_logits, check_module, one_logit
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.part import Part
@@ -121,7 +121,9 @@ def fit(
     module = None
     if model is not None and not isinstance(model, str):
         module, dataset = own_model(model, dataset, config, is_auto=task == "auto")
-    elif dataset.encoding is None:  # arrays
+    else:
+        check_test_labels(dataset)
+    if module is None and dataset.encoding is None:  # arrays
         dataset = with_outputs(dataset, dataset.outputs, tokens=config.model.startswith(HF))
     device = resolve_device(config.device)
 
@@ -169,15 +171,20 @@ def own_model(
         y = {n: getattr(dataset, n) for n in ("y_train", "y_test")}
         y = {n: v if v is None else v.reshape(-1).astype("int64") for n, v in y.items()}
         dataset = dataclasses.replace(dataset, task="classification", outputs=2, **y)
+    given = x if tokens else x.float()
+    if tasks[dataset.task].has_classes:
+        check_logits(module, given)
     if tasks[dataset.task].one_class:
         if len(shape) != 1 and width != 1:
             raise ModelError(
                 f"the model returns the shape {list(shape)} for one input; classes need one number "
                 "each, so let it return [batch, classes]"
             )
+        if width < dataset.outputs:
+            check_test_labels(dataset)
         _check_width(dataset, width)
         if width == 1:
-            module, width = one_logit(module, x if tokens else x.float()), 2
+            module, width = one_logit(module, given), 2
     dataset = with_outputs(dataset, width, tokens)
     return Model(module, head, batchnorm, precision), dataset
 

@@ -55,7 +55,7 @@ def run(
         result = runner.run(config, path, resume, show, None, watcher.report, numbered=not out)
     folder = str(result.folder)
     _finish([result], as_json, f"saved in {folder}; load it with kedge.load({folder!r})")
-    if not as_json:
+    if not as_json and not result.diverged:
         next_steps.show(next_steps.after_run(result))
     _fail_if_diverged([result])
 
@@ -102,7 +102,7 @@ def compare(
     _finish(results, as_json, f"saved in {folder.parent}")
     if plot:
         figures.curves(results, [plot], rows[0].config.data)
-    if not as_json:
+    if not as_json and not all(result.diverged for result in results):
         next_steps.show(next_steps.after_comparison(results, folder.parent))
     _fail_if_diverged(results)
 
@@ -130,6 +130,7 @@ def sweep(
     from kedge.report.progress import Watcher
     from kedge.runs import sweep as sweeps
     from kedge.runs.folder import new_path
+    from kedge.runs.result import plain
 
     load_files(load)
     grid = _grid(words or [], settings, resume, out)
@@ -139,7 +140,7 @@ def sweep(
         watcher.report(sweeps.count(grid))
         result = sweeps.sweep(grid, path, resume, watcher.show, watcher.report, not out)
     if as_json:
-        typer.echo(json.dumps(result.to_dict()))
+        typer.echo(json.dumps(plain(result.to_dict())))
         return
     print_table(tables.grid(result.settings, result.results))
     dim(f"{result.computed}; saved in {result.folder}")
@@ -271,10 +272,11 @@ def _grid(
 def _finish(results: list[Result], as_json: bool, note: str) -> None:
     """Print the results as a table or as JSON."""
     from kedge.report import tables
+    from kedge.runs.result import plain
     from kedge.runs.validation import data_of_choice, leader
 
     if as_json:
-        rows = [result.to_dict() for result in results]
+        rows = [plain(result.to_dict()) for result in results]
         typer.echo(json.dumps(rows[0] if len(rows) == 1 else {"results": rows}))
         return
     print_table(tables.comparison(results))

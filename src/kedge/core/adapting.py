@@ -80,20 +80,32 @@ def adapt(module: nn.Module, x: Tensor, seed: int = 0) -> Adapted:
     raise AssertionError
 
 
+def check_logits(module: nn.Module, x: Tensor) -> None:
+    """Raise a ModelError if the outputs are probabilities, by the last layer or by their values.
+
+    The loss takes their softmax or sigmoid once more, so that the model hardly learns.
+    """
+    last = _last(module)
+    with torch.no_grad():
+        out = module.eval()(x)
+    sums_to_one = out.shape[-1] > 1 and bool(
+        (out >= 0).all() and ((out.sum(-1) - 1).abs() < 1e-5).all()
+    )
+    if isinstance(last, nn.Softmax) or sums_to_one:
+        raise ModelError("the model ends in a softmax; leave it out, so that it returns logits")
+    if isinstance(last, nn.Sigmoid):
+        raise ModelError("the model ends in a sigmoid; leave it out, so that it returns logits")
+
+
 def one_logit(module: nn.Module, x: Tensor) -> nn.Module:
     """A copy of a module with one output z per sample, which now returns the two logits [0, z].
 
     Their softmax is [1 - sigmoid(z), sigmoid(z)], and their cross-entropy is the binary
     cross-entropy of z: training is the same, and all parts see two classes.
-
-    Raises:
-        ModelError: the module ends in a sigmoid, so its output is no logit.
     """
     net = copy.deepcopy(module).eval()
     seen: dict[str, Tensor] = {}
     last = _last(net)
-    if isinstance(last, nn.Sigmoid):
-        raise ModelError("the model ends in a sigmoid; leave it out, so that its output is a logit")
     handles = [
         layer.register_forward_hook(lambda _m, _a, out, name=name: seen.update({name: out}))
         for name, layer in net.named_modules()

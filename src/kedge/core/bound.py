@@ -250,7 +250,12 @@ class Bound:
             if part.needs_features:
                 self.model.require_head(part.name)
             for cut in part.cuts():
-                self.model.check_cut(cut)
+                if cut not in self.model.cuts:
+                    raise IncompatibleError(
+                        f"{part.name} cuts the model after {cut!r}, but there it can be cut after: "
+                        f"{', '.join(self.model.cuts) or 'nothing'}; choose one in the options of "
+                        f"{part.name} (kedge show {part.name}), or another --model"
+                    )
             if part.needs_plain_sgd and not self.optim.is_linear:
                 raise IncompatibleError(
                     f"{part.name} divides the update by the sum of its steps, which "

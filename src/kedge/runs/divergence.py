@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kedge.errors import NotFinite
 from kedge.runs.config import Config
 from kedge.runs.headline import is_personal
 from kedge.runs.result import Result
@@ -23,6 +24,7 @@ from kedge.sim.simulation import Simulation
 
 FACTOR = 100.0
 WARN_AFTER = 3  # rounds in a row
+LARGE_TARGETS = 30.0  # root of the mean square
 ROWS = 2048  # training samples that the reference is computed on, at most
 
 
@@ -92,6 +94,17 @@ def describe(loss: float, reference: float) -> str:
     )
 
 
+def explained(error: NotFinite, sim: Simulation) -> NotFinite:
+    """The error, with a remark where targets are so large that the usual learning rates fail."""
+    if sim.task.name != "regression":
+        return error
+    y = sim.federation.clean(sim.federation.rows[:ROWS]).y
+    size = float(y.double().square().mean().sqrt())
+    if size < LARGE_TARGETS:
+        return error
+    return NotFinite(f"{error}. {_large(size)}")
+
+
 def advice(config: Config) -> str:
     """What to type next."""
     return f"Lower the learning rate: --lr {min(0.1, config.lr / 10):g} (now {config.lr:g})"
@@ -104,8 +117,15 @@ def message(result: Result) -> str:
             loss = exploding_loss(run[-1], not is_personal(result.config))
             where = f"seed {seed} of " if len(result.config.seeds) > 1 else ""
             text = describe(loss, run[-1]["diverged"])
-            return f"{where}{result.config.method} has diverged: {text}. {advice(result.config)}"
+            text = f"{where}{result.config.method} has diverged: {text}. {advice(result.config)}"
+            size = math.sqrt(run[-1]["diverged"])  # a squared error without training
+            is_large = "rmse" in run[-1] and size > LARGE_TARGETS
+            return f"{text}. {_large(size)}" if is_large else text
     return ""
+
+
+def _large(size: float) -> str:
+    return f"The targets are large, about {size:,.0f}: scale them, so that they are about 1"
 
 
 def _number(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,10 @@ def _are_files(loaded: Any) -> bool:
     return len(texts) == len(loaded) and all(isinstance(t, str) for pair in texts for t in pair)
 
 
+#: Settings that every run writes down; a file without them was cut.
+WRITTEN = ("method", "data", "rounds", "seeds")
+
+
 def stored_config(path: Path) -> Config:
     """Read the configuration in the folder of a run.
 
@@ -82,7 +87,11 @@ def stored_config(path: Path) -> Config:
         KedgeError: it is not valid. If the run was started with ``--load``, the message says so.
     """
     try:
-        return load_config(path / CONFIG)
+        config = load_config(path / CONFIG)
+        given = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+        if missing := [name for name in WRITTEN if name not in given]:
+            raise KedgeError(f"{path / CONFIG} is damaged: it lacks {', '.join(missing)}")
+        return config
     except KedgeError as error:
         found = path / ENVIRONMENT
         loaded = read_environment(found).get("loaded", []) if found.is_file() else []

@@ -15,10 +15,10 @@ import torch
 from kedge.core.bound import Server
 from kedge.core.server import Totals
 from kedge.core.tree import sq_norm
-from kedge.errors import Interrupted
+from kedge.errors import Interrupted, NotFinite
 from kedge.runs.bundle import personal_state
 from kedge.runs.config import Config
-from kedge.runs.divergence import LossGuard
+from kedge.runs.divergence import LossGuard, explained
 from kedge.runs.folder import Folder
 from kedge.runs.measure import measure
 from kedge.runs.validation import Choice, choice_of, further_tests
@@ -194,7 +194,10 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
     with _deferred_interrupt() as interrupted:
         while not all(member.finished for member in members):
             begin = time.perf_counter()
-            round_totals = fleet.run_round()
+            try:
+                round_totals = fleet.run_round()
+            except NotFinite as failure:
+                raise explained(failure, members[0].sim) from None
             for i, error in fleet.failed.items():
                 if not members[i].failed:
                     members[i].fail(str(error))

@@ -214,7 +214,7 @@ class Session:
             i = int(bad.nonzero()[0])
             values = ", ".join(f"{name} {float(value[i]):.4g}" for name, value in terms.items())
             raise NotFinite(
-                f"the loss of client {clients[i]} is not finite in round {self.round}; "
+                f"the loss of client {clients[i]} is not finite in round {self.round + 1}; "
                 f"terms: {values}. Lower the learning rate or set clip"
             )
 
