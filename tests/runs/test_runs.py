@@ -45,7 +45,7 @@ def test_json_has_what_it_promises() -> None:
     assert set(found) == {
         "method", "config", "partition_hash", "seeds", "metric", "higher_is_better", "last",
         "best", "top5_mean", "rounds_to", "mb_up", "mb_down", "seconds", "engine", "device",
-        "headline", "global_last", "beside", "diverged",
+        "headline", "global_last", "beside", "diverged", "best_on",
     }  # fmt: skip
     assert set(found["last"]) == {"mean", "sd", "n", "values"}
     assert found["metric"] == "accuracy"
