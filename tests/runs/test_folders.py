@@ -266,3 +266,32 @@ def test_an_interrupted_comparison_says_how_to_resume_all_of_it(tmp_path: Path) 
         comparisons.compare(rows, out, watch=interrupt)
     results = comparisons.compare(comparisons.saved_rows(out), out, resume=True)
     assert [len(r.records[0]) for r in results] == [2, 2]
+
+
+def test_a_folder_in_use_by_another_process_is_not_resumed(finished: Path, tmp_path: Path) -> None:
+    import shutil
+    import subprocess
+    import sys
+
+    pytest.importorskip("fcntl")
+    out = shutil.copytree(finished, tmp_path / "run")
+    hold = (
+        "import sys; from pathlib import Path; from kedge.runs.lock import Lock\n"
+        "lock = Lock(); lock.take(Path(sys.argv[1]))\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == "held\n"
+        before = sorted(path.read_bytes() for path in out.rglob("*.*") if path.name != ".lock")
+        with pytest.raises(KedgeError, match="is in use: another process is training there"):
+            kedge.run("fedavg", out=out, resume=True, **FAST)
+        after = sorted(path.read_bytes() for path in out.rglob("*.*") if path.name != ".lock")
+        assert before == after
+    finally:
+        other.communicate()
+    kedge.run("fedavg", out=out, resume=True, **FAST)  # a lock ends with its process
+    assert not (out / ".lock").exists()

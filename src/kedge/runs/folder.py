@@ -42,6 +42,7 @@ from kedge._version import __version__
 from kedge.errors import DataError, KedgeError
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
+from kedge.runs.lock import Lock
 from kedge.runs.saved import read_records
 from kedge.runs.tensors import safetensors_of
 
@@ -67,7 +68,8 @@ class Folder:
         self._pending: Config | None = None  # written by `claim`
         self._numbered = False
         self._created: list[Path] = []  # folders made by `claim`
-        self._is_new = False
+        self._is_new = self._is_resumed = False
+        self.lock = Lock()
 
     @classmethod
     def create(cls, path: str | Path, config: Config, numbered: bool = False) -> Folder:
@@ -107,7 +109,7 @@ class Folder:
             raise KedgeError(
                 f"{path} holds no run to resume; leave out --resume to start one there"
             )
-        stored = stored_config(folder.path)
+        stored, folder._is_resumed = stored_config(folder.path), True
         if config is None or config == stored:
             return folder, stored
         old, new = vars(stored), vars(config)
@@ -131,11 +133,14 @@ class Folder:
         """Make the folder that of the run: write its configuration.
 
         Raises:
-            KedgeError: another process has just claimed it.
+            KedgeError: another process has just claimed it, or trains in it.
             DataError: it cannot be written.
         """
         config, self._pending = self._pending, None
-        if config is not None and (self.path / CONFIG).is_file() and self._is_extension(config):
+        if not self._is_resumed and config is not None:
+            self._take(config)
+        self.lock.take(self.path)
+        if self._is_resumed and config is not None and self._is_extension(config):
             for name in (
                 "result.json",
                 *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL, PERSONAL, BEST_PERSONAL, SCORES)),
@@ -144,12 +149,10 @@ class Folder:
                     path.unlink()
             self.write(CONFIG, config.to_toml().encode())
             self.log(f"extended to {config.rounds} rounds")
-        elif config is not None:
-            self._take(config)
         opened.append(self.path)
 
     def _is_extension(self, config: Config) -> bool:
-        return not self._numbered and stored_config(self.path).rounds < config.rounds
+        return stored_config(self.path).rounds < config.rounds
 
     def _take(self, config: Config) -> None:
         while True:
@@ -180,6 +183,7 @@ class Folder:
         """Delete what this process wrote if the run is new and has no checkpoint yet."""
         if not self._is_new or any(self.path.glob(f"seed-*/{CHECKPOINT}")):
             return
+        self.lock.give_back()
         for pattern in (*OWN_FILES, *(f"seed-*/{n}" for n in (PARTITION, METRICS)), "**/.*.part"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)

@@ -118,7 +118,8 @@ def run_seeds(
 
 @contextmanager
 def given_back(*folders: Folder | None) -> Iterator[None]:
-    """Give folders without a checkpoint back if a run is interrupted or cannot go on."""
+    """Give folders without a checkpoint back if a run is interrupted or cannot go on; other
+    processes may then train in them."""
     try:
         yield
     except (KeyboardInterrupt, KedgeError):
@@ -126,6 +127,10 @@ def given_back(*folders: Folder | None) -> Iterator[None]:
             if folder is not None:
                 folder.release()
         raise
+    finally:
+        for folder in folders:
+            if folder is not None:
+                folder.lock.give_back()
 
 
 def resume_hint(out: str | Path | None) -> str:

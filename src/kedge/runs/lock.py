@@ -1,0 +1,68 @@
+"""One process at a time trains in the folder of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import IO
+
+from kedge.errors import KedgeError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+
+
+class Lock:
+    """The lock of a folder; it ends with the process. File systems without locks are not locked."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    def take(self, folder: Path) -> None:
+        """Lock the folder; nothing happens if this lock is held already.
+
+        Raises:
+            KedgeError: another process trains there.
+        """
+        if fcntl is None or self._file is not None:
+            return
+        path = folder / NAME
+        with contextlib.suppress(FileNotFoundError):  # given back in between
+            while True:
+                try:
+                    file = path.open("a", encoding="utf-8")
+                except OSError:
+                    return  # whatever is wrong with the folder shows when a file is written
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except (BlockingIOError, PermissionError):
+                    file.close()
+                    raise KedgeError(
+                        f"{folder} is in use: another process is training there. Wait until it "
+                        "has ended, or choose another --out"
+                    ) from None
+                except OSError:
+                    file.close()
+                    return
+                if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    self._file = file
+                    return
+                file.close()  # it was given back in between: this file has no name any more
+
+    def give_back(self) -> None:
+        """Let other processes train in the folder."""
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name)):
+                os.unlink(self._file.name)
+        self._file.close()
+        self._file = None
+
+    def __del__(self) -> None:
+        self.give_back()
