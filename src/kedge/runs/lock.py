@@ -22,6 +22,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
+        self._owner = os.getpid()
 
     def take(self, folder: Path) -> None:
         """Lock the folder; nothing happens if this lock is held already.
@@ -56,7 +57,7 @@ class Lock:
 
     def give_back(self) -> None:
         """Let other processes train in the folder."""
-        if self._file is None:
+        if self._file is None or os.getpid() != self._owner:  # a copy in a forked process
             return
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name)):
