@@ -18,7 +18,7 @@ from kedge.core.part import Part
 from kedge.core.view import View
 from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
-from kedge.errors import FieldError, KedgeError, UnknownName
+from kedge.errors import FieldError, IncompatibleError, KedgeError
 from kedge.parts.fedcog import FedCOG
 from kedge.sim.simulation import Simulation
 
@@ -155,7 +155,7 @@ def test_a_setting_that_cannot_work_is_refused_at_once(values: Any, message: str
 
 
 def test_an_unknown_cut_is_refused() -> None:
-    with pytest.raises(UnknownName, match="stage9"):
+    with pytest.raises(IncompatibleError, match="stage9.* stage1, stage2"):
         images().simulate(FedCOG(cut="stage9"))
 
 

@@ -14,7 +14,7 @@ from kedge.check.problems import DOUBLE, images, step_view
 from kedge.core import rng, tree
 from kedge.core.method import parse
 from kedge.core.part import Mean, Sum, parts
-from kedge.errors import FieldError, UnknownName
+from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.fedimpro import FedImpro
 from kedge.runs.config import Config
 from kedge.runs.runner import advise
@@ -191,7 +191,7 @@ def test_presets_are_written_back_and_validated() -> None:
 
 
 def test_an_unknown_cut_is_named() -> None:
-    with pytest.raises(UnknownName, match="stage9"):
+    with pytest.raises(IncompatibleError, match="stage9.* stage1, stage2"):
         images().simulate("fedimpro(cut=stage9)")
 
 
