@@ -26,6 +26,7 @@ from kedge.runs.bundle import (
 from kedge.runs.config import Config
 from kedge.runs.folder import METRICS, stored_config
 from kedge.runs.predictor import Predictor
+from kedge.runs.saved import read_records
 
 Given = nn.Module | Callable[[], nn.Module]  # a user's own module, or what makes it
 
@@ -209,7 +210,7 @@ class Run:
         Raises:
             DataError: a file of records is damaged.
         """
-        return [_records(self.folder / f"seed-{seed}" / METRICS) for seed in self.seeds]
+        return [read_records(self.folder / f"seed-{seed}" / METRICS) for seed in self.seeds]
 
     def frame(self) -> Any:
         """All records as a pandas DataFrame, one row per seed and round."""
@@ -274,23 +275,6 @@ def _load_into(module: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     if missing or unknown:
         names = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not part of it"
         raise ModelError(f"the weights in {path} do not fit the model: {names}")
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            record["round"]
-        except (ValueError, TypeError, KeyError):
-            if number == len(lines):
-                break  # the line that was being written when the run was killed
-            raise DataError(f"{path}, line {number}, is damaged; copy the file again") from None
-        found.append(record)
-    return found
 
 
 def _no_run(path: Path) -> str:

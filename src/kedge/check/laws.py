@@ -25,7 +25,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle
 from typing import Any
 
 from safetensors.torch import load, save
@@ -97,12 +96,8 @@ def pure(part: Part) -> None:
 
 
 def engines_agree(part: Part) -> None:
-    """Every engine computes the reference model on every task, with BatchNorm and GroupNorm.
-
-    The first task has both. The norm of the others alternates, since losses know nothing of it.
-    """
-    cases = [(part.tasks[0], "bn"), *zip(part.tasks, cycle(("gn", "bn")))]
-    problems = {f"{task}, {norm}": images(task=task, norm=norm) for task, norm in cases}
+    """Every engine computes the reference model on every task, with BatchNorm and GroupNorm."""
+    problems = {f"{t}, {n}": images(task=t, norm=n) for t in part.tasks for n in ("bn", "gn")}
     local = images(task=part.tasks[0], norm="bn", batchnorm="local", dropout=0.3)
     for name, problem in {**problems, "local statistics, dropout": local}.items():
         reference = _run(problem, part, REFERENCE)

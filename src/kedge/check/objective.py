@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -44,24 +43,22 @@ MAX_ROUNDS, CHECK_EVERY = 1000, 20
 
 
 def objective(part: Part) -> None:
-    """The fixed point minimises the objective of the run, under both kinds of client weights.
-
-    Each kind runs on another engine, since the law *engines* says that these compute the same.
-    """
+    """The fixed point minimises the objective of the run, under both kinds of client weights."""
     if part.solves is None:
         return
-    for weighting, engine in zip(WEIGHTINGS, cycle(tested_engines())):
-        try:
-            points = fixed_points(part, engine, weighting)
-        except KedgeError as error:
-            raise LawViolation(f"with weighting = {weighting}: {error}") from None
-        for point in points:
-            if not point.holds:
-                raise LawViolation(
-                    f"with weighting = {weighting}, {point.what} settles at {point.got:.6f}, "
-                    f"not at {point.expected:.6f} ({engine}). Average corrections over all "
-                    "clients with v.info.share or r.share_delta"
-                )
+    for weighting in WEIGHTINGS:
+        for engine in tested_engines():
+            try:
+                points = fixed_points(part, engine, weighting)
+            except KedgeError as error:
+                raise LawViolation(f"with weighting = {weighting}: {error}") from None
+            for point in points:
+                if not point.holds:
+                    raise LawViolation(
+                        f"with weighting = {weighting}, {point.what} settles at {point.got:.6f}, "
+                        f"not at {point.expected:.6f} ({engine}). Average corrections over all "
+                        "clients with v.info.share or r.share_delta"
+                    )
 
 
 class FixedPoint(NamedTuple):

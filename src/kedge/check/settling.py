@@ -8,7 +8,6 @@ from kedge.errors import KedgeError
 
 CURVATURES, OPTIMA, LR, STEPS = (1.0, 10.0), (0.0, 1.0), 0.08, 5
 ROUNDS, LAST = 120, 30  # a method settles at its mean position of the last rounds
-STILL = 1e-10  # in w: a method that moves no farther in so many rounds has settled
 SLACK = 1e-4  # in w: what is left of the first rounds
 
 
@@ -37,8 +36,6 @@ def quadratics_fault(part: Part) -> str:
         except KedgeError as error:
             return f"round {round} on two quadratics: {error}"
         path.append(position(run))
-        if round >= LAST and max(path[-LAST:]) - min(path[-LAST:]) < STILL:
-            break
     settled, best, fedavg = sum(path[-LAST:]) / LAST, optimum(CURVATURES, OPTIMA), fedavg_point()
     if "head.weight" in run.bound.private_params:
         return f"a private leaf moves on the server, to {settled:.3g}" if any(path) else ""

@@ -21,7 +21,7 @@ from kedge.core.task import Batch, Task
 from kedge.core.task_base import Sums
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Data, Spec
-from kedge.errors import IncompatibleError, ModelError
+from kedge.errors import IncompatibleError, ModelError, UnknownName
 
 PRIVATE = "private"  # the client slot of private leaves, which never leave the client
 
@@ -94,8 +94,8 @@ class Bound:
         like = next(iter(initial.params.values()))
         tokens = getattr(data, "tokens", False)
         self._check_inputs(tokens)
-        whole = torch.int64 if tokens else like.dtype
-        sample = torch.zeros((2, *input_shape), dtype=whole, device=like.device)
+        input_dtype = torch.int64 if tokens else like.dtype
+        sample = torch.zeros((2, *input_shape), dtype=input_dtype, device=like.device)
         spec = Spec(
             model=model,
             task=task,
@@ -250,12 +250,14 @@ class Bound:
             if part.needs_features:
                 self.model.require_head(part.name)
             for cut in part.cuts():
-                if cut not in self.model.cuts:
+                try:
+                    self.model.check_cut(cut)
+                except UnknownName:
                     raise IncompatibleError(
-                        f"{part.name} cuts the model after {cut!r}, but there it can be cut after: "
+                        f"{part.name} cuts the model after {cut!r}, but it can be cut after: "
                         f"{', '.join(self.model.cuts) or 'nothing'}; choose one in the options of "
                         f"{part.name} (kedge show {part.name}), or another --model"
-                    )
+                    ) from None
             if part.needs_plain_sgd and not self.optim.is_linear:
                 raise IncompatibleError(
                     f"{part.name} divides the update by the sum of its steps, which "
