@@ -164,7 +164,8 @@ def demo(
         highlight=False,
     )
     print_table(tables.comparison(results))
-    console.print("\nFigures: " + "  ".join(str(path) for path in figures), highlight=False)
+    written = "  ".join(str(path) for path in figures)
+    console.print(f"\nFigures: {written}", highlight=False, soft_wrap=True)
     console.print(
         f"\nA new image, {new.image}, shows a {new.label}. The saved model of {new.run} says "
         f"{new.predicted}, with probability {new.probability:.2f}:\n"
@@ -175,7 +176,7 @@ def demo(
     console.print(
         "Next: kedge list                                     the parts to combine\n"
         "      kedge compare fedavg scaffold+fedsam           your own comparison\n"
-        "      kedge run --data FOLDER --method scaffold      your own silos, one file per client",
+        "      kedge run --data FOLDER --method scaffold      your own silos",
         highlight=False,
     )
 
