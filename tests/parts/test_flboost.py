@@ -242,6 +242,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"per_client": False},
     {"labels": "drawn"},
     {"student_bn": "frozen"},
+    {"student_bn": "batch"},
     {"level": "feature"},
     {"final_norm": False},
     {"lambda_cls": 0.0},
@@ -352,9 +353,10 @@ def test_runs_with_and_without_a_rate_do_not_share_lanes() -> None:
 
 
 def test_frozen_statistics_stay_as_aggregated() -> None:
-    runs = {o: ran(part(student_bn=o), rounds=1) for o in ("train", "frozen")}
+    runs = {o: ran(part(student_bn=o), rounds=1) for o in ("train", "batch", "frozen")}
     plain = ran("fedavg", rounds=1)
-    assert tree.equal(runs["frozen"].weights.buffers, plain.weights.buffers)
+    for kept in ("batch", "frozen"):
+        assert tree.equal(runs[kept].weights.buffers, plain.weights.buffers)
     name = "stage1.1.num_batches_tracked"
     moved = runs["train"].weights.buffers[name] - plain.weights.buffers[name]
     assert int(moved) == part().steps * part().student_steps
@@ -773,6 +775,12 @@ class Trusting(FLBoost):
 
 
 @dataclass(frozen=True)
+class Contaminated(FLBoost):
+    def _student_forward(self, *args):  # statistics of generated images
+        return FLBoost._student_forward(dataclasses.replace(self, student_bn="train"), *args)
+
+
+@dataclass(frozen=True)
 class Diluted(FLBoost):
     def _discrepancy(self, r, measure, teachers, student, share):  # a mean over the whole batch
         if self.confidence is not None:
@@ -784,6 +792,7 @@ FAULTY = [
     Friendly, OwnShares, Undecayed, TurnedRound, BatchSum, FromTheAnchor, Undecaying, Stopped,
     Uniform, Collapsing, Unlabelled, BatchWeights, Forgetful, Peeking, Still, Headless,
     DecayedTwice, OwnRate, EarlyGenerator, Hasty, WarmFromZero, BoundOfWeights, Trusting, Diluted,
+    Contaminated,
 ]  # fmt: skip
 
 

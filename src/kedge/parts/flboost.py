@@ -60,9 +60,9 @@ class FLBoost(Distiller):
     scale of normalised inputs. ``paper`` is as printed: KL(student || teacher) for both players,
     not divided by C, whose gradient also reaches G through the clients' models; one step of G on
     the sum over clients; labels drawn; no last BatchNorm. G upsamples before it convolves, as in
-    the code; Table 5a has the reverse order. ``start``, ``warmup``, ``bound`` and ``confidence``
-    are not in the paper and off by default; they hold the fine-tuning back while G's samples are
-    poor. Write the part last: it fine-tunes the model that earlier parts return.
+    the code; Table 5a has the reverse order. ``start``, ``warmup``, ``bound``, ``confidence``
+    and ``student_bn=batch`` are not in the paper and off by default; they limit the harm that poor
+    samples do. Write the part last: it fine-tunes the model that earlier parts return.
     Neutral at: steps = 0. Uploads: label counts. The server keeps G.
     """
 
@@ -114,7 +114,11 @@ class FLBoost(Distiller):
         Literal["allotted", "drawn"], Doc("exact proportions, shuffled; or independent draws")
     ] = "allotted"
     student_bn: Annotated[
-        Literal["train", "frozen"], Doc("frozen: fine-tune the global model in evaluation mode")
+        Literal["train", "batch", "frozen"],
+        Doc(
+            "BatchNorm of the global model: train: as usual; batch: it normalises by the samples, "
+            "but keeps the clients' statistics; frozen: evaluation mode"
+        ),
     ] = "train"
     level: Annotated[
         Literal["input", "feature"], Doc("feature: FLBoost-f, G generates features for the head")
@@ -275,6 +279,14 @@ class FLBoost(Distiller):
             new = self._student_step(r, weights, lr, x, targets, share, key)
             weights = new if found is None else stay_unless(found, new, weights)
         return weights
+
+    def _student_forward(
+        self, own: Params, weights: Weights, r: Round, x: Tensor, key: Tensor | None
+    ) -> tuple[Tensor, Params]:
+        if self.student_bn != "batch":
+            return super()._student_forward(own, weights, r, x, key)
+        student = weights._replace(params=weights.params | own)
+        return student_logits(r, self.level, student, x, "probe", key)
 
     def _student_loss(
         self,

@@ -1,6 +1,7 @@
-"""Identities of the limits on FLBoost's fine-tuning: start, warm-up, bound and confidence.
+"""Identities of the limits on FLBoost's fine-tuning: start, warm-up, bound, confidence, statistics.
 
-One iteration on the server with two linear clients, as in :mod:`kedge.check.identities.flboost`.
+Most of them play one iteration on the server with two linear clients, as in
+:mod:`kedge.check.identities.flboost`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kedge.check.identities.flboost import ONE
+from kedge.check.identities.flboost import ONE, SMALL
 from kedge.check.identities.two_linear import COUNTS, server_round_of
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE
+from kedge.check.problems import DOUBLE, images
 from kedge.core import tree
 from kedge.core.tree import Weights
 from kedge.parts.flboost import FLBoost
@@ -88,6 +89,27 @@ def doubtful_samples_do_not_count(cls: type[FLBoost]) -> Iterator[Claim]:
     every = cls(**ONE, confidence=0.0).server_step(r, weights)[0]
     gap = tree.gap(every, cls(**ONE).server_step(r, weights)[0])
     yield Claim("error of a step on all samples", 0.0, gap, 1e-13)
+
+
+@oracle(FLBoost)
+def statistics_of_the_clients(cls: type[FLBoost]) -> Iterator[Claim]:
+    """Normalisation by the batch does not read running statistics. With a fixed generator,
+    student_bn = batch therefore gives the parameters of student_bn = train, and the statistics of
+    FedAvg. Detects evaluation mode, and statistics of generated images."""
+    options: dict[str, Any] = SMALL | {"steps": 2, "student_steps": 2, "generator_steps": 0}
+    runs = [
+        images(norm="bn").simulate(m)
+        for m in ("fedavg", cls(**options, student_bn="batch"), cls(**options, student_bn="train"))
+    ]
+    for run in runs:
+        run.run_round()
+    plain, batch, train = (run.weights for run in runs)
+    gap = tree.gap(batch.params, train.params)
+    yield Claim("difference of the parameters from those of training mode", 0.0, gap, 0.0)
+    gap = tree.gap(batch.buffers, plain.buffers)
+    yield Claim("difference of the statistics from FedAvg's", 0.0, gap, 0.0)
+    moved = float(tree.gap(train.buffers, plain.buffers) > 1e-3)
+    yield Claim("training mode moves the statistics", 1.0, moved, 0.0)
 
 
 def _changes(new: Weights, weights: Weights, slot: Any, other: Any) -> float:
