@@ -18,9 +18,9 @@ import kedge
 from kedge.engines import Execution
 from kedge.errors import DataError, FieldError, Interrupted, KedgeError, UnknownName
 from kedge.reproduction import command, recipes
+from kedge.reproduction.printing import comparison
 from kedge.reproduction.records import read_record, write_record
 from kedge.reproduction.running import Bench, Limits, OutOfTime, run_table
-from kedge.reproduction.tables import comparison
 
 NAME = "demo/digits"
 

@@ -14,7 +14,7 @@ from kedge.errors import FieldError, Interrupted, KedgeError
 
 if TYPE_CHECKING:
     from kedge.reproduction.command import Reproduction
-    from kedge.reproduction.recipes import Row, Table
+    from kedge.reproduction.table import Row, Table
 
 _RUN = "How"
 
@@ -159,7 +159,7 @@ def _finish(found: list[Reproduction], as_json: bool, printed: bool) -> None:
 
 
 def _print(one: Reproduction) -> None:
-    from kedge.reproduction.tables import comparison, heading
+    from kedge.reproduction.printing import comparison, heading
 
     console.print(f"\n{heading(one.table)}", style="bold", highlight=False, soft_wrap=True)
     if one.table.paper:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError
-from kedge.reproduction.recipes import Row, Table
 from kedge.reproduction.records import RUNS
+from kedge.reproduction.table import Row, Table
 from kedge.runs.config import Config
 from kedge.runs.grid import Setting
 from kedge.runs.result import plain
@@ -21,7 +21,8 @@ from kedge.runs.sweep import LISTING, Watch, sweep
 
 
 def choice_path(results: Path, table: Table, row: Row) -> Path:
-    return results / table.name / f"{row.name}.choice.{table.scale}.json"
+    home, name = row.home
+    return results / home / f"{name}.choice.{table.scale}.json"
 
 
 def read_choice(results: Path, table: Table, row: Row) -> dict[str, Any] | None:
@@ -63,7 +64,7 @@ def choose_value(
         Setting({choose.key: value}, dataclasses.replace(short, **{choose.key: value}))
         for value in choose.values
     ]
-    folder = results / RUNS / table.name / f"{row.name}.choice.{table.scale}"
+    folder = results / RUNS / row.home[0] / f"{row.home[1]}.choice.{table.scale}"
     found = sweep(settings, folder, (folder / LISTING).is_file(), watch, report)
     scores = [r.validation.mean if r.validation else math.nan for r in found.results]
     best = max(range(len(scores)), key=lambda i: (not math.isnan(scores[i]), scores[i]))

@@ -10,8 +10,9 @@ from typing import Any
 from kedge.report import units
 from kedge.report.tables import Column, Fitting
 from kedge.reproduction.choice import read_choice
-from kedge.reproduction.recipes import Recipe, Table
+from kedge.reproduction.recipes import Recipe
 from kedge.reproduction.records import Record, found_records
+from kedge.reproduction.table import Table
 
 MEASURED_ON = "H200"
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kedge.errors import DataError, KedgeError
 from kedge.reproduction.choice import choice_path
-from kedge.reproduction.recipes import Table
 from kedge.reproduction.records import Record, differences, read_record, write_record
+from kedge.reproduction.table import Table
 
 
 class Merged(NamedTuple):
@@ -73,7 +73,7 @@ def merge(table: Table, results: Path, other: Path) -> Merged:
 
 def _compare(table: Table, record: Record, mine: Path, free: tuple[str, ...]) -> tuple[str, bool]:
     """What is wrong with a record, and whether it is to be copied."""
-    row = next((row for row in table.rows if row.name == record.row), None)
+    row = next((row for row in table.rows if row.home == (table.name, record.row)), None)
     if record.recipe != table.name:
         return f"it is a record of {record.recipe}", False
     if row is None:

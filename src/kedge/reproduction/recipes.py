@@ -12,6 +12,7 @@
     rows = ["fedavg", "fedimpro"]  # their order; other files follow by name
     seeds = [0]                    # of rows that name none
     lanes = false                  # train the seeds of a row together
+    judged = "global"              # or "clients": each client's model on its held-out samples
     [settings]                     # of every run, written out in full
     [run]                          # on a GPU: engine, streams, compile, chunk, state
     [choose]                       # e.g. lr = [0.01, 0.1]: try each first; rounds, validation, seed
@@ -19,7 +20,8 @@
 
 ``ROW.toml`` has ``method``, and may have ``paper``, ``paper_sd``, ``base``, ``seeds``, ``cost_s``
 (seconds of one seed on an H200), ``cost_from`` (where that was measured; without it, it is an
-estimate), ``note``, ``yardstick`` (train on pooled data), ``[settings]`` and ``[quick]``.
+estimate), ``note``, ``yardstick`` (train on pooled data), ``[settings]`` and ``[quick]``. A row
+with ``same_as = "PAPER/TABLE/ROW"`` in place of ``method`` is that row, and shares its records.
 """
 
 from __future__ import annotations
@@ -34,26 +36,22 @@ from typing import Any
 
 from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError, UnknownName
-from kedge.runs.config import FIELDS, Config
-from kedge.runs.reading import load_config
+from kedge.reproduction.table import Choose, Row, Table
+from kedge.runs.config import FIELDS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TABLE_FILE = "table.toml"
 SCALES = ("full", "quick")
 METRICS = ("last", "best", "top5")
-#: Settings that say how a run is computed, not what.
-EXECUTION = ("engine", "device", "workers", "threads", "chunk", "compile", "state")
-#: Settings in which a record may differ from its recipe: it may have fewer rounds or tests.
-FREE = (*EXECUTION, "seeds", "rounds", "eval_every", "target")
-
 _TABLE = {
     "title": str, "paper": str, "place": str, "metric": str, "tail": int, "base": str,
-    "rows": list, "seeds": list, "lanes": bool, "note": str, "settings": dict, "run": dict,
-    "choose": dict, "quick": dict,
+    "rows": list, "seeds": list, "lanes": bool, "judged": str, "note": str, "settings": dict,
+    "run": dict, "choose": dict, "quick": dict,
 }  # fmt: skip
 _ROW = {
-    "method": str, "base": str, "seeds": list, "paper": float, "paper_sd": float, "cost_s": float,
-    "cost_from": str, "note": str, "yardstick": str, "settings": dict, "quick": dict,
+    "method": str, "same_as": str, "base": str, "seeds": list, "paper": float, "paper_sd": float,
+    "cost_s": float, "cost_from": str, "note": str, "yardstick": str, "settings": dict,
+    "quick": dict,
 }  # fmt: skip
 _RUN = {"engine": str, "streams": int, "compile": bool, "chunk": int, "state": str}
 _CHOOSE = {"rounds": int, "validation": float, "seed": int}
@@ -62,81 +60,6 @@ _QUICK_TABLE = {
     "lanes": bool,
 }  # fmt: skip
 _QUICK_ROW = {"method": str, "seeds": list, "base": str}
-
-
-@dataclass(frozen=True)
-class Choose:
-    """Values of a setting, of which a row takes the best one on validation data."""
-
-    key: str
-    values: tuple[Any, ...]
-    rounds: int
-    validation: float = 0.1
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a table at one scale."""
-
-    name: str
-    method: str
-    settings: Mapping[str, Any]
-    seeds: tuple[int, ...]
-    base: str
-    file: Path
-    paper: float | None = None
-    paper_sd: float | None = None
-    cost_s: float | None = None
-    cost_from: str = ""
-    note: str = ""
-    yardstick: str = ""
-
-    def config(self, seed: int = 0, **changes: Any) -> Config:
-        """The settings of a run.
-
-        Raises:
-            KedgeError: the file has a setting that is unknown or wrong.
-        """
-        values = dict(self.settings) | {"method": self.method, "seeds": [seed]} | changes
-        try:
-            return load_config(flags=values)
-        except KedgeError as error:
-            raise KedgeError(f"{self.file}: {error}") from None
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table at one scale."""
-
-    name: str
-    title: str
-    scale: str
-    rows: tuple[Row, ...]
-    paper: str = ""
-    place: str = ""
-    metric: str = "last"
-    tail: int = 5
-    lanes: bool = False
-    note: str = ""
-    expect: tuple[str, ...] = ()  # rows whose gain must be positive
-    execution: Execution | None = None  # on a GPU
-    choose: Choose | None = None
-
-    def row(self, name: str) -> Row:
-        return self.select([name])[0]
-
-    def select(self, names: Sequence[str]) -> list[Row]:
-        """Rows by name, in the order of the table.
-
-        Raises:
-            UnknownName: there is no such row.
-        """
-        known = [row.name for row in self.rows]
-        for name in names:
-            if name not in known:
-                raise UnknownName(f"row of {self.name}", name, known)
-        return [row for row in self.rows if row.name in names]
 
 
 @dataclass(frozen=True)
@@ -180,6 +103,7 @@ class Recipe:
             metric=quick.get("metric", data.get("metric", "last")),
             tail=quick.get("tail", data.get("tail", 5)),
             lanes=quick.get("lanes", data.get("lanes", False)),
+            judged=data.get("judged", "global"),
             note=quick.get("note", "") if scale == "quick" else data.get("note", ""),
             expect=tuple(quick.get("expect", ())),
             execution=execution,
@@ -190,6 +114,8 @@ class Recipe:
         self, name: str, scale: str, tables: Iterable[Mapping[str, Any]], quick: Mapping[str, Any]
     ) -> Row:
         data, own = self.rows[name], dict[str, Any]()
+        if "same_as" in data:
+            return self._shared(name, data, scale)
         if scale == "quick":
             own = data.get("quick", {})
         settings: dict[str, Any] = {}
@@ -205,6 +131,7 @@ class Recipe:
             seeds=tuple(seeds),
             base=own.get("base", data.get("base", self.data.get("base", ""))),
             file=self.folder / f"{name}.toml",
+            home=(self.name, name),
             paper=data.get("paper"),
             paper_sd=data.get("paper_sd"),
             cost_s=data.get("cost_s") if scale == "full" else None,
@@ -212,6 +139,19 @@ class Recipe:
             note=data.get("note", ""),
             yardstick=data.get("yardstick", ""),
         )
+
+    def _shared(self, name: str, data: Mapping[str, Any], scale: str) -> Row:
+        """A row that is one of another table, with its records."""
+        other, _, row = data["same_as"].rpartition("/")
+        root = self.folder.parents[1]
+        if other == self.name or not (root / other / TABLE_FILE).is_file():
+            wrong = f"same_as = {data['same_as']!r} is no row of another table"
+            raise FieldError(f"{self.folder / name}.toml: {wrong}; write PAPER/TABLE/ROW")
+        found = read(other, root).at(scale).row(row)
+        own = {key: data[key] for key in ("paper", "paper_sd", "note") if key in data}
+        seeds = tuple(data.get("seeds", found.seeds))
+        base = data.get("base", self.data.get("base", ""))
+        return dataclasses.replace(found, name=name, base=base, seeds=seeds, **own)
 
     def _choose(self) -> Choose | None:
         given = dict(self.data.get("choose", {}))
@@ -278,7 +218,10 @@ def read(name: str, root: Path | None = None) -> Recipe:
     for row in names:
         if not re.fullmatch(r"[\w-]+", row):
             raise FieldError(f"{files[row]}: name it by letters, digits, '-' and '_' only")
-    rows = {row: _checked(files[row], _ROW, ("method",)) for row in names}
+    rows = {row: _checked(files[row], _ROW, ()) for row in names}
+    for row, values in rows.items():
+        if ("method" in values) == ("same_as" in values):
+            raise FieldError(f"{files[row]} needs either method or same_as")
     _check_table(file, data, rows)
     return Recipe(name, folder, data, rows)
 
@@ -292,9 +235,10 @@ def _check_table(file: Path, data: dict[str, Any], rows: dict[str, dict[str, Any
     for metric in (data.get("metric", "last"), quick.get("metric", "last")):
         if metric not in METRICS:
             raise FieldError(f"{file}: metric = {metric!r} is none of {', '.join(METRICS)}")
-    for key in ("tail",):
-        if min(data.get(key, 1), quick.get(key, 1)) < 1:
-            raise FieldError(f"{file}: {key} must be at least 1")
+    if min(data.get("tail", 1), quick.get("tail", 1)) < 1:
+        raise FieldError(f"{file}: tail must be at least 1")
+    if data.get("judged", "global") not in ("global", "clients"):
+        raise FieldError(f"{file}: judged = {data['judged']!r} is neither global nor clients")
     bases = [data.get("base"), *(row.get("base") for row in rows.values())]
     for name in (*bases, *quick.get("rows", ()), *quick.get("expect", ())):
         if name is not None and name not in rows:
@@ -328,9 +272,3 @@ def _check_keys(path: Path, data: Mapping[str, Any], types: Mapping[str, type], 
         kind = (int, float) if types[key] is float else types[key]
         if not isinstance(value, kind) or (isinstance(value, bool) and types[key] is not bool):
             raise FieldError(f"{path}: {key} = {value!r} should be of type {types[key].__name__}")
-
-
-def settings_of(config: Config) -> dict[str, Any]:
-    """The settings of a configuration that a record has: what is computed, not how."""
-    values = dataclasses.asdict(config)
-    return {k: v for k, v in values.items() if k not in (*EXECUTION, "seeds", "method")}

@@ -24,7 +24,7 @@ from typing import Any
 from kedge.core.method import parse
 from kedge.data.partition import Partition
 from kedge.errors import DataError, KedgeError
-from kedge.reproduction.recipes import FREE, Row, Table, settings_of
+from kedge.reproduction.table import FREE, Row, Table, settings_of
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.folder import METRICS, PARTITION
@@ -94,13 +94,15 @@ def file_name(row: str, seed: int, scale: str) -> str:
     return f"{row}.seed{seed}.{scale}.json"
 
 
-def record_path(results: Path, table: Table, row: str, seed: int) -> Path:
-    return results / table.name / file_name(row, seed, table.scale)
+def record_path(results: Path, table: Table, row: Row, seed: int) -> Path:
+    home, name = row.home
+    return results / home / file_name(name, seed, table.scale)
 
 
-def run_path(results: Path, table: Table, row: str, seed: int) -> Path:
+def run_path(results: Path, table: Table, row: Row, seed: int) -> Path:
     """The folder of a run, which has its checkpoint."""
-    return results / RUNS / table.name / f"{row}.seed{seed}.{table.scale}"
+    home, name = row.home
+    return results / RUNS / home / f"{name}.seed{seed}.{table.scale}"
 
 
 def read_record(path: Path) -> Record:
@@ -201,7 +203,7 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
         return None
     config, records = stored_config(path), read_records(folder / METRICS)
     metric = next((m.name for r in records if (m := metric_of(config, r)) is not None), "accuracy")
-    column = _column(config, records, metric)
+    column = _column(table, config, records, metric)
     seconds, curve = 0.0, list[tuple[int, float | None, float]]()
     for one in records:
         seconds += one.get("seconds", 0.0)
@@ -220,9 +222,10 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
     partition = folder / PARTITION
     day = time.strftime("%Y-%m-%d", time.localtime((folder / METRICS).stat().st_mtime))
     scale = "" if table.scale == "full" else f" --scale {table.scale}"
+    home, name = row.home
     return Record(
-        recipe=table.name,
-        row=row.name,
+        recipe=home,
+        row=name,
         scale=table.scale,
         seed=seed,
         method=config.method,
@@ -238,15 +241,17 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
         seconds_per_round=_median(records),
         environment=environment,
         date=day,
-        command=f"kedge reproduce {table.name} --rows {row.name} --seeds {seed}{scale}",
+        command=f"kedge reproduce {home} --rows {name} --seeds {seed}{scale}",
         diverged=failed,
     )
 
 
-def _column(config: Config, records: list[dict[str, Any]], metric: str) -> str:
+def _column(table: Table, config: Config, records: list[dict[str, Any]], metric: str) -> str:
     """What the run is judged by: for a personal method, the clients' own models."""
-    personal = is_personal(config) and any("personal_mean" in r for r in records)
-    return "personal_mean" if personal else metric
+    if is_personal(config) and any("personal_mean" in r for r in records):
+        return "personal_mean"
+    clients = table.judged == "clients" and any("client_mean" in r for r in records)
+    return "client_mean" if clients else metric
 
 
 def _mean(records: list[dict[str, Any]], key: str) -> float | None:
@@ -299,26 +304,30 @@ def found_records(
     """
     found: dict[str, dict[int, Record]] = {row.name: {} for row in table.rows}
     left_out: list[str] = []
-    folder = results / table.name
     free = (table.choose.key,) if table.choose else ()
-    for path in sorted(folder.glob(f"*.seed*.{table.scale}.json")) if folder.is_dir() else ():
-        try:
-            record = read_record(path)
-        except DataError as error:
-            left_out.append(f"{error}. It is left out.")
-            continue
-        row = next((row for row in table.rows if row.name == record.row), None)
-        if row is None:
-            if table.scale == "full":
-                left_out.append(f"{path}: {table.name} has no row {record.row!r}. It is left out.")
-            continue
-        wrong = differences(record, row, free)
-        for key, value in (choices or {}).get(row.name, {}).items():
-            if record.settings.get(key) != value:
-                wrong.append(f"{key} {record.settings.get(key)} (chosen: {value})")
-        if wrong:
-            text = ", ".join(wrong)
-            left_out.append(f"{path} was made with other settings: {text}. It is left out.")
-        else:
-            found[record.row][record.seed] = record
+    for row in table.rows:
+        home, name = row.home
+        for path in _files(results / home, f"{name}.seed*.{table.scale}.json"):
+            try:
+                record = read_record(path)
+            except DataError as error:
+                left_out.append(f"{error}. It is left out.")
+                continue
+            wrong = differences(record, row, free)
+            for key, value in (choices or {}).get(row.name, {}).items():
+                if record.settings.get(key) != value:
+                    wrong.append(f"{key} {record.settings.get(key)} (chosen: {value})")
+            if wrong:
+                text = ", ".join(wrong)
+                left_out.append(f"{path} was made with other settings: {text}. It is left out.")
+            else:
+                found[row.name][record.seed] = record
+    known = {row.name for row in table.rows}
+    for path in _files(results / table.name, "*.seed*.full.json") if table.scale == "full" else ():
+        if path.name.split(".seed")[0] not in known:
+            left_out.append(f"{path} is of a row that {table.name} does not have. It is left out.")
     return found, left_out
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.glob(pattern)) if folder.is_dir() else []

@@ -14,7 +14,6 @@ from kedge.engines import Execution
 from kedge.engines.device import device_name, resolve_device
 from kedge.errors import DataError, Interrupted, KedgeError
 from kedge.reproduction.choice import choose_value, read_choice
-from kedge.reproduction.recipes import EXECUTION, Row, Table
 from kedge.reproduction.records import (
     Record,
     differences,
@@ -24,6 +23,7 @@ from kedge.reproduction.records import (
     record_path,
     run_path,
 )
+from kedge.reproduction.table import EXECUTION, Row, Table
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.together import run_together
@@ -126,7 +126,7 @@ def _is_done(table: Table, row: Row, seed: int, bench: Bench) -> bool:
         wanted = min(wanted, bench.limits.rounds)
     if record.diverged or record.rounds_done >= wanted:
         return True
-    if not (run_path(bench.results, table, row.name, seed) / CONFIG).is_file():
+    if not (run_path(bench.results, table, row, seed) / CONFIG).is_file():
         bench.say(
             f"{row.name}, seed {seed}: its record has {record.rounds_done} of {wanted} rounds, but "
             "its run folder is not here: it starts from the first round"
@@ -138,7 +138,7 @@ def _run(table: Table, row: Row, seeds: Sequence[int], bench: Bench) -> None:
     """Start or resume the runs of some seeds, and write their records, whatever happens."""
     chosen = _chosen(table, row, bench)
     configs = [_config(table, row, seed, chosen, bench) for seed in seeds]
-    paths = [run_path(bench.results, table, row.name, seed) for seed in seeds]
+    paths = [run_path(bench.results, table, row, seed) for seed in seeds]
     _check_device(configs[0], paths)
 
     def watch(seed: int, record: dict[str, Any]) -> bool:
@@ -213,7 +213,7 @@ def _config(table: Table, row: Row, seed: int, chosen: Mapping[str, Any], bench:
         KedgeError: the run folder has a run with other settings.
     """
     config = row.config(seed, **dict(chosen) | _settings(bench))
-    path = run_path(bench.results, table, row.name, seed)
+    path = run_path(bench.results, table, row, seed)
     if not (path / CONFIG).is_file():
         return config
     stored = stored_config(path)
@@ -251,9 +251,9 @@ def _execution(table: Table, config: Config, bench: Bench) -> Execution | None:
 
 def collect(table: Table, row: Row, results: Path) -> None:
     """Write the records of runs that were killed, as far as they came."""
-    folder = run_path(results, table, row.name, 0).parent
-    for path in sorted(folder.glob(f"{row.name}.seed*.{table.scale}")) if folder.is_dir() else ():
-        number = path.name.removeprefix(f"{row.name}.seed").removesuffix(f".{table.scale}")
+    folder, name = run_path(results, table, row, 0).parent, row.home[1]
+    for path in sorted(folder.glob(f"{name}.seed*.{table.scale}")) if folder.is_dir() else ():
+        number = path.name.removeprefix(f"{name}.seed").removesuffix(f".{table.scale}")
         if number.isdigit():
             collect_seed(table, row, int(number), results)
 
@@ -263,10 +263,10 @@ def collect_seed(
 ) -> Record | None:
     """Write the record of a run if its folder is further than the record; returns it."""
     free = (table.choose.key,) if table.choose else ()
-    record = record_of(table, row, seed, run_path(results, table, row.name, seed), failed)
+    record = record_of(table, row, seed, run_path(results, table, row, seed), failed)
     if record is None or differences(record, row, free):
         return None
-    return keep(record_path(results, table, row.name, seed), record, row, free)
+    return keep(record_path(results, table, row, seed), record, row, free)
 
 
 def check_writable(results: Path) -> None:

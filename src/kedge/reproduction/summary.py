@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.reproduction.recipes import Row, Table
 from kedge.reproduction.records import Record
+from kedge.reproduction.table import Row, Table
 from kedge.runs.result import Stat
 
 Points = Sequence[tuple[int, float | None, float]]

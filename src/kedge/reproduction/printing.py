@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from kedge.report import units
 from kedge.report.tables import Column, Fitting
-from kedge.reproduction.recipes import Table
 from kedge.reproduction.summary import Summary
+from kedge.reproduction.table import Table
 from kedge.runs.result import Stat
 
 METRIC_NAMES = {
