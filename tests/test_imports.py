@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("silo", "sim"),
     ("runs",),
     ("check", "bench", "report"),
+    ("reproduction",),
     ("api",),
     ("cli",),
 )

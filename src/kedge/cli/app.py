@@ -61,6 +61,11 @@ COMMANDS = {
         "Run",
         "Compare a few methods on digits; plot the curves and the partition. No network needed.",
     ),
+    "reproduce": Entry(
+        "kedge.cli.reproduce:reproduce",
+        "Run",
+        "Run the tables of papers, and print the paper's numbers and ours side by side.",
+    ),
     "predict": Entry(
         "kedge.cli.use:predict",
         "Use",

@@ -31,8 +31,11 @@ def choose(
     device: torch.device,
     folder: Folder | None,
     data: Dataset | None = None,
+    execution: Execution | None = None,
 ) -> Plan:
     """Plan a run, and claim its folder. A resumed run keeps its execution and number of threads.
+
+    Nothing is measured if ``execution`` is given.
 
     Raises:
         KedgeError: the settings do not fit each other, or a resumed run has other data or files.
@@ -46,7 +49,10 @@ def choose(
         folder.claim()
         return planned
     sim = make(config.seeds[0], PLANNING)
-    chosen = plan.choose(settings_of(config), sim)
+    if execution is None:
+        chosen = plan.choose(settings_of(config), sim)
+    else:
+        chosen = Plan(execution, device_name(device))
     use_threads(chosen.execution.threads)
     if folder is None:
         return chosen

@@ -25,7 +25,8 @@ from kedge.runs.validation import Choice, choice_of, further_tests
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
-Watch = Callable[[int, dict[str, Any]], None]  # (seed, record of a round)
+#: (seed, record of a round); if it returns True, the training stops after this round, saved.
+Watch = Callable[[int, dict[str, Any]], bool | None]
 Tensors = dict[str, torch.Tensor]
 MAX_SAVE_SHARE = 0.1  # of the time, spent on checkpoints
 #: Keys of every record; the others are tests.
@@ -46,6 +47,7 @@ class Member:
     records: list[dict[str, Any]] = field(default_factory=list)
     failed: str = ""  # the reason, if it ended before its last round
     stopped: bool = False  # early, by validation data
+    stop_requested: bool = False  # by ``watch``
     choice: Choice | None = None  # None without validation data
     #: Weights of the best round so far: of the global model and, stacked, the personal ones.
     best: Tensors = field(default_factory=dict)
@@ -125,7 +127,7 @@ class Member:
                     f"round {self.choice.round} was best on validation data"
                 )
         if self.watch:
-            self.watch(self.seed, record)
+            self.stop_requested = bool(self.watch(self.seed, record))
 
     def state(self) -> Tensors:
         """What a checkpoint holds: see :meth:`Simulation.state`; and the best weights so far."""
@@ -165,7 +167,9 @@ class Member:
         self.best = {n: v.detach().cpu().clone().contiguous() for n, v in weights.items()}
 
 
-def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int]:
+def train(
+    members: Sequence[Member], hint: str, strict: bool = True, save_share: float = MAX_SAVE_SHARE
+) -> list[int]:
     """Train all members to their last round, from their checkpoints if there are any.
 
     Rounds run in lockstep: the recorded ``seconds`` of a round are the training time divided by
@@ -175,19 +179,21 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
         members: seeds with simulations of one structure and the same number of rounds.
         hint: printed on interrupt: how to resume.
         strict: raise if a loss is not finite; otherwise only that member ends.
+        save_share: of the time, spent on checkpoints at most.
 
     Returns:
         The number of lanes of each stack; empty if all members were complete before.
 
     Raises:
-        Interrupted: the user pressed Ctrl-C; the checkpoints are saved.
+        Interrupted: the user pressed Ctrl-C, or ``watch`` requested a stop; the checkpoints are
+            saved.
         NotFinite: a loss is not finite, and ``strict`` is set.
     """
     for member in members:
         member.start()
     if all(member.finished for member in members):
         return []
-    fleet, saver = Fleet([member.sim for member in members], strict), _Saver(members)
+    fleet, saver = Fleet([member.sim for member in members], strict), _Saver(members, save_share)
     for i, member in enumerate(members):
         if member.stopped:
             fleet.end(i)
@@ -209,8 +215,9 @@ def train(members: Sequence[Member], hint: str, strict: bool = True) -> list[int
                 if member.stopped:
                     fleet.end(i)
             done = all(member.finished for member in members)
-            saver.save(force=done or interrupted.is_set())
-            if interrupted.is_set() and not done:
+            stop = interrupted.is_set() or any(member.stop_requested for member in members)
+            saver.save(force=done or stop)
+            if stop and not done:
                 seeds = sorted({member.seed for member in members})
                 names = ("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds))
                 raise Interrupted(f"stopped after round {fleet.round} of {names}. {hint}")
@@ -237,15 +244,15 @@ def train_record(sim: Simulation, totals: Totals) -> dict[str, Any]:
 
 
 class _Saver:
-    """Saves checkpoints of all members after a round, at most ``MAX_SAVE_SHARE`` of the time."""
+    """Saves checkpoints of all members after a round, at most ``share`` of the time."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = members
+    def __init__(self, members: Sequence[Member], share: float) -> None:
+        self.members, self.share = members, share
         self.last, self.cost = float("-inf"), 0.0
 
     def save(self, force: bool) -> None:
         now = time.perf_counter()
-        if not (force or self.cost < MAX_SAVE_SHARE * (now - self.last)):
+        if not (force or self.cost < self.share * (now - self.last)):
             return
         for member in self.members:
             if member.folder is not None:

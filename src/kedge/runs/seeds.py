@@ -17,7 +17,7 @@ from kedge.runs.bundle import personal_state, save_bundle, save_personal, save_w
 from kedge.runs.config import Config
 from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, CHECKPOINT, PARTITION, SCORES, Folder
 from kedge.runs.result import plain
-from kedge.runs.rounds import OWN, Member, Watch, train
+from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, Member, Watch, train
 from kedge.runs.scores import final_scores
 from kedge.sim.cohorts import share, unlike
 from kedge.sim.simulation import Simulation
@@ -48,7 +48,11 @@ class SeedResult(NamedTuple):
 
 
 def train_seeds(
-    jobs: Sequence[SeedJob], execution: Execution, hint: str, strict: bool = True
+    jobs: Sequence[SeedJob],
+    execution: Execution,
+    hint: str,
+    strict: bool = True,
+    save_share: float = MAX_SAVE_SHARE,
 ) -> tuple[list[SeedResult], list[int]]:
     """Train all jobs. Neighbours that are similar train together if the engine batches clients.
 
@@ -57,6 +61,7 @@ def train_seeds(
         execution: how all of them are computed.
         hint: printed on interrupt, see :func:`kedge.runs.rounds.train`.
         strict: raise if a loss is not finite; otherwise only that seed ends.
+        save_share: of the time, spent on checkpoints at most.
 
     Returns:
         One result per job, and the number of lanes of each stack that was trained.
@@ -66,7 +71,7 @@ def train_seeds(
     members: list[Member] = []
 
     def train_members() -> None:
-        stacks.extend(train(members, hint, strict))
+        stacks.extend(train(members, hint, strict, save_share))
         results.extend(_result(member) for member in members)
         members.clear()
 

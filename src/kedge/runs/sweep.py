@@ -24,13 +24,13 @@ from kedge.engines.lane_bound import static
 from kedge.engines.threads import restored_threads
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
-from kedge.runs.environment import CONFIG, check_unchanged
+from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
 from kedge.runs.grid import Setting
 from kedge.runs.headline import like_with_like, with_personal
 from kedge.runs.listing import Listing, settings_row
 from kedge.runs.memory import memory_errors
-from kedge.runs.planning import PLANNING, choose
+from kedge.runs.planning import PLANNING
 from kedge.runs.result import COLUMNS, Result, plain
 from kedge.runs.runner import (
     Report,
@@ -42,10 +42,11 @@ from kedge.runs.runner import (
     slug,
 )
 from kedge.runs.seeds import SeedJob, SeedResult, train_seeds
+from kedge.runs.together import plan_together
 from kedge.runs.validation import data_of_choice, leader, on_validation
 from kedge.sim.simulation import Simulation
 
-Watch = Callable[[Config, int, dict[str, Any], str], None]  # (config, seed, record, name)
+Watch = Callable[[Config, int, dict[str, Any], str], bool | None]  # (config, seed, record, name)
 LISTING = "sweep.json"
 #: Settings in which the simulations of one stack may differ.
 MAY_DIFFER = {
@@ -132,7 +133,7 @@ def sweep(
                 given_back(*(folders[i] for i in group)),
                 memory_errors(config),
             ):
-                planned = _plan(jobs, dataset)
+                planned = plan_together(jobs, dataset)
                 if report is not None:
                     for line in planned.lines():
                         report(line)
@@ -264,23 +265,6 @@ def _jobs(
     )
     for seed in config.seeds:
         yield SeedJob(config, seed, make, folder, watch_one)
-
-
-def _plan(jobs: Sequence[SeedJob], dataset: Dataset) -> Plan:
-    """Plan all jobs as if they were the seeds of one run."""
-    first = jobs[0]
-    seeds = tuple(range(first.seed, first.seed + len(jobs)))
-    config = dataclasses.replace(first.config, seeds=seeds)
-    planned = choose(config, first.make, resolve_device(config.device), first.folder, dataset)
-    if first.folder is not None:
-        found = first.folder.environment()
-        for folder in {job.folder.path: job.folder for job in jobs if job.folder}.values():
-            if folder.has_environment:
-                check_unchanged(folder.environment(), folder.path, found.get("data", ""))
-            folder.claim()
-            if not folder.has_environment:
-                folder.save_environment(found)
-    return planned
 
 
 def _result(

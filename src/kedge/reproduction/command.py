@@ -1,0 +1,161 @@
+"""Reproduce tables: run what is missing, read the records, compare them with the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import FieldError, KedgeError
+from kedge.reproduction import merging, recipes
+from kedge.reproduction.choice import read_choice
+from kedge.reproduction.records import Record, found_records
+from kedge.reproduction.running import Bench, Limits, OutOfTime, Show, collect, run_table
+from kedge.reproduction.summary import Summary, summarise
+from kedge.reproduction.table import Row, Table
+
+RESULTS = "reproduced"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table with our numbers beside the paper's: ``rows``, and the records they come from."""
+
+    table: Table
+    rows: list[Summary]
+    records: list[Record] = field(repr=False, default_factory=list)
+    left_out: tuple[str, ...] = ()  # records that do not count, and why
+    is_stopped: bool = False  # by a limit of time
+
+    @property
+    def missed(self) -> list[str]:
+        """Rows of a quick form whose gain is known and not positive, though it should be."""
+        return [
+            s.row.name
+            for s in self.rows
+            if s.row.name in self.table.expect
+            and s.tail_gain is not None
+            and not s.tail_gain.mean > 0
+        ]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        import pandas
+
+        rows = []
+        for one in self.to_dict()["rows"]:
+            for key in ("ours", "tail", "gain", "tail_gain", "worst_client"):
+                stat = one.pop(key) or {}
+                one |= {key: stat.get("mean"), f"{key}_sd": stat.get("sd")}
+            rows.append(one)
+        return pandas.DataFrame(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as plain data, as ``--json`` prints it."""
+        table = self.table
+        return {
+            "table": table.name,
+            "scale": table.scale,
+            "title": table.title,
+            "paper": table.paper,
+            "place": table.place,
+            "metric": table.metric,
+            "tail": table.tail,
+            "rows": [summary.to_dict() for summary in self.rows],
+            "left_out": list(self.left_out),
+            "expect": list(table.expect),
+            "missed": self.missed,
+            "stopped": self.is_stopped,
+        }
+
+
+def selected(
+    names: Sequence[str],
+    rows: Sequence[str] | None = None,
+    scale: str = "full",
+    root: Path | None = None,
+    skip_without_quick: bool = False,
+) -> list[tuple[Table, list[Row]]]:
+    """Tables and their rows by name. Of several tables, each has those of the rows that it has.
+
+    Raises:
+        UnknownName: there is no such table or row.
+        FieldError: there is no such scale, or a table has no quick form.
+    """
+    found = [recipes.read(name, root) for name in recipes.find(names, root)]
+    if scale == "quick" and (skip_without_quick or len(found) > 1):
+        found = [recipe for recipe in found if recipe.has_quick] or found[:1]
+    tables = [recipe.at(scale) for recipe in found]
+    if not rows:
+        return [(table, list(table.rows)) for table in tables]
+    if len(tables) == 1:
+        return [(tables[0], tables[0].select(rows))]
+    known = {row.name for table in tables for row in table.rows}
+    for name in rows:
+        if name not in known:
+            tables[0].select([name])  # raises
+    return [
+        (table, some) for table in tables if (some := [r for r in table.rows if r.name in rows])
+    ]
+
+
+def read_table(table: Table, results: Path, is_stopped: bool = False) -> Reproduction:
+    """A table with all records of it in a folder of results."""
+    for row in table.rows:
+        collect(table, row, results)
+    choices = {row.name: read_choice(results, table, row) or {} for row in table.rows}
+    records, left_out = found_records(results, table, choices)
+    rows = summarise(table, records, choices)
+    flat = [record for by_seed in records.values() for record in by_seed.values()]
+    return Reproduction(table, rows, flat, tuple(left_out), is_stopped)
+
+
+def reproduce_tables(
+    tables: Sequence[tuple[Table, list[Row]]],
+    seeds: Sequence[int] | None = None,
+    results: str | Path = RESULTS,
+    minutes: float | None = None,
+    rounds: int | None = None,
+    execution: Mapping[str, Any] | None = None,
+    show: Show | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Iterator[Reproduction]:
+    """Run what is missing of some tables, one after the other; yields each with its numbers.
+
+    A limit of time ends the last one early; tables after it are not started, and not yielded.
+    """
+    if minutes is not None and not minutes > 0:
+        raise FieldError(f"minutes = {minutes:g} must be above 0")
+    if rounds is not None and rounds < 1:
+        raise FieldError(f"rounds = {rounds} must be at least 1")
+    if seeds is not None and (not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds)):
+        raise FieldError(f"seeds = {list(seeds)} must be different numbers from 0")
+    bench = Bench(Path(results), Limits.of(minutes, rounds), execution or {}, show, report)
+    for table, rows in tables:
+        stopped = False
+        try:
+            run_table(table, rows, seeds, bench)
+        except OutOfTime:
+            stopped = True
+        yield read_table(table, bench.results, stopped)
+        if stopped:
+            return
+
+
+def merge_tables(
+    tables: Sequence[tuple[Table, list[Row]]], results: str | Path, other: str | Path
+) -> list[merging.Merged]:
+    """Merge the records of another folder into tables.
+
+    Raises:
+        KedgeError: as :func:`kedge.reproduction.merging.merge`; of several tables, those without
+            records there are skipped, unless all are.
+    """
+    source = Path(other)
+    if not source.is_dir():
+        raise KedgeError(f"there is no folder {str(other)!r} to merge from")
+    chosen = [table for table, _ in tables]
+    if len(chosen) > 1:
+        chosen = [table for table in chosen if (source / table.name).is_dir()] or chosen[:1]
+    return [merging.merge(table, Path(results), source) for table in chosen]

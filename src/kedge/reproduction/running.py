@@ -1,0 +1,280 @@
+"""Run the rows of a table: what is missing is trained, what was stopped is resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kedge.engines import Execution
+from kedge.engines.device import device_name, resolve_device
+from kedge.errors import DataError, Interrupted, KedgeError
+from kedge.reproduction.choice import choose_value, read_choice
+from kedge.reproduction.records import (
+    Record,
+    differences,
+    found_records,
+    keep,
+    record_of,
+    record_path,
+    run_path,
+)
+from kedge.reproduction.table import EXECUTION, Row, Table
+from kedge.runs.config import Config
+from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
+from kedge.runs.together import run_together
+
+SAVE_SHARE = 0.02  # of the time, spent on checkpoints
+Show = Callable[[str, Config, int, dict[str, Any]], None]  # (row, config, seed, record)
+
+
+class OutOfTime(KedgeError):
+    """The time or the rounds of a command are used up; all is saved."""
+
+
+@dataclass
+class Limits:
+    """When a command stops: at a time, or each run after a number of rounds."""
+
+    deadline: float = float("inf")  # of time.monotonic()
+    rounds: int = 0  # 0: all of the recipe
+    hit: str = ""  # which limit has stopped the last run: time or rounds
+
+    @classmethod
+    def of(cls, minutes: float | None, rounds: int | None) -> Limits:
+        seconds = float("inf") if minutes is None else 60 * minutes
+        return cls(time.monotonic() + seconds, rounds or 0)
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def reached(self, number: int) -> bool:
+        """Whether a run stops after this round."""
+        if self.is_late:
+            self.hit = "time"
+        elif self.rounds and number >= self.rounds:
+            self.hit = "rounds"
+        return bool(self.hit)
+
+
+@dataclass
+class Bench:
+    """What the runs of a command share."""
+
+    results: Path
+    limits: Limits = field(default_factory=Limits)
+    execution: Mapping[str, Any] = field(default_factory=dict)  # settings, e.g. engine, threads
+    show: Show | None = None
+    report: Callable[[str], None] | None = None
+
+    def say(self, text: str) -> None:
+        if self.report is not None:
+            self.report(text)
+
+
+def run_table(table: Table, rows: Sequence[Row], seeds: Sequence[int] | None, bench: Bench) -> None:
+    """Train what is missing of some rows, one after the other; records are written.
+
+    Args:
+        table: the table.
+        rows: its rows to run.
+        seeds: the seeds; None takes those of each row.
+        bench: folder, limits and how to compute.
+
+    Raises:
+        OutOfTime: the limit of time was reached.
+        Interrupted: the user pressed Ctrl-C.
+        KedgeError: the data are missing, or a run folder does not fit.
+    """
+    check_writable(bench.results)
+    for row in rows:
+        collect(table, row, bench.results)
+    for row, group in _groups(table, rows, seeds):
+        missing = [seed for seed in group if not _is_done(table, row, seed, bench)]
+        if missing and bench.limits.is_late:
+            raise OutOfTime("time is up")
+        if missing:
+            _run(table, row, missing, bench)
+
+
+def _groups(
+    table: Table, rows: Sequence[Row], seeds: Sequence[int] | None
+) -> Iterator[tuple[Row, list[int]]]:
+    """Rows with the seeds that train together: in lanes all of them; otherwise every row has its
+    first seed before one has its second."""
+    wanted = {row.name: list(seeds or row.seeds) for row in rows}
+    if table.lanes:
+        yield from ((row, wanted[row.name]) for row in rows)
+        return
+    for i in range(max(map(len, wanted.values()), default=0)):
+        yield from ((row, wanted[row.name][i : i + 1]) for row in rows)
+
+
+def _is_done(table: Table, row: Row, seed: int, bench: Bench) -> bool:
+    choices = {row.name: read_choice(bench.results, table, row) or {}}
+    found, _ = found_records(bench.results, table, choices)
+    record = found[row.name].get(seed)
+    if record is None:
+        return False
+    wanted = row.config(seed).rounds
+    if bench.limits.rounds:
+        wanted = min(wanted, bench.limits.rounds)
+    if record.diverged or record.rounds_done >= wanted:
+        return True
+    if not (run_path(bench.results, table, row, seed) / CONFIG).is_file():
+        bench.say(
+            f"{row.name}, seed {seed}: its record has {record.rounds_done} of {wanted} rounds, but "
+            "its run folder is not here: it starts from the first round"
+        )
+    return False
+
+
+def _run(table: Table, row: Row, seeds: Sequence[int], bench: Bench) -> None:
+    """Start or resume the runs of some seeds, and write their records, whatever happens."""
+    chosen = _chosen(table, row, bench)
+    configs = [_config(table, row, seed, chosen, bench) for seed in seeds]
+    paths = [run_path(bench.results, table, row, seed) for seed in seeds]
+    _check_device(configs[0], paths)
+
+    def watch(seed: int, record: dict[str, Any]) -> bool:
+        if bench.show is not None:
+            bench.show(row.name, configs[0], seed, record)
+        return bench.limits.reached(record["round"])
+
+    failed: dict[int, str] = {}
+    bench.limits.hit = ""
+    try:
+        results = run_together(
+            configs,
+            paths,
+            watch,
+            bench.report,
+            _execution(table, configs[0], bench),
+            row.yardstick,
+            "The same command goes on from there.",
+            SAVE_SHARE,
+        )
+        failed = {s: r.failed for s, r in zip(seeds, results, strict=True) if r.failed}
+    except Interrupted as error:
+        _pass_on(error, table, row, bench)
+    finally:
+        for seed in seeds:
+            record = collect_seed(table, row, seed, bench.results, failed.get(seed, ""))
+            if record is not None and not record.is_complete:
+                bench.say(
+                    f"{row.name}, seed {seed}: {record.rounds_done} of {record.rounds} rounds done"
+                )
+
+
+def _pass_on(error: Interrupted, table: Table, row: Row, bench: Bench) -> None:
+    """Raise what ends the command; a run that has the rounds that were wanted does not."""
+    if bench.limits.hit == "time":
+        raise OutOfTime("time is up") from None
+    if not bench.limits.hit:
+        raise Interrupted(f"{table.name}, {row.name}: {error}") from None
+
+
+def _chosen(table: Table, row: Row, bench: Bench) -> dict[str, Any]:
+    """The setting that is chosen on validation data, if the table says so."""
+    if table.choose is None:
+        return {}
+    known = read_choice(bench.results, table, row)
+    if known is not None:
+        return known
+    config = dataclasses.replace(row.config(table.choose.seed), **_settings(bench))
+
+    def watch(config: Config, seed: int, record: dict[str, Any], name: str) -> bool:
+        if bench.show is not None:
+            bench.show(f"{row.name} {name}", config, seed, record)
+        return bench.limits.is_late and bench.limits.reached(0)
+
+    bench.limits.hit = ""
+    try:
+        return choose_value(bench.results, table, row, config, watch, bench.report)
+    except Interrupted as error:
+        _pass_on(error, table, row, bench)
+        raise
+
+
+def _settings(bench: Bench) -> dict[str, Any]:
+    """How to compute, as settings of a run."""
+    return {key: value for key, value in bench.execution.items() if value is not None}
+
+
+def _config(table: Table, row: Row, seed: int, chosen: Mapping[str, Any], bench: Bench) -> Config:
+    """The settings of a run; one that was started keeps how it is computed.
+
+    Raises:
+        KedgeError: the run folder has a run with other settings.
+    """
+    config = row.config(seed, **dict(chosen) | _settings(bench))
+    path = run_path(bench.results, table, row, seed)
+    if not (path / CONFIG).is_file():
+        return config
+    stored = stored_config(path)
+    config = dataclasses.replace(config, **{key: getattr(stored, key) for key in EXECUTION})
+    old, new = vars(stored), vars(config)
+    changed = [k for k in old if old[k] != new[k] and k not in ("rounds", "personal")]
+    if changed or stored.rounds > config.rounds:
+        lines = [f"  {k}: {old[k]!r} -> {new[k]!r}" for k in changed or ["rounds"]]
+        raise KedgeError(
+            f"{path} has a run with other settings than {row.file} has now:\n"
+            + "\n".join(lines)
+            + "\nDelete that folder to run it again, or choose another --results"
+        )
+    return config
+
+
+def _check_device(config: Config, paths: Sequence[Path]) -> None:
+    name = device_name(resolve_device(config.device))
+    for path in paths:
+        if (path / ENVIRONMENT).is_file():
+            before = read_environment(path / ENVIRONMENT)["device"]
+            if before != name:
+                raise KedgeError(
+                    f"{path} was started on {before!r}, but this device is {name!r}: go on there, "
+                    "or choose another --results and merge the records later (--merge)"
+                )
+
+
+def _execution(table: Table, config: Config, bench: Bench) -> Execution | None:
+    """How the table is computed on a GPU; None where the user says, or on a CPU."""
+    on_gpu = resolve_device(config.device).type == "cuda"
+    own = any(key != "device" for key in _settings(bench))
+    return table.execution if on_gpu and not own else None
+
+
+def collect(table: Table, row: Row, results: Path) -> None:
+    """Write the records of runs that were killed, as far as they came."""
+    folder, name = run_path(results, table, row, 0).parent, row.home[1]
+    for path in sorted(folder.glob(f"{name}.seed*.{table.scale}")) if folder.is_dir() else ():
+        number = path.name.removeprefix(f"{name}.seed").removesuffix(f".{table.scale}")
+        if number.isdigit():
+            collect_seed(table, row, int(number), results)
+
+
+def collect_seed(
+    table: Table, row: Row, seed: int, results: Path, failed: str = ""
+) -> Record | None:
+    """Write the record of a run if its folder is further than the record; returns it."""
+    free = (table.choose.key,) if table.choose else ()
+    record = record_of(table, row, seed, run_path(results, table, row, seed), failed)
+    if record is None or differences(record, row, free):
+        return None
+    return keep(record_path(results, table, row, seed), record, row, free)
+
+
+def check_writable(results: Path) -> None:
+    """Raise a DataError if the folder for results cannot be written."""
+    nearest = next(p for p in (results, *results.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        raise DataError(
+            f"{results} cannot be created: {nearest} is a file; choose another --results"
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise DataError(f"{results} is not writable ({nearest}); choose another --results")
