@@ -22,8 +22,8 @@ from kedge.bench.child import Child, RivalFailed
 from kedge.bench.eager import EagerRounds, draw_batches
 from kedge.bench.flower_rival import trained
 from kedge.bench.rounds import InProcess
-from kedge.bench.runners import read_engine, read_pythons, split_list
-from kedge.bench.workloads import WORKLOADS, Workload
+from kedge.bench.runners import Runner, read_engine, read_pythons, split_list
+from kedge.bench.workloads import GROUPS, WORKLOADS, Workload
 from kedge.cli import app as cli
 from kedge.core.tree import Weights
 from kedge.engines import Execution
@@ -63,7 +63,10 @@ def command(*words: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@pytest.mark.parametrize("work", [TINY, CONV], ids=["mlp", "batchnorm"])
+DECAY = dataclasses.replace(TINY, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("work", [TINY, CONV, DECAY], ids=["mlp", "batchnorm", "decay"])
 def test_the_eager_rival_computes_the_same_rounds_as_the_loop(work: Workload) -> None:
     sim, eager = loop(work), EagerRounds(work, work.normalised("cpu"))
     first = {k: v.clone() for k, v in eager.server.state_dict().items()}
@@ -288,6 +291,56 @@ def test_lists_engines_and_groups_are_read() -> None:
     assert [w.name for w in what.works] == ["overhead10", "overhead100", "overhead1000"]
     assert what.methods == ("fedavg", "scaffold")
     assert what.rival_precision == "fp32"
+
+
+PAPERS = {  # parameters, samples of a client, methods
+    "fedimpro_resnet18": (11_173_962, 4992, ["fedavg", "fedimpro(cut=stage2)"]),
+    "flboost_resnet18": (11_181_642, 500, ["fedavg", "scaffold", "scaffold+flboost:official"]),
+    "fedbr_vgg11": (9_225_610, 5000, ["fedavg", "fedbr:cifar10"]),
+    "fedbr_mnist": (371_850, 6000, ["fedavg", "fedbr:mnist"]),
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_papers_own_settings_have_their_networks_and_methods(name: str) -> None:
+    parameters, samples, methods = PAPERS[name]
+    work = WORKLOADS[name]
+    what = timing.read_settings([name, "digits"], device="cpu")
+    assert list(what.methods_of(work)) == methods
+    assert what.methods_of(WORKLOADS["digits"]) == ("fedavg",)
+    assert sum(p.numel() for p in work.module().parameters()) == parameters
+    assert work.samples == samples
+    small = dataclasses.replace(work, clients=2, cohort=1, samples=2, batch=2, steps=1)
+    federation = small.federation("cpu")
+    for method in methods:  # each is bound to the network, with its cut
+        sim = small.simulation(federation, Execution("loop"), method)
+        assert sim.per_round == 1
+        assert sim.bound.optim.weight_decay == work.weight_decay
+    assert set(GROUPS["papers"]) == set(PAPERS)
+
+
+def test_methods_that_are_given_replace_those_of_the_workload() -> None:
+    what = timing.read_settings(["flboost_resnet18"], device="cpu", methods="fedprox")
+    assert what.methods_of(WORKLOADS["flboost_resnet18"]) == ("fedavg", "fedprox")
+
+
+def test_the_cost_is_shown_of_the_base_too() -> None:
+    seconds = {"fedavg": 2.0, "scaffold": 3.0, "scaffold+flboost(steps=0)": 4.5, "fedprox": 1.0}
+    runners = [
+        Runner("kedge loop", "fp32", lambda runner: None, method, times=[s, s])
+        for method, s in seconds.items()
+    ]
+    rows = {row["method"]: row for row in record.rows(WORKLOADS["digits"], runners)}
+    assert [row["of_fedavg"] for row in rows.values()] == [1, 1.5, 2.25, 0.5]
+    assert [row["of_base"] for row in rows.values()] == [1, 1.5, 1.5, 0.5]
+    assert rows["scaffold+flboost(steps=0)"]["base"] == "scaffold"
+    done = record.start("cpu", 1, "") | {"rows": list(rows.values())}
+    wide = Console(width=130, record=True, file=io.StringIO())
+    wide.print(record.tables(done))
+    lines = wide.export_text().splitlines()
+    boosted = next(x for x in lines if "flboost" in x)
+    assert boosted.split()[-2:] == ["2.25x", "1.50x"]
+    assert any(x.rstrip().endswith("x its base") for x in lines)
 
 
 def test_a_rival_in_another_process_runs_rounds() -> None:

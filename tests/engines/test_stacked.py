@@ -103,6 +103,34 @@ def test_second_derivatives() -> None:
         torch.testing.assert_close(results[1][n], value, rtol=1e-11, atol=1e-11)
 
 
+SMALL = [(3, 1, 1), (3, 2, 1), (5, 1, 2), (7, 2, 3), (3, 1, 0), (1, 2, 0), (5, 3, 2)]
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), SMALL)
+def test_taps_that_meet_only_padding_are_left_out(
+    side: int, kernel: int, stride: int, padding: int
+) -> None:
+    """In small maps; the result and the gradients of all weights are those of the whole filter."""
+    if side + 2 * padding < kernel:
+        pytest.skip("the map is smaller than the filter")
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 5, kernel, stride, padding).double()
+    other = copy.deepcopy(layer)
+    other.__class__, other.stacked = stacked.Conv2d, True
+    weights = {n: torch.randn(2, *p.shape).double() for n, p in layer.named_parameters()}
+    x = torch.randn(2, 3, 4, side, side).double()
+    found, wanted = (vmap(grad(loss(net), argnums=(0, 1)))(weights, x) for net in (other, layer))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_map_of_one_pixel_meets_one_tap() -> None:
+    assert stacked.used_taps(1, 3, 1, 1) == (1, 2, 0)
+    assert stacked.used_taps(2, 3, 2, 1) == (1, 3, 0)
+    assert stacked.used_taps(2, 3, 1, 1) == (0, 3, 1)
+    assert stacked.used_taps(32, 7, 2, 3) == (0, 7, 3)
+
+
 def test_layers_of_other_kinds_stay_as_they_are() -> None:
     kinds = [
         nn.Conv2d(4, 4, 3, groups=2),

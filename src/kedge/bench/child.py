@@ -143,7 +143,7 @@ def main(text: str, requests: TextIO) -> None:
 
     settings = json.loads(text)
     fields = settings["work"]
-    work = Workload(**fields | {"shape": tuple(fields["shape"])})
+    work = Workload(**fields | {name: tuple(fields[name]) for name in ("shape", "methods")})
     device, precision = settings["device"], settings["precision"]
     lines: Iterator[str] = iter(requests.readline, "")
     if settings["rival"] == "flower":

@@ -17,13 +17,13 @@ from kedge.bench.workloads import Workload
 
 
 def train(
-    net: nn.Module, x: Tensor, y: Tensor, batches: Tensor, lr: float, precision: str = "fp32"
+    net: nn.Module, x: Tensor, y: Tensor, batches: Tensor, work: Workload, precision: str = "fp32"
 ) -> None:
     """Train one client; ``batches`` holds the rows of each step, ``[steps, batch]``."""
     bf16 = precision == "bf16"
     context = torch.autocast(x.device.type, torch.bfloat16) if bf16 else nullcontext()
     net.train()
-    optim = torch.optim.SGD(net.parameters(), lr=lr)
+    optim = torch.optim.SGD(net.parameters(), lr=work.lr, weight_decay=work.weight_decay)
     for rows in batches:
         optim.zero_grad(set_to_none=True)
         with context:
@@ -62,7 +62,7 @@ class EagerRounds:
         for i, client in enumerate(clients):
             rows = draw_batches(work, client, g) if batches is None else batches[i]
             self._local.load_state_dict(start)
-            train(self._local, self.x, self.y, rows.to(self.x.device), work.lr, self.precision)
+            train(self._local, self.x, self.y, rows.to(self.x.device), work, self.precision)
             for name, value in self._local.state_dict().items():
                 total[name].add_(value, alpha=1 / len(clients))
         self.server.load_state_dict(total)

@@ -93,7 +93,7 @@ def trained(
     net, (x, y) = _model_and_data(work, device)
     net.load_state_dict(state)
     batches = draw_batches(work, client, torch.Generator().manual_seed(client))
-    train(net, x, y, batches.to(device), work.lr, precision)
+    train(net, x, y, batches.to(device), work, precision)
     return net.state_dict()
 
 

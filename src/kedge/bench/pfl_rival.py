@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class PflRounds:
             "backend": SimulatedBackend(training_data=users, val_data=users),
             "model": PyTorchModel(
                 self.net,
-                torch.optim.SGD,
+                partial(torch.optim.SGD, weight_decay=work.weight_decay),
                 torch.optim.SGD(self.net.parameters(), lr=1.0),
                 amp_dtype=torch.bfloat16 if precision == "bf16" else None,
             ),

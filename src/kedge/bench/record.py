@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:
     """The rows of a workload. A ratio is the seconds of a rival divided by those of the runner, so
     that a runner with a ratio above 1 is faster."""
     rivals = {r.rival: r for r in runners if r.rival and r.seconds}
-    plain = {(r.name, r.precision): r.seconds for r in runners if r.method == "fedavg"}
+    timed = {(r.name, r.precision, r.method): r.seconds for r in runners}
+    methods = {r.method for r in runners}
     found = []
     for runner in runners:
         seconds = runner.seconds
@@ -82,10 +84,24 @@ def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:
                 for name, other in rivals.items()
                 if other is not runner and other.seconds
             }
-            base = plain.get((runner.name, runner.precision))
-            row["of_fedavg"] = seconds / base if base else None
+            bases = {"of_fedavg": "fedavg", "of_base": base_of(runner.method, methods)}
+            for name, base in bases.items():
+                other = timed.get((runner.name, runner.precision, base))
+                row[name] = seconds / other if other else None
+            row["base"] = bases["of_base"]
         found.append(row)
     return found
+
+
+def base_of(method: str, timed: Iterable[str]) -> str:
+    """The timed method that a method extends by its last parts, or fedavg.
+
+    >>> base_of("scaffold+flboost(steps=3)", ["fedavg", "scaffold"])
+    'scaffold'
+    """
+    words = method.split("+")
+    shorter = ("+".join(words[:n]) for n in range(len(words) - 1, 0, -1))
+    return next((base for base in shorter if base in timed), "fedavg")
 
 
 def tables(done: dict[str, Any]) -> Group:
@@ -104,12 +120,15 @@ def _table(rows: list[dict[str, Any]], calls: bool) -> Table:
     precision = {row["rival"]: row["precision"] for row in rows if row["rival"]}
     rivals = [name for name in precision if any(name in row.get("ratios", {}) for row in rows)]
     many = len({row["method"] for row in rows}) > 1
+    nested = any(row.get("base", "fedavg") != "fedavg" for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("runner", *(["method"] if many else []), "precision"):
         table.add_column(column, no_wrap=True)
     heads = ["ms/round\nmedian", "min", "max", "n", "ms/client" if calls else "client-\nsteps/s"]
     heads += [f"x {name.replace('(', chr(10) + '(')}\n{precision[name]}" for name in rivals]
-    for head in (*heads, *(["x fedavg\n(cost)"] if many else [])):
+    costs = ["of_fedavg"] * many + ["of_base"] * nested
+    names = {"of_fedavg": "x fedavg\n(cost)", "of_base": "x its base\n(cost)"}
+    for head in (*heads, *(names[cost] for cost in costs)):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         cells = [Text(row["runner"]), *([Text(row["method"])] if many else []), row["precision"]]
@@ -118,7 +137,7 @@ def _table(rows: list[dict[str, Any]], calls: bool) -> Table:
         if row["seconds"] is None:
             table.add_row(*cells, Text("failed" if row["failed"] else "not timed", "red"))
         else:
-            table.add_row(*cells, *_numbers(row, rivals, many, calls))
+            table.add_row(*cells, *_numbers(row, rivals, costs, calls))
     return table
 
 
@@ -143,15 +162,13 @@ def _caption(done: dict[str, Any]) -> list[str]:
     )
 
 
-def _numbers(row: dict[str, Any], rivals: list[str], many: bool, calls: bool) -> list[str]:
+def _numbers(row: dict[str, Any], rivals: list[str], costs: list[str], calls: bool) -> list[str]:
     steps, ratios = row["client_steps_per_second"], row["ratios"]
     each = f"{1e3 * row['seconds_per_client']:.3g}" if calls else f"{steps:.0f}"
     spread = [f"{1e3 * row[name]:.2f}" for name in ("seconds", "fastest", "slowest")]
     cells = [*spread, str(len(row["times"])), each]
     cells += [_times(ratios[name]) if name in ratios else "" for name in rivals]
-    if many:
-        cells.append("" if row["of_fedavg"] is None else f"{row['of_fedavg']:.2f}x")
-    return cells
+    return cells + ["" if row[cost] is None else f"{row[cost]:.2f}x" for cost in costs]
 
 
 def _times(ratio: float) -> str:

@@ -43,12 +43,16 @@ class BenchSettings:
     rival_precision: str
     engines: tuple[str, ...]
     precisions: tuple[str, ...]
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # none: those that each workload is about
     rounds: int
     warm: int
     threads: int
     device: str
     pythons: dict[str, str]
+
+    def methods_of(self, work: Workload) -> tuple[str, ...]:
+        """The methods to time on a workload."""
+        return self.methods or work.methods
 
 
 def read_settings(
@@ -58,14 +62,15 @@ def read_settings(
     rival_precision: str = "",
     engines: str = "",
     precisions: str = "",
-    methods: str = "fedavg",
+    methods: str = "",
     rounds: int = 5,
     warm: int = 2,
     threads: int = 0,
     device: str = "auto",
     python_of: Iterable[str] = (),
 ) -> BenchSettings:
-    """Read and check all settings before anything is timed. Defaults depend on the device.
+    """Read and check all settings before anything is timed. Defaults depend on the device, those
+    of the methods on the workload.
 
     Raises:
         UnknownName: there is no such workload, rival, engine, precision or part.
@@ -154,7 +159,7 @@ def _runners(factory: RunnerFactory, settings: BenchSettings) -> list[Runner]:
     known = {(r.name, r.precision, r.method) for r in runners}
     for engine in settings.engines:
         for precision in settings.precisions:
-            for method in settings.methods:
+            for method in settings.methods_of(factory.work):
                 runner = factory.engine(engine, precision, method)
                 if (runner.name, precision, method) not in known:
                     runners.append(runner)

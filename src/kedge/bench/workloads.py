@@ -34,6 +34,8 @@ class Workload:
     lr: float
     note: str
     idle: bool = False  # a framework that can call clients without training does so
+    methods: tuple[str, ...] = ("fedavg",)  # that it is about
+    weight_decay: float = 0.0
 
     @property
     def client_steps(self) -> int:
@@ -79,7 +81,7 @@ class Workload:
             federation,
             Model(self.module(), precision=precision),
             method,
-            optim=SGD(lr=self.lr),
+            optim=SGD(lr=self.lr, weight_decay=self.weight_decay),
             work=LocalWork(batch=self.batch, steps=self.steps),
             per_round=self.cohort,
             weighting="uniform",
@@ -91,7 +93,7 @@ class Workload:
         return len(self.shape) == 3
 
 
-CIFAR = (3, 32, 32)
+CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
 WORKLOADS = {
     w.name: w
     for w in (
@@ -119,6 +121,28 @@ WORKLOADS = {
             "digits", "mlp(hidden=[64])", (64,), 20, 20, 72, 32, 10, 0.1,
             "an MLP on data of the size of digits: 20 clients, batch 32, 10 steps",
         ),
+        Workload(
+            "fedimpro_resnet18", "resnet18(norm=bn, stem=cifar)", CIFAR, 10, 5, 4992, 128, 39, 0.1,
+            "FedImpro's CIFAR-10 setting: 5 of 10 clients, ResNet-18, batch 128, one epoch",
+            methods=("fedavg", "fedimpro(cut=stage2)"), weight_decay=1e-4,
+        ),
+        Workload(
+            "flboost_resnet18", "resnet18(norm=bn, stem=imagenet)", CIFAR, 100, 10, 500, 50, 50,
+            0.1,
+            "FLBoost's CIFAR-10 setting: 10 of 100 clients, torchvision's ResNet-18, batch 50, "
+            "five epochs",
+            methods=("fedavg", "scaffold", "scaffold+flboost:official"), weight_decay=1e-3,
+        ),
+        Workload(
+            "fedbr_vgg11", "vgg11", CIFAR, 10, 10, 5000, 32, 50, 0.01,
+            "FedBR's CIFAR-10 setting: 10 clients, VGG-11 without norm, batch 32, 50 steps",
+            methods=("fedavg", "fedbr:cifar10"),
+        ),
+        Workload(
+            "fedbr_mnist", "mnist_cnn(norm=gn)", MNIST, 10, 10, 6000, 64, 50, 0.001,
+            "FedBR's RotatedMNIST setting: 10 clients, DomainBed's CNN, batch 64, 50 steps",
+            methods=("fedavg", "fedbr:mnist"),
+        ),
         *(
             Workload(
                 f"overhead{n}", "linear", (64,), n, n, 1, 1, 1, 0.1,
@@ -131,10 +155,11 @@ WORKLOADS = {
     )
 }  # fmt: skip
 GROUPS = {"all": list(WORKLOADS), "overhead": [n for n in WORKLOADS if n.startswith("overhead")]}
+GROUPS["papers"] = ["fedimpro_resnet18", "flboost_resnet18", "fedbr_vgg11", "fedbr_mnist"]
 
 LARGE = ("resnet", "vgg", "cct")
 SHAPES = {"linear": (64,), "mlp": (64,), "pamap2_cnn": (52, 200)}
-SHAPES |= dict.fromkeys(("lenet5", "mnist_cnn"), (1, 28, 28))
+SHAPES |= dict.fromkeys(("lenet5", "mnist_cnn"), MNIST)
 
 
 def _of_zoo(model: str) -> Workload:

@@ -112,19 +112,19 @@ def _power(n: int, low: int, high: int) -> int:
 
 def _blocks(
     clients: int, pixels: int, out: int, channels: int, small: bool
-) -> tuple[int, int, int, int]:
-    """Block sizes (pixels, target channels, terms of the sum), and warps."""
+) -> tuple[int, int, int, int, int]:
+    """Block sizes (pixels, target channels, terms of the sum), warps and stages."""
     bn = _power(out, 16, 128)
     few = triton.cdiv(pixels, 128) * triton.cdiv(out, bn) * clients < 3 * NUM_PROCESSORS
     bm = 64 if few else 128
-    return bm, bn, 64 if small and channels >= 64 else 32, 8 if bm * bn > 8192 else 4
+    return bm, bn, 64 if small and channels >= 64 else 32, 8 if bm * bn > 8192 else 4, 3
 
 
-def _weight_blocks(out: int, reduced: int) -> tuple[int, int, int, int]:
-    """Block sizes (target channels, taps times source channels, pixels), and warps."""
+def _weight_blocks(out: int, reduced: int, pixels: int) -> tuple[int, int, int, int, int]:
+    """Block sizes (target channels, taps times source channels, pixels), warps and stages."""
     bm = _power(out, 16, 128)
     bn = _power(reduced, 16, 256 if bm == 16 else bm if bm >= 64 else 128)
-    return bm, bn, 64, 8 if bm * bn > 8192 or bn == 256 else 4
+    return bm, bn, 64, 8 if bm * bn > 8192 or bn == 256 else 4, 3
 
 
 def _exact() -> bool:
@@ -136,7 +136,7 @@ def _run(x: Tensor, w: Tensor, y: Tensor, stride: int, padding: Pair, back: bool
     clients, batch, channels, height, width = x.shape
     out, (oh, ow), (rows, columns) = y.shape[2], y.shape[3:], w.shape[1:3]
     pixels, small = batch * oh * ow, x.element_size() == 2
-    bm, bn, bk, warps = _blocks(clients, pixels, out, channels, small)
+    bm, bn, bk, warps, stages = _blocks(clients, pixels, out, channels, small)
     grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
     with torch.cuda.device_of(x):  # kernels run on the current device
         _product[grid](
@@ -144,7 +144,7 @@ def _run(x: Tensor, w: Tensor, y: Tensor, stride: int, padding: Pair, back: bool
             *x.stride(), w.stride(0), w.stride(2), w.stride(4), w.stride(3), *y.stride(),
             C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=rows, S=columns,
             STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], BACK=back,
-            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
+            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y
 
@@ -165,7 +165,7 @@ def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -
     clients, batch, channels, height, width = x.shape
     out, oh, ow = g.shape[2:]
     pixels, reduced = batch * oh * ow, size[0] * size[1] * channels
-    bm, bn, bk, warps = _weight_blocks(out, reduced)
+    bm, bn, bk, warps, stages = _weight_blocks(out, reduced, pixels)
     rows, columns = triton.cdiv(out, bm), triton.cdiv(reduced, bn)
     wanted = max(1, 4 * NUM_PROCESSORS // (clients * rows * columns))
     pieces = max(1, min(wanted, pixels // (8 * bk)))
@@ -177,7 +177,7 @@ def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -
             x, g, w, pixels, piece, *x.stride(), *g.stride(), w.stride(0), w.stride(1),
             C=channels, H=height, W=width, N=out, OH=oh, OW=ow, R=size[0], S=size[1],
             STRIDE=stride, PAD_H=padding[0], PAD_W=padding[1], COLUMNS=columns,
-            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=3,
+            EXACT=_exact(), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     total = w[0] if pieces == 1 else w.sum(0)
     return total.permute(0, 1, 4, 2, 3)

@@ -14,7 +14,7 @@ from kedge.core import rng, tree
 from kedge.core.dropout import Dropout
 from kedge.core.model import NORMS, Layout, Model
 from kedge.core.tree import Params, Tree
-from kedge.engines import stacked
+from kedge.engines import norms, stacked
 from kedge.engines.torch_private import transforms_active
 
 MAX_CONV_WEIGHTS = 4_000_000  # with more, converting them costs more than channels-last gains
@@ -29,11 +29,12 @@ class EngineLayout(Layout):
 
     def replace_layers(self, net: nn.Module) -> None:
         stacked.replace_layers(net)
+        norms.replace_layers(net)
         for layer in net.modules():
             if isinstance(layer, stacked.Conv2d):
                 layer.stacked = self.stacked
-            elif isinstance(layer, NORMS):
-                layer.register_forward_pre_hook(_contiguous_float32)
+            elif isinstance(layer, NORMS) and not isinstance(layer, norms.BatchNorm):
+                layer.register_forward_pre_hook(_native_input)
             elif self.channels_last and isinstance(layer, nn.MaxPool2d):
                 layer.register_forward_hook(pool_grad_to_channels_last)
             elif self.channels_last and type(layer) is Dropout:
@@ -112,16 +113,6 @@ def _contiguous(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _contiguous_float32(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Forward pre-hook of BatchNorm: under ``vmap`` its backward pass supports neither bfloat16 nor
-    channels-last."""
-    if not transforms_active():
-        return None
-    x = args[0].float() if args[0].dtype == torch.bfloat16 else args[0]
-    x = x.contiguous()
-    if x.ndim == 4 and x.shape[-2:] == (
-        1,
-        1,
-    ):  # contiguous() keeps the strides of either memory format
-        x = x.flatten(1).reshape(x.shape)
-    return (x,)
+def _native_input(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Forward pre-hook of normalisation layers that are torch's own."""
+    return (norms.native_input(args[0]),)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -200,6 +201,12 @@ def transforms_active() -> bool:
     if _core is None:
         return _depth.transforms > 0
     return _core._are_functorch_transforms_active()
+
+
+def is_traced() -> bool:
+    """Whether the caller is being traced by :func:`trace`."""
+    module = sys.modules.get("torch.fx.experimental.proxy_tensor")  # loaded by the first trace
+    return module is not None and module.get_proxy_mode() is not None
 
 
 def _is_eager(x: Tensor) -> bool:

@@ -1,0 +1,148 @@
+"""BatchNorm of traced steps of all clients is torch's, in value, gradient and statistics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from kedge.core import tree
+from kedge.engines import norms
+from kedge.engines.torch_private import is_traced, trace
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "maps": lambda: nn.BatchNorm2d(6),
+    "series": lambda: nn.BatchNorm1d(6),
+    "flat": lambda: nn.BatchNorm1d(6),
+    "volumes": lambda: nn.BatchNorm3d(6),
+    "plain": lambda: nn.BatchNorm2d(6, affine=False),
+    "stateless": lambda: nn.BatchNorm2d(6, track_running_stats=False),
+    "loose": lambda: nn.BatchNorm2d(6, eps=0.5, momentum=0.7),
+}
+SHAPES = {"series": (5,), "flat": (), "volumes": (2, 3, 2)}
+CLIENTS, ROWS = 3, 4
+
+
+def problem(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
+    """A layer, and weights, buffers and inputs of three clients."""
+    torch.manual_seed(0)
+    layer = LAYERS[name]().to(dtype)
+    params = {n: torch.randn(CLIENTS, *p.shape, dtype=dtype) for n, p in layer.named_parameters()}
+    buffers = {
+        n: torch.rand(CLIENTS, *b.shape, dtype=dtype) + 0.5
+        if b.is_floating_point()
+        else torch.full((CLIENTS,), 3)
+        for n, b in layer.named_buffers()
+    }
+    x = 2 * torch.randn(CLIENTS, ROWS, 6, *SHAPES.get(name, (3, 2)), dtype=dtype) + 1
+    return layer, params, buffers, x
+
+
+def fused(layer: nn.Module) -> nn.Module:
+    net = nn.Sequential(copy.deepcopy(layer))
+    norms.replace_layers(net)
+    assert isinstance(net[0], norms.BatchNorm)
+    assert isinstance(net[0], type(layer))
+    return net[0]
+
+
+def results(layer: nn.Module, *args: Any) -> dict[str, Any]:
+    """Per client: outputs, gradients of a loss, and the buffers after it."""
+
+    def one(params: Any, buffers: Any, x: Tensor) -> Any:
+        def loss(params: Any, x: Tensor) -> Any:
+            own = {n: b.clone() for n, b in buffers.items()}
+            y = functional_call(layer, params | own, (x,))
+            slope = torch.linspace(0, 1, y.numel(), dtype=y.dtype).view_as(y)
+            return (y**3 + y * slope).sum(), (y, own)
+
+        by, (y, own) = grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+        return {"y": y, "by_params": by[0], "by_x": by[1], "buffers": own}
+
+    return vmap(one)(*args)
+
+
+def traced(layer: nn.Module, *args: Any) -> Any:
+    """The results by a graph of the step, and the graph."""
+    given = dict(enumerate(args))
+    leaves = list(tree.leaves(given))
+    structure: list[Any] = []
+
+    def flat(*values: Tensor) -> list[Tensor]:
+        remaining = iter(values)
+        found = results(layer, *tree.map(lambda _: next(remaining), given).values())
+        structure[:] = [found]
+        return list(tree.leaves(found))
+
+    graph = trace(flat, *leaves)
+    values = iter(graph(*leaves))
+    return tree.map(lambda _: next(values), structure[0]), graph
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "probe"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_it_is_torchs_in_value_gradient_and_statistics(name: str, mode: str) -> None:
+    layer, *args = problem(name)
+    layer.train(mode != "eval")
+    if mode == "probe":
+        layer.track_running_stats = False
+    wanted = results(layer, *args)
+    found, graph = traced(fused(layer), *args)
+    assert not any("batch_norm" in str(node.target) for node in graph.graph.nodes)
+    assert tree.gap(found, wanted) < 1e-12
+    assert mode == "train" or all(torch.equal(found["buffers"][n], b) for n, b in args[1].items())
+
+
+def test_it_is_torchs_outside_of_a_trace() -> None:
+    layer, *args = problem("maps")
+    assert not is_traced()
+    assert tree.gap(results(fused(layer), *args), results(layer, *args)) == 0
+    assert torch.equal(layer(args[2][0]), fused(layer)(args[2][0]))
+
+
+def test_half_precision_stays_as_it_is_and_sums_are_in_float32() -> None:
+    layer, params, buffers, x = problem("maps", torch.float32)
+    wanted = results(layer, params, buffers, x.bfloat16().float())
+    found, _ = traced(fused(layer), params, buffers, x.bfloat16())
+    after = found["buffers"]
+    assert found["y"].dtype == found["by_x"].dtype == torch.bfloat16
+    assert found["by_params"]["weight"].dtype == after["running_var"].dtype == torch.float32
+    assert tree.gap(found["y"].float(), wanted["y"]) < 2e-2
+    assert tree.gap(after, wanted["buffers"]) < 1e-6
+
+
+def test_second_derivatives() -> None:
+    """The gradient of the gradient's squared norm."""
+    layer, params, buffers, x = problem("maps")
+
+    def norms_gradient(layer: nn.Module) -> Any:
+        def one(params: Any, buffers: Any, x: Tensor) -> Any:
+            def loss(params: Any) -> Tensor:
+                own = {n: b.clone() for n, b in buffers.items()}
+                return (
+                    functional_call(layer, params | own, (x * params["weight"].sum(),)) ** 3
+                ).sum()
+
+            return grad(lambda p: sum((g**2).sum() for g in grad(loss)(p).values()))(params)
+
+        return lambda *leaves: list(
+            vmap(one)(dict(zip(params, leaves[:2], strict=True)), buffers, leaves[2]).values()
+        )
+
+    leaves = [*params.values(), x]
+    wanted = norms_gradient(layer)(*leaves)
+    found = trace(norms_gradient(fused(layer)), *leaves)(*leaves)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_statistics_are_computed_once() -> None:
+    """The backward pass and the running statistics share those of the forward pass."""
+    layer, *args = problem("maps")
+    _, graph = traced(fused(layer), *args)
+    assert sum("var_mean" in str(node.target) for node in graph.graph.nodes) == 1
