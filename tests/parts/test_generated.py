@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from faults import is_found
 from torch import nn
 
-from kedge.check.identities.two_linear import server_round_of
+from kedge.check.identities.two_linear import COUNTS, server_round_of
 from kedge.check.laws import LAWS
 from kedge.check.problems import DOUBLE, images
 from kedge.core import rng, tree
@@ -20,8 +20,8 @@ from kedge.core.part import Part
 from kedge.core.task import make_task
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
-from kedge.parts.distil import allot_labels, draw_labels, student_logits, teacher_logits
-from kedge.parts.generated import FedDF, FedGen, _generate
+from kedge.parts.distil import allot_labels, draw_labels, student_logits
+from kedge.parts.generated import FedDF, FedGen
 from kedge.parts.generators import feature_generator, image_generator
 from kedge.sim.simulation import Simulation
 
@@ -215,11 +215,16 @@ def test_generated_samples_leave_batchnorms_statistics_alone() -> None:
     assert [int(r.weights.buffers[name]) for r in runs] == [2, 2]
 
 
-def test_by_comparison_or_not_the_samples_are_the_same() -> None:
+def test_labels_enter_a_generator_one_hot() -> None:
+    """Also under vmap and in a captured graph, where ``F.one_hot`` would read values."""
     net = feature_generator((6,), 3, 4, 2)
     weights = net.init(rng.key(0), DOUBLE, torch.device("cpu"))
     z, y = rng.normal(rng.key(1), (7, 4), DOUBLE), torch.arange(7) % 3
-    assert torch.equal(_generate(net, weights, z, y), net(weights, z, y, train=False)[0])
+    inputs = torch.cat([z, F.one_hot(y, 3).to(DOUBLE)], 1)
+    expected = net._model.forward(weights, inputs, "eval").logits
+    assert torch.equal(net(weights, z, y, train=False)[0], expected)
+    rows = torch.func.vmap(lambda z, y: net(weights, z[None], y[None], train=False)[0][0])(z, y)
+    assert tree.gap(rows, expected) < 1e-12
 
 
 def test_server_steps_leave_their_inputs_alone() -> None:
@@ -399,16 +404,14 @@ class Floorless(FedGen):
 
 @dataclass(frozen=True)
 class EqualClients(FedGen):
-    def _generator_loss(self, params, buffers, r, z, y, share):  # 1/K for every client
-        return super()._generator_loss(params, buffers, r, z, y, torch.full_like(share, 0.5))
+    def _ensemble(self, counts):  # 1/K for every client
+        return torch.full_like(counts, 0.5)
 
 
 @dataclass(frozen=True)
 class OwnShares(FedGen):
-    def _generator_loss(self, params, buffers, r, z, y, share):  # n_k^y / n_k
-        counts = r.uploads["counts"]
-        own = (counts / counts.sum(1, keepdim=True))[:, y]
-        return super()._generator_loss(params, buffers, r, z, y, own)
+    def _ensemble(self, counts):  # n_k^y / n_k
+        return counts / counts.sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -441,32 +444,29 @@ class Forgetful(FedGen):
 
 @dataclass(frozen=True)
 class MeanLogits(FedDF):
-    def _student_loss(self, own, weights, r, x, mean, key):  # softmax of the mean logits
-        mean = teacher_logits(r, self.level, r.clients, x).mean(0)
-        return super()._student_loss(own, weights, r, x, mean, key)
+    def _ensemble(self, logits):  # softmax of the mean logits
+        return logits.mean(0)
 
 
 @dataclass(frozen=True)
 class BySize(FedDF):
-    def _student_loss(self, own, weights, r, x, mean, key):  # clients weighted by their data
-        share = r.uploads["counts"].sum(1) / r.uploads["counts"].sum()
-        taught = torch.softmax(teacher_logits(r, self.level, r.clients, x), -1)
-        mean = torch.einsum("k,kbc->bc", share, taught).log()
-        return super()._student_loss(own, weights, r, x, mean, key)
+    def _ensemble(self, logits):  # clients weighted by their data
+        share = (COUNTS.sum(1) / COUNTS.sum()).to(logits.dtype)
+        return torch.einsum("k,kbc->bc", share, torch.softmax(logits, -1)).log()
 
 
 @dataclass(frozen=True)
 class StudentTeacher(FedDF):
-    def _student_loss(self, own, weights, r, x, mean, key):  # the other KL
+    def _student_loss(self, own, weights, s, x, mean, key):  # the other KL
         tuned = weights._replace(params=weights.params | own)
-        said, buffers = student_logits(r, self.level, tuned, x, "train", key)
-        return r.task.divergence(said, mean).mean(), buffers
+        said, buffers = student_logits(s, self.level, tuned, x, "train", key)
+        return s.task.divergence(said, mean).mean(), buffers
 
 
 @dataclass(frozen=True)
 class BatchSum(FedDF):
-    def _student_loss(self, own, weights, r, x, mean, key):  # not the mean over samples
-        loss, buffers = super()._student_loss(own, weights, r, x, mean, key)
+    def _student_loss(self, own, weights, s, x, mean, key):  # not the mean over samples
+        loss, buffers = super()._student_loss(own, weights, s, x, mean, key)
         return len(x) * loss, buffers
 
 

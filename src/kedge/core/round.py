@@ -7,14 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from kedge.core import rng
-from kedge.core.model import Mode, Model, Pass
+from kedge.core.model import Model
 from kedge.core.part import Part
+from kedge.core.steps import REFERENCE, Function, Setting, Step, Steps, check_method
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec
 from kedge.errors import HookError
 
 
-class Round:
+class Round(Setting):
     """What a part sees on the server at the end of a round: reduced values only."""
 
     def __init__(
@@ -31,9 +32,10 @@ class Round:
         server: Tree,
         uploads: Tree,
         totals: dict[str, Any],
+        steps: Steps = REFERENCE,
     ) -> None:
-        self._part, self._totals = part, totals
-        self.model, self.spec, self.task = model, spec, spec.task
+        super().__init__(part, model, spec, steps)
+        self._totals = totals
         self.round, self.lr, self.phase = round, lr, phase
         self.key = rng.fold(key, part.name)
         #: The weights before this round's update.
@@ -94,8 +96,30 @@ class Round:
             )
         return self._totals["client_weights"]
 
-    def forward(
-        self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
-    ) -> Pass:
-        """A forward pass on the server; in mode ``train`` the result has the new buffers."""
-        return self.model.forward(weights, x, mode, key=key, taps=self._part.cuts())
+    def iterate(self, step: Step, carry: Tree, xs: Tree, given: Tree) -> Tree:
+        """Take one step for every row of ``xs``.
+
+        Args:
+            step: a method ``step(setting, given, carry, x)`` of the part that returns the next
+                carry, of the same names and shapes; it must be pure.
+            carry: what the steps change.
+            xs: the steps' own inputs, leaves ``[steps, ...]``.
+            given: inputs that all steps share.
+
+        Returns:
+            The last carry.
+
+        Example::
+
+            weights = r.iterate(self._student_step, weights, {"x": x, "y": y}, {"lr": lr})
+        """
+        check_method(self._part.name, step, {"given": given, "xs": xs, "carry": carry})
+        return self._steps.iterate(self._setting(), step, carry, xs, given)
+
+    def apply(self, function: Function, given: Tree) -> Tree:
+        """``function(setting, given)`` of a method of the part; it must be pure."""
+        check_method(self._part.name, function, given)
+        return self._steps.apply(self._setting(), function, given)
+
+    def _setting(self) -> Setting:
+        return Setting(self._part, self._steps.prepare(self.model), self.spec, self._steps)

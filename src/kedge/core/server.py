@@ -19,6 +19,8 @@ from kedge.core.hooks import call
 from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Mean, Part, Stack, Sum
 from kedge.core.round import Round
+from kedge.core.steps import REFERENCE as PLAIN_STEPS
+from kedge.core.steps import Steps
 from kedge.core.tree import Params, Tree, Weights
 from kedge.errors import HookError
 
@@ -87,7 +89,14 @@ def add_totals(a: Totals, b: Totals, in_place: bool = False) -> Totals:
     return out
 
 
-def server_round(bound: Bound, server: Server, totals: Totals, round: int, key: Tensor) -> Server:
+def server_round(
+    bound: Bound,
+    server: Server,
+    totals: Totals,
+    round: int,
+    key: Tensor,
+    steps: Steps = PLAIN_STEPS,
+) -> Server:
     """The next server state: aggregate the totals, then run each part's server step in order."""
     means = _means(totals)
     mean = means["mean_delta"]
@@ -101,7 +110,7 @@ def server_round(bound: Bound, server: Server, totals: Totals, round: int, key: 
     )
     slots = dict(server.slots)
     for part in bound.parts_with("server_step"):
-        r = _round(bound, server, part, means, round, key)
+        r = _round(bound, server, part, means, round, key, steps)
         weights, slots[part.name] = call(part, "server_step", r, weights)
     return Server(weights, slots)
 
@@ -162,7 +171,13 @@ def _means(totals: Totals) -> Totals:
 
 
 def _round(
-    bound: Bound, server: Server, part: Part, means: Totals, round: int, key: Tensor
+    bound: Bound,
+    server: Server,
+    part: Part,
+    means: Totals,
+    round: int,
+    key: Tensor,
+    steps: Steps = PLAIN_STEPS,
 ) -> Round:
     """The round as one part sees it."""
     return Round(
@@ -177,6 +192,7 @@ def _round(
         server=server.slots.get(part.name, {}),
         uploads=_uploads_of_part(means["uploads"], part.name),
         totals=means,
+        steps=steps,
     )
 
 

@@ -1,4 +1,4 @@
-"""Local steps as CUDA graphs: one launch runs several steps of all clients.
+"""Steps as CUDA graphs: one launch runs several local steps of all clients, or of the server.
 
 A captured graph reads and writes fixed memory, so all inputs of a step are copied into static
 buffers at the start of a round: the jobs, the carry, and the batch indices. A graph holds
@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,51 @@ from kedge.core.work import take_jobs
 Step = Callable[[Job, Carry, Tensor], Carry]
 Fuse = Callable[..., Callable[..., Any]]  # (function, *examples of its arguments)
 UNROLL = 10  # steps in one graph
+Captured = TypeVar("Captured")
+
+
+class Graphs:
+    """CUDA graphs by name, each captured on its first use.
+
+    Args:
+        device: on which they run.
+        carry: static buffers that the work changes; the warm-up of a capture restores them.
+    """
+
+    def __init__(self, device: torch.device, carry: Any) -> None:
+        self._device, self._carry = device, carry
+        self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        # graphs replay one after the other and their results are copied or kept, so they can share
+        # a memory pool
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def replay(self, name: Any, work: Callable[[], None]) -> None:
+        """Replay some work, captured on its first use."""
+        with torch.cuda.device(self._device):  # graphs belong to the current device
+            if name not in self._graphs:
+                self._graphs[name] = self._capture(work)
+            self._graphs[name].replay()
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture some work after a warm-up, which must not change the carry.
+
+        Graphs captured on one stream share its cuBLAS workspace, so graphs that replay at the same
+        time must be captured on the streams on which they replay.
+        """
+        before = tree.map(torch.clone, self._carry)
+        current = torch.cuda.current_stream()
+        is_default = current == torch.cuda.default_stream()  # which cannot be captured
+        stream = torch.cuda.Stream() if is_default else current
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                work()
+        current.wait_stream(stream)
+        copy_into(self._carry, before)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=None if is_default else current):
+            work()
+        return graph
 
 
 class CapturedSteps:
@@ -50,25 +95,22 @@ class CapturedSteps:
         fuse: Fuse | None = None,
     ) -> None:
         self.begin, self.step, self.end = begin, step, end
-        self.jobs, self.rows = _static(jobs), rows
-        self._device = next(iter(tree.leaves(carry))).device
-        self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=self._device)
+        self.jobs, self.rows = static_copy(jobs), rows
+        device = next(iter(tree.leaves(carry))).device
+        self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=device)
         # in the memory format that a step returns, which the next step reads
-        self.carry = _static(step(self.jobs, carry, self.index[0]))
+        self.carry = static_copy(step(self.jobs, carry, self.index[0]))
         self.full_step = step  # for all lanes
         if fuse is not None:
             self.full_step = fuse(step, self.jobs, self.carry, self.index[0])
             self.end = fuse(end, self.jobs, self.carry)
-        self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
-        # graphs replay one after the other and their results are copied or kept, so they can share
-        # a memory pool
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs = Graphs(device, self.carry)
         self._result: Any = None
 
     def start(self, jobs: Job) -> None:
         """Copy the jobs of a round into the static buffers and begin the round."""
-        _copy(self.jobs, jobs)
-        self._replay("begin", lambda: _copy(self.carry, self.begin(self.jobs)))
+        copy_into(self.jobs, jobs)
+        self._graphs.replay("begin", lambda: copy_into(self.carry, self.begin(self.jobs)))
 
     def finish(self) -> Any:
         """The result of ``end``, valid until the next round."""
@@ -76,7 +118,7 @@ class CapturedSteps:
         def store_result() -> None:
             self._result = self.end(self.jobs, self.carry)
 
-        self._replay("end", store_result)
+        self._graphs.replay("end", store_result)
         return self._result
 
     def run(self, batches: Tensor, lanes: int | None = None) -> None:
@@ -86,44 +128,11 @@ class CapturedSteps:
             batches: ``[steps, *rows]`` batch indices.
             lanes: run the first so many lanes; None: there is no client axis.
         """
-        done, total = 0, len(batches)
-        while done < total:
-            count = UNROLL if total - done >= UNROLL else 1
-            if total <= UNROLL and done == 0:
-                count = total  # a short round is one graph
+        for done, count in _pieces(len(batches)):
             indices = batches[done : done + count]
             target = self.index[:count] if lanes is None else self.index[:count, :lanes]
             target.copy_(indices)
-            self._replay((count, lanes), partial(self._steps, count, lanes))
-            done += count
-
-    def _replay(self, name: Any, work: Callable[[], None]) -> None:
-        """Replay some work, captured on its first use."""
-        with torch.cuda.device(self._device):  # graphs belong to the current device
-            if name not in self._graphs:
-                self._graphs[name] = self._capture(work)
-            self._graphs[name].replay()
-
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Capture some work after a warm-up, which must not change the carry.
-
-        Graphs captured on one stream share its cuBLAS workspace, so graphs that replay at the same
-        time must be captured on the streams on which they replay.
-        """
-        before = tree.map(torch.clone, self.carry)
-        current = torch.cuda.current_stream()
-        is_default = current == torch.cuda.default_stream()  # which cannot be captured
-        stream = torch.cuda.Stream() if is_default else current
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                work()
-        current.wait_stream(stream)
-        _copy(self.carry, before)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=None if is_default else current):
-            work()
-        return graph
+            self._graphs.replay((count, lanes), partial(self._steps, count, lanes))
 
     def _steps(self, count: int, lanes: int | None) -> None:
         carry, jobs = self.carry, self.jobs
@@ -134,14 +143,98 @@ class CapturedSteps:
         for t in range(count):
             index = self.index[t] if lanes is None else self.index[t, :lanes]
             carry = step(jobs, carry, index)
-        _copy(target, carry)
+        copy_into(target, carry)
 
 
-def _static(value: Any) -> Any:
+def _pieces(total: int) -> Iterator[tuple[int, int]]:
+    """``(first step, number of steps)`` of the graphs that run ``total`` steps.
+
+    >>> list(_pieces(7)), list(_pieces(21))
+    ([(0, 7)], [(0, 10), (10, 10), (20, 1)])
+    """
+    done = 0
+    while done < total:
+        count = UNROLL if total - done >= UNROLL else 1
+        if total <= UNROLL:
+            count = total  # a short round is one graph
+        yield done, count
+        done += count
+
+
+class CapturedLoop:
+    """Captures and replays ``carry = step(given, carry, x)`` over the rows x of a tree.
+
+    Args:
+        step: a pure function of trees.
+        given: of the shapes of later ones.
+        carry: of the shapes of later ones.
+        xs: leaves ``[steps, ...]``; later ones have as many, or ``UNROLL`` or more.
+        fuse: compiles ``step``; None: it runs eagerly.
+    """
+
+    def __init__(
+        self, step: Callable[..., Any], given: Any, carry: Any, xs: Any, fuse: Fuse | None = None
+    ) -> None:
+        self.given, self.xs = static_copy(given), static_copy(tree.take(xs, slice(UNROLL)))
+        first = tree.take(self.xs, 0)
+        # in the memory format that a step returns, which the next step reads
+        self.carry = static_copy(step(self.given, carry, first))
+        self.step = step if fuse is None else fuse(step, self.given, self.carry, first)
+        self._graphs = Graphs(next(tree.leaves(self.carry)).device, self.carry)
+
+    def run(self, given: Any, carry: Any, xs: Any) -> Any:
+        """The last carry, in memory of its own."""
+        copy_into(self.given, given)
+        copy_into(self.carry, carry)
+        for done, count in _pieces(len(next(tree.leaves(xs)))):
+            copy_into(tree.take(self.xs, slice(count)), tree.take(xs, slice(done, done + count)))
+            self._graphs.replay(count, partial(self._steps, count))
+        return static_copy(self.carry)
+
+    def _steps(self, count: int) -> None:
+        carry = self.carry
+        for t in range(count):
+            carry = self.step(self.given, carry, tree.take(self.xs, t))
+        # a step may return a leaf of its carry under another name: read all before the first write
+        buffers = {_data(x) for x in tree.leaves(self.carry)}
+        carry = tree.map(
+            lambda t, x: x if x is t or _data(x) not in buffers else x.clone(), self.carry, carry
+        )
+        copy_into(self.carry, carry)
+
+
+class CapturedFunction:
+    """Captures and replays a pure function of a tree, given one of the shapes of later ones."""
+
+    def __init__(
+        self, function: Callable[[Any], Any], given: Any, fuse: Fuse | None = None
+    ) -> None:
+        self.given = static_copy(given)
+        self.function = function if fuse is None else fuse(function, self.given)
+        self._graphs = Graphs(next(tree.leaves(self.given)).device, {})
+        self._result: Any = None
+
+    def run(self, given: Any) -> Any:
+        """The result, in memory of its own."""
+
+        def store_result() -> None:
+            self._result = self.function(self.given)
+
+        copy_into(self.given, given)
+        self._graphs.replay("call", store_result)
+        return static_copy(self._result)
+
+
+def _data(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def static_copy(value: Any) -> Any:
     return tree.map(torch.clone, value)
 
 
-def _copy(target: Any, source: Any) -> None:
+def copy_into(target: Any, source: Any) -> None:
+    """Copy a tree into another one."""
     tree.map(lambda t, s: t.copy_(s), target, source)
 
 
@@ -151,13 +244,13 @@ def shapes_of(value: Any) -> tuple[Any, ...]:
 
 
 class Captures:
-    """Captured steps by key; None where capture failed."""
+    """Captured steps of clients and of the server by key; None where capture failed."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self._captured: dict[Any, CapturedSteps | None] = {}
+        self._captured: dict[Any, Any] = {}
 
-    def get(self, key: Any, make: Callable[[], CapturedSteps]) -> CapturedSteps | None:
+    def get(self, key: Any, make: Callable[[], Captured]) -> Captured | None:
         """The steps of a key, made on first use; None after :meth:`give_up`."""
         if key not in self._captured:
             self._captured[key] = make()

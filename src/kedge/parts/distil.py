@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,25 @@ from kedge.core.model import Mode
 from kedge.core.optim import Adam
 from kedge.core.part import Part, Stack
 from kedge.core.round import Round
+from kedge.core.steps import Setting
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
 from kedge.parts.generators import Generator, feature_generator, image_generator
+
+
+class Fit(NamedTuple):
+    """A generator in training, with Adam's moments."""
+
+    generator: Weights
+    moments: Tree
+
+
+class Draws(NamedTuple):
+    """Noise and labels of the samples of every step."""
+
+    z: Tensor  # [steps, B, d]
+    y: Tensor  # [steps, B]
 
 
 class Distiller(Part):
@@ -61,26 +76,25 @@ class Distiller(Part):
         return {}, {"counts": Stack(v.label_counts)}  # n_k^y
 
     def _student_loss(
-        self, own: Params, weights: Weights, r: Round, *rest: Any
+        self, own: Params, weights: Weights, s: Setting, *rest: Any
     ) -> tuple[Tensor, Params]:
         """``(loss, next buffers)`` of the global model with the tuned parameters ``own``."""
         raise NotImplementedError
 
-    def _student_step(self, r: Round, weights: Weights, lr: Tensor, *rest: Any) -> Weights:
-        """The global model after one SGD step on ``_student_loss(own, weights, r, *rest)``."""
-        own = {n: weights.params[n] for n in self._tuned_names(r.spec)}
-        grad_fn = torch.func.grad(self._student_loss, has_aux=True)
-        grads, buffers = grad_fn(own, weights, r, *rest)
+    def _descend(self, s: Setting, weights: Weights, lr: Tensor, *rest: Any) -> Weights:
+        """The global model after one SGD step on ``_student_loss(own, weights, s, *rest)``."""
+        own = {n: weights.params[n] for n in self._tuned_names(s.spec)}
+        grads, buffers = s.gradient(lambda p: self._student_loss(p, weights, s, *rest), own)
         params = tree.map(lambda w, g: w - lr * (g + self.weight_decay * w), own, grads)
         return Weights(weights.params | params, buffers)
 
     def _student_forward(
-        self, own: Params, weights: Weights, r: Round, x: Tensor, key: Tensor | None
+        self, own: Params, weights: Weights, s: Setting, x: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         """``(logits, next buffers)`` of the global model with the tuned parameters ``own``."""
         student = weights._replace(params=weights.params | own)
         mode: Mode = "train" if self.student_bn == "train" else "eval"
-        return student_logits(r, self.level, student, x, mode, key)
+        return student_logits(s, self.level, student, x, mode, key)
 
     def _tuned_names(self, spec: Spec) -> list[str]:
         return tuned_names(spec, self.level)
@@ -90,24 +104,23 @@ class Distiller(Part):
 
 
 def generator_step(
+    s: Setting,
     loss: Callable[..., tuple[Tensor, Params]],
-    generator: Weights,
-    moments: Tree,
+    fit: Fit,
     lr: Tensor,
+    weight_decay: float | None,
     *rest: Any,
-    weight_decay: float | None = None,
-) -> tuple[Weights, Tree]:
+) -> Fit:
     """Take one Adam step on the generator.
 
-    ``loss(params, buffers, *rest)`` returns ``(loss, next buffers)``. Returns the new generator
-    and Adam's new moments.
+    ``loss(params, buffers, s, *rest)`` returns ``(loss, next buffers)``.
     """
-    grad_fn = torch.func.grad(loss, has_aux=True)
-    grads, buffers = grad_fn(generator.params, generator.buffers, *rest)
+    params, before = fit.generator
+    grads, buffers = s.gradient(lambda p: loss(p, before, s, *rest), params)
     if weight_decay is not None:
-        grads = tree.axpy(weight_decay, generator.params, grads)
-    params, moments = Adam().update(generator.params, grads, moments, lr)
-    return Weights(params, buffers), moments
+        grads = tree.axpy(weight_decay, params, grads)
+    params, moments = Adam().update(params, grads, fit.moments, lr)
+    return Fit(Weights(params, buffers), moments)
 
 
 def make_generator(spec: Spec, level: str, noise: int, width: int, final_norm: bool) -> Generator:
@@ -125,18 +138,31 @@ def tuned_names(spec: Spec, level: str) -> list[str]:
 
 
 def student_logits(
-    r: Round, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
+    s: Setting, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
 ) -> tuple[Tensor, Params]:
     """``(logits [B, C], next buffers)`` of one model on generated samples ``x``."""
     if level == "feature":
-        return r.model.head(weights.params, x), weights.buffers
-    out = r.forward(weights, x, mode, key)
+        return s.model.head(weights.params, x), weights.buffers
+    out = s.forward(weights, x, mode, key)
     return out.logits, out.buffers
 
 
-def teacher_logits(r: Round, level: str, teachers: Weights, x: Tensor) -> Tensor:
+def teachers_of(r: Round, level: str) -> Weights:
+    """The clients' models, leaves ``[K, ...]``; only their heads for generated features."""
+    if level == "feature":
+        return Weights({n: r.clients.params[n] for n in r.model.head_names()}, {})
+    return r.clients
+
+
+def teacher_logits(s: Setting, level: str, teachers: Weights, x: Tensor) -> Tensor:
     """Logits ``[K, B, C]`` of K stacked client models on the same samples, in evaluation mode."""
-    return torch.func.vmap(lambda w: student_logits(r, level, w, x, "eval")[0])(teachers)
+
+    def logits_of(weights: Weights) -> Tensor:
+        return student_logits(s, level, weights, x, "eval")[0]
+
+    if s.unstacks_one and len(next(tree.leaves(teachers))) == 1:
+        return logits_of(tree.take(teachers, 0)).unsqueeze(0)
+    return torch.func.vmap(logits_of)(teachers)
 
 
 def draw_labels(key: Tensor, counts: Tensor, number: int) -> Tensor:
@@ -161,4 +187,12 @@ def allot_labels(key: Tensor, counts: Tensor, number: int) -> Tensor:
 
 def decayed_lr(r: Round, lr: float, decay: float) -> Tensor:
     """The learning rate of this round, ``lr * decay**round``."""
-    return torch.as_tensor(lr * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)
+    return torch.full((), lr * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)
+
+
+def pass_keys(r: Round, key: Tensor, steps: int) -> Tree:
+    """Keys ``[steps, 2]`` of the student's passes, under the name ``key``; ``{}`` for a model that
+    draws nothing."""
+    if not r.model.is_random:
+        return {}
+    return {"key": rng.fold(key, torch.arange(steps, device=key.device))}

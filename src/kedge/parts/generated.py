@@ -17,17 +17,22 @@ from kedge.core import rng, tree
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Out, Part, Range, Stack, register
 from kedge.core.round import Round
+from kedge.core.steps import Setting
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError
 from kedge.parts.distil import (
     Distiller,
+    Draws,
+    Fit,
     allot_labels,
     decayed_lr,
     draw_labels,
     generator_step,
+    pass_keys,
     teacher_logits,
+    teachers_of,
 )
 from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
 
@@ -146,20 +151,30 @@ class FedGen(Part):
 
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         counts = r.uploads["counts"]  # [K, C]
-        total = counts.sum(0)
-        share = counts / (total + (total <= 0))  # a_{k,y}
         generator = Weights(**r.server["generator"])
         moments = r.server["moments"] if self.keep_moments else Adam().init(generator.params)
-        lr, decay = decayed_lr(r, self.generator_lr, self.decay), self.weight_decay
-        for key in rng.split(r.key, self.steps):
-            key_y, key_z = rng.split(key, 2)
-            y = draw_labels(key_y, (total > 0).to(torch.int64), self.batch)
-            z, loss = self._noise(key_z, self.batch, r.spec), self._generator_loss
-            generator, moments = generator_step(
-                loss, generator, moments, lr, r, z, y, share[:, y], weight_decay=decay
-            )
-        optimizer = {"moments": moments} if self.keep_moments else {}
-        return weights, {"generator": generator._asdict()} | optimizer
+        given = {
+            "teachers": teachers_of(r, self.level),
+            "share": self._ensemble(counts),
+            "present": (counts.sum(0) > 0).to(torch.int64),
+            "lr": decayed_lr(r, self.generator_lr, self.decay),
+        }
+        keys = rng.fold(r.key, torch.arange(self.steps, device=r.key.device))  # [steps, 2]
+        fit = r.iterate(self._generator_step, Fit(generator, moments), {"key": keys}, given)
+        optimizer = {"moments": fit.moments} if self.keep_moments else {}
+        return weights, {"generator": fit.generator._asdict()} | optimizer
+
+    def _ensemble(self, counts: Tensor) -> Tensor:
+        """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every present class."""
+        total = counts.sum(0)
+        return counts / (total + (total <= 0))
+
+    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Tree) -> Fit:
+        key_y, key_z = rng.split(x["key"], 2)
+        y = draw_labels(key_y, given["present"], self.batch)
+        z, share = self._noise(key_z, self.batch, s.spec), given["share"][:, y]
+        rest, decay = (given["teachers"], z, y, share), self.weight_decay
+        return generator_step(s, self._generator_loss, fit, given["lr"], decay, *rest)
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
         """Add the symbol G, the size of the generator.
@@ -176,11 +191,18 @@ class FedGen(Part):
         return super().count(formula, symbols | {"G": size})
 
     def _generator_loss(
-        self, params: Params, buffers: Params, r: Round, z: Tensor, y: Tensor, share: Tensor
+        self,
+        params: Params,
+        buffers: Params,
+        s: Setting,
+        teachers: Weights,
+        z: Tensor,
+        y: Tensor,
+        share: Tensor,
     ) -> tuple[Tensor, Params]:
         """sum_k a_{k,y} CE + eta L_div, and G's next buffers."""
-        x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
-        logits = teacher_logits(r, self.level, r.clients, x)  # [K, B, C]
+        x, buffers = self._generator(s.spec)(Weights(params, buffers), z, y, train=True)
+        logits = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         labels = y.expand(len(logits), -1)
         ce = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")  # [K, B]
         return (share * ce).sum(0).mean() + self.eta * diversity(z, x), buffers
@@ -188,7 +210,7 @@ class FedGen(Part):
     def _generated_logits(self, v: View, params: Params, key: Tensor, labels: Tensor) -> Tensor:
         """Logits ``[B, C]`` of the local model on samples generated for ``labels``."""
         z = self._noise(key, len(labels), v.spec)
-        x = _generate(self._generator(v.spec), Weights(**v.sent), z, labels)
+        x, _ = self._generator(v.spec)(Weights(**v.sent), z, labels, train=False)
         return v.head(params, x) if self.level == "feature" else v.forward(params, x).logits
 
     def _weight(self, v: View, first: float) -> Tensor:
@@ -267,64 +289,58 @@ class FedDF(Distiller):
 
     def _train_generator(self, r: Round, generator: Weights, counts: Tensor) -> Weights:
         lr = decayed_lr(r, self.generator_lr, self.decay)
-        moments, decay = Adam().init(generator.params), self.weight_decay
-        for z, y in self._draws(r, "generator", self.generator_steps, counts):
-            generator, moments = generator_step(
-                self._generator_loss, generator, moments, lr, r, z, y, weight_decay=decay
-            )
-        return generator
+        given = {"teachers": teachers_of(r, self.level), "lr": lr}
+        draws = self._draws(r, "generator", self.generator_steps, counts)
+        first = Fit(generator, Adam().init(generator.params))
+        return r.iterate(self._generator_step, first, draws, given).generator
+
+    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Draws) -> Fit:
+        rest, decay = (given["teachers"], *x), self.weight_decay
+        return generator_step(s, self._generator_loss, fit, given["lr"], decay, *rest)
 
     def _generator_loss(
-        self, params: Params, buffers: Params, r: Round, z: Tensor, y: Tensor
+        self, params: Params, buffers: Params, s: Setting, teachers: Weights, z: Tensor, y: Tensor
     ) -> tuple[Tensor, Params]:
         """The clients' mean cross-entropy + eta L_div, and G's next buffers."""
-        x, buffers = self._generator(r.spec)(Weights(params, buffers), z, y, train=True)
-        logits = teacher_logits(r, self.level, r.clients, x)  # [K, B, C]
+        x, buffers = self._generator(s.spec)(Weights(params, buffers), z, y, train=True)
+        logits = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         ce = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))
         return ce + self.eta * diversity(z, x), buffers
 
     def _train_student(
         self, r: Round, weights: Weights, generator: Weights, counts: Tensor
     ) -> Weights:
-        lr = decayed_lr(r, self.lr, self.decay)
-        for i, (z, y) in enumerate(self._draws(r, "student", self.student_steps, counts)):
-            x, _ = self._generator(r.spec)(generator, z, y, train=False)
-            logits = teacher_logits(r, self.level, r.clients, x)  # [K, B, C]
-            mean = torch.logsumexp(F.log_softmax(logits, -1), 0) - math.log(len(logits))
-            key = rng.fold(rng.fold(r.key, "pass"), i) if r.model.is_random else None
-            weights = self._student_step(r, weights, lr, x, mean, key)
-        return weights
+        teachers, lr = teachers_of(r, self.level), decayed_lr(r, self.lr, self.decay)
+        given = {"teachers": teachers, "generator": generator, "lr": lr}
+        draws = self._draws(r, "student", self.student_steps, counts)._asdict()
+        keys = pass_keys(r, rng.fold(r.key, "pass"), self.student_steps)
+        return r.iterate(self._student_step, weights, draws | keys, given)
+
+    def _student_step(self, s: Setting, given: Tree, weights: Weights, draw: Tree) -> Weights:
+        x, _ = self._generator(s.spec)(given["generator"], draw["z"], draw["y"], train=False)
+        mean = self._ensemble(teacher_logits(s, self.level, given["teachers"], x))
+        return self._descend(s, weights, given["lr"], x, mean, draw.get("key"))
+
+    def _ensemble(self, logits: Tensor) -> Tensor:
+        """Log of the mean softmax ``[B, C]`` of K clients' logits ``[K, B, C]``."""
+        return torch.logsumexp(F.log_softmax(logits, -1), 0) - math.log(len(logits))
 
     def _student_loss(
         self,
         own: Params,
         weights: Weights,
-        r: Round,
+        s: Setting,
         x: Tensor,
         mean: Tensor,
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
         """KL(mean softmax || student), and the global model's next buffers."""
-        logits, buffers = self._student_forward(own, weights, r, x, key)
-        return r.task.divergence(mean, logits).mean(), buffers
+        logits, buffers = self._student_forward(own, weights, s, x, key)
+        return s.task.divergence(mean, logits).mean(), buffers
 
-    def _draws(
-        self, r: Round, player: str, steps: int, counts: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
-        """``(noise [B, d], labels [B])`` of every step of ``"generator"`` or ``"student"``."""
-        if not steps:
-            return []
+    def _draws(self, r: Round, player: str, steps: int, counts: Tensor) -> Draws:
+        """Noise and labels of every step of ``"generator"`` or ``"student"``."""
         key_z, key_y = rng.split(rng.fold(r.key, player), 2)
         z = rng.normal(key_z, (steps, self.batch, self.noise), r.spec.dtype)
         y = allot_labels(key_y, counts, steps * self.batch).reshape(steps, self.batch)
-        return [(z[i], y[i]) for i in range(steps)]
-
-
-def _generate(net: Generator, weights: Weights, z: Tensor, y: Tensor) -> Tensor:
-    """Samples in evaluation mode, safe in a gradient under vmap.
-
-    Labels are one-hot encoded by comparison, as ``F.one_hot`` reads values.
-    """
-    label = (y[:, None] == torch.arange(net.classes, device=y.device)).to(z.dtype)
-    out = net._model.forward(weights, torch.cat([z, label], 1), "eval")
-    return out.logits.reshape(-1, *net.shape)
+        return Draws(z, y)

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.core import rng
@@ -57,7 +56,9 @@ class Generator:
         self, weights: Weights, z: Tensor, y: Tensor, train: bool
     ) -> tuple[Tensor, Params]:
         """``(samples [B, *shape], next buffers)``; ``train`` selects BatchNorm's mode."""
-        x = torch.cat([z, F.one_hot(y, self.classes).to(z.dtype)], 1)
+        # by comparison: F.one_hot reads values, which a captured graph and vmap cannot
+        label = (y[:, None] == torch.arange(self.classes, device=y.device)).to(z.dtype)
+        x = torch.cat([z, label], 1)
         out = self._model.forward(weights, x, "train" if train else "eval")
         return out.logits.reshape(-1, *self.shape), out.buffers
 

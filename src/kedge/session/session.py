@@ -25,6 +25,8 @@ from kedge.core.client import Reply
 from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Part
 from kedge.core.server import Totals
+from kedge.core.steps import REFERENCE as PLAIN_STEPS
+from kedge.core.steps import Steps
 from kedge.core.tree import Tree, Weights
 from kedge.core.work import WEIGHTINGS, Lane, LocalWork, share_of
 from kedge.errors import FieldError, KedgeError, NotFinite
@@ -186,9 +188,15 @@ class Session:
         self.server = server.absorb(self.bound, self.server, part, totals, self.round, key)
         return int(totals["up_bytes"])
 
-    def aggregate(self, totals: Totals) -> Server:
-        """The server after the present round; the session itself does not change."""
-        return server.server_round(self.bound, self.server, totals, self.round, self._server_key())
+    def aggregate(self, totals: Totals, steps: Steps = PLAIN_STEPS) -> Server:
+        """The server after the present round; the session itself does not change.
+
+        Args:
+            totals: of the replies.
+            steps: how parts take steps on the server.
+        """
+        key = self._server_key()
+        return server.server_round(self.bound, self.server, totals, self.round, key, steps)
 
     def output(self) -> Weights:
         """The weights to evaluate and to keep as the model; clients start from the others."""

@@ -20,8 +20,9 @@ from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
 from kedge.engines import Execution, make_engine
 from kedge.engines.cohort import Cohort, Group, Outcome
-from kedge.engines.engine import as_execution
+from kedge.engines.engine import Engine, as_execution
 from kedge.engines.layout import initial_weight
+from kedge.engines.server_steps import server_steps
 from kedge.session.check_client import Checks, check_client, check_survey, watching
 from kedge.session.session import Session, read_state
 from kedge.sim.cohorts import Cohorts
@@ -152,7 +153,7 @@ class Simulation(Evaluation):
         """Aggregate the outcome of a round, store the clients' next states and move on."""
         phases = self.bound.at(self.round).phases
         with self._checks.once("server", phases) as due, watching(due):
-            after = self.session.aggregate(done.totals)
+            after = self.aggregate(done.totals)
         for places, states in done.next_states:
             self.store.put([group.clients[i] for i in places], states)
         self.session.accept(after, group.clients)
@@ -162,7 +163,7 @@ class Simulation(Evaluation):
 
     def aggregate(self, totals: Totals) -> Server:
         """The server after a round with these totals; the simulation itself does not change."""
-        return self.session.aggregate(totals)
+        return self.session.aggregate(totals, self._steps)
 
     def finish(self) -> None:
         """Run the surveys after the last round."""
@@ -215,6 +216,15 @@ class Simulation(Evaluation):
         copied.store, copied._checks = FirstState(self.bound.client()), Checks(())
         copied.session.round = round
         return copied
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._engine = engine
+        self._steps = server_steps(engine, self.federation.device)
 
     # -- the session's state ------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
     r, weights = server_round_of(part, round=3)
     new, slot = part.server_step(r, weights)
     yield Claim("change of the generator without steps", 0.0, tree.gap(slot, r.server), 0.0)
-    [(z, y)] = part._draws(r, "student", 1, torch.tensor([8, 4, 0]))
+    [z], [y] = part._draws(r, "student", 1, torch.tensor([8, 4, 0]))
     x = part._generator(r.spec)(Weights(**slot), z, y, train=False)[0].flatten(1)
     w = weights.params
     teachers = [tree.take(r.clients.params, k) for k in range(2)]
@@ -152,7 +152,7 @@ def ensemble_generator_equals_torch_adam(cls: type[FedDF]) -> Iterator[Claim]:
     r, weights = server_round_of(part, round=2)
     leaves, buffers = _leaves(r.server["params"]), r.server["buffers"]
     adam = torch.optim.Adam(leaves.values(), lr=0.01 * 0.998**2, weight_decay=1e-3)
-    for z, y in part._draws(r, "generator", 2, torch.tensor([8, 4, 0])):
+    for z, y in zip(*part._draws(r, "generator", 2, torch.tensor([8, 4, 0])), strict=True):
         x, buffers = part._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)
         logits = [_linear(tree.take(r.clients.params, k), x) for k in range(2)]
         loss = (F.cross_entropy(logits[0], y) + F.cross_entropy(logits[1], y)) / 2
@@ -173,7 +173,7 @@ def label_proportions(cls: type[FedDF]) -> Iterator[Claim]:
     """n = (8, 4, 0) and 2 x 7 labels: the quotas 9 1/3 and 4 2/3 are rounded to 9 and 5."""
     part = cls(**SMALL | {"batch": 7})
     r, _ = server_round_of(part)
-    y = torch.cat([y for _, y in part._draws(r, "student", 2, torch.tensor([8, 4, 0]))])
+    y = part._draws(r, "student", 2, torch.tensor([8, 4, 0])).y.flatten()
     found = torch.bincount(y, minlength=3).tolist()
     for c, expected in enumerate((9, 5, 0)):
         yield Claim(f"samples of class {c}", expected, found[c], 0.0)

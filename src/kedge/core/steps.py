@@ -1,0 +1,99 @@
+"""Optimisation steps on the server, as pure functions that an engine can capture and compile.
+
+A part that trains on the server (a generator, a student) writes one step as a method::
+
+    def _student_step(self, s: Setting, given: Tree, carry: Weights, x: Tree) -> Weights: ...
+
+and runs it with ``r.iterate(self._student_step, weights, draws, given)``. The step sees only its
+arguments, the part's fields, and the :class:`Setting`, which is the same in all rounds. So an
+engine may record it once and replay it in later rounds. What changes from round to round, such as a
+learning rate, is a tensor in ``given``.
+
+:class:`Steps` is the definition: a plain loop. Engines on a GPU have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.model import Mode, Model, Pass
+from kedge.core.ops import Objective
+from kedge.core.part import Part
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.view import Spec
+from kedge.errors import HookError
+
+Step = Callable[["Setting", Tree, Tree, Tree], Tree]  # (setting, given, carry, x) -> next carry
+Function = Callable[["Setting", Tree], Tree]  # (setting, given) -> result
+
+
+class Steps:
+    """How steps on the server are run; this one runs them as they are written."""
+
+    #: A stack of one model runs as that model: faster on a GPU, and rounded differently.
+    unstacks_one = False
+
+    def prepare(self, model: Model) -> Model:
+        """The model that steps use."""
+        return model
+
+    def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
+        """Gradient of an objective, and its auxiliary results."""
+        return torch.func.grad(objective, has_aux=True)(params)
+
+    def apply(self, setting: Setting, function: Function, given: Tree) -> Tree:
+        """``function(setting, given)``."""
+        return function(setting, given)
+
+    def iterate(self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree) -> Tree:
+        """The last carry of ``carry = step(setting, given, carry, x)`` over the rows x of xs."""
+        for t in range(count_rows(xs)):
+            carry = step(setting, given, carry, tree.take(xs, t))
+        return carry
+
+
+REFERENCE = Steps()
+
+
+class Setting:
+    """What is the same in every round of a run, as a part sees it on the server."""
+
+    def __init__(self, part: Part, model: Model, spec: Spec, steps: Steps = REFERENCE) -> None:
+        self._part, self._steps = part, steps
+        self.model, self.spec, self.task = model, spec, spec.task
+        self.unstacks_one = steps.unstacks_one
+
+    def forward(
+        self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
+    ) -> Pass:
+        """A forward pass on the server; in mode ``train`` the result has the new buffers."""
+        return self.model.forward(weights, x, mode, key=key, taps=self._part.cuts())
+
+    def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
+        """``(gradient, auxiliary results)`` of ``objective(params)``, which returns a scalar and
+        a tree."""
+        return self._steps.gradient(objective, params)
+
+
+def count_rows(xs: Tree) -> int:
+    return len(next(tree.leaves(xs)))
+
+
+def check_method(name: str, function: Any, arguments: Tree) -> None:
+    """Raise a HookError unless a function is a part's method, and its arguments are tensors."""
+    if not isinstance(getattr(function, "__self__", None), Part):
+        raise HookError(
+            f"{name} must pass one of its methods to r.iterate or r.apply, which depends on nothing"
+            " but its arguments and the part's fields; other values belong into given"
+        )
+    for leaf in tree.leaves(arguments):
+        if not isinstance(leaf, Tensor):
+            raise HookError(
+                f"{name} passes a {type(leaf).__name__} to {function.__name__}, which would keep "
+                "its value in all rounds; write torch.full((), value, device=r.spec.device)"
+            )

@@ -1,0 +1,289 @@
+"""Steps on the server: captured or compiled, they compute what they say, in every round."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from kedge.check.problems import Problem, images
+from kedge.core import rng, tree
+from kedge.core.optim import SGD
+from kedge.core.part import Part
+from kedge.core.round import Round
+from kedge.core.steps import REFERENCE, Setting
+from kedge.core.tree import Tree, Weights
+from kedge.core.view import Spec
+from kedge.engines import Execution, capture, server_steps
+from kedge.engines.capture import Captures, shapes_of
+from kedge.engines.server_steps import FastSteps
+from kedge.errors import HookError
+from kedge.sim.simulation import Simulation
+
+CUDA = torch.device("cuda")
+METHODS = (
+    "fedgen(steps=3, batch=6, noise=3, width=2)",
+    "fedgen(steps=2, batch=6, noise=3, width=2, level=input, keep_moments=false)",
+    "feddf(generator_steps=3, student_steps=2, batch=6, noise=3, width=4)",
+    "feddf(generator_steps=2, student_steps=2, batch=6, noise=3, width=4, level=feature)",
+    "flboost:official(steps=2, generator_steps=2, batch=6, noise=3, width=4)",
+    "flboost:paper(steps=2, student_steps=2, batch=6, noise=3, width=4)",
+)
+
+
+class Tape:
+    """CUDA graphs on a CPU: the operators of the first run on the tensors that they had then.
+
+    Replaying reads the buffers anew, but neither Python values nor tensors of a later round.
+    """
+
+    captured = 0
+
+    def __init__(self, device: torch.device, carry: Tree) -> None:
+        self._carry, self._tapes = carry, {}
+
+    def replay(self, name: Any, work: Callable[[], None]) -> None:
+        if name not in self._tapes:
+            Tape.captured += 1
+            before = tree.map(torch.clone, self._carry)
+            self._tapes[name] = make_fx(lambda x: (work(), x)[1])(torch.zeros(()))
+            tree.map(lambda t, s: t.copy_(s), self._carry, before)
+        self._tapes[name](torch.zeros(()))
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(capture, "Graphs", Tape)
+        for module in (capture, server_steps):  # fewer steps to trace
+            monkeypatch.setattr(module, "UNROLL", 2)
+    Tape.captured = 0
+
+
+def problem(norm: str = "bn", **options: Any) -> Problem:
+    return images(norm=norm, optim=SGD(lr=0.05, schedule="exponential(0.5)"), **options)
+
+
+def captured(sim: Simulation) -> Simulation:
+    """The simulation with the server's steps as on a GPU."""
+    sim._steps = FastSteps(Captures(True), CUDA, False)
+    return sim
+
+
+def run(sim: Simulation, cohorts: tuple[list[int], ...] = ([0, 1], [1, 2], [0, 2])) -> Tree:
+    for cohort in cohorts:
+        sim.run_round(cohort)
+    return {"weights": sim.weights, "slots": sim.server.slots}
+
+
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_steps_equal_the_reference(method: str, norm: str) -> None:
+    """Three rounds with different clients, labels, keys and learning rates. Detects a value of the
+    first round inside a graph."""
+    expected = run(problem(norm).simulate(method))
+    found = run(captured(problem(norm).simulate(method)))
+    assert tree.gap(found, expected) < 1e-10
+    assert Tape.captured <= 4  # in the first round only
+
+
+def test_dropout_of_the_student_differs_between_steps_and_rounds() -> None:
+    method = METHODS[2]
+    expected = run(problem(dropout=0.5).simulate(method))
+    assert tree.gap(run(captured(problem(dropout=0.5).simulate(method))), expected) < 1e-10
+
+
+def test_a_cohort_of_another_size_is_captured_anew() -> None:
+    cohorts = ([0, 1], [0, 1, 2], [1, 2], [2, 1, 0])
+    expected = run(problem().simulate(METHODS[0]), cohorts)
+    sim = captured(problem().simulate(METHODS[0]))
+    run(sim, cohorts[:1])
+    first = Tape.captured
+    assert tree.gap(run(sim, cohorts[1:]), expected) < 1e-10
+    assert Tape.captured == 2 * first
+
+
+# -- one part -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Walk(Part):
+    """Steps whose last two positions are remembered under swapped names."""
+
+    factor: float = 2.0
+
+    def server_init(self, spec: Spec) -> Tree:
+        return {"now": torch.ones(3), "before": torch.zeros(3)}
+
+    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        xs = {"x": torch.arange(23.0)[:, None] * torch.ones(3)}
+        given = {"lr": torch.full((), 0.5**r.round)}
+        found = r.iterate(self._step, r.server, xs, given)
+        return weights, found
+
+    def _step(self, s: Setting, given: Tree, carry: Tree, x: Tree) -> Tree:
+        new = self.factor * carry["now"] - carry["before"] + given["lr"] * x["x"]
+        return {"now": new, "before": carry["now"]}
+
+    def _twice(self, s: Setting, given: Tree) -> Tree:
+        return {"twice": 2 * given["x"], "same": given["x"]}
+
+
+def at_server(part: Part, round: int = 0, steps: Any = REFERENCE) -> tuple[Round, Weights]:
+    sim = problem().simulate(part)
+    r = Round(
+        part=part, model=sim.bound.model, spec=sim.bound.spec, round=round, lr=0.1, key=rng.key(0),
+        phase="", anchor=sim.weights, server=part.server_init(sim.bound.spec), uploads={},
+        totals={"count": 1}, steps=steps,
+    )  # fmt: skip
+    return r, sim.weights
+
+
+def test_steps_by_hand() -> None:
+    """A carry whose leaves change places, over more steps than one graph holds."""
+    steps = FastSteps(Captures(True), CUDA, False)
+    for round in range(3):
+        now, before = torch.ones(3), torch.zeros(3)
+        for t in range(23):
+            now, before = 2 * now - before + 0.5**round * t, now
+        for how in (REFERENCE, steps):
+            r, weights = at_server(Walk(), round, how)
+            found = Walk().server_step(r, weights)[1]
+            assert torch.equal(found["now"], now)
+            assert torch.equal(found["before"], before)
+    assert Tape.captured == 2 or torch.cuda.is_available()  # several steps, and one
+
+
+def test_results_are_not_overwritten() -> None:
+    r, weights = at_server(Walk(), 0, FastSteps(Captures(True), CUDA, False))
+    part, x = r._part, torch.ones(3)
+    first = r.apply(part._twice, {"x": x}), part.server_step(r, weights)[1]
+    kept = tree.map(torch.clone, {"a": first[0], "b": first[1]})
+    r.apply(part._twice, {"x": 5 * x})
+    r.server = tree.scale(r.server, 3.0)
+    part.server_step(r, weights)
+    assert tree.equal({"a": first[0], "b": first[1]}, kept)
+    assert torch.equal(kept["a"]["twice"], 2 * x)
+    assert torch.equal(x, torch.ones(3))
+
+
+def test_fields_of_the_part_belong_to_the_key() -> None:
+    steps = FastSteps(Captures(True), CUDA, False)
+    ends = []
+    for factor in (2.0, 1.0, 2.0):
+        part = Walk(factor)
+        r, weights = at_server(part, 0, steps)
+        ends.append(part.server_step(r, weights)[1]["now"])
+    assert torch.equal(ends[0], ends[2])
+    assert not torch.equal(ends[0], ends[1])
+
+
+def test_no_steps_return_the_carry() -> None:
+    for how in (REFERENCE, FastSteps(Captures(True), CUDA, False)):
+        r, _ = at_server(Walk(), 0, how)
+        carry = r.server
+        assert r.iterate(r._part._step, carry, {"x": torch.zeros(0, 3)}, {}) is carry
+
+
+def test_what_would_keep_its_value_is_refused() -> None:
+    part = Walk()
+    r, _ = at_server(part)
+    with pytest.raises(HookError, match="passes a float to _step"):
+        r.iterate(part._step, r.server, {"x": torch.zeros(1, 3)}, {"lr": 0.1})
+    with pytest.raises(HookError, match="one of its methods"):
+        r.apply(lambda s, given: given, {"x": torch.zeros(1)})
+    with pytest.raises(HookError, match="object has no attribute 'clients'"):
+        problem().simulate(Peeking()).run_round()
+
+
+@dataclass(frozen=True)
+class Peeking(Walk):
+    """Reads the round inside a step."""
+
+    needs_clients = True
+
+    def _step(self, s: Setting, given: Tree, carry: Tree, x: Tree) -> Tree:
+        return tree.scale(carry, s.clients.params["head.bias"].sum())  # type: ignore[attr-defined]
+
+
+# -- where memory or capture fails --------------------------------------------------------------
+
+
+class Failing:
+    error: Exception
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def replay(self, name: Any, work: Callable[[], None]) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("not permitted")])
+def test_what_cannot_be_captured_runs_eagerly(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "Graphs", Failing)
+    monkeypatch.setattr(Failing, "error", error, raising=False)
+    captures = Captures(True)
+    captures._captured["steps of clients"] = None
+    r, weights = at_server(Walk(), 1, FastSteps(captures, CUDA, False))
+    with pytest.warns(UserWarning, match=f"run eagerly: {error}"):
+        found = r._part.server_step(r, weights)[1]
+    again = r._part.server_step(r, weights)[1]  # no second warning
+    plain, _ = at_server(Walk(), 1)
+    expected = r._part.server_step(plain, weights)[1]
+    assert tree.equal(found, expected)
+    assert tree.equal(again, expected)
+    freed = isinstance(error, torch.OutOfMemoryError)
+    assert ("steps of clients" in captures._captured) != freed
+
+
+# -- compiled ------------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_steps_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compiler(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+        compiled.append(function.__qualname__)
+
+        def call(*arguments: Any) -> Any:
+            assert shapes_of(arguments) == shapes_of(examples)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(server_steps, "compile_function", compiler)
+    expected = run(problem().simulate(METHODS[2], "vector"))
+    sim = problem().simulate(METHODS[2], "vector")
+    sim._steps = FastSteps(Captures(True), torch.device("cpu"), True)
+    assert tree.equal(run(sim), expected)
+    assert len(compiled) == 2  # the generator's step, the student's
+
+
+def test_which_engines_have_fast_steps() -> None:
+    def steps(engine: str, **options: Any) -> Any:
+        made = problem().simulate("fedavg", Execution(engine, **options))  # type: ignore[arg-type]
+        return [server_steps.server_steps(made.engine, d) for d in (torch.device("cpu"), CUDA)]
+
+    for engine in ("loop", "vector"):
+        assert steps(engine)[0] is REFERENCE
+        assert isinstance(steps(engine)[1], FastSteps)
+    assert steps("reference") == [REFERENCE, REFERENCE]
+    assert isinstance(steps("vector", compile=True)[0], FastSteps)
+    assert steps("loop", compile=True)[0] is REFERENCE  # a loop is compiled on a GPU only
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
+@pytest.mark.long
+def test_compiled_steps_equal_the_reference() -> None:
+    method = "feddf(generator_steps=0, student_steps=2, batch=6, noise=3, width=4)"
+    expected = run(problem().simulate(method))
+    sim = problem().simulate(method)
+    sim._steps = FastSteps(Captures(False), torch.device("cpu"), True)
+    assert tree.gap(run(sim), expected) < 1e-9
