@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.reproduction.records import Record
+from kedge.reproduction.records import Point, Record
 from kedge.reproduction.table import Row, Table
 from kedge.runs.result import Stat
 
-Points = Sequence[tuple[int, float | None, float]]
+Points = Sequence[Point]
 TOP = 5
 
 
