@@ -115,11 +115,7 @@ def _run(
     from kedge.report.progress import Watcher
     from kedge.reproduction import command
 
-    total = sum(
-        len(seeds or row.seeds) * min(row.config().rounds, rounds or row.config().rounds)
-        for _, rows in chosen
-        for row in rows
-    )
+    total = command.rounds_left(chosen, seeds, results, rounds)
     names = [row.name for _, rows in chosen for row in rows]
     found: list[Reproduction] = []
     with Watcher(total, console=errors, names=list(dict.fromkeys(names))) as watcher:

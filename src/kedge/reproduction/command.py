@@ -143,6 +143,26 @@ def reproduce_tables(
             return
 
 
+def rounds_left(
+    tables: Sequence[tuple[Table, list[Row]]],
+    seeds: Sequence[int] | None = None,
+    results: str | Path = RESULTS,
+    rounds: int | None = None,
+) -> int:
+    """Rounds of all runs that are not complete yet, from their first round on."""
+    total = 0
+    for table, rows in tables:
+        records, _ = found_records(Path(results), table)
+        for row in rows:
+            wanted = row.config().rounds
+            wanted = min(wanted, rounds or wanted)
+            for seed in seeds or row.seeds:
+                record = records[row.name].get(seed)
+                is_done = record is not None and (record.diverged or record.rounds_done >= wanted)
+                total += 0 if is_done else wanted
+    return total
+
+
 def merge_tables(
     tables: Sequence[tuple[Table, list[Row]]], results: str | Path, other: str | Path
 ) -> list[merging.Merged]:

@@ -39,6 +39,9 @@ def comparison(table: Table, rows: Sequence[Summary], left_out: Sequence[str] = 
     target = rows[0].row.config().target if rows else 0.0
     if target:
         columns.append(Column(f"to {target:g}", [_to_target(s) for s in rows], 4))
+        sizes = ["" if s.mb_to_target is None else units.size(1e6 * s.mb_to_target) for s in rows]
+        if any(sizes):
+            columns.append(Column(f"traffic\nto {target:g}", sizes, 5))
     if any(s.worst for s in rows):
         columns.append(Column("worst\nclient", [_stat(s.worst) for s in rows], 6))
     if any(s.up_mb is not None for s in rows):
@@ -74,17 +77,19 @@ def _note(table: Table, rows: Sequence[Summary], left_out: Sequence[str]) -> str
     done = [s for s in rows if s.n]
     if done:
         lines.append(
-            f"ours: accuracy in percent, {METRIC_NAMES[table.metric]}, mean ± sd over n seeds; "
-            f"mean of last {table.tail}: of the last tested rounds; gains over "
+            f"ours: {done[0].metric} in percent, {METRIC_NAMES[table.metric]}, mean ± sd over n "
+            f"seeds; mean of last {table.tail}: of the last tested rounds; gains over "
             f"{_bases(rows)}, paired by seed, in the rounds that both have."
         )
         devices = dict.fromkeys(device for s in done for device in s.devices)
         lines.append("Device: " + ", ".join(devices) + ".")
     else:
         lines.append("There are no records yet.")
+    short = [s for s in done if s.rounds < s.total and not s.diverged]
+    for rounds, total in dict.fromkeys((s.rounds, s.total) for s in short):
+        names = ", ".join(s.row.name for s in short if (s.rounds, s.total) == (rounds, total))
+        lines.append(f"{names}: {rounds} of {total} rounds.")
     for s in done:
-        if s.rounds < s.total and not s.diverged:
-            lines.append(f"{s.row.name}: {s.rounds} of {s.total} rounds.")
         if s.shorter:
             lines.append(f"{s.row.name}: not counted yet: {', '.join(s.shorter)}.")
         if s.gain is not None and s.gain_rounds < s.rounds:

@@ -41,12 +41,14 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "rounds": int, "rounds_done": int, "metric": str, "curve": list, "partition_hash": str,
     "environment": dict,
 }  # fmt: skip
+#: A test: the round, the metric in percent, seconds so far. None where it is not known.
+Point = tuple[int, float | None, float | None]
 _ENVIRONMENT = ("kedge", "python", "torch", "device", "threads", "precision", "how", "data")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run: a row and a seed of a table. ``curve`` has (round, percent, seconds so far)."""
+    """One run: a row and a seed of a table."""
 
     recipe: str
     row: str
@@ -57,7 +59,7 @@ class Record:
     rounds: int
     rounds_done: int
     metric: str
-    curve: list[tuple[int, float | None, float]]
+    curve: list[Point]
     partition_hash: str
     final: dict[str, float | None] = field(default_factory=dict)
     up_mb: float | None = None
@@ -137,7 +139,7 @@ def _test(point: list[Any]) -> bool:
     return (
         isinstance(number, int)
         and (value is None or isinstance(value, (int, float)))
-        and isinstance(seconds, (int, float))
+        and (seconds is None or isinstance(seconds, (int, float)))
     )
 
 
@@ -204,7 +206,7 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
     config, records = stored_config(path), read_records(folder / METRICS)
     metric = next((m.name for r in records if (m := metric_of(config, r)) is not None), "accuracy")
     column = _column(table, config, records, metric)
-    seconds, curve = 0.0, list[tuple[int, float | None, float]]()
+    seconds, curve = 0.0, list[Point]()
     for one in records:
         seconds += one.get("seconds", 0.0)
         if column in one:

@@ -141,9 +141,11 @@ def _run(table: Table, row: Row, seeds: Sequence[int], bench: Bench) -> None:
     paths = [run_path(bench.results, table, row, seed) for seed in seeds]
     _check_device(configs[0], paths)
 
+    shown = dataclasses.replace(configs[0], seeds=tuple(seeds))
+
     def watch(seed: int, record: dict[str, Any]) -> bool:
         if bench.show is not None:
-            bench.show(row.name, configs[0], seed, record)
+            bench.show(row.name, shown, seed, record)
         return bench.limits.reached(record["round"])
 
     failed: dict[int, str] = {}

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.reproduction.records import Record
+from kedge.reproduction.records import Point, Record
 from kedge.reproduction.table import Row, Table
 from kedge.runs.result import Stat
 
-Points = Sequence[tuple[int, float | None, float]]
+Points = Sequence[Point]
 TOP = 5
 
 
@@ -63,7 +63,16 @@ class Summary:
     shorter: tuple[str, ...] = ()  # runs that are behind the others, so not counted yet
     diverged: tuple[str, ...] = ()
     gain_rounds: int = 0  # that both rows have
+    metric: str = ""
     chosen: str = ""
+
+    @property
+    def mb_to_target(self) -> float | None:
+        """Megabytes up and down until the target, mean over the seeds that reach it."""
+        reached = [r for r in self.to_target if r is not None]
+        if not reached or self.up_mb is None or self.down_mb is None:
+            return None
+        return (self.up_mb + self.down_mb) * sum(reached) / len(reached)
 
     @property
     def difference(self) -> float | None:
@@ -88,7 +97,9 @@ class Summary:
             "difference": self.difference,
             "paper_gain": self.paper_gain,
             "gain_rounds": self.gain_rounds,
+            "metric": self.metric,
             "rounds_to_target": list(self.to_target),
+            "mb_to_target": self.mb_to_target,
             "up_mb": self.up_mb,
             "down_mb": self.down_mb,
             "worst_client": _plain(self.worst),
@@ -166,6 +177,7 @@ def _summary(
         shorter=tuple(shorter),
         diverged=tuple(f"seed {r.seed} after round {r.rounds_done}" for r in runs if r.diverged),
         gain_rounds=rounds,
+        metric=runs[0].metric,
         chosen=chosen,
     )
 

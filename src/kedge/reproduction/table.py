@@ -16,7 +16,7 @@ from kedge.runs.reading import load_config
 #: Settings that say how a run is computed, not what.
 EXECUTION = ("engine", "device", "workers", "threads", "chunk", "compile", "state")
 #: Settings in which a record may differ from its recipe: it may have fewer rounds or tests.
-FREE = (*EXECUTION, "seeds", "rounds", "eval_every", "target")
+FREE = (*EXECUTION, "seeds", "rounds", "eval_every", "target", "personal")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,120 @@
+"""Statistics of records, on curves made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+from digits import write
+
+from kedge.reproduction import recipes
+from kedge.reproduction.records import Record
+from kedge.reproduction.summary import Summary, summarise, tail_mean, value_of
+from kedge.reproduction.table import Table
+
+Curve = dict[int, float | None]
+
+
+def record(row: str, seed: int, curve: Curve, **changes: object) -> Record:
+    points = [(number, value, None) for number, value in curve.items()]
+    values = {"rounds_done": max(curve), "partition_hash": "p", **changes}
+    return dataclasses.replace(
+        Record("demo/digits", row, "full", seed, "fedavg", {}, 4, 0, "accuracy", points, ""),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return recipes.read("demo/digits", write(tmp_path)).at("full")
+
+
+def summaries(table: Table, *records: Record) -> dict[str, Summary]:
+    by_row: dict[str, dict[int, Record]] = {row.name: {} for row in table.rows}
+    for one in records:
+        by_row[one.row][one.seed] = one
+    return {s.row.name: s for s in summarise(table, by_row)}
+
+
+def test_metrics_of_a_curve() -> None:
+    points = [(i, v, None) for i, v in enumerate([10.0, 60.0, 20.0, 50.0, 30.0, 40.0, 25.0], 1)]
+    assert value_of("last", points) == 25.0
+    assert value_of("best", points) == 60.0
+    assert value_of("top5", points) == (60 + 50 + 40 + 30 + 25) / 5
+    assert value_of("top5", points[:2]) == 35.0
+    assert tail_mean(points, 3) == (30 + 40 + 25) / 3
+    assert tail_mean(points, 100) == pytest.approx(235 / 7)
+    broken = [*points, (8, None, None)]
+    assert math.isnan(value_of("last", broken))
+    assert value_of("best", broken) == 60.0
+    assert math.isnan(tail_mean(broken, 3))
+    assert math.isnan(value_of("best", []))
+
+
+def test_gains_are_paired_by_seed(table: Table) -> None:
+    found = summaries(
+        table,
+        record("fedavg", 0, {1: 10.0, 2: 20.0, 3: 30.0, 4: 25.0}),
+        record("fedavg", 1, {1: 50.0, 2: 60.0, 3: 70.0, 4: 65.0}),
+        record("fedavg", 2, {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}),  # no partner
+        record("fedprox", 0, {1: 12.0, 2: 22.0, 3: 31.0, 4: 29.0}),
+        record("fedprox", 1, {1: 50.0, 2: 60.0, 3: 73.0, 4: 67.0}),
+    )["fedprox"]
+    assert found.gain is not None
+    assert found.gain.values == (1.0, 3.0)  # best: 31 - 30, 73 - 70
+    assert found.tail_gain is not None
+    assert found.tail_gain.values == (30.0 - 27.5, 70.0 - 67.5)
+    interval = found.gain.interval()
+    assert interval is not None
+    # Student's t with one degree of freedom, 12.706; sd sqrt(2), n = 2
+    assert interval == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-3)
+    assert found.n == 2
+
+
+def test_a_gain_is_over_the_rounds_that_both_have(table: Table) -> None:
+    found = summaries(
+        table,
+        record("fedavg", 0, {1: 10.0, 2: 20.0, 3: 90.0, 4: 95.0}),
+        record("fedprox", 0, {1: 11.0, 2: 23.0}),
+    )["fedprox"]
+    assert found.gain is not None
+    assert found.tail_gain is not None
+    assert (found.gain.mean, found.tail_gain.mean) == (3.0, 2.0)
+    assert (found.gain_rounds, found.rounds, found.total) == (2, 2, 4)
+
+
+def test_another_partition_is_no_pair(table: Table) -> None:
+    found = summaries(
+        table,
+        record("fedavg", 0, {4: 10.0}),
+        record("fedprox", 0, {4: 12.0}, partition_hash="q"),
+    )["fedprox"]
+    assert found.gain is None
+    assert found.ours is not None
+    assert found.ours.mean == 12.0
+
+
+def test_a_seed_that_is_behind_does_not_count_yet(table: Table) -> None:
+    found = summaries(
+        table,
+        record("fedavg", 0, {2: 10.0, 4: 20.0}),
+        record("fedavg", 1, {2: 90.0}),
+        record("fedprox", 0, {2: 11.0, 4: 25.0}),
+        record("fedprox", 1, {2: 10.0}),
+    )
+    assert found["fedavg"].n == 1
+    assert found["fedavg"].shorter == ("seed 1 (2 rounds)",)
+    gain = found["fedprox"].gain
+    assert gain is not None
+    assert gain.values == (5.0,)
+
+
+def test_rounds_to_a_target(table: Table) -> None:
+    row = table.rows[0]
+    row = dataclasses.replace(row, settings={**row.settings, "target": 50.0})
+    table = dataclasses.replace(table, rows=(row,))
+    curve: Curve = {1: 10.0, 2: 50.0, 3: 40.0}
+    found = summaries(table, record("fedavg", 0, curve), record("fedavg", 1, {3: 49.0}))
+    assert found["fedavg"].to_target == (2, None)
