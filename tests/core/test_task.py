@@ -100,6 +100,24 @@ def test_a_loss_can_be_mapped_over_clients_and_differentiated(name: str) -> None
     torch.testing.assert_close(mapped.flatten(), task.loss(LOGITS, batch))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_mean_loss_is_the_mean_of_the_losses(name: str) -> None:
+    task, batch = CASES[name]
+    soft = batch._replace(target=task.soft(batch.y, LOGITS.dtype))
+    for own in (batch, soft):
+        torch.testing.assert_close(task.mean_loss(LOGITS, own), task.loss(LOGITS, own).mean())
+
+
+def test_a_task_with_a_loss_of_its_own_has_its_own_mean() -> None:
+    class Twice(Classification):
+        def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+            return 2 * super().loss(logits, batch)
+
+    batch = Batch(X, CLASSES)
+    twice, once = Twice(C).mean_loss(LOGITS, batch), Classification(C).mean_loss(LOGITS, batch)
+    torch.testing.assert_close(twice, 2 * once)
+
+
 # -- soft targets ------------------------------------------------------------------------------
 
 

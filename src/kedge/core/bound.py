@@ -23,6 +23,10 @@ from kedge.core.tree import Tree, Weights
 from kedge.core.view import Data, Spec
 from kedge.errors import IncompatibleError, ModelError, UnknownName
 
+STEP_HOOKS = (
+    "transform", "inject", "ascend", "logits", "weigh", "term", "correct", "trainable", "project",
+    "observe",
+)  # fmt: skip
 PRIVATE = "private"  # the client slot of private leaves, which never leave the client
 
 
@@ -86,6 +90,8 @@ class Bound:
         self._by_phases: dict[tuple[tuple[str, str], ...], Bound] = {}
         self._root: weakref.ref[Bound] | None = None  # weak: the root owns its copies with phases
         self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in HOOKS}
+        #: Whether no part has a hook in a local step, so that it is one of plain FedAvg.
+        self.steps_are_plain = not any(self._hooked[hook] for hook in STEP_HOOKS)
         #: Sum of what parts tell as their pull; 0 if no part reads it.
         self.pull = sum(p.anchor_pull() or 0.0 for p in self.parts) if self.needs("pull") else 0.0
         self._check()
@@ -218,6 +224,8 @@ class Bound:
 
     def only_public(self, weights: Weights) -> Weights:
         """The leaves that travel."""
+        if not self.private_params and not self.private_buffers:
+            return weights
         return Weights(
             {n: v for n, v in weights.params.items() if n in self.spec.params},
             {n: v for n, v in weights.buffers.items() if n not in self.private_buffers},

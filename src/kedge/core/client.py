@@ -75,8 +75,10 @@ def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFEREN
     Returns:
         The state after the step.
     """
-    context = client_context(bound, job, carry.local, carry.step)
     batch = bound.data.batch(index, _data_key(bound, job, carry.step))
+    if bound.steps_are_plain:
+        return _plain_step(bound, job, carry, batch, ops)
+    context = client_context(bound, job, carry.local, carry.step)
     for part in bound.parts_with("transform"):
         batch = _call(part, "transform", context, batch)
 
@@ -105,6 +107,23 @@ def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFEREN
     for part in bound.parts_with("observe"):
         local[part.name] = _call(part, "observe", context, new, batch, done["outs"][part.name])
     return Carry(weights, optim, local, carry.step + 1, terms)
+
+
+def _plain_step(bound: Bound, job: Job, carry: Carry, batch: Batch, ops: Ops) -> Carry:
+    """A step in which no part has a hook: the same result, without what only hooks need."""
+    key = rng.fold(_pass_key(job, carry.step), 0) if bound.model.is_random else None
+
+    def objective(params: Params) -> tuple[Tensor, Tree]:
+        weights = Weights(params, carry.weights.buffers)
+        done = bound.model.forward(weights, batch.x, "train", key=key)
+        loss = bound.task.mean_loss(done.logits, batch)
+        return loss, {"loss": loss, "buffers": done.buffers}
+
+    params = carry.weights.params
+    grads, done = ops.gradient(objective, params)
+    new, optim = bound.optim.update(params, grads, carry.optim, job.info.lr, ops)
+    terms = {"task": carry.terms["task"] + done["loss"]}
+    return Carry(Weights(new, done["buffers"]), optim, carry.local, carry.step + 1, terms)
 
 
 def end(bound: Bound, job: Job, carry: Carry) -> Reply:
@@ -181,10 +200,7 @@ def _objective(
     logits = main.logits[:size] if rows else main.logits
     for part in bound.parts_with("logits"):
         logits = _call(part, "logits", context, batch, logits)
-    losses = bound.task.loss(logits, batch)  # [B]
-    for part in bound.parts_with("weigh"):
-        losses = losses * _call(part, "weigh", context, batch)
-    terms = {"task": losses.mean()}
+    terms = {"task": _task_loss(bound, context, batch, logits)}
     for part in bound.parts_with("term"):
         terms[part.name] = _call(part, "term", context, params, batch, view_out(main, part, size))
     total = terms["task"]
@@ -192,6 +208,16 @@ def _objective(
         total = total + terms[part.name]
     outs = {p.name: view_out(main, p, size) for p in bound.parts_with("observe")}
     return total, {"outs": outs, "buffers": passes.buffers, "local": ascended, "terms": terms}
+
+
+def _task_loss(bound: Bound, context: Context, batch: Batch, logits: Tensor) -> Tensor:
+    weighing = bound.parts_with("weigh")
+    if not weighing:
+        return bound.task.mean_loss(logits, batch)
+    losses = bound.task.loss(logits, batch)  # [B]
+    for part in weighing:
+        losses = losses * _call(part, "weigh", context, batch)
+    return losses.mean()
 
 
 def _descend(
@@ -231,9 +257,7 @@ def client_context(
     if PRIVATE in job.client:
         private = job.client[PRIVATE]
         anchor = Weights(anchor.params | private["params"], anchor.buffers | private["buffers"])
-    key = job.key
-    if bound.model.is_random:
-        key = rng.fold(key, "pass") if step is None else rng.fold(rng.fold(key, "pass"), step)
+    key = _pass_key(job, step) if bound.model.is_random else job.key
     return Context(
         model=bound.model,
         task=bound.task,
@@ -252,6 +276,12 @@ def _passes(context: Context, weights: Weights, track: bool = True) -> Passes:
     """Passes at other weights in the same step, with the same random key."""
     same = context.passes
     return Passes(same.model, weights.buffers, same.key, track, same.taps)
+
+
+def _pass_key(job: Job, step: Tensor | None) -> Tensor:
+    """The key from which the passes of a step draw, or those outside of a step."""
+    key = rng.fold(job.key, "pass")
+    return key if step is None else rng.fold(key, step)
 
 
 def _data_key(bound: Bound, job: Job, step: Tensor) -> Tensor:

@@ -130,6 +130,12 @@ class Classification(Task):
             return -F.log_softmax(logits, -1).gather(-1, batch.y[:, None]).squeeze(-1)
         return F.cross_entropy(logits, batch.y, reduction="none")
 
+    def mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        own = type(self).loss is Classification.loss and batch.target is None
+        if own and is_eager(logits):  # a tenth of the time of a small step
+            return F.cross_entropy(logits, batch.y)
+        return super().mean_loss(logits, batch)
+
     def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         # not F.one_hot, which reads values and so fails under vmap
         return (y[:, None] == torch.arange(self.outputs, device=y.device)).to(dtype)

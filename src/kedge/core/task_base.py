@@ -150,6 +150,10 @@ class Task:
         """Loss of every sample, ``[B]``."""
         raise NotImplementedError
 
+    def mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The mean of :meth:`loss`, where no part weighs the samples."""
+        return self.loss(logits, batch).mean()
+
     def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Labels as numbers that can be mixed, ``[B, outputs]``."""
         return y.to(dtype).reshape(len(y), self.outputs)

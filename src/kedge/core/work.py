@@ -7,7 +7,7 @@ draws them for all clients of a cohort at once, and a remote client draws its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.optim import Optimizer
-from kedge.core.view import Info, Job
+from kedge.core.view import Info, Job, SweepPieces
 from kedge.errors import FieldError
 
 WEIGHTINGS = ("size", "uniform")
@@ -162,6 +162,20 @@ def take_jobs(jobs: Job, index: Any) -> Job:
     if not jobs.fields:  # all of one run
         del stacked["anchor"], stacked["sent"]
     return jobs._replace(**tree.take(stacked, index))
+
+
+def single_jobs(jobs: Job) -> Callable[[int], Job]:
+    """:func:`take_jobs` of one client of one run after the other, in a tenth of the time: every
+    leaf is split once."""
+    assert not jobs.fields
+    infos = [Info(*numbers) for numbers in zip(*(x.unbind() for x in jobs.info), strict=True)]
+    keys, counts, (rows, mask) = jobs.key.unbind(), jobs.counts.unbind(), jobs.sweep
+
+    def job(i: int) -> Job:
+        states, sweep = tree.take(jobs.client, i), SweepPieces(rows[i], mask[i])
+        return Job(jobs.anchor, jobs.sent, states, infos[i], keys[i], counts[i], sweep)
+
+    return job
 
 
 def batch_indices(

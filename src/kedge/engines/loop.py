@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
@@ -17,21 +16,23 @@ from torch import Tensor
 
 from kedge.core import client, server, tree
 from kedge.core.bound import Bound
-from kedge.core.client import Carry, Reply
+from kedge.core.client import Carry
 from kedge.core.model import Model
+from kedge.core.ops import no_saved_tensor_hooks
 from kedge.core.part import Part
 from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Job
-from kedge.core.work import take_jobs
+from kedge.core.work import single_jobs
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of, side_by_side
 from kedge.engines.cohort import Cohort, Outcome, Trained, clone_totals
 from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
 from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
+from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, totals_of_one
 from kedge.engines.oom import is_out_of_memory, retry_smaller
-from kedge.engines.ops import FOREACH, IN_PLACE, may_overwrite
+from kedge.engines.ops import FOREACH, may_overwrite
 from kedge.engines.reference import sums_over
 from kedge.errors import FieldError, HookError, KedgeError
 
@@ -143,10 +144,11 @@ class Loop(Engine):
         """The clients' answers in the order of the cohort. Each is valid until the next one."""
         bound, jobs, place = cohort.bound, cohort.jobs, layout_of(cohort.bound.model).place
         jobs = jobs._replace(anchor=place(jobs.anchor), sent=place(jobs.sent))
+        each = single_jobs(jobs)
 
         def answer_of(i: int, slot: int = 0) -> Any:
             batches = cohort.batches[i, : cohort.steps[i]]
-            return self.answer(bound, take_jobs(jobs, i), batches, cohort.clients[i], query, slot)
+            return self.answer(bound, each(i), batches, cohort.clients[i], query, slot)
 
         if self.streams > 1 and cohort.batches.is_cuda:
             while len(self._streams) < self.streams:
@@ -168,17 +170,17 @@ class Loop(Engine):
             slot: of clients that run at the same time, each has its own slot and captured graphs.
         """
         job = job._replace(client=layout_of(bound.model).place(job.client))
-        if query.kind == "train":
-            done = self._replay(bound, job, batches, slot)
-            if done is None:
-                carry = run_steps(bound, job, batches, number)
-                with _client_in_errors(number):
-                    done = _end(bound, job, carry)
+        if query.kind == "train" and (done := self._replay(bound, job, batches, slot)):
             return done
-        with _client_in_errors(number):
+        carry = run_steps(bound, job, batches, number) if query.kind == "train" else None
+        try:
+            if carry is not None:
+                return _end(bound, job, carry)
             if query.kind == "personal":
                 return client.personal(bound, job)
             return client.survey(bound, job, bound.part(query.part))
+        except HookError as error:
+            raise HookError(f"{error} (client {number})") from error
 
     def _with_retry(self, work: Callable[[], T]) -> T:
         return retry_smaller(self._captures, work, self._halve_streams)
@@ -250,36 +252,23 @@ def run_steps(bound: Bound, job: Job, batches: Tensor, number: int) -> Carry:
     Raises:
         HookError: a hook of a part failed; the message names client and step.
     """
-    with _client_in_errors(number):
-        carry = client.begin(bound, job)
-    overwrite = batches.device.type == "cpu" and may_overwrite(bound)
-    for t, index in enumerate(batches.unbind()):
-        ops = IN_PLACE if overwrite and t else FOREACH  # the first step reads the anchor
-        try:
-            carry = client.step(bound, job, carry, index, ops)
-        except HookError as error:
-            raise HookError(f"{error} (client {number}, step {t})") from error
-    return carry
-
-
-@contextmanager
-def _client_in_errors(number: int) -> Iterator[None]:
-    """Add the client to the message of a HookError."""
+    on_cpu, step = batches.device.type == "cpu", ""
+    first = FIRST_STEP if on_cpu else FOREACH
+    later = LATER_STEPS if on_cpu and may_overwrite(bound) else first
     try:
-        yield
+        carry = client.begin(bound, job)
+        with no_saved_tensor_hooks():
+            for t, index in enumerate(batches.unbind()):
+                step = f", step {t}"
+                carry = client.step(bound, job, carry, index, later if t else first)
     except HookError as error:
-        raise HookError(f"{error} (client {number})") from error
+        raise HookError(f"{error} (client {number}{step})") from error
+    return carry
 
 
 def _end(bound: Bound, job: Job, carry: Carry) -> Trained:
     done = client.end(bound, job, carry)
     return Trained(totals_of_one(bound, done, job.anchor), done.client)
-
-
-def totals_of_one(bound: Bound, reply: Reply, anchor: Weights) -> Totals:
-    """The totals of one client's reply."""
-    stacked = tree.map(lambda x: x.unsqueeze(0), reply)
-    return server.totals(bound, stacked, anchor, FOREACH)
 
 
 def _write_row(rows: Tree, i: int, value: Tree, count: int) -> Tree:

@@ -170,6 +170,26 @@ def _unwrapped(level: int, x: Tensor) -> Tensor:
     return layers._unwrap_for_grad(x, level)
 
 
+# -- gradients of one client --------------------------------------------------------------------
+
+_autograd = _private("torch.autograd.variable", "Variable")
+
+
+def gradients(value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Gradients of a scalar on a CPU; None for a leaf that it does not depend on.
+
+    ``torch.autograd.grad`` checks its arguments in Python, which takes as long as the backward pass
+    of a linear layer.
+    """
+    if _autograd is None:
+        return torch.autograd.grad(value, leaves, allow_unused=True)
+    engine, one = _autograd.Variable._execution_engine, torch.ones_like(value)
+    keep, differentiable, unreachable, accumulate = False, False, True, False
+    return engine.run_backward(
+        (value,), (one,), keep, differentiable, tuple(leaves), unreachable, accumulate
+    )
+
+
 # -- active transforms --------------------------------------------------------------------------
 
 
