@@ -242,6 +242,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"per_client": False},
     {"labels": "drawn"},
     {"student_bn": "frozen"},
+    {"student_bn": "batch"},
     {"level": "feature"},
     {"final_norm": False},
     {"lambda_cls": 0.0},
@@ -255,6 +256,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"noise": 4},
     {"width": 6},
     {"batch": 7},
+    {"start": 1},
+    {"warmup": 1},
+    {"bound": 0.01},
+    {"confidence": 0.35},
 ]
 
 
@@ -276,6 +281,11 @@ def test_presets_obey_the_laws(preset: str, law: str) -> None:
     LAWS[law](part(**FLBoost.presets[preset]))
 
 
+@pytest.mark.parametrize("law", ["pure", "engines", "resumable", "permutation", "frugal"])
+def test_a_held_back_fine_tuning_obeys_the_laws(law: str) -> None:
+    LAWS[law](part(start=1, warmup=1, bound=0.1, confidence=0.35))
+
+
 PRINTED: dict[str, Any] = {  # every field of the printed form
     "steps": 10, "generator_steps": 1, "student_steps": 5, "batch": 50,
     "lr": 0.1, "generator_lr": 0.01, "decay": 0.998, "weight_decay": 1e-3,
@@ -285,6 +295,7 @@ PRINTED: dict[str, Any] = {  # every field of the printed form
     "class_mean": False, "detach_teachers": False, "cls_weights": "sample", "per_client": False,
     "labels": "drawn", "student_bn": "train", "level": "input",
     "noise": 100, "width": 128, "final_norm": False,
+    "start": 0, "warmup": 0, "bound": None, "confidence": None,
 }  # fmt: skip
 CHANGED: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -342,12 +353,64 @@ def test_runs_with_and_without_a_rate_do_not_share_lanes() -> None:
 
 
 def test_frozen_statistics_stay_as_aggregated() -> None:
-    runs = {o: ran(part(student_bn=o), rounds=1) for o in ("train", "frozen")}
+    runs = {o: ran(part(student_bn=o), rounds=1) for o in ("train", "batch", "frozen")}
     plain = ran("fedavg", rounds=1)
-    assert tree.equal(runs["frozen"].weights.buffers, plain.weights.buffers)
+    for kept in ("batch", "frozen"):
+        assert tree.equal(runs[kept].weights.buffers, plain.weights.buffers)
     name = "stage1.1.num_batches_tracked"
     moved = runs["train"].weights.buffers[name] - plain.weights.buffers[name]
     assert int(moved) == part().steps * part().student_steps
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_before_its_start_it_is_the_base_bit_for_bit(engine: str) -> None:
+    runs = [
+        images(norm="bn").simulate(m, engine) for m in ("scaffold", f"scaffold+{part(start=2)}")
+    ]
+    first = runs[1].server.slots["flboost"]
+    for _ in range(2):
+        for run in runs:
+            run.run_round([0, 2])
+        assert tree.equal(runs[0].weights, runs[1].weights)
+        assert tree.equal(runs[1].server.slots["flboost"], first)
+    for run in runs:
+        run.run_round([0, 2])
+    assert tree.gap(runs[0].weights.params, runs[1].weights.params) > 1e-4
+
+
+def test_a_start_after_the_last_round_is_pointed_out() -> None:
+    assert part(start=3, warmup=2).advice(6) == ""
+    assert "from round 5 on (start + warmup), but the run has only 5" in part(
+        start=3, warmup=2
+    ).advice(5)
+
+
+def test_a_bound_acts_on_statistics_by_the_same_factor() -> None:
+    """Half the way in the parameters is half the way in the running means and variances."""
+    free = part()
+    run = images(norm="bn").simulate(free)
+    r, weights = at_server(run, free, [0, 1, 2])
+    tuned = free.server_step(r, weights)[0]
+    moved = tree.sq_dist(weights.params, tuned.params).sqrt()
+    update = tree.sq_dist(weights.params, r.anchor.params).sqrt()
+    half = part(bound=float(0.5 * moved / update)).server_step(r, weights)[0]
+    for name, start in (weights.params | weights.buffers).items():
+        end, got = (w.params.get(name, w.buffers.get(name)) for w in (tuned, half))
+        assert end is not None
+        assert got is not None
+        expected = (start + end) / 2 if start.is_floating_point() else end
+        assert torch.allclose(got, expected, atol=1e-12), name
+    loose = part(bound=float(1.5 * moved / update)).server_step(r, weights)[0]
+    assert tree.gap(loose, tuned) < 1e-15
+
+
+def test_without_trusted_samples_the_statistics_stay() -> None:
+    boost = part(confidence=1.0)
+    run = images(norm="bn").simulate(boost)
+    r, weights = at_server(run, boost, [0, 1, 2])
+    new, slot = boost.server_step(r, weights)
+    assert tree.equal(new, weights)
+    assert tree.gap(slot, r.server) > 1e-3  # the generator learns all the same
 
 
 def test_features_tune_the_head_alone() -> None:
@@ -677,10 +740,59 @@ class OwnRate(FLBoost):
         return FLBoost.server_step(dataclasses.replace(self, lr=lr), r, weights)
 
 
+@dataclass(frozen=True)
+class EarlyGenerator(FLBoost):
+    def server_step(self, r, weights):  # the generator does not wait for the start
+        _, slot = FLBoost.server_step(dataclasses.replace(self, start=0), r, weights)
+        return super().server_step(r, weights)[0], slot
+
+
+@dataclass(frozen=True)
+class Hasty(FLBoost):
+    def server_step(self, r, weights):  # the warm-up is forgotten
+        return FLBoost.server_step(dataclasses.replace(self, warmup=0), r, weights)
+
+
+@dataclass(frozen=True)
+class WarmFromZero(FLBoost):
+    def server_step(self, r, weights):  # rounds of the warm-up are counted from the first one
+        own = dataclasses.replace(self, warmup=max(0, self.warmup - self.start))
+        return FLBoost.server_step(own, r, weights)
+
+
+@dataclass(frozen=True)
+class BoundOfWeights(FLBoost):
+    def server_step(self, r, weights):  # norms of the model in place of the update's
+        r = copy.copy(r)
+        r.anchor = tree.zeros_like(r.anchor)
+        return super().server_step(r, weights)
+
+
+@dataclass(frozen=True)
+class Trusting(FLBoost):
+    def server_step(self, r, weights):  # every sample counts
+        return FLBoost.server_step(dataclasses.replace(self, confidence=None), r, weights)
+
+
+@dataclass(frozen=True)
+class Contaminated(FLBoost):
+    def _student_forward(self, *args):  # statistics of generated images
+        return FLBoost._student_forward(dataclasses.replace(self, student_bn="train"), *args)
+
+
+@dataclass(frozen=True)
+class Diluted(FLBoost):
+    def _discrepancy(self, r, measure, teachers, student, share):  # a mean over the whole batch
+        if self.confidence is not None:
+            share = share / share.sum(0).max().clamp_min(1)
+        return super()._discrepancy(r, measure, teachers, student, share)
+
+
 FAULTY = [
     Friendly, OwnShares, Undecayed, TurnedRound, BatchSum, FromTheAnchor, Undecaying, Stopped,
     Uniform, Collapsing, Unlabelled, BatchWeights, Forgetful, Peeking, Still, Headless,
-    DecayedTwice, OwnRate,
+    DecayedTwice, OwnRate, EarlyGenerator, Hasty, WarmFromZero, BoundOfWeights, Trusting, Diluted,
+    Contaminated,
 ]  # fmt: skip
 
 

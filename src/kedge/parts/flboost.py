@@ -27,6 +27,7 @@ from kedge.parts.distil import (
     teacher_logits,
 )
 from kedge.parts.generators import diversity
+from kedge.parts.tuning_limits import limit_move, stay_unless, trust
 
 
 class _Game(NamedTuple):
@@ -59,8 +60,10 @@ class FLBoost(Distiller):
     scale of normalised inputs. ``paper`` is as printed: KL(student || teacher) for both players,
     not divided by C, whose gradient also reaches G through the clients' models; one step of G on
     the sum over clients; labels drawn; no last BatchNorm. G upsamples before it convolves, as in
-    the code; Table 5a has the reverse order. Write the part last: it fine-tunes the model that
-    earlier parts return. Neutral at: steps = 0. Uploads: label counts. The server keeps G.
+    the code; Table 5a has the reverse order. ``start``, ``warmup``, ``bound``, ``confidence``
+    and ``student_bn=batch`` are not in the paper and off by default; they limit the harm that poor
+    samples do. Write the part last: it fine-tunes the model that earlier parts return.
+    Neutral at: steps = 0. Uploads: label counts. The server keeps G.
     """
 
     steps: Annotated[int, Doc("iterations I per round"), Range(0)] = 10
@@ -111,7 +114,11 @@ class FLBoost(Distiller):
         Literal["allotted", "drawn"], Doc("exact proportions, shuffled; or independent draws")
     ] = "allotted"
     student_bn: Annotated[
-        Literal["train", "frozen"], Doc("frozen: fine-tune the global model in evaluation mode")
+        Literal["train", "batch", "frozen"],
+        Doc(
+            "BatchNorm of the global model: train: as usual; batch: it normalises by the samples, "
+            "but keeps the clients' statistics; frozen: evaluation mode"
+        ),
     ] = "train"
     level: Annotated[
         Literal["input", "feature"], Doc("feature: FLBoost-f, G generates features for the head")
@@ -119,6 +126,20 @@ class FLBoost(Distiller):
     noise: Annotated[int, Doc("dimension of z (256 for CIFAR-100)"), Range(1)] = 100
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
+    start: Annotated[int, Doc("first round with fine-tuning; the base alone before"), Range(0)] = 0
+    warmup: Annotated[
+        int, Doc("rounds from start in which the generator is trained, but not the model"), Range(0)
+    ] = 0
+    bound: Annotated[
+        float | None,
+        Doc("largest norm of the fine-tuning, in norms of the round's update; none: no limit"),
+        Range(0),
+    ] = None
+    confidence: Annotated[
+        float | None,
+        Doc("least probability of its label for the clients, for a sample to count; none: all do"),
+        Range(0, 1),
+    ] = None
 
     presets = {
         "paper": {
@@ -154,7 +175,21 @@ class FLBoost(Distiller):
     tiny = {"steps": 2, "student_steps": 2, "batch": 6, "noise": 3, "width": 4}
     aim = "fine-tune"
 
+    def advice(self, rounds: int) -> str:
+        first = self.start + self.warmup
+        if first < rounds:
+            return ""
+        return (
+            f"flboost fine-tunes from round {first} on (start + warmup), but the run has only "
+            f"{rounds}, so the model is its base's; lower start or warmup"
+        )
+
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
+        # not a phase: the clients' steps are the same in all rounds and need no second capture
+        if r.round < self.start:
+            return weights, r.server
+        trains_student = r.round >= self.start + self.warmup
+        aggregated = weights
         counts = r.uploads["counts"]  # [K, C]
         share = self._ensemble(counts)
         z, y = self._draw(r.key, counts.sum(0), r.spec.dtype)
@@ -164,11 +199,14 @@ class FLBoost(Distiller):
         moments = Adam().init(generator.params)
         for game in games:
             generator, moments = self._train_generator(r, weights, generator, moments, game)
-            if self.adversarial:
+            if self.adversarial and trains_student:
                 weights = self._train_student(r, weights, generator, game)
-        if not self.adversarial:
+        if not self.adversarial and trains_student:
             for game in games:
                 weights = self._train_student(r, weights, generator, game)
+        if self.bound is not None:
+            names, bound = self._tuned_names(r.spec), counts.new_tensor(self.bound)
+            weights = limit_move(weights, aggregated, r.anchor, names, bound)
         return weights, generator._asdict()
 
     def _ensemble(self, counts: Tensor) -> Tensor:
@@ -233,10 +271,22 @@ class FLBoost(Distiller):
         x, _ = self._generator(r.spec)(generator, game.z, game.y, train=False)
         targets = teacher_logits(r, self.level, r.clients, x)  # constant over the steps
         lr = decayed_lr(r, r.lr, 1.0) if self.lr is None else decayed_lr(r, self.lr, self.decay)
+        share, found = game.share, None
+        if self.confidence is not None:
+            share, found = trust(targets, game.y, share, share.new_tensor(self.confidence))
         for i in range(self.student_steps):
             key = rng.fold(game.key, i) if r.model.is_random else None
-            weights = self._student_step(r, weights, lr, x, targets, game.share, key)
+            new = self._student_step(r, weights, lr, x, targets, share, key)
+            weights = new if found is None else stay_unless(found, new, weights)
         return weights
+
+    def _student_forward(
+        self, own: Params, weights: Weights, r: Round, x: Tensor, key: Tensor | None
+    ) -> tuple[Tensor, Params]:
+        if self.student_bn != "batch":
+            return super()._student_forward(own, weights, r, x, key)
+        student = weights._replace(params=weights.params | own)
+        return student_logits(r, self.level, student, x, "probe", key)
 
     def _student_loss(
         self,
