@@ -60,9 +60,9 @@ def bounded_fine_tuning(cls: type[FLBoost]) -> Iterator[Claim]:
 
 @oracle(FLBoost)
 def doubtful_samples_do_not_count(cls: type[FLBoost]) -> Iterator[Claim]:
-    """q_b = sum_k a_{k,y} t_k(y) of each of the six samples, of which three are above the chosen
-    confidence: the gradient is the mean over these three. Above all q_b there is no step, and no
-    weight decay. Detects a mean over the batch, and the confidence of single clients."""
+    """Let q_b = sum_k a_{k,y} t_k(y) of each of six samples. With a confidence between two of them,
+    the gradient is the mean over those above. Above all q_b there is no step, and no weight decay.
+    Detects a mean over the batch, and clients that are not weighted."""
     r, weights = server_round_of(cls(**ONE))
     z, y = (drawn[0] for drawn in cls(**ONE)._draw(r.key, COUNTS.sum(0), DOUBLE))
     generator = Weights(**cls(**ONE).server_step(r, weights)[1])
@@ -74,16 +74,18 @@ def doubtful_samples_do_not_count(cls: type[FLBoost]) -> Iterator[Claim]:
         c = tree.take(r.clients.params, k)
         taught += a[k][:, None] * torch.softmax(F.linear(x, c["head.weight"], c["head.bias"]), 1)
     q = taught[torch.arange(len(y)), y]
-    low, high = q.sort().values[2:4].tolist()
-    kept = q >= (low + high) / 2
-    grad = (torch.softmax(F.linear(x, w["head.weight"], w["head.bias"]), 1) - taught)[kept]
-    expected = {
-        "head.weight": grad.T @ x[kept] / (3 * 3) + 1e-3 * w["head.weight"],  # three, and over C
-        "head.bias": grad.sum(0) / (3 * 3) + 1e-3 * w["head.bias"],
-    }
-    new = cls(**ONE, confidence=(low + high) / 2).server_step(r, weights)[0].params
-    gap = tree.gap(tree.axpy(-0.05, expected, w), new)
-    yield Claim("error of a step on the three trusted samples", 0.0, gap, 1e-13)
+    gaps = (torch.softmax(F.linear(x, w["head.weight"], w["head.bias"]), 1) - taught) / 3  # over C
+    ordered = q.sort().values
+    for number in range(1, 6):
+        confidence = float(ordered[-number - 1 :][:2].mean())
+        kept = q >= confidence
+        expected = {
+            "head.weight": gaps[kept].T @ x[kept] / number + 1e-3 * w["head.weight"],
+            "head.bias": gaps[kept].sum(0) / number + 1e-3 * w["head.bias"],
+        }
+        new = cls(**ONE, confidence=confidence).server_step(r, weights)[0].params
+        gap = tree.gap(tree.axpy(-0.05, expected, w), new)
+        yield Claim(f"error of a step with {number} trusted samples", 0.0, gap, 1e-13)
     none = cls(**ONE, confidence=min(1.0, float(q.max()) + 1e-6)).server_step(r, weights)[0]
     yield Claim("change without a trusted sample", 0.0, tree.gap(none, weights), 0.0)
     every = cls(**ONE, confidence=0.0).server_step(r, weights)[0]
