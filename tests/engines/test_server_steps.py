@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kedge.check.problems import Problem, images

@@ -25,8 +25,8 @@ from kedge.core.task import make_task
 from kedge.core.tree import Weights
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
-from kedge.parts.distil import student_logits, teacher_logits
-from kedge.parts.flboost import FLBoost, _client_order, _Game
+from kedge.parts.distil import client_order, student_logits, teacher_logits
+from kedge.parts.flboost import FLBoost, _Game
 from kedge.parts.generators import Generator, feature_generator, image_generator
 from kedge.runs.grid import combine, read_words
 from kedge.runs.reading import load_config
@@ -444,7 +444,7 @@ def test_where_the_discrepancy_reaches_the_generator(detach: bool) -> None:
     params, buffers = r.server["params"], r.server["buffers"]
     game = _Game(z, y, share, r.key)
     got, _ = torch.func.grad(boost._generator_loss, has_aux=True)(
-        params, buffers, r, weights, r.clients, game
+        params, buffers, r, weights, r.clients, game, 3
     )
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
     x = boost._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)[0]
@@ -468,8 +468,8 @@ def test_dropout_in_the_model_is_drawn_from_the_key() -> None:
 
 def test_single_steps_follow_the_counts_not_the_order_of_arrival() -> None:
     counts = torch.tensor([[2.0, 5.0], [3.0, 1.0], [3.0, 4.0]])
-    assert _client_order(counts).tolist() == [2, 1, 0]
-    assert _client_order(counts[[2, 0, 1]]).tolist() == [0, 2, 1]
+    assert client_order(counts).tolist() == [2, 1, 0]
+    assert client_order(counts[[2, 0, 1]]).tolist() == [0, 2, 1]
 
 
 # -- generators -------------------------------------------------------------------------------
@@ -714,9 +714,9 @@ class Peeking(FLBoost):
 
 @dataclass(frozen=True)
 class Still(FLBoost):
-    def _train_generator(self, r, student, generator, moments, game):  # G's statistics lost
-        new, moments = super()._train_generator(r, student, generator, moments, game)
-        return Weights(new.params, generator.buffers), moments
+    def _train_generator(self, r, student, fit, teams, game):  # G's statistics lost
+        new = super()._train_generator(r, student, fit, teams, game)
+        return new._replace(generator=Weights(new.generator.params, fit.generator.buffers))
 
 
 @dataclass(frozen=True)

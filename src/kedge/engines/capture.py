@@ -210,19 +210,15 @@ class CapturedFunction:
         self, function: Callable[[Any], Any], given: Any, fuse: Fuse | None = None
     ) -> None:
         self.given = static_copy(given)
+        self.result = static_copy(function(self.given))
         self.function = function if fuse is None else fuse(function, self.given)
         self._graphs = Graphs(next(tree.leaves(self.given)).device, {})
-        self._result: Any = None
 
     def run(self, given: Any) -> Any:
         """The result, in memory of its own."""
-
-        def store_result() -> None:
-            self._result = self.function(self.given)
-
         copy_into(self.given, given)
-        self._graphs.replay("call", store_result)
-        return static_copy(self._result)
+        self._graphs.replay("call", lambda: copy_into(self.result, self.function(self.given)))
+        return static_copy(self.result)
 
 
 def _data(x: Tensor) -> int:

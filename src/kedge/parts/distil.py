@@ -38,6 +38,13 @@ class Draws(NamedTuple):
     y: Tensor  # [steps, B]
 
 
+class Teams(NamedTuple):
+    """The clients that teach in each of several steps."""
+
+    rows: Tensor  # positions in the cohort, [steps, clients]
+    teachers: Weights  # leaves [steps, clients, ...]
+
+
 class Distiller(Part):
     """Fine-tune the aggregated model on generated samples. Base class of FLBoost and FedDF.
 
@@ -154,6 +161,16 @@ def teachers_of(r: Round, level: str) -> Weights:
     return r.clients
 
 
+def teams_of(r: Round, level: str, order: Tensor | None) -> Teams:
+    """One step per client in an order ``[K]``, or one step of all clients for None."""
+    teachers = teachers_of(r, level)
+    if order is None:
+        rows = torch.arange(r.cohort, device=r.key.device)[None]  # [1, K]
+        return Teams(rows, tree.map(lambda x: x.unsqueeze(0), teachers))
+    rows = order[:, None]  # [K, 1]
+    return Teams(rows, tree.take(teachers, rows))
+
+
 def teacher_logits(s: Setting, level: str, teachers: Weights, x: Tensor) -> Tensor:
     """Logits ``[K, B, C]`` of K stacked client models on the same samples, in evaluation mode."""
 
@@ -190,9 +207,17 @@ def decayed_lr(r: Round, lr: float, decay: float) -> Tensor:
     return torch.full((), lr * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)
 
 
-def pass_keys(r: Round, key: Tensor, steps: int) -> Tree:
-    """Keys ``[steps, 2]`` of the student's passes, under the name ``key``; ``{}`` for a model that
-    draws nothing."""
-    if not r.model.is_random:
-        return {}
-    return {"key": rng.fold(key, torch.arange(steps, device=key.device))}
+def pass_key(s: Setting, key: Tensor, step: Tensor) -> Tensor | None:
+    """The key of the student's pass in a step; None for a model that draws nothing."""
+    return rng.fold(key, step) if s.model.is_random else None
+
+
+def client_order(counts: Tensor) -> Tensor:
+    """Clients in descending order of their label counts, independent of their order in the cohort.
+
+    Class 0 is compared first, class 1 breaks ties, and so on.
+    """
+    order = torch.arange(len(counts), device=counts.device)
+    for c in reversed(range(counts.shape[1])):
+        order = order[torch.argsort(counts[order, c], descending=True, stable=True)]
+    return order

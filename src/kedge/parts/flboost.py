@@ -6,25 +6,32 @@ FLBoost (anonymous; published in another form as FedFTG, Zhang et al. 2022).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.core import rng, tree
+from kedge.core import rng
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Range, register
 from kedge.core.round import Round
+from kedge.core.steps import Setting
 from kedge.core.tree import Params, Tree, Weights
 from kedge.parts.distil import (
     Distiller,
+    Fit,
+    Teams,
     allot_labels,
+    client_order,
     decayed_lr,
     draw_labels,
     generator_step,
+    pass_key,
     student_logits,
     teacher_logits,
+    teachers_of,
+    teams_of,
 )
 from kedge.parts.generators import diversity
 from kedge.parts.tuning_limits import limit_move, stay_unless, trust
@@ -195,19 +202,20 @@ class FLBoost(Distiller):
         z, y = self._draw(r.key, counts.sum(0), r.spec.dtype)
         keys = rng.split(rng.fold(r.key, "pass"), self.steps)
         games = [_Game(z[i], y[i], share[:, y[i]], keys[i]) for i in range(self.steps)]
-        generator = Weights(**r.server)
-        moments = Adam().init(generator.params)
+        first = Weights(**r.server)
+        fit = Fit(first, Adam().init(first.params))
+        teams = teams_of(r, self.level, client_order(counts) if self.per_client else None)
         for game in games:
-            generator, moments = self._train_generator(r, weights, generator, moments, game)
+            fit = self._train_generator(r, weights, fit, teams, game)
             if self.adversarial and trains_student:
-                weights = self._train_student(r, weights, generator, game)
+                weights = self._train_student(r, weights, fit.generator, game)
         if not self.adversarial and trains_student:
             for game in games:
-                weights = self._train_student(r, weights, generator, game)
+                weights = self._train_student(r, weights, fit.generator, game)
         if self.bound is not None:
-            names, bound = self._tuned_names(r.spec), counts.new_tensor(self.bound)
+            names, bound = self._tuned_names(r.spec), counts.new_full((), self.bound)
             weights = limit_move(weights, aggregated, r.anchor, names, bound)
-        return weights, generator._asdict()
+        return weights, fit.generator._asdict()
 
     def _ensemble(self, counts: Tensor) -> Tensor:
         """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every present class."""
@@ -226,102 +234,105 @@ class FLBoost(Distiller):
         return z, sample(key_y, counts, number).reshape(shape)
 
     def _train_generator(
-        self, r: Round, student: Weights, generator: Weights, moments: Tree, game: _Game
-    ) -> tuple[Weights, Tree]:
-        groups: list[Any] = [slice(None)]
-        if self.per_client:
-            groups = list(_client_order(r.uploads["counts"]).split(1))
+        self, r: Round, student: Weights, fit: Fit, teams: Teams, game: _Game
+    ) -> Fit:
         lr = decayed_lr(r, self.generator_lr, self.decay)
-        for group in groups * self.generator_steps:
-            teachers, own = tree.take(r.clients, group), game._replace(share=game.share[group])
-            generator, moments = generator_step(
-                self._generator_loss, generator, moments, lr, r, student, teachers, own
-            )
-        return generator, moments
+        given = {"student": student, "game": game, "lr": lr}
+        xs = {"teachers": teams.teachers, "share": game.share[teams.rows]}
+        for _ in range(self.generator_steps):
+            fit = r.iterate(self._generator_step, fit, xs, given)
+        return fit
+
+    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Tree) -> Fit:
+        game: _Game = given["game"]
+        rest = given["student"], x["teachers"], game._replace(share=x["share"]), len(game.share)
+        return generator_step(s, self._generator_loss, fit, given["lr"], None, *rest)
 
     def _generator_loss(
         self,
         params: Params,
         buffers: Params,
-        r: Round,
+        s: Setting,
         student: Weights,
         teachers: Weights,
         game: _Game,
+        cohort: int,
     ) -> tuple[Tensor, Params]:
         """-L_md + lambda_cls L_cls + lambda_r L_r over the teachers, and G's next buffers."""
-        x, buffers = self._generator(r.spec)(Weights(params, buffers), game.z, game.y, train=True)
-        targets = teacher_logits(r, self.level, teachers, x)  # [K, B, C]
+        x, buffers = self._generator(s.spec)(Weights(params, buffers), game.z, game.y, train=True)
+        targets = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         labels = game.y.expand(len(targets), -1)
         ce = F.cross_entropy(targets.movedim(-1, 1), labels, reduction="none")  # [K, B]
         if self.cls_weights == "sample":
             cls = (game.share * ce).sum(0).mean()
         else:
             cls = (game.share.mean(1) * ce.mean(1)).sum()
-        portion = len(targets) / r.cohort  # L_r is divided among the clients' steps
+        portion = len(targets) / cohort  # L_r is divided among the clients' steps
         loss = self.lambda_cls * cls + self.lambda_r * portion * diversity(game.z, x)
         if self.adversarial:
             targets = targets.detach() if self.detach_teachers else targets
-            logits, _ = student_logits(r, self.level, student, x, "eval")
-            loss = loss - self._discrepancy(r, self.generator_md, targets, logits, game.share)
+            logits, _ = student_logits(s, self.level, student, x, "eval")
+            loss = loss - self._discrepancy(s, self.generator_md, targets, logits, game.share)
         return loss, buffers
 
     def _train_student(
         self, r: Round, weights: Weights, generator: Weights, game: _Game
     ) -> Weights:
-        x, _ = self._generator(r.spec)(generator, game.z, game.y, train=False)
-        targets = teacher_logits(r, self.level, r.clients, x)  # constant over the steps
+        teachers = teachers_of(r, self.level)
+        taught = {"generator": generator, "teachers": teachers, "game": game}
         lr = decayed_lr(r, r.lr, 1.0) if self.lr is None else decayed_lr(r, self.lr, self.decay)
-        share, found = game.share, None
-        if self.confidence is not None:
-            share, found = trust(targets, game.y, share, share.new_tensor(self.confidence))
-        for i in range(self.student_steps):
-            key = rng.fold(game.key, i) if r.model.is_random else None
-            new = self._student_step(r, weights, lr, x, targets, share, key)
-            weights = new if found is None else stay_unless(found, new, weights)
-        return weights
+        given = {"lesson": r.apply(self._lesson, taught), "key": game.key, "lr": lr}
+        steps = {"step": torch.arange(self.student_steps, device=game.key.device)}
+        return r.iterate(self._student_step, weights, steps, given)
+
+    def _lesson(self, s: Setting, given: Tree) -> Tree:
+        """Samples and the clients' logits on them, which are constant over the student's steps."""
+        game: _Game = given["game"]
+        x, _ = self._generator(s.spec)(given["generator"], game.z, game.y, train=False)
+        targets = teacher_logits(s, self.level, given["teachers"], x)
+        if self.confidence is None:
+            return {"x": x, "targets": targets, "share": game.share}
+        least = game.share.new_full((), self.confidence)
+        share, found = trust(targets, game.y, game.share, least)
+        return {"x": x, "targets": targets, "share": share, "found": found}
+
+    def _student_step(self, s: Setting, given: Tree, weights: Weights, x: Tree) -> Weights:
+        lesson, key = given["lesson"], pass_key(s, given["key"], x["step"])
+        rest = lesson["x"], lesson["targets"], lesson["share"], key
+        new = self._descend(s, weights, given["lr"], *rest)
+        return stay_unless(lesson["found"], new, weights) if "found" in lesson else new
 
     def _student_forward(
-        self, own: Params, weights: Weights, r: Round, x: Tensor, key: Tensor | None
+        self, own: Params, weights: Weights, s: Setting, x: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         if self.student_bn != "batch":
-            return super()._student_forward(own, weights, r, x, key)
+            return super()._student_forward(own, weights, s, x, key)
         student = weights._replace(params=weights.params | own)
-        return student_logits(r, self.level, student, x, "probe", key)
+        return student_logits(s, self.level, student, x, "probe", key)
 
     def _student_loss(
         self,
         own: Params,
         weights: Weights,
-        r: Round,
+        s: Setting,
         x: Tensor,
         targets: Tensor,
         share: Tensor,
         key: Tensor | None,
     ) -> tuple[Tensor, Params]:
         """L_md and the global model's next buffers."""
-        logits, buffers = self._student_forward(own, weights, r, x, key)
-        loss = self._discrepancy(r, self.student_md, targets, logits, share)
-        return loss / (r.task.outputs if self.class_mean else 1), buffers
+        logits, buffers = self._student_forward(own, weights, s, x, key)
+        loss = self._discrepancy(s, self.student_md, targets, logits, share)
+        return loss / (s.task.outputs if self.class_mean else 1), buffers
 
     def _discrepancy(
-        self, r: Round, measure: str, teachers: Tensor, student: Tensor, share: Tensor
+        self, s: Setting, measure: str, teachers: Tensor, student: Tensor, share: Tensor
     ) -> Tensor:
         """L_md: the mean over samples of the clients' weighted divergences."""
         if measure == "kl":
             pair = (teachers, student)
-            loss = r.task.divergence(*(pair if self.direction == "teacher_student" else pair[::-1]))
+            loss = s.task.divergence(*(pair if self.direction == "teacher_student" else pair[::-1]))
         else:
             diff = student - teachers  # [K, B, C]
             loss = (diff.abs() if measure == "l1_logits" else diff.square()).mean(-1)
         return (share * loss).sum(0).mean()  # loss [K, B]
-
-
-def _client_order(counts: Tensor) -> Tensor:
-    """Clients in descending order of their label counts, independent of their order in the cohort.
-
-    Class 0 is compared first, class 1 breaks ties, and so on.
-    """
-    order = torch.arange(len(counts), device=counts.device)
-    for c in reversed(range(counts.shape[1])):
-        order = order[torch.argsort(counts[order, c], descending=True, stable=True)]
-    return order

@@ -30,7 +30,7 @@ from kedge.parts.distil import (
     decayed_lr,
     draw_labels,
     generator_step,
-    pass_keys,
+    pass_key,
     teacher_logits,
     teachers_of,
 )
@@ -311,15 +311,17 @@ class FedDF(Distiller):
         self, r: Round, weights: Weights, generator: Weights, counts: Tensor
     ) -> Weights:
         teachers, lr = teachers_of(r, self.level), decayed_lr(r, self.lr, self.decay)
-        given = {"teachers": teachers, "generator": generator, "lr": lr}
+        key = rng.fold(r.key, "pass")
+        given = {"teachers": teachers, "generator": generator, "lr": lr, "key": key}
         draws = self._draws(r, "student", self.student_steps, counts)._asdict()
-        keys = pass_keys(r, rng.fold(r.key, "pass"), self.student_steps)
-        return r.iterate(self._student_step, weights, draws | keys, given)
+        draws["step"] = torch.arange(self.student_steps, device=key.device)
+        return r.iterate(self._student_step, weights, draws, given)
 
     def _student_step(self, s: Setting, given: Tree, weights: Weights, draw: Tree) -> Weights:
         x, _ = self._generator(s.spec)(given["generator"], draw["z"], draw["y"], train=False)
         mean = self._ensemble(teacher_logits(s, self.level, given["teachers"], x))
-        return self._descend(s, weights, given["lr"], x, mean, draw.get("key"))
+        key = pass_key(s, given["key"], draw["step"])
+        return self._descend(s, weights, given["lr"], x, mean, key)
 
     def _ensemble(self, logits: Tensor) -> Tensor:
         """Log of the mean softmax ``[B, C]`` of K clients' logits ``[K, B, C]``."""
