@@ -20,6 +20,7 @@ from kedge.core import tree
 from kedge.core.client import Carry
 from kedge.core.view import Job
 from kedge.core.work import take_jobs
+from kedge.engines.torch_private import foreach_copy_
 
 Step = Callable[[Job, Carry, Tensor], Carry]
 Fuse = Callable[..., Callable[..., Any]]  # (function, *examples of its arguments)
@@ -231,7 +232,9 @@ def static_copy(value: Any) -> Any:
 
 def copy_into(target: Any, source: Any) -> None:
     """Copy a tree into another one."""
-    tree.map(lambda t, s: t.copy_(s), target, source)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    tree.map(lambda t, s: pairs.append((t, s)) if t is not s else None, target, source)
+    foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
 
 
 def shapes_of(value: Any) -> tuple[Any, ...]:
