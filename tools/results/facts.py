@@ -1,0 +1,99 @@
+"""Numbers of the page: what the template may ask of the records of one table."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from kedge.reproduction import recipes
+from kedge.reproduction.records import Record, found_records
+from kedge.reproduction.summary import Summary, summarise
+from kedge.runs.result import Stat
+
+LEVEL = 0.9  # share of tests in which a method of one seed must be ahead to be called ahead
+
+
+class Facts:
+    """The records of one table, with the functions that the template calls."""
+
+    def __init__(self, name: str, results: Path, scale: str = "full") -> None:
+        self.name, self.results = name, results
+        self.table = recipes.read(name).at(scale)
+        self.records, self.left_out = found_records(results, self.table)
+        self.summaries: dict[str, Summary] = {
+            s.row.name: s for s in summarise(self.table, self.records)
+        }
+
+    @property
+    def has_runs(self) -> bool:
+        return any(self.records.values())
+
+    @cached_property
+    def runs(self) -> list[Record]:
+        return [record for of_row in self.records.values() for record in of_row.values()]
+
+    def stat(self, row: str, what: str = "ours") -> str:
+        """``ours``, ``tail``, ``gain`` or ``tail_gain`` of a row, as text."""
+        stat: Stat | None = getattr(self.summaries[row], what)
+        if stat is None:
+            return "not run"
+        if not what.endswith("gain"):
+            return stat.written(1)
+        interval = stat.interval()
+        span = f" (95 % interval {interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
+        return f"{stat.mean:+.1f}{span}"
+
+    def value(self, row: str, what: str = "ours") -> float:
+        """The mean of a statistic as a number, to compute with."""
+        stat: Stat | None = getattr(self.summaries[row], what)
+        if stat is None:
+            raise ValueError(f"{self.name} has no run of {row}")
+        return stat.mean
+
+    def mean(self, row: str, first: int, last: int) -> float:
+        """The mean over seeds and tests from round ``first`` to ``last``."""
+        values = [
+            v
+            for record in self.records[row].values()
+            for r, v, _ in record.curve
+            if first <= r <= last and v is not None
+        ]
+        if not values:
+            raise ValueError(f"{self.name} {row} has no test from round {first} to {last}")
+        return sum(values) / len(values)
+
+    def ahead(self, row: str) -> tuple[int, int]:
+        """In how many tests a row is ahead of its base, and of how many."""
+        base = self.records.get(self.table.row(row).base, {})
+        pairs = []
+        for seed, record in self.records[row].items():
+            if seed in base and base[seed].partition_hash == record.partition_hash:
+                other = {r: v for r, v, _ in base[seed].curve}
+                pairs += [(v, other[r]) for r, v, _ in record.curve if r in other]
+        return sum(a is not None and (b is None or a > b) for a, b in pairs), len(pairs)
+
+    def verdict(self, row: str) -> str:
+        """Whether a row is ahead of its base in the mean of the last tests, in a few words."""
+        summary = self.summaries[row]
+        gain = summary.tail_gain
+        if gain is None:
+            return "not run"
+        interval = gain.interval()
+        if interval is None:
+            ahead, tests = self.ahead(row)
+            if gain.mean > 0 and ahead >= LEVEL * tests:
+                return "ahead in one seed"
+            behind = gain.mean < 0 and ahead <= (1 - LEVEL) * tests
+            return "behind in one seed" if behind else "level in one seed"
+        if interval[0] > 0:
+            return "holds"
+        if interval[1] < 0:
+            return "behind its base"
+        return "ahead in every seed" if min(gain.values) > 0 else "level"
+
+    def target(self, row: str) -> str:
+        """The mean of the first rounds that reach the target."""
+        rounds = self.summaries[row].to_target
+        if not rounds or None in rounds:
+            return "never in some seed" if rounds else ""
+        return f"{sum(r for r in rounds if r) / len(rounds):.0f}"

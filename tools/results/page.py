@@ -1,0 +1,116 @@
+"""Fill the template of the page: tables, figures, and the numbers in its sentences."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+from tools.results.facts import Facts
+from tools.results.figure import draw_curves
+
+from kedge.reproduction.summary import Summary
+from kedge.runs.result import Stat
+
+TEMPLATE = "page.md.j2"
+METRICS = {"last": "last test", "best": "best test", "top5": "mean of the 5 best tests"}
+
+
+def render(results: Path, draw: bool = True) -> str:
+    """The page as Markdown; with ``draw`` its figures are written beside the records."""
+
+    @cache
+    def facts(name: str) -> Facts:
+        return Facts(name, results)
+
+    def figure(name: str, rows: list[str] | None = None) -> str:
+        of = facts(name)
+        if not of.has_runs:
+            return ""
+        path = results / f"{name}.svg"
+        if draw:
+            draw_curves(of, path, rows)
+        return f"![{of.table.title}: test accuracy over rounds](results/{name}.svg)"
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(results),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.globals |= {
+        "facts": facts,
+        "table": lambda name: markdown(facts(name)),
+        "figure": figure,
+        "source": lambda name: source(facts(name)),
+        "signed": lambda value: f"{value:+.1f}",
+        "number": lambda value: f"{value:.1f}",
+    }
+    return environment.get_template(TEMPLATE).render()
+
+
+def markdown(of: Facts) -> str:
+    """One row per row of the table that has runs."""
+    shown = [s for s in of.summaries.values() if s.n]
+    if not shown:
+        return "*Not run yet.*"
+    metric = METRICS[of.table.metric]
+    heads = [
+        "row", "paper", f"ours, {metric}", "difference", f"mean of last {of.table.tail}",
+        "gain over base", "paper's gain", "gain, last tests", "tests ahead", "n", "rounds",
+    ]  # fmt: skip
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(_cells(of, s)) + " |" for s in shown]
+    missing = [s.row.name for s in of.summaries.values() if not s.n]
+    if missing:
+        lines += ["", "Not run yet: " + ", ".join(f"`{name}`" for name in missing) + "."]
+    return "\n".join(lines)
+
+
+def _cells(of: Facts, s: Summary) -> list[str]:
+    paper = "" if s.row.paper is None else f"{s.row.paper:.1f}"
+    paper += "" if s.row.paper_sd is None else f"±{s.row.paper_sd:.1f}"
+    ahead, tests = of.ahead(s.row.name) if s.gain else (0, 0)
+    return [
+        f"`{s.row.name}`",
+        paper,
+        s.ours.written(1) if s.ours else "",
+        "" if s.difference is None else f"{s.difference:+.1f}",
+        s.tail.written(1) if s.tail else "",
+        _gain(s.gain),
+        "" if s.paper_gain is None else f"{s.paper_gain:+.1f}",
+        _gain(s.tail_gain),
+        f"{ahead} of {tests}" if tests else "",
+        str(s.n),
+        f"{s.rounds}" + ("" if s.rounds == s.total else f" of {s.total}"),
+    ]
+
+
+def _gain(stat: Stat | None) -> str:
+    if stat is None:
+        return ""
+    interval = stat.interval()
+    span = f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
+    return f"{stat.mean:+.1f}{span}"
+
+
+def source(of: Facts) -> str:
+    """Setting, seeds, device, date and command of a table, and what its rows note."""
+    if not of.has_runs:
+        return ""
+    runs = of.runs
+    devices = sorted({run.device for run in runs})
+    torches = sorted({str(run.environment.get("torch", "unknown")) for run in runs})
+    dates = sorted({run.date for run in runs if run.date})
+    span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}" if dates else "undated"
+    lines = [
+        f"{of.table.place}. {', '.join(devices)}, torch {', '.join(torches)}, {span}. "
+        f"`kedge reproduce {of.name}`, records in [results/{of.name}](results/{of.name})."
+    ]
+    notes = [of.table.note] if of.table.note else []
+    notes += [f"`{s.row.name}`: {s.row.note}" for s in of.summaries.values() if s.n and s.row.note]
+    notes += [f"`{r.row}`, seed {r.seed}: {r.note}" for r in runs if r.note]
+    lines += [f"- {note}" for note in notes]
+    return "\n".join([lines[0], "", *lines[1:]]).rstrip()
