@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cached_property
 from pathlib import Path
 
@@ -63,14 +64,22 @@ class Facts:
         return sum(values) / len(values)
 
     def ahead(self, row: str) -> tuple[int, int]:
-        """In how many tests a row is ahead of its base, and of how many."""
+        """In how many tests a row is ahead of its base, and of how many.
+
+        A method that starts late is its base until then: tests count from the first difference on.
+        """
         base = self.records.get(self.table.row(row).base, {})
         pairs = []
         for seed, record in self.records[row].items():
             if seed in base and base[seed].partition_hash == record.partition_hash:
                 other = {r: v for r, v, _ in base[seed].curve}
-                pairs += [(v, other[r]) for r, v, _ in record.curve if r in other]
+                own = [(v, other[r]) for r, v, _ in record.curve if r in other]
+                pairs += list(itertools.dropwhile(lambda pair: pair[0] == pair[1], own))
         return sum(a is not None and (b is None or a > b) for a, b in pairs), len(pairs)
+
+    def paper_gain(self, row: str) -> str:
+        gain = self.summaries[row].paper_gain
+        return "" if gain is None else f"{gain:+.1f}"
 
     def verdict(self, row: str) -> str:
         """Whether a row is ahead of its base in the mean of the last tests, in a few words."""

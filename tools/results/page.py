@@ -111,6 +111,10 @@ def source(of: Facts) -> str:
     ]
     notes = [of.table.note] if of.table.note else []
     notes += [f"`{s.row.name}`: {s.row.note}" for s in of.summaries.values() if s.n and s.row.note]
-    notes += [f"`{r.row}`, seed {r.seed}: {r.note}" for r in runs if r.note]
+    same: dict[str, list[str]] = {}
+    for run in runs:
+        if run.note:
+            same.setdefault(run.note, []).append(f"`{run.row}` {run.seed}")
+    notes += [f"Runs (row, seed) {', '.join(names)}: {note}" for note, names in same.items()]
     lines += [f"- {note}" for note in notes]
     return "\n".join([lines[0], "", *lines[1:]]).rstrip()
