@@ -92,6 +92,15 @@ def test_a_table_is_run_and_printed(folder: Path) -> None:
     assert (folder / "reproduced/demo/digits/scaffold.seed0.full.json").is_file()
 
 
+def test_all_that_is_recorded_is_shown(folder: Path) -> None:
+    empty = reproduce(folder, "--show")
+    assert (empty.returncode, empty.stdout) == (0, "")
+    assert "no records in reproduced" in empty.stderr
+    run(folder, "--rows", "fedavg", "--rounds", "1")
+    assert "Demo, Table 1" in reproduce(folder, "--show").stdout
+    assert "Demo" not in kedge_command("reproduce", "--show", cwd=folder).stdout
+
+
 def test_a_command_in_pieces_ends_where_the_whole_one_does(folder: Path) -> None:
     run(folder, "--results", "whole")
     part = run(folder, "--results", "pieces", "--rounds", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from kedge.errors import FieldError, KedgeError
 from kedge.reproduction import command, recipes
 from kedge.reproduction.choice import choice_path, read_choice
 from kedge.reproduction.records import read_record
+from kedge.reproduction.running import Bench, Limits, OutOfTime, run_table
 from kedge.runs.config import Config
 from kedge.runs.reading import load_config
 from kedge.runs.together import run_together
@@ -49,6 +51,26 @@ def test_the_better_value_on_validation_data_is_taken(tmp_path: Path) -> None:
     assert found.rows[0].chosen == "lr 0.3"
     other = dataclasses.replace(row, method="fedprox(mu=1.0)")
     assert read_choice(tmp_path, table, other) is None
+
+
+def test_a_choice_that_is_stopped_goes_on(tmp_path: Path) -> None:
+    root = write(tmp_path / "recipes", TABLE.replace("[quick]", CHOOSE + "[quick]"))
+    table, limits = recipes.read(NAME, root).at("full"), Limits()
+
+    def late(row: str, config: Any, seed: int, record: dict[str, Any]) -> None:
+        limits.deadline = 0.0
+
+    bench = Bench(tmp_path, limits, {"engine": "loop"}, late)
+    with pytest.raises(OutOfTime):
+        run_table(table, table.rows[:1], None, bench)
+    assert read_choice(tmp_path, table, table.rows[0]) is None
+    reproduce(root, tmp_path, rows=["fedavg"])
+    reproduce(root, tmp_path / "whole", rows=["fedavg"])
+    one, two = (
+        json.loads(choice_path(where, table, table.rows[0]).read_text())["validation"]
+        for where in (tmp_path, tmp_path / "whole")
+    )
+    assert one == two
 
 
 def test_a_record_of_another_choice_does_not_count(tmp_path: Path) -> None:

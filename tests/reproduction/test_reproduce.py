@@ -133,6 +133,28 @@ def test_what_is_complete_is_not_run_again(whole: tuple[Path, Path], tmp_path: P
     assert not (tmp_path / ".runs").exists()
 
 
+def test_a_shorter_run_does_not_replace_a_longer_record(
+    whole: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, results = whole
+    shutil.copytree(results / NAME, tmp_path / NAME)
+    longer = write(tmp_path / "recipes", TABLE.replace("rounds = 4", "rounds = 6"))
+    reports: list[str] = []
+    table = recipes.read(NAME, longer).at("full")
+    limits = Limits()
+
+    def late(row: str, config: Any, seed: int, record: dict[str, Any]) -> None:
+        limits.deadline = 0.0 if record["round"] == 2 else limits.deadline
+
+    bench = Bench(tmp_path, limits, {"engine": "loop"}, late, reports.append)
+    with pytest.raises(OutOfTime):
+        run_table(table, table.rows, None, bench)
+    assert curves(tmp_path) == curves(results)
+    assert any("its run folder is not here" in text for text in reports)
+    reproduce(longer, tmp_path, rows=["fedavg"])
+    assert [len(curve) for curve in curves(tmp_path).values()] == [6, 4]
+
+
 def test_a_killed_process_leaves_what_it_had(whole: tuple[Path, Path], tmp_path: Path) -> None:
     root, _ = whole
     reproduce(root, tmp_path, rows=["fedavg"], rounds=3)

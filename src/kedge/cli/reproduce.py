@@ -93,6 +93,10 @@ def reproduce(
             dim(f"{len(merged.copied)} records copied, {len(merged.known)} were here already")
     if show or merge is not None:
         found = [command.read_table(table, Path(results)) for table, _ in chosen]
+        if not tables:  # those of which there is something
+            found = [one for one in found if one.records]
+            if not found and not as_json:
+                dim(f"there are no records in {results}")
     else:
         execution = {
             "device": device, "engine": engine, "compile": compile_steps, "threads": threads,

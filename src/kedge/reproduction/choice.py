@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kedge.engines import Execution
 from kedge.errors import DataError
 from kedge.reproduction.records import RUNS
 from kedge.reproduction.table import Row, Table
@@ -50,6 +51,7 @@ def choose_value(
     config: Config,
     watch: Watch | None = None,
     report: Report | None = None,
+    execution: Execution | None = None,
 ) -> dict[str, Any]:
     """Train with each value, and choose the best one on validation data; it is recorded.
 
@@ -65,7 +67,9 @@ def choose_value(
         for value in choose.values
     ]
     folder = results / RUNS / row.home[0] / f"{row.home[1]}.choice.{table.scale}"
-    found = sweep(settings, folder, (folder / LISTING).is_file(), watch, report)
+    found = sweep(
+        settings, folder, (folder / LISTING).is_file(), watch, report, execution=execution
+    )
     scores = [r.validation.mean if r.validation else math.nan for r in found.results]
     best = max(range(len(scores)), key=lambda i: (not math.isnan(scores[i]), scores[i]))
     written = {

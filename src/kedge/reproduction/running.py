@@ -197,7 +197,8 @@ def _chosen(table: Table, row: Row, bench: Bench) -> dict[str, Any]:
 
     bench.limits.hit = ""
     try:
-        return choose_value(bench.results, table, row, config, watch, bench.report)
+        execution = _execution(table, config, bench)
+        return choose_value(bench.results, table, row, config, watch, bench.report, execution)
     except Interrupted as error:
         _pass_on(error, table, row, bench)
         raise

@@ -95,6 +95,7 @@ def sweep(
     watch: Watch | None = None,
     report: Report | None = None,
     numbered: bool = False,
+    execution: Execution | None = None,
 ) -> SweepResult:
     """Run all settings. If a loss is not finite, only that run ends, with NaN as its metric.
 
@@ -105,6 +106,7 @@ def sweep(
         watch: called as ``watch(config, seed, record, name)`` after every round.
         report: called with each line of the plans.
         numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
+        execution: of new runs; None measures which is fastest.
 
     Raises:
         KedgeError: a setting does not fit the data, the device or its folder.
@@ -133,7 +135,7 @@ def sweep(
                 given_back(*(folders[i] for i in group)),
                 memory_errors(config),
             ):
-                planned = plan_together(jobs, dataset)
+                planned = plan_together(jobs, dataset, execution)
                 if report is not None:
                     for line in planned.lines():
                         report(line)
