@@ -68,8 +68,8 @@ class FLBoost(Distiller):
     not divided by C, whose gradient also reaches G through the clients' models; one step of G on
     the sum over clients; labels drawn; no last BatchNorm. G upsamples before it convolves, as in
     the code; Table 5a has the reverse order. ``start``, ``warmup``, ``bound``, ``confidence``
-    and ``student_bn=batch`` are not in the paper and off by default; they limit the harm that poor
-    samples do. Write the part last: it fine-tunes the model that earlier parts return.
+    and ``student_bn=batch`` are not in the paper and off by default; they limit what poor samples
+    can do. Write the part last: it fine-tunes the model that earlier parts return.
     Neutral at: steps = 0. Uploads: label counts. The server keeps G.
     """
 
