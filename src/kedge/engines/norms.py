@@ -124,8 +124,8 @@ class _Normalised(torch.autograd.Function):
                 return None
             return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
-        x, w, b = (stacked(t, d) for t, d in zip((x, w, b), dims[:3], strict=True))
-        return _Normalised.apply(x, w, b, eps, lead + 1), (0, 0, 0)
+        every = [stacked(t, d) for t, d in zip((x, w, b), dims[:3], strict=True)]
+        return _Normalised.apply(*every, eps, lead + 1), (0, 0, 0)
 
 
 def _batch_axes(x: Tensor, lead: int) -> list[int]:
