@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from kedge.engines.conv_results import empty, empty_target
+from kedge.engines.conv_results import empty, empty_target, is_dense
 
 
 def _conv(x: Tensor, w: Tensor, stride: int, padding: list[int]) -> Tensor:
@@ -49,6 +49,10 @@ def _conv_weights(g: Tensor, x: Tensor, size: list[int], stride: int, padding: l
 
 
 def _sums(g: Tensor) -> Tensor:
+    if g.is_cuda and g.dtype != torch.float64 and is_dense(g) and g[0].numel() < 2**31:
+        from kedge.engines.kernel_of_sums import sums
+
+        return sums(g)
     return g.sum((1, 3, 4), dtype=accumulator(g))
 
 

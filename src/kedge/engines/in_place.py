@@ -31,7 +31,8 @@ def replace_in_place(graph: torch.fx.Graph) -> None:
             continue
         node.target = pure
         fresh.add(node)
-        value.replace_all_uses_with(node, delete_user_cb=lambda u, n=node: order[u] > order[n])
+        later = {u for u in value.users if order[u] > order[node]}
+        value.replace_all_uses_with(node, delete_user_cb=later.__contains__)
     if any(_is_mutable(node) for node in graph.nodes):
         return
     for node in list(graph.nodes):

@@ -12,12 +12,14 @@ Sums are in float32. Products are in the dtype of the inputs, for float32 in TF3
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kedge.engines.conv_results import Pair, empty, empty_target
+from kedge.engines.conv_results import Pair, empty, empty_target, is_dense
 
 NUM_PROCESSORS = 132  # of an H200
 
@@ -211,31 +213,42 @@ def _power(n: int, low: int, high: int) -> int:
     return min(high, max(low, triton.next_power_of_2(n)))
 
 
-# Block sizes were tuned on an H200: bench/NOTES.md.
+# Block sizes were tuned on an H200: bench/NOTES.md. Those of products in 16 bits are marked small.
+Blocks: TypeAlias = tuple[int, int, int, int, int]
 
 
-def _blocks(
-    clients: int, pixels: int, out: int, channels: int, small: bool
-) -> tuple[int, int, int, int, int]:
+def _blocks(clients: int, pixels: int, out: int, channels: int, small: bool) -> Blocks:
     """Block sizes (pixels, target channels, terms of the sum), warps and stages."""
+    bk = 64 if small and channels >= 64 else 32
+    if small and bk == 64 and out >= 512 and pixels <= 128:
+        return 64, 64, 64, 4, 4
+    wide = triton.cdiv(pixels, 128) * (out // 256) * clients
+    if small and bk == 64 and out % 256 == 0 and pixels >= 512 and (out >= 512 or wide >= 320):
+        return 128, 256, 64, 8, 3
     bn = _power(out, 16, 128)
-    few = triton.cdiv(pixels, 128) * triton.cdiv(out, bn) * clients < 3 * NUM_PROCESSORS
-    bm = 64 if few else 128
-    return bm, bn, 64 if small and channels >= 64 else 32, 8 if bm * bn > 8192 else 4, 3
+    enough = NUM_PROCESSORS * (3 if bn > 64 or not small else 1.5)
+    bm = 64 if triton.cdiv(pixels, 128) * triton.cdiv(out, bn) * clients < enough else 128
+    return bm, bn, bk, 8 if bm * bn > 8192 else 4, 3
 
 
-def _weight_blocks(out: int, reduced: int, pixels: int) -> tuple[int, int, int, int, int]:
+def _weight_blocks(out: int, reduced: int, small: bool) -> Blocks:
     """Block sizes (target channels, taps times source channels, pixels), warps and stages."""
     bm = _power(out, 16, 128)
     bn = _power(reduced, 16, 256 if bm == 16 else bm if bm >= 64 else 128)
+    if small and bm == bn == 128:
+        return bm, bn, 32, 4, 4
     return bm, bn, 64, 8 if bm * bn > 8192 or bn == 256 else 4, 3
 
 
-def _row_blocks(out: int, channels: int, pixels: int) -> tuple[int, int, int, int, int] | None:
-    """Blocks of :func:`_weights_by_row`, of the channels of one tap; None: it is not the best."""
+def _row_blocks(out: int, channels: int, pixels: int) -> Blocks | None:
+    """Blocks of :func:`_weights_by_row`, of the channels of one tap; None: it does not fit."""
     if out < 64 or channels % 64:
         return None
-    return 64 if out == 64 else 128, 64, 64, 4 if out == 64 else 8, 3
+    if out >= 512 and pixels >= 512 and channels % 128 == 0:
+        return 128, 128, 64, 8, 3
+    if out >= 128 and (out >= 512 or pixels <= 256 or min(out, channels) == 128 < pixels // 80):
+        return 128, 64, 32, 8, 4
+    return 64, 64, 64, 4, 3
 
 
 def _exact() -> bool:
@@ -281,7 +294,8 @@ def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -
     out, oh, ow = g.shape[2:]
     pixels, reduced = batch * oh * ow, size[0] * size[1] * channels
     blocks = _row_blocks(out, channels, pixels) if _reads_rows(g, x, size) else None
-    bm, bn, bk, warps, stages = blocks or _weight_blocks(out, reduced, pixels)
+    small = x.element_size() == 2
+    bm, bn, bk, warps, stages = blocks or _weight_blocks(out, reduced, small)
     if blocks:
         is_flat = stride == 1 and (oh, ow) == (height, width) and x[0].numel() < 2**31
         kernel, options = _weights_by_row, {"FLAT": is_flat and g[0].numel() < 2**31}
@@ -307,11 +321,4 @@ def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -
 
 def _reads_rows(g: Tensor, x: Tensor, size: Pair) -> bool:
     """Whether maps are in channels-last and filters have three columns."""
-    return size[1] == 3 and g.element_size() == 2 and _is_dense(g) and _is_dense(x)
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether every client's maps ``[B, C, H, W]`` are in channels-last without gaps."""
-    _, _, channels, height, width = x.shape
-    places = (height * width * channels, 1, width * channels, channels)
-    return x.stride()[1:] == places
+    return size[1] == 3 and g.element_size() == 2 and is_dense(g) and is_dense(x)
