@@ -16,14 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import triton
+from torch.nn.grad import conv2d_input, conv2d_weight
 
-from kedge.engines import kernels
+from kedge.engines import conv_operators, kernels
+
+assert conv_operators  # it defines torch.ops.kedge
 
 K = 10
 # name, batch, channels, filters, kernel, stride, padding, side
 LAYERS = [
-    ("flb stem", 50, 3, 64, 7, 2, 3, 32), ("flb 1", 50, 64, 64, 3, 1, 1, 8),
+    ("flb 1", 50, 64, 64, 3, 1, 1, 8),
     ("flb 2a", 50, 64, 128, 3, 2, 1, 8), ("flb 2", 50, 128, 128, 3, 1, 1, 4),
     ("flb 3a", 50, 128, 256, 3, 2, 1, 4), ("flb 3", 50, 256, 256, 3, 1, 1, 2),
     ("flb 4a", 50, 256, 512, 2, 2, 0, 2), ("flb 4", 50, 512, 512, 1, 1, 0, 1),
@@ -36,13 +40,15 @@ LAYERS = [
 # blocks of pixels, target channels and terms; warps; stages
 PRODUCTS = [
     (128, 64, 64, 4, 3), (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (64, 64, 64, 4, 4),
-    (64, 64, 128, 4, 3), (64, 32, 128, 4, 4), (32, 64, 128, 4, 4), (256, 128, 64, 8, 3),
+    (64, 64, 128, 4, 3), (256, 64, 64, 8, 3), (128, 256, 64, 8, 4),
 ]  # fmt: skip
-WEIGHTS = [
-    (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 128, 64, 8, 4), (128, 256, 64, 8, 3),
-    (64, 64, 32, 4, 4), (128, 128, 32, 4, 4),
+WEIGHTS = [  # of the general kernel, and ("row", ...) of that with three taps at once
+    (64, 64, 64, 4, 3), (128, 128, 64, 8, 4), (128, 128, 32, 4, 4),
+    ("row", 64, 64, 64, 4, 3), ("row", 64, 64, 64, 4, 4), ("row", 64, 64, 32, 4, 4),
+    ("row", 64, 64, 128, 4, 3), ("row", 128, 64, 64, 8, 3), ("row", 128, 64, 64, 4, 3),
+    ("row", 128, 64, 32, 8, 4), ("row", 64, 128, 64, 8, 3), ("row", 128, 128, 64, 8, 3),
 ]  # fmt: skip
-Blocks = tuple[int, ...]
+Blocks = tuple
 
 
 def last(*shape: int) -> torch.Tensor:
@@ -61,6 +67,12 @@ def products(layer: tuple) -> dict[str, tuple[Callable[[], object], float, list[
     back = w.transpose(3, 4).contiguous()
     flop = 2.0 * K * batch * out * out * r * r * c * o
     pads = (pad, pad)
+    a, b = x[0].float(), w[0].permute(2, 3, 0, 1).float()
+    wanted = {
+        "out": F.conv2d(a, b, None, stride, pad),
+        "in": conv2d_input(a.shape, b, g[0].float(), stride, pad),
+        "w": conv2d_weight(a, b.shape, g[0].float(), stride, pad),
+    }
     found = {
         "out": (lambda: kernels.conv(x, w, stride, pads), flop, PRODUCTS),
         "in": (lambda: kernels.conv_inputs(g, back, (side, side), stride, pads), flop, PRODUCTS),
@@ -68,19 +80,38 @@ def products(layer: tuple) -> dict[str, tuple[Callable[[], object], float, list[
     }
     if c % 16:
         del found["in"]  # the first layer
+    for name, (run, *_) in found.items():
+        error = (run()[0].float() - wanted[name]).abs().max() / wanted[name].abs().max()
+        if not error < 1e-2:
+            print(f"{layer[0]} {name}: WRONG by {error:.1e}")
     return found
+
+
+def sums() -> None:
+    """Time the sums of maps over batch and pixels."""
+    for batch, c, side in ((64, 64, 28), (64, 128, 14), (32, 64, 32), (32, 512, 4)):
+        g = last(K, batch, c, side, side)
+        us, size = _microseconds(lambda g=g: torch.ops.kedge.sums(g)), g.numel() * 2
+        print(f"sums of {batch}x{c}x{side}x{side}: {us:.1f} us, {size / us / 1e6:.2f} TB/s")
 
 
 def tune(layer: tuple, timing: bool = True) -> dict:
     found: dict = {"layer": layer}
-    defaults = kernels._blocks, kernels._weight_blocks
+    names = "_blocks", "_weight_blocks", "_row_blocks"
+    defaults = [getattr(kernels, n) for n in names]
+
+    def use(found: list) -> None:
+        for n, function in zip(names, found, strict=True):
+            setattr(kernels, n, function)
+
     for name, (run, flop, choices) in products(layer).items():
         times: dict[str, float] = {}
         for blocks in [None, *choices]:
-            kernels._blocks, kernels._weight_blocks = defaults
-            if blocks is not None:
-                kernels._blocks = lambda *a, b=blocks: b
-                kernels._weight_blocks = lambda *a, b=blocks: b
+            row = blocks is not None and blocks[0] == "row"
+            own = [lambda *a, b=blocks: b] * 2 + [lambda *a, b=blocks, r=row: b[1:] if r else None]
+            if row and (layer[3] < blocks[1] or layer[2] % blocks[2] or layer[4] != 3):
+                continue
+            use(defaults if blocks is None else own)
             try:
                 run()
                 times[str(blocks)] = _microseconds(run) if timing else 0.0
@@ -88,7 +119,7 @@ def tune(layer: tuple, timing: bool = True) -> dict:
                 times[str(blocks)] = float("inf")
                 if blocks is None:
                     print(layer, name, error)
-        kernels._blocks, kernels._weight_blocks = defaults
+        use(defaults)
         best = min(times, key=times.__getitem__)
         found[name] = {"flop": flop, "times": times, "best": best}
         if timing:
@@ -120,9 +151,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.compile:
         with multiprocessing.get_context("spawn").Pool(args.compile) as pool:
-            pool.map(_compile, LAYERS, chunksize=1)
+            pool.map(_compile, LAYERS[::-1], chunksize=1)
         return
     rows = [tune(layer) for layer in LAYERS]
+    sums()
     if args.out:
         Path(args.out).write_text(json.dumps({"clients": K, "rows": rows}))
 

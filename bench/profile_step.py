@@ -34,7 +34,7 @@ from kedge.bench.runners import read_engine
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines import norms
 
-WARM, ROUNDS, TOP = 2, 3, 22
+WARM, ROUNDS, TOP = 2, 5, 22
 Rounds = Callable[[], Any]
 
 
@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--set", default="", help="fields of the workload, as steps=10,lr=0")
     parser.add_argument("--norm", choices=("fused", "torch", "none"), default="fused")
     parser.add_argument("--label", default="")
+    parser.add_argument("--no-profile", action="store_true", help="only time the rounds")
     parser.add_argument("--ready")
     parser.add_argument("--go")
     parser.add_argument("--top", type=int, default=TOP)
@@ -164,16 +165,17 @@ def main() -> None:
         while not Path(args.go).exists():
             time.sleep(0.05)
     times = timed(rounds)
-    found = profile(rounds)
+    found = {} if args.no_profile else profile(rounds)
     name = f"{args.label} {work.name}, {args.engine}, {args.method}, {args.precision}"
     name += f", {work.steps} steps" + (f", {args.set}, norm {args.norm}" if args.set else "")
     print(
         f"{name}: {statistics.median(times):.2f} ms a round (n = {len(times)}; ready after "
         f"{seconds:.0f} s; {torch.cuda.max_memory_reserved() / 2**30:.1f} GiB)"
     )
-    show(found, args.top)
-    if args.out:
+    if found:
+        show(found, args.top)
         found["rows"] = found["rows"][:60]
+    if args.out:
         record = {"what": name, "device": torch.cuda.get_device_name(), "times_ms": times}
         Path(args.out).write_text(json.dumps(record | found, indent=1) + "\n")
 

@@ -213,3 +213,54 @@ def test_public_interfaces_give_the_same_results(tmp_path: Path) -> None:
     for name, state in private.items():
         assert list(public[name]) == list(state), name
         assert tree.gap(public[name], state) < 1e-10, name
+
+
+# -- operations in place ------------------------------------------------------------------------
+
+
+def counted(graph: torch.fx.GraphModule, name: str) -> int:
+    return sum(name in str(node.target) for node in graph.graph.nodes)
+
+
+def slim(function: Any, *leaves: Tensor) -> torch.fx.GraphModule:
+    """The graph of a function in which equal subexpressions are computed once."""
+    graph = torch_private.trace(function, *leaves)
+    graph.graph = torch_private.eliminate_common_subexpressions(graph.graph)
+    graph.recompile()
+    return graph
+
+
+def test_equal_subexpressions_are_merged_across_operations_in_place() -> None:
+    def twice(x: Tensor) -> list[Tensor]:
+        first = torch.exp(x)
+        kept = (x * 2).clamp_min_(0.5)
+        kept.masked_fill_(kept > 1, 3.0).add_(first)
+        return [torch.exp(x.detach()) + kept, torch.exp(x)]
+
+    x = torch.linspace(-1, 1, 7)
+    graph = slim(twice, x)
+    assert counted(graph, "exp") == 2  # the result is a tensor of its own
+    assert not any(counted(graph, f"{name}_.") for name in ("clamp_min", "masked_fill", "add"))
+    for found, wanted in zip(graph(x), twice(x), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_what_has_a_view_is_written_in_place() -> None:
+    """The view must see it, and so must the argument that is written."""
+
+    def through_a_view(x: Tensor, y: Tensor) -> list[Tensor]:
+        base = x * 1
+        row = base[0]
+        base.mul_(2)
+        y.add_(1)
+        other = x + 1
+        other[1].fill_(7)
+        return [row + 1, base.clone(), y * 3, other + 0]
+
+    x, y = torch.arange(6.0).view(2, 3), torch.ones(3)
+    graph = slim(through_a_view, x.clone(), y.clone())
+    assert counted(graph, "mul_.") == 1
+    written = [y.clone(), y.clone()]
+    for found, wanted in zip(graph(x, written[0]), through_a_view(x, written[1]), strict=True):
+        assert torch.equal(found, wanted)
+    assert torch.equal(*written)

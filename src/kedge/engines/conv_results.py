@@ -13,6 +13,12 @@ def is_one_pixel(height: int, width: int) -> bool:
     return height == width == 1
 
 
+def is_dense(x: Tensor) -> bool:
+    """Whether every client's maps ``[B, C, H, W]`` are in channels-last without gaps."""
+    _, _, channels, height, width = x.shape
+    return x.stride()[1:] == (height * width * channels, 1, width * channels, channels)
+
+
 def empty(clients: int, batch: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
     """An empty result ``[K, B, C, H, W]``, in channels-last if channels fill a block, so that reads
     are coalesced.

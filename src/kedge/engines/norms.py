@@ -83,7 +83,7 @@ class _Normalised(torch.autograd.Function):
         x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, lead: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         full = x.to(torch.promote_types(x.dtype, torch.float32))
-        var, mean = torch.var_mean(full, _batch_axes(x, lead), correction=0, keepdim=True)
+        var, mean = _moments(full, _batch_axes(x, lead), x.element_size() < 4)
         y = _affine((full - mean) * torch.rsqrt(var + eps), w, b, _channel_shape(x, lead))
         return y.to(x.dtype), mean, var
 
@@ -124,8 +124,17 @@ class _Normalised(torch.autograd.Function):
                 return None
             return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
-        x, w, b = (stacked(t, d) for t, d in zip((x, w, b), dims[:3], strict=True))
-        return _Normalised.apply(x, w, b, eps, lead + 1), (0, 0, 0)
+        every = [stacked(t, d) for t, d in zip((x, w, b), dims[:3], strict=True)]
+        return _Normalised.apply(*every, eps, lead + 1), (0, 0, 0)
+
+
+def _moments(x: Tensor, dims: list[int], fast: bool) -> tuple[Tensor, Tensor]:
+    """Biased variance and mean. ``fast``: by the mean of squares, which is one quick pass, and as
+    precise as inputs of 16 bits are unless the mean is a hundred times the deviation."""
+    if not fast:
+        return torch.var_mean(x, dims, correction=0, keepdim=True)
+    mean = x.mean(dims, keepdim=True)
+    return ((x * x).mean(dims, keepdim=True) - mean * mean).clamp_min(0), mean
 
 
 def _batch_axes(x: Tensor, lead: int) -> list[int]:

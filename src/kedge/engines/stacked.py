@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from kedge.engines.conv_results import Pair, empty, empty_target, is_one_pixel
+from kedge.engines.conv_operators import accumulator
+from kedge.engines.conv_results import Pair, is_one_pixel
 
 
 def available() -> bool:
@@ -36,15 +37,16 @@ class Conv2d(nn.Conv2d):
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        assert not isinstance(self.padding, str)
         rows, columns = (
-            used_taps(size, kernel, self.stride[0], int(pad))
-            for size, kernel, pad in zip(x.shape[-2:], self.kernel_size, self.padding, strict=True)
+            used_taps(x.shape[i - 2], self.kernel_size[i], self.stride[i], self.padding[i])
+            for i in (0, 1)
         )
         weight, padding = self.weight, (rows.padding, columns.padding)
         if (rows.stop - rows.start, columns.stop - columns.start) != self.kernel_size:
             weight = weight[..., rows.start : rows.stop, columns.start : columns.stop]
         y = _Forward.apply(x, weight, self.stride[0], padding)
-        return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, 1, 1)
+        return y if self.bias is None else _Biased.apply(y, self.bias)
 
 
 class Taps(NamedTuple):
@@ -169,7 +171,7 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
         shape = [g.shape[1], x.shape[1], *size]
-        return conv2d_weight(x, shape, g, stride, padding).to(_accumulator(x))
+        return conv2d_weight(x, shape, g, stride, padding).to(accumulator(x))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -220,6 +222,49 @@ class _Stacked(torch.autograd.Function):
         return both.unflatten(0, x.shape[:2]), 0
 
 
+class _Biased(torch.autograd.Function):
+    """The sum of maps and a bias. Its gradient is an operation of its own, since a compiler would
+    compute it together with the maps' gradient, in a slow order."""
+
+    @staticmethod
+    def forward(y: Tensor, b: Tensor) -> Tensor:
+        return y + b.to(y.dtype).reshape(-1, 1, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.dtype = inputs[1].dtype
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, _Sums.apply(g).to(ctx.dtype)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, y: Tensor, b: Tensor) -> Any:
+        y, b = _stacked(info, dims, y, b)
+        return y + b.to(y.dtype)[:, None, :, None, None], 0
+
+
+class _Sums(torch.autograd.Function):
+    """Sums of maps over batch and pixels, in float32."""
+
+    @staticmethod
+    def forward(g: Tensor) -> Tensor:
+        return g.sum((0, 2, 3), dtype=accumulator(g))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gg: Tensor) -> Any:
+        return gg.to(ctx.dtype).reshape(-1, 1, 1).expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, g: Tensor) -> Any:
+        (g,) = _stacked(info, dims, g)
+        return torch.ops.kedge.sums(_channels_last(g)), 0
+
+
 def _stacked(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors with the client axis first; shared ones are expanded."""
     return tuple(
@@ -251,72 +296,3 @@ def _channels_last(x: Tensor) -> Tensor:
     if is_one_pixel(x.shape[3], x.shape[4]):
         return x.contiguous()
     return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-
-
-def _conv(x: Tensor, w: Tensor, stride: int, padding: list[int]) -> Tensor:
-    if x.is_cuda:
-        from kedge.engines import kernels
-
-        return kernels.conv(x, w, stride, (padding[0], padding[1]))
-    clients = zip(x, w.permute(0, 3, 4, 1, 2), strict=True)
-    results = [F.conv2d(x, w, stride=stride, padding=padding) for x, w in clients]
-    return empty_target(x, w, stride, padding).copy_(torch.stack(results))
-
-
-def _conv_inputs(g: Tensor, w: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
-    if g.is_cuda:
-        from kedge.engines import kernels
-
-        return kernels.conv_inputs(g, w, (size[0], size[1]), stride, (padding[0], padding[1]))
-    shape = [g.shape[1], w.shape[3], *size]
-    clients = zip(g, w.permute(0, 4, 3, 1, 2), strict=True)
-    results = [conv2d_input(shape, w, g, stride, padding) for g, w in clients]
-    return _empty_source(g, w, size).copy_(torch.stack(results))
-
-
-def _conv_weights(g: Tensor, x: Tensor, size: list[int], stride: int, padding: list[int]) -> Tensor:
-    if g.is_cuda:
-        from kedge.engines import kernels
-
-        return kernels.conv_weights(g, x, (size[0], size[1]), stride, (padding[0], padding[1]))
-    shape = [g.shape[2], x.shape[2], *size]
-    clients = zip(g, x, strict=True)
-    results = [conv2d_weight(x, shape, g, stride, padding) for g, x in clients]
-    return _empty_weights(g, x, size).copy_(torch.stack(results))
-
-
-def _accumulator(x: Tensor) -> torch.dtype:
-    """The dtype in which gradients of weights are summed."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _empty_source(g: Tensor, w: Tensor, size: Any, *_: Any) -> Tensor:
-    return empty(g.shape[0], g.shape[1], w.shape[3], size[0], size[1], like=g)
-
-
-def _empty_weights(g: Tensor, x: Tensor, size: Any, *_: Any) -> Tensor:
-    shape = (x.shape[0], g.shape[2], *size, x.shape[2])
-    return x.new_empty(shape, dtype=_accumulator(x)).permute(0, 1, 4, 2, 3)
-
-
-# Operators that compilers and traced graphs treat as opaque. The autograd functions above define
-# their gradients.
-_OPERATIONS = torch.library.Library("kedge", "DEF")
-for _schema, _work, _empty in (
-    ("conv(Tensor x, Tensor w, int stride, int[] padding) -> Tensor", _conv, empty_target),
-    (
-        "conv_inputs(Tensor g, Tensor w, int[] size, int stride, int[] padding) -> Tensor",
-        _conv_inputs,
-        _empty_source,
-    ),
-    (
-        "conv_weights(Tensor g, Tensor x, int[] size, int stride, int[] padding) -> Tensor",
-        _conv_weights,
-        _empty_weights,
-    ),
-):
-    _name = _schema.split("(")[0]
-    _OPERATIONS.define(_schema)
-    for _key in ("CPU", "CUDA"):
-        _OPERATIONS.impl(_name, _work, _key)
-    torch.library.register_fake(f"kedge::{_name}", _empty, lib=_OPERATIONS)

@@ -27,6 +27,7 @@ from torch import Tensor
 from kedge.core import eager, tree
 from kedge.core.ops import no_saved_tensor_hooks
 from kedge.core.tree import Params, Tree
+from kedge.engines.in_place import replace_in_place
 
 
 def _private(module: str, *names: str) -> Any:
@@ -306,9 +307,14 @@ def trace(function: Callable[..., Any], *leaves: Tensor) -> torch.fx.GraphModule
 
 
 def eliminate_common_subexpressions(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph in which equal subexpressions are computed once."""
+    """A graph in which equal subexpressions are computed once.
+
+    torch's pass never merges what stands before an operation in place with what stands after it,
+    even if that writes to a temporary (as in the backward pass of a cosine). So those come first.
+    """
     compiler = _compiler()
     assert compiler is not None
+    replace_in_place(graph)
     return compiler[1](graph)
 
 
