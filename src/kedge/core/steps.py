@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.core import tree
+from kedge.core import ops, tree
 from kedge.core.model import Mode, Model, Pass
 from kedge.core.ops import Objective
 from kedge.core.part import Part
@@ -45,6 +45,10 @@ class Steps:
     def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
         """Gradient of an objective, and its auxiliary results."""
         return torch.func.grad(objective, has_aux=True)(params)
+
+    def axpy(self, factor: Tensor | float, a: Params, b: Params) -> Params:
+        """``factor * a + b``, leaf by leaf."""
+        return ops.axpy(factor, a, b)
 
     def apply(self, setting: Setting, function: Function, given: Tree) -> Tree:
         """``function(setting, given)``."""
@@ -78,6 +82,10 @@ class Setting:
         """``(gradient, auxiliary results)`` of ``objective(params)``, which returns a scalar and
         a tree."""
         return self._steps.gradient(objective, params)
+
+    def axpy(self, factor: Tensor | float, a: Params, b: Params) -> Params:
+        """``factor * a + b``, leaf by leaf."""
+        return self._steps.axpy(factor, a, b)
 
 
 def count_rows(xs: Tree) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from kedge.core import ops, tree
 from kedge.core.model import Model
@@ -21,6 +22,7 @@ from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine
 from kedge.engines.layout import EngineLayout
 from kedge.engines.oom import is_out_of_memory
+from kedge.engines.torch_private import foreach_add, foreach_mul
 
 T = TypeVar("T")
 
@@ -64,6 +66,16 @@ class FastSteps(Steps):
         # outside of torch.func, where tensors have no memory format
         by = ops.gradient if self._on_gpu else super().gradient
         return by(objective, params)
+
+    def axpy(self, factor: Tensor | float, a: Params, b: Params) -> Params:
+        if not self._on_gpu:
+            return super().axpy(factor, a, b)
+        first, second, alpha = [b[n] for n in a], list(a.values()), 1.0
+        if isinstance(factor, Tensor):  # float() would synchronize
+            second = list(foreach_mul(second, factor))
+        else:
+            alpha = factor
+        return dict(zip(a, foreach_add(first, second, alpha), strict=True))
 
     def apply(self, setting: Setting, function: Function, given: Tree) -> Tree:
         def call(given: Tree) -> Tree:

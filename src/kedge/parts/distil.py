@@ -92,7 +92,7 @@ class Distiller(Part):
         """The global model after one SGD step on ``_student_loss(own, weights, s, *rest)``."""
         own = {n: weights.params[n] for n in self._tuned_names(s.spec)}
         grads, buffers = s.gradient(lambda p: self._student_loss(p, weights, s, *rest), own)
-        params = tree.map(lambda w, g: w - lr * (g + self.weight_decay * w), own, grads)
+        params = s.axpy(-lr, s.axpy(self.weight_decay, own, grads), own)
         return Weights(weights.params | params, buffers)
 
     def _student_forward(
@@ -125,7 +125,7 @@ def generator_step(
     params, before = fit.generator
     grads, buffers = s.gradient(lambda p: loss(p, before, s, *rest), params)
     if weight_decay is not None:
-        grads = tree.axpy(weight_decay, params, grads)
+        grads = s.axpy(weight_decay, params, grads)
     params, moments = Adam().update(params, grads, fit.moments, lr)
     return Fit(Weights(params, buffers), moments)
 
