@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,15 +72,21 @@ def products(layer: tuple) -> dict[str, tuple[Callable[[], object], float, list[
     wanted = {
         "out": F.conv2d(a, b, None, stride, pad),
         "in": conv2d_input(a.shape, b, g[0].float(), stride, pad),
+        "in*": conv2d_input(a.shape, b, g[0].float(), stride, pad),
         "w": conv2d_weight(a, b.shape, g[0].float(), stride, pad),
     }
     found = {
         "out": (lambda: kernels.conv(x, w, stride, pads), flop, PRODUCTS),
         "in": (lambda: kernels.conv_inputs(g, back, (side, side), stride, pads), flop, PRODUCTS),
+        "in*": (  # by the copy of the weights that the outputs read
+            lambda: kernels.conv_inputs(g, w.transpose(3, 4), (side, side), stride, pads),
+            flop,
+            [],
+        ),
         "w": (lambda: kernels.conv_weights(g, x, (r, r), stride, pads), flop, WEIGHTS),
     }
     if c % 16:
-        del found["in"]  # the first layer
+        del found["in"], found["in*"]  # the first layer
     for name, (run, *_) in found.items():
         error = (run()[0].float() - wanted[name]).abs().max() / wanted[name].abs().max()
         if not error < 1e-2:
@@ -95,7 +102,7 @@ def sums() -> None:
         print(f"sums of {batch}x{c}x{side}x{side}: {us:.1f} us, {size / us / 1e6:.2f} TB/s")
 
 
-def tune(layer: tuple, timing: bool = True) -> dict:
+def tune(layer: tuple, timing: bool = True, quick: bool = False) -> dict:
     found: dict = {"layer": layer}
     names = "_blocks", "_weight_blocks", "_row_blocks"
     defaults = [getattr(kernels, n) for n in names]
@@ -106,7 +113,7 @@ def tune(layer: tuple, timing: bool = True) -> dict:
 
     for name, (run, flop, choices) in products(layer).items():
         times: dict[str, float] = {}
-        for blocks in [None, *choices]:
+        for blocks in [None, *(() if quick else choices)]:
             row = blocks is not None and blocks[0] == "row"
             own = [lambda *a, b=blocks: b] * 2 + [lambda *a, b=blocks, r=row: b[1:] if r else None]
             if row and (layer[3] < blocks[1] or layer[2] % blocks[2] or layer[4] != 3):
@@ -140,20 +147,21 @@ def _microseconds(run: Callable[[], object]) -> float:
     return triton.testing.do_bench(graph.replay, warmup=3, rep=12, return_mode="median") * 100
 
 
-def _compile(layer: tuple) -> None:
-    tune(layer, timing=False)
+def _compile(layer: tuple, quick: bool) -> None:
+    tune(layer, timing=False, quick=quick)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--compile", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="no other block sizes")
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.compile:
         with multiprocessing.get_context("spawn").Pool(args.compile) as pool:
-            pool.map(_compile, LAYERS[::-1], chunksize=1)
+            pool.map(partial(_compile, quick=args.quick), LAYERS[::-1], chunksize=1)
         return
-    rows = [tune(layer) for layer in LAYERS]
+    rows = [tune(layer, quick=args.quick) for layer in LAYERS]
     sums()
     if args.out:
         Path(args.out).write_text(json.dumps({"clients": K, "rows": rows}))

@@ -148,23 +148,45 @@ def test_layers_of_other_kinds_stay_as_they_are() -> None:
 KERNELS = """
 import torch, torch.nn.functional as F
 from kedge.engines import kernels
+from kedge.engines.kernel_of_sums import sums
 torch.backends.cudnn.allow_tf32 = False
 torch.manual_seed(0)
-for C, O, R, s, p in [(3, 6, 5, 1, 0), (6, 16, 5, 1, 0), (32, 48, 3, 2, 1), (32, 32, 1, 2, 0)]:
-    x, w = torch.randn(2, 2, C, 9, 9), torch.randn(2, O, C, R, R)
+last = lambda x: x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+by_row = kernels._reads_rows
+launches = []
+for name in ("_product", "_product_by_class", "_weights", "_weights_by_row"):
+    kernel = getattr(kernels, name)
+    class Counted:
+        def __getitem__(self, grid, kernel=kernel, name=name):
+            launches.append(name)
+            return kernel[grid]
+    setattr(kernels, name, Counted())
+cases = [
+    (3, 6, 5, 1, 0, 9, 9), (6, 16, 5, 1, 0, 9, 9), (32, 48, 3, 2, 1, 9, 9), (32, 32, 1, 2, 0, 9, 9),
+    (64, 64, 3, 1, 1, 4, 5), (64, 96, 3, 2, 1, 5, 4), (64, 64, 2, 2, 0, 2, 2),
+    (64, 64, 3, 1, 0, 5, 6), (64, 64, 3, 1, 2, 3, 4),
+]
+for C, O, R, s, p, H, W in cases:
+    x, w = torch.randn(2, 2, C, H, W), torch.randn(2, O, C, R, R)
     leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
     y = torch.stack([F.conv2d(a, b, stride=s, padding=p) for a, b in zip(*leaves)])
     g = torch.randn_like(y)
     y.backward(g)
     laid, back = w.permute(0, 3, 4, 1, 2).contiguous(), w.permute(0, 3, 4, 2, 1).contiguous()
+    x, g = last(x), last(g)
     found = [
         (kernels.conv(x, laid, s, (p, p)), y),
-        (kernels.conv_inputs(g, back, (9, 9), s, (p, p)), leaves[0].grad),
+        (kernels.conv_inputs(g, back, (H, W), s, (p, p)), leaves[0].grad),
+        (kernels.conv_inputs(g, laid.transpose(3, 4), (H, W), s, (p, p)), leaves[0].grad),
         (kernels.conv_weights(g, x, (R, R), s, (p, p)), leaves[1].grad),
     ]
+    kernels._reads_rows = lambda g, x, size: size[1] == 3  # also in float32
+    found.append((kernels.conv_weights(g, x, (R, R), s, (p, p)), leaves[1].grad))
+    kernels._reads_rows = by_row
+    found.append((sums(g), g.sum((1, 3, 4))))
     for one, other in found:
         torch.testing.assert_close(one, other.detach(), rtol=1e-4, atol=1e-4)
-print("equal")
+print("equal", *sorted(set(launches)))
 """
 
 
@@ -178,7 +200,8 @@ def test_kernels_in_tritons_interpreter() -> None:
     done = subprocess.run([sys.executable, "-c", KERNELS], env=env, capture_output=True, text=True)
     if "only 0-dimensional arrays can be converted" in done.stderr:
         pytest.skip("this Triton's interpreter does not work with so new a numpy")
-    assert done.stdout.strip() == "equal", done.stderr
+    names = "_product _product_by_class _weights _weights_by_row"
+    assert done.stdout.strip() == f"equal {names}", done.stderr
 
 
 @pytest.mark.parametrize("norm", ["bn", "gn"])

@@ -274,7 +274,10 @@ def _stacked(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _inputs(g: Tensor, w: Tensor, size: Any, stride: int, padding: Any) -> Tensor:
-    weights = _permute_weights(w, g.dtype, (0, 3, 4, 2, 1))
+    if g.element_size() == 2:  # the copy that the forward pass reads serves, too
+        weights = _permute_weights(w, g.dtype, (0, 3, 4, 1, 2)).transpose(3, 4)
+    else:  # TF32 needs the summed axis last
+        weights = _permute_weights(w, g.dtype, (0, 3, 4, 2, 1))
     return torch.ops.kedge.conv_inputs(_channels_last(g), weights, size, stride, padding)
 
 
