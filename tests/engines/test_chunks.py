@@ -222,7 +222,7 @@ def test_memory_that_runs_out_while_recording_is_not_mistaken_for_a_failed_recor
         def give_up(self, key, error):
             raise AssertionError("given up")
 
-    sim.engine._captures = NoRoom()
+    sim.engine.captures = NoRoom()
     cohort = sim.cohort(list(range(7)))
     with pytest.raises(torch.OutOfMemoryError):
         sim.engine.replies(sim.bound, cohort.jobs, [1] * 7, Plan())

@@ -138,6 +138,14 @@ class Model:
         assert model._nets  # built now: the first pass may be inside a trace
         return model
 
+    def at_precision(self, precision: str) -> Model:
+        """The same model, with passes in another precision."""
+        if precision == self.precision:
+            return self
+        model = copy.copy(self)
+        model.precision = precision
+        return model
+
     @cached_property
     def _nets(self) -> dict[str, FunctionalModule]:
         """The network in every mode, and its head alone; built on first use."""
@@ -236,9 +244,9 @@ class Model:
         after = buffers if mode == "train" else weights.buffers
         features = tape.features
         if self.precision == "bf16":  # losses stay in full precision
-            like = weights.params[self.names[0]]
-            logits = logits.to(like.dtype)
-            features = features.to(like.dtype) if features is not None else None
+            full = torch.promote_types(weights.params[self.names[0]].dtype, torch.float32)
+            logits = logits.to(full)
+            features = features.to(full) if features is not None else None
         return Pass(logits, features, tape.at, tape.where, after)
 
     def _precise(self, x: Tensor) -> AbstractContextManager[Any]:

@@ -96,7 +96,7 @@ class Round(Setting):
             )
         return self._totals["client_weights"]
 
-    def iterate(self, step: Step, carry: Tree, xs: Tree, given: Tree) -> Tree:
+    def iterate(self, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool = False) -> Tree:
         """Take one step for every row of ``xs``.
 
         Args:
@@ -105,6 +105,7 @@ class Round(Setting):
             carry: what the steps change.
             xs: the steps' own inputs, leaves ``[steps, ...]``.
             given: inputs that all steps share.
+            borrow: the next call with this step may overwrite the result, so it is not copied.
 
         Returns:
             The last carry.
@@ -114,12 +115,20 @@ class Round(Setting):
             weights = r.iterate(self._student_step, weights, {"x": x, "y": y}, {"lr": lr})
         """
         check_method(self._part.name, step, {"given": given, "xs": xs, "carry": carry})
-        return self._steps.iterate(self._setting(), step, carry, xs, given)
+        return self._steps.iterate(self._setting(), step, carry, xs, given, borrow)
 
-    def apply(self, function: Function, given: Tree) -> Tree:
-        """``function(setting, given)`` of a method of the part; it must be pure."""
+    def apply(self, function: Function, given: Tree, borrow: bool = False) -> Tree:
+        """``function(setting, given)`` of a method of the part; it must be pure.
+
+        With ``borrow``, the next call with this method may overwrite the result, so neither it nor
+        what reads it copies it.
+        """
         check_method(self._part.name, function, given)
-        return self._steps.apply(self._setting(), function, given)
+        return self._steps.apply(self._setting(), function, given, borrow)
+
+    def keep(self, result: Tree) -> Tree:
+        """A borrowed result in memory of its own, as the part's state must be."""
+        return self._steps.keep(result)
 
     def _setting(self) -> Setting:
-        return Setting(self._part, self._steps.prepare(self.model), self.spec, self._steps)
+        return Setting(self._part, self.prepare(self.model), self.spec, self._steps)

@@ -37,10 +37,12 @@ class Steps:
 
     #: A stack of one model runs as that model: faster on a GPU, and rounded differently.
     unstacks_one = False
+    #: Models on the same inputs are better stacked, also one of the server and one of a client.
+    stacks_all = False
 
-    def prepare(self, model: Model) -> Model:
-        """The model that steps use."""
-        return model
+    def prepare(self, model: Model, precision: str) -> Model:
+        """The model as steps use it, with passes in a precision."""
+        return model.at_precision(precision)
 
     def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
         """Gradient of an objective, and its auxiliary results."""
@@ -50,11 +52,21 @@ class Steps:
         """``factor * a + b``, leaf by leaf."""
         return ops.axpy(factor, a, b)
 
-    def apply(self, setting: Setting, function: Function, given: Tree) -> Tree:
-        """``function(setting, given)``."""
+    def as_read(self, model: Model, weights: Weights) -> Weights:
+        """Weights as passes of a prepared model read them."""
+        return weights
+
+    def keep(self, result: Tree) -> Tree:
+        """A borrowed result in memory of its own."""
+        return result
+
+    def apply(self, setting: Setting, function: Function, given: Tree, borrow: bool) -> Tree:
+        """``function(setting, given)``; ``borrow``: the next call may overwrite the result."""
         return function(setting, given)
 
-    def iterate(self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree) -> Tree:
+    def iterate(
+        self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
+    ) -> Tree:
         """The last carry of ``carry = step(setting, given, carry, x)`` over the rows x of xs."""
         for t in range(count_rows(xs)):
             carry = step(setting, given, carry, tree.take(xs, t))
@@ -70,13 +82,25 @@ class Setting:
     def __init__(self, part: Part, model: Model, spec: Spec, steps: Steps = REFERENCE) -> None:
         self._part, self._steps = part, steps
         self.model, self.spec, self.task = model, spec, spec.task
-        self.unstacks_one = steps.unstacks_one
+        self.unstacks_one, self.stacks_all = steps.unstacks_one, steps.stacks_all
+
+    def prepare(self, model: Model) -> Model:
+        """A part's own model, such as a generator, in the precision and the layout of the run."""
+        return self._steps.prepare(model, self.model.precision)
 
     def forward(
         self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
     ) -> Pass:
         """A forward pass on the server; in mode ``train`` the result has the new buffers."""
         return self.model.forward(weights, x, mode, key=key, taps=self._part.cuts())
+
+    def as_read(self, weights: Weights) -> Weights:
+        """Weights of one model or a stack of them, as forward passes read them.
+
+        They give the same results, but are converted once, not in every step. No gradient is to be
+        taken with respect to them.
+        """
+        return self._steps.as_read(self.model, weights)
 
     def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
         """``(gradient, auxiliary results)`` of ``objective(params)``, which returns a scalar and

@@ -39,18 +39,23 @@ class Graphs:
     def __init__(self, device: torch.device, carry: Any) -> None:
         self._device, self._carry = device, carry
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self._results: dict[Any, Any] = {}
         # graphs replay one after the other and their results are copied or kept, so they can share
         # a memory pool
         self._pool = torch.cuda.graph_pool_handle()
 
-    def replay(self, name: Any, work: Callable[[], None]) -> None:
-        """Replay some work, captured on its first use."""
+    def replay(self, name: Any, work: Callable[[], Any]) -> Any:
+        """Replay some work, captured on its first use.
+
+        Returns its result, in memory that the next replay overwrites.
+        """
         with torch.cuda.device(self._device):  # graphs belong to the current device
             if name not in self._graphs:
-                self._graphs[name] = self._capture(work)
+                self._graphs[name], self._results[name] = self._capture(work)
             self._graphs[name].replay()
+        return self._results[name]
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         """Capture some work after a warm-up, which must not change the carry.
 
         Graphs captured on one stream share its cuBLAS workspace, so graphs that replay at the same
@@ -68,8 +73,8 @@ class Graphs:
         copy_into(self._carry, before)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=None if is_default else current):
-            work()
-        return graph
+            result = work()
+        return graph, result
 
 
 class CapturedSteps:
@@ -106,7 +111,6 @@ class CapturedSteps:
             self.full_step = fuse(step, self.jobs, self.carry, self.index[0])
             self.end = fuse(end, self.jobs, self.carry)
         self._graphs = Graphs(device, self.carry)
-        self._result: Any = None
 
     def start(self, jobs: Job) -> None:
         """Copy the jobs of a round into the static buffers and begin the round."""
@@ -115,12 +119,7 @@ class CapturedSteps:
 
     def finish(self) -> Any:
         """The result of ``end``, valid until the next round."""
-
-        def store_result() -> None:
-            self._result = self.end(self.jobs, self.carry)
-
-        self._graphs.replay("end", store_result)
-        return self._result
+        return self._graphs.replay("end", lambda: self.end(self.jobs, self.carry))
 
     def run(self, batches: Tensor, lanes: int | None = None) -> None:
         """Run steps.
@@ -171,12 +170,23 @@ class CapturedLoop:
         carry: of the shapes of later ones.
         xs: leaves ``[steps, ...]``; later ones have as many, or ``UNROLL`` or more.
         fuse: compiles ``step``; None: it runs eagerly.
+        stays: whether a tensor of ``given`` or ``xs`` is in the same memory in all later calls, so
+            that it is read there.
     """
 
     def __init__(
-        self, step: Callable[..., Any], given: Any, carry: Any, xs: Any, fuse: Fuse | None = None
+        self,
+        step: Callable[..., Any],
+        given: Any,
+        carry: Any,
+        xs: Any,
+        fuse: Fuse | None = None,
+        stays: Callable[[Tensor], bool] = lambda _: False,
     ) -> None:
-        self.given, self.xs = static_copy(given), static_copy(tree.take(xs, slice(UNROLL)))
+        self.given = static_copy(given, stays)
+        one_piece = len(next(tree.leaves(xs))) <= UNROLL
+        rows = tree.take(xs, slice(UNROLL))
+        self.xs = static_copy(rows, stays) if one_piece else static_copy(rows)
         first = tree.take(self.xs, 0)
         # in the memory format that a step returns, which the next step reads
         self.carry = static_copy(step(self.given, carry, first))
@@ -184,56 +194,73 @@ class CapturedLoop:
         self._graphs = Graphs(next(tree.leaves(self.carry)).device, self.carry)
 
     def run(self, given: Any, carry: Any, xs: Any) -> Any:
-        """The last carry, in memory of its own."""
+        """The last carry, in memory that the next run overwrites."""
         copy_into(self.given, given)
         copy_into(self.carry, carry)
         for done, count in _pieces(len(next(tree.leaves(xs)))):
             copy_into(tree.take(self.xs, slice(count)), tree.take(xs, slice(done, done + count)))
             self._graphs.replay(count, partial(self._steps, count))
-        return static_copy(self.carry)
+        return self.carry
 
     def _steps(self, count: int) -> None:
         carry = self.carry
         for t in range(count):
             carry = self.step(self.given, carry, tree.take(self.xs, t))
         # a step may return a leaf of its carry under another name: read all before the first write
-        buffers = {_data(x) for x in tree.leaves(self.carry)}
+        buffers = {address_of(x) for x in tree.leaves(self.carry)}
         carry = tree.map(
-            lambda t, x: x if x is t or _data(x) not in buffers else x.clone(), self.carry, carry
+            lambda t, x: x if x is t or address_of(x) not in buffers else x.clone(),
+            self.carry,
+            carry,
         )
         copy_into(self.carry, carry)
 
 
 class CapturedFunction:
-    """Captures and replays a pure function of a tree, given one of the shapes of later ones."""
+    """Captures and replays a pure function of a tree, given one of the shapes of later ones.
+
+    ``stays`` is that of :class:`CapturedLoop`.
+    """
 
     def __init__(
-        self, function: Callable[[Any], Any], given: Any, fuse: Fuse | None = None
+        self,
+        function: Callable[[Any], Any],
+        given: Any,
+        fuse: Fuse | None = None,
+        stays: Callable[[Tensor], bool] = lambda _: False,
     ) -> None:
-        self.given = static_copy(given)
-        self.result = static_copy(function(self.given))
+        self.given = static_copy(given, stays)
         self.function = function if fuse is None else fuse(function, self.given)
         self._graphs = Graphs(next(tree.leaves(self.given)).device, {})
 
     def run(self, given: Any) -> Any:
-        """The result, in memory of its own."""
+        """The result, in memory that the next run overwrites."""
         copy_into(self.given, given)
-        self._graphs.replay("call", lambda: copy_into(self.result, self.function(self.given)))
-        return static_copy(self.result)
+        return self._graphs.replay("call", lambda: self.function(self.given))
 
 
-def _data(x: Tensor) -> int:
+def address_of(x: Tensor) -> int:
+    """Where the memory of a tensor, or of what it is a view of, begins."""
     return x.untyped_storage().data_ptr()
 
 
-def static_copy(value: Any) -> Any:
-    return tree.map(torch.clone, value)
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same memory."""
+    if a is b:
+        return True
+    same = a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.numel() > 0
+    return same and a.stride() == b.stride() and a.dtype == b.dtype
+
+
+def static_copy(value: Any, stays: Callable[[Tensor], bool] = lambda _: False) -> Any:
+    """A copy of a tree, but for tensors that stay where they are."""
+    return tree.map(lambda x: x if stays(x) else x.clone(), value)
 
 
 def copy_into(target: Any, source: Any) -> None:
     """Copy a tree into another one."""
     pairs: list[tuple[Tensor, Tensor]] = []
-    tree.map(lambda t, s: pairs.append((t, s)) if t is not s else None, target, source)
+    tree.map(lambda t, s: None if _is_same(t, s) else pairs.append((t, s)), target, source)
     foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
 
 

@@ -19,6 +19,7 @@ from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.server import Totals
 from kedge.core.tree import Weights
+from kedge.engines.capture import Captures
 from kedge.engines.cohort import Cohort, Outcome
 from kedge.engines.execution import Execution
 from kedge.errors import FieldError
@@ -53,6 +54,9 @@ class Engine(ABC):
     has_workers: ClassVar[bool] = False
     #: Is a candidate of ``--engine auto``.
     is_candidate: ClassVar[bool] = True
+
+    #: Where graphs are kept; None: this engine captures none.
+    captures: Captures | None = None
 
     def __init__(self, execution: Execution | None = None) -> None:
         self.execution = execution or Execution(self.name)

@@ -54,12 +54,13 @@ class Loop(Engine):
 
     name = "loop"
     has_workers = True
+    captures: Captures
     #: The loop whose clients are shared among worker processes.
     shared: ClassVar[type[Loop] | None] = None
 
     def __init__(self, execution: Execution | None = None, capture: bool = True) -> None:
         super().__init__(execution)
-        self._captures = Captures(capture)
+        self.captures = Captures(capture)
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self.streams = self.execution.streams  # fewer after CUDA runs out of memory
         self._streams: list[torch.cuda.Stream] = []
@@ -183,7 +184,7 @@ class Loop(Engine):
             raise HookError(f"{error} (client {number})") from error
 
     def _with_retry(self, work: Callable[[], T]) -> T:
-        return retry_smaller(self._captures, work, self._halve_streams)
+        return retry_smaller(self.captures, work, self._halve_streams)
 
     def _halve_streams(self) -> None:
         """Run half as many clients side by side from now on."""
@@ -202,7 +203,7 @@ class Loop(Engine):
 
     def _replay(self, bound: Bound, job: Job, batches: Tensor, slot: int) -> Trained | None:
         """Train one client by replaying captured graphs; None if there are none."""
-        if not self._captures.enabled or batches.device.type != "cuda":
+        if not self.captures.enabled or batches.device.type != "cuda":
             return None
         shapes = (id(bound), shapes_of(job), batches.shape[1])
         key = (*shapes, slot)
@@ -225,7 +226,7 @@ class Loop(Engine):
 
         rows, compiler = tuple(batches.shape[1:]), fuse if self.execution.compile else None
         try:
-            steps = self._captures.get(
+            steps = self.captures.get(
                 key, lambda: CapturedSteps(begin, step, end, job, begin(job), rows, compiler)
             )
             if steps is None:
@@ -236,7 +237,7 @@ class Loop(Engine):
         except (RuntimeError, HookError) as error:
             if is_out_of_memory(error):
                 raise
-            self._captures.give_up(key, error)
+            self.captures.give_up(key, error)
             return None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -15,13 +16,21 @@ from kedge.core import ops, tree
 from kedge.core.model import Model
 from kedge.core.ops import Objective
 from kedge.core.steps import REFERENCE, Function, Setting, Step, Steps, count_rows
-from kedge.core.tree import Params, Tree
+from kedge.core.tree import Params, Tree, Weights
 from kedge.engines import stacked
-from kedge.engines.capture import UNROLL, CapturedFunction, CapturedLoop, Captures, shapes_of
+from kedge.engines.capture import (
+    UNROLL,
+    CapturedFunction,
+    CapturedLoop,
+    Captures,
+    address_of,
+    shapes_of,
+    static_copy,
+)
 from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine
-from kedge.engines.layout import EngineLayout
 from kedge.engines.oom import is_out_of_memory
+from kedge.engines.server_layout import ServerLayout, as_read
 from kedge.engines.torch_private import foreach_add, foreach_mul
 
 T = TypeVar("T")
@@ -30,11 +39,10 @@ T = TypeVar("T")
 def server_steps(engine: Engine, device: torch.device) -> Steps:
     """How an engine takes steps on the server: as they are written, unless it captures or compiles
     the clients' steps."""
-    captures = getattr(engine, "_captures", None)
     compiles = engine.execution.compile and engine.fusible(device)
-    if not isinstance(captures, Captures) or not (compiles or device.type == "cuda"):
+    if engine.captures is None or not (compiles or device.type == "cuda"):
         return REFERENCE
-    return FastSteps(captures, device, compiles)
+    return FastSteps(engine.captures, device, compiles)
 
 
 class FastSteps(Steps):
@@ -49,18 +57,27 @@ class FastSteps(Steps):
     def __init__(self, captures: Captures, device: torch.device, compiles: bool) -> None:
         self._captures = captures
         self.unstacks_one = self._on_gpu = device.type == "cuda"
+        # in eager mode, BatchNorm of a stack is slow
+        self.stacks_all = compiles and self._on_gpu
         self._fuse = self._compile if compiles else None
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._models: dict[int, tuple[Model, Model]] = {}  # by id of the engine's model
+        # by id of the model and precision, with the model, so that the id stays its own
+        self._models: dict[tuple[int, str], tuple[Model, Model]] = {}
+        # borrowed results by address: each stays there as long as its graph exists
+        self._borrowed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
-    def prepare(self, model: Model) -> Model:
+    def prepare(self, model: Model, precision: str) -> Model:
         """On a GPU: one model in channels-last, several as one batch."""
         if not self._on_gpu:
-            return model
-        if id(model) not in self._models:
-            layout = EngineLayout(channels_last=True, stacked=stacked.available())
-            self._models[id(model)] = model, model.prepared(layout)
-        return self._models[id(model)][1]
+            return super().prepare(model, precision)
+        key = id(model), precision
+        if key not in self._models:
+            layout = ServerLayout(stacked=stacked.available())
+            self._models[key] = model, model.at_precision(precision).prepared(layout)
+        return self._models[key][1]
+
+    def as_read(self, model: Model, weights: Weights) -> Weights:
+        return as_read(model, weights) if self._on_gpu else weights
 
     def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
         # outside of torch.func, where tensors have no memory format
@@ -77,19 +94,31 @@ class FastSteps(Steps):
             alpha = factor
         return dict(zip(a, foreach_add(first, second, alpha), strict=True))
 
-    def apply(self, setting: Setting, function: Function, given: Tree) -> Tree:
+    def keep(self, result: Tree) -> Tree:
+        return static_copy(result) if self._on_gpu else result
+
+    def apply(self, setting: Setting, function: Function, given: Tree, borrow: bool) -> Tree:
         def call(given: Tree) -> Tree:
             return function(setting, given)
 
+        def replay(captured: CapturedFunction) -> Tree:
+            result = captured.run(given)
+            if not borrow:
+                return static_copy(result)
+            self._borrowed.update({address_of(x): x for x in tree.leaves(result)})
+            return result
+
         key = _key(function, given)
         return self._run(
-            key,
-            lambda: CapturedFunction(call, given, self._fuse_for(key)),
-            lambda captured: captured.run(given),
+            (*key, self._places(given)),
+            lambda: CapturedFunction(call, given, self._fuse_for(key), self._stays),
+            replay,
             lambda: self._eager(key, call, given)(given),
         )
 
-    def iterate(self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree) -> Tree:
+    def iterate(
+        self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
+    ) -> Tree:
         def advance(given: Tree, carry: Tree, x: Tree) -> Tree:
             return step(setting, given, carry, x)
 
@@ -105,11 +134,25 @@ class FastSteps(Steps):
                 last = fast(given, last, tree.take(xs, t))
             return last
 
+        def replay(captured: CapturedLoop) -> Tree:
+            result = captured.run(given, carry, xs)
+            return result if borrow else static_copy(result)
+
         return self._run(
-            (*key, min(count, UNROLL)),
-            lambda: CapturedLoop(advance, given, carry, xs, self._fuse_for(key)),
-            lambda captured: captured.run(given, carry, xs),
+            (*key, min(count, UNROLL), self._places({"given": given, "xs": xs})),
+            lambda: CapturedLoop(advance, given, carry, xs, self._fuse_for(key), self._stays),
+            replay,
             loop,
+        )
+
+    def _stays(self, x: Tensor) -> bool:
+        """Whether a tensor is a borrowed result, which graphs can read where it is."""
+        return address_of(x) in self._borrowed
+
+    def _places(self, values: Tree) -> tuple[Any, ...]:
+        """Where a graph reads borrowed results; one that reads others is another graph."""
+        return tuple(
+            (x.data_ptr(), x.stride()) if self._stays(x) else None for x in tree.leaves(values)
         )
 
     def _run(

@@ -59,13 +59,14 @@ class Vector(Engine):
 
     name = "vector"
     batches_clients = True
+    captures: Captures
 
     def __init__(self, execution: Execution | None = None, capture: bool = True) -> None:
         super().__init__(execution)
         self.chunk = (
             self.execution.chunk
         )  # maximal number of lanes at once; smaller after out of memory
-        self._captures = Captures(capture)
+        self.captures = Captures(capture)
         self._compiled: dict[Any, Step] = {}
 
     @classmethod
@@ -197,14 +198,14 @@ class Vector(Engine):
         Graphs are captured for few sizes of the stack. With k clients still running, the next
         larger size is replayed, and the carries of finished clients are restored at the end.
         """
-        if not self._captures.enabled or batches.device.type != "cuda":
+        if not self.captures.enabled or batches.device.type != "cuda":
             return None
         total = len(steps)
         key = (*variant, shapes_of(jobs), batches.shape[2])
         rows = (total, batches.shape[2])
         compiler = compile_function if self.execution.compile else None
         try:
-            captured = self._captures.get(
+            captured = self.captures.get(
                 key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows, compiler)
             )
             if captured is None:
@@ -227,7 +228,7 @@ class Vector(Engine):
         except (RuntimeError, HookError) as error:
             if is_out_of_memory(error):
                 raise
-            self._captures.give_up(key, error)
+            self.captures.give_up(key, error)
             return None
 
     def survey(self, cohort: Cohort, part: Part) -> Totals:
@@ -285,7 +286,7 @@ class Vector(Engine):
 
     def _with_retry(self, count: int, work: Callable[[], T]) -> T:
         """Call ``work`` on ``count`` lanes; after out of memory, retry with fewer at once."""
-        return retry_smaller(self._captures, work, partial(self._shrink, count))
+        return retry_smaller(self.captures, work, partial(self._shrink, count))
 
     def _shrink(self, count: int) -> None:
         """Train half as many lanes at once from now on."""

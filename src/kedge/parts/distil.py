@@ -42,10 +42,54 @@ class Teams(NamedTuple):
     """The clients that teach in each of several steps."""
 
     rows: Tensor  # positions in the cohort, [steps, clients]
-    teachers: Weights  # leaves [steps, clients, ...]
+    teachers: Weights  # all clients' models, leaves [K, ...]
+    taken: Weights | None  # by step, leaves [steps, clients, ...]; None if the student joins them
 
 
-class Distiller(Part):
+class Taught(Part):
+    """Learns from the clients' models on the server; ``level`` is a field."""
+
+    level: str
+
+    def _teachers(self, r: Round) -> Weights:
+        """The clients' models of this round, leaves ``[K, ...]``, as passes read them; only their
+        heads for generated features."""
+        if self.level == "feature":
+            return Weights({n: r.clients.params[n] for n in r.model.head_names()}, {})
+        return r.apply(self._as_read, r.clients, borrow=True)
+
+    def _as_read(self, s: Setting, weights: Weights) -> Weights:
+        return s.as_read(weights)
+
+    def _teams(self, r: Round, order: Tensor | None, joined: bool) -> Teams:
+        """One step per client in an order ``[K]``, or one step of all clients for None."""
+        teachers = self._teachers(r)
+        if order is None:
+            rows = torch.arange(r.cohort, device=r.key.device)[None]  # [1, K]
+            taken = tree.map(lambda x: x.unsqueeze(0), teachers)
+            return Teams(rows, teachers, None if joined else taken)
+        rows = order[:, None]  # [K, 1]
+        return Teams(rows, teachers, None if joined else tree.take(teachers, rows))
+
+    def _joined(self, r: Round, teams: Teams, student: Weights) -> Weights | None:
+        """The clients' models of every step and, last, the student: ``[steps, clients + 1, ...]``;
+        None if the student does not join them."""
+        if teams.taken is not None:
+            return None
+        given = {"teachers": teams.teachers, "student": student, "rows": teams.rows}
+        return r.apply(self._join, given, borrow=True)
+
+    def _join(self, s: Setting, given: Tree) -> Weights:
+        rows = given["rows"]
+
+        def stack(clients: Tensor, own: Tensor) -> Tensor:
+            return torch.cat([clients[rows], own.expand(len(rows), 1, *own.shape)], 1)
+
+        models = tree.map(stack, given["teachers"], given["student"])
+        return s.as_read(models) if self.level == "input" else models
+
+
+class Distiller(Taught):
     """Fine-tune the aggregated model on generated samples. Base class of FLBoost and FedDF.
 
     Subclasses declare the annotated names below as fields. ``aim`` is a verb for error messages.
@@ -54,7 +98,6 @@ class Distiller(Part):
     aim: str
     weight_decay: float
     student_bn: str
-    level: str
     noise: int
     width: int
     final_norm: bool
@@ -106,6 +149,9 @@ class Distiller(Part):
     def _tuned_names(self, spec: Spec) -> list[str]:
         return tuned_names(spec, self.level)
 
+    def _prepared_generator(self, s: Setting) -> Generator:
+        return self._generator(s.spec).prepared(s.prepare)
+
     def _generator(self, spec: Spec) -> Generator:
         return make_generator(spec, self.level, self.noise, self.width, self.final_norm)
 
@@ -152,23 +198,6 @@ def student_logits(
         return s.model.head(weights.params, x), weights.buffers
     out = s.forward(weights, x, mode, key)
     return out.logits, out.buffers
-
-
-def teachers_of(r: Round, level: str) -> Weights:
-    """The clients' models, leaves ``[K, ...]``; only their heads for generated features."""
-    if level == "feature":
-        return Weights({n: r.clients.params[n] for n in r.model.head_names()}, {})
-    return r.clients
-
-
-def teams_of(r: Round, level: str, order: Tensor | None) -> Teams:
-    """One step per client in an order ``[K]``, or one step of all clients for None."""
-    teachers = teachers_of(r, level)
-    if order is None:
-        rows = torch.arange(r.cohort, device=r.key.device)[None]  # [1, K]
-        return Teams(rows, tree.map(lambda x: x.unsqueeze(0), teachers))
-    rows = order[:, None]  # [K, 1]
-    return Teams(rows, tree.take(teachers, rows))
 
 
 def teacher_logits(s: Setting, level: str, teachers: Weights, x: Tensor) -> Tensor:

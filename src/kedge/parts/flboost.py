@@ -30,8 +30,6 @@ from kedge.parts.distil import (
     pass_key,
     student_logits,
     teacher_logits,
-    teachers_of,
-    teams_of,
 )
 from kedge.parts.generators import diversity
 from kedge.parts.tuning_limits import limit_move, stay_unless, trust
@@ -204,18 +202,19 @@ class FLBoost(Distiller):
         games = [_Game(z[i], y[i], share[:, y[i]], keys[i]) for i in range(self.steps)]
         first = Weights(**r.server)
         fit = Fit(first, Adam().init(first.params))
-        teams = teams_of(r, self.level, client_order(counts) if self.per_client else None)
+        order = client_order(counts) if self.per_client else None
+        teams = self._teams(r, order, joined=self.adversarial and r.stacks_all)
         for game in games:
             fit = self._train_generator(r, weights, fit, teams, game)
             if self.adversarial and trains_student:
-                weights = self._train_student(r, weights, fit.generator, game)
+                weights = self._train_student(r, weights, fit.generator, teams.teachers, game)
         if not self.adversarial and trains_student:
             for game in games:
-                weights = self._train_student(r, weights, fit.generator, game)
+                weights = self._train_student(r, weights, fit.generator, teams.teachers, game)
         if self.bound is not None:
             names, bound = self._tuned_names(r.spec), counts.new_full((), self.bound)
             weights = limit_move(weights, aggregated, r.anchor, names, bound)
-        return weights, fit.generator._asdict()
+        return r.keep(weights), r.keep(fit.generator)._asdict()
 
     def _ensemble(self, counts: Tensor) -> Tensor:
         """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every present class."""
@@ -236,16 +235,18 @@ class FLBoost(Distiller):
     def _train_generator(
         self, r: Round, student: Weights, fit: Fit, teams: Teams, game: _Game
     ) -> Fit:
-        lr = decayed_lr(r, self.generator_lr, self.decay)
-        given = {"student": student, "game": game, "lr": lr}
-        xs = {"teachers": teams.teachers, "share": game.share[teams.rows]}
+        given = {"game": game, "lr": decayed_lr(r, self.generator_lr, self.decay)}
+        joined = self._joined(r, teams, student)
+        if joined is None:
+            given["student"] = student
+        xs = {"models": joined or teams.taken, "share": game.share[teams.rows]}
         for _ in range(self.generator_steps):
-            fit = r.iterate(self._generator_step, fit, xs, given)
+            fit = r.iterate(self._generator_step, fit, xs, given, borrow=True)
         return fit
 
     def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Tree) -> Fit:
         game: _Game = given["game"]
-        rest = given["student"], x["teachers"], game._replace(share=x["share"]), len(game.share)
+        rest = given.get("student"), x["models"], game._replace(share=x["share"]), len(game.share)
         return generator_step(s, self._generator_loss, fit, given["lr"], None, *rest)
 
     def _generator_loss(
@@ -253,14 +254,20 @@ class FLBoost(Distiller):
         params: Params,
         buffers: Params,
         s: Setting,
-        student: Weights,
+        student: Weights | None,
         teachers: Weights,
         game: _Game,
         cohort: int,
     ) -> tuple[Tensor, Params]:
-        """-L_md + lambda_cls L_cls + lambda_r L_r over the teachers, and G's next buffers."""
-        x, buffers = self._generator(s.spec)(Weights(params, buffers), game.z, game.y, train=True)
-        targets = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
+        """-L_md + lambda_cls L_cls + lambda_r L_r over the teachers, and G's next buffers.
+
+        For None, the student is the last of the teachers.
+        """
+        x, buffers = self._prepared_generator(s)(
+            Weights(params, buffers), game.z, game.y, train=True
+        )
+        every = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
+        targets = every if student is not None else every[:-1]
         labels = game.y.expand(len(targets), -1)
         ce = F.cross_entropy(targets.movedim(-1, 1), labels, reduction="none")  # [K, B]
         if self.cls_weights == "sample":
@@ -271,24 +278,25 @@ class FLBoost(Distiller):
         loss = self.lambda_cls * cls + self.lambda_r * portion * diversity(game.z, x)
         if self.adversarial:
             targets = targets.detach() if self.detach_teachers else targets
-            logits, _ = student_logits(s, self.level, student, x, "eval")
+            logits = every[-1]
+            if student is not None:
+                logits, _ = student_logits(s, self.level, student, x, "eval")
             loss = loss - self._discrepancy(s, self.generator_md, targets, logits, game.share)
         return loss, buffers
 
     def _train_student(
-        self, r: Round, weights: Weights, generator: Weights, game: _Game
+        self, r: Round, weights: Weights, generator: Weights, teachers: Weights, game: _Game
     ) -> Weights:
-        teachers = teachers_of(r, self.level)
         taught = {"generator": generator, "teachers": teachers, "game": game}
         lr = decayed_lr(r, r.lr, 1.0) if self.lr is None else decayed_lr(r, self.lr, self.decay)
-        given = {"lesson": r.apply(self._lesson, taught), "key": game.key, "lr": lr}
+        given = {"lesson": r.apply(self._lesson, taught, borrow=True), "key": game.key, "lr": lr}
         steps = {"step": torch.arange(self.student_steps, device=game.key.device)}
-        return r.iterate(self._student_step, weights, steps, given)
+        return r.iterate(self._student_step, weights, steps, given, borrow=True)
 
     def _lesson(self, s: Setting, given: Tree) -> Tree:
         """Samples and the clients' logits on them, which are constant over the student's steps."""
         game: _Game = given["game"]
-        x, _ = self._generator(s.spec)(given["generator"], game.z, game.y, train=False)
+        x, _ = self._prepared_generator(s)(given["generator"], game.z, game.y, train=False)
         targets = teacher_logits(s, self.level, given["teachers"], x)
         if self.confidence is None:
             return {"x": x, "targets": targets, "share": game.share}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.optim import Adam
-from kedge.core.part import Doc, Out, Part, Range, Stack, register
+from kedge.core.part import Doc, Out, Range, Stack, register
 from kedge.core.round import Round
 from kedge.core.steps import Setting
 from kedge.core.task import Batch
@@ -26,13 +26,13 @@ from kedge.parts.distil import (
     Distiller,
     Draws,
     Fit,
+    Taught,
     allot_labels,
     decayed_lr,
     draw_labels,
     generator_step,
     pass_key,
     teacher_logits,
-    teachers_of,
 )
 from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
 
@@ -50,7 +50,7 @@ _FLBOOST = {
 
 @register
 @dataclass(frozen=True)
-class FedGen(Part):
+class FedGen(Taught):
     r"""Train clients also on samples of a generator that the server fits to all client models.
 
     Server: :math:`\min_\theta E_{y, z} \sum_k a_{k,y} CE(h_k(G(z, y)), y) + \eta L_{div}` (eq. 4,
@@ -154,7 +154,7 @@ class FedGen(Part):
         generator = Weights(**r.server["generator"])
         moments = r.server["moments"] if self.keep_moments else Adam().init(generator.params)
         given = {
-            "teachers": teachers_of(r, self.level),
+            "teachers": self._teachers(r),
             "share": self._ensemble(counts),
             "present": (counts.sum(0) > 0).to(torch.int64),
             "lr": decayed_lr(r, self.generator_lr, self.decay),
@@ -201,7 +201,8 @@ class FedGen(Part):
         share: Tensor,
     ) -> tuple[Tensor, Params]:
         """sum_k a_{k,y} CE + eta L_div, and G's next buffers."""
-        x, buffers = self._generator(s.spec)(Weights(params, buffers), z, y, train=True)
+        generator = self._generator(s.spec).prepared(s.prepare)
+        x, buffers = generator(Weights(params, buffers), z, y, train=True)
         logits = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         labels = y.expand(len(logits), -1)
         ce = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")  # [K, B]
@@ -289,7 +290,7 @@ class FedDF(Distiller):
 
     def _train_generator(self, r: Round, generator: Weights, counts: Tensor) -> Weights:
         lr = decayed_lr(r, self.generator_lr, self.decay)
-        given = {"teachers": teachers_of(r, self.level), "lr": lr}
+        given = {"teachers": self._teachers(r), "lr": lr}
         draws = self._draws(r, "generator", self.generator_steps, counts)
         first = Fit(generator, Adam().init(generator.params))
         return r.iterate(self._generator_step, first, draws, given).generator
@@ -302,7 +303,7 @@ class FedDF(Distiller):
         self, params: Params, buffers: Params, s: Setting, teachers: Weights, z: Tensor, y: Tensor
     ) -> tuple[Tensor, Params]:
         """The clients' mean cross-entropy + eta L_div, and G's next buffers."""
-        x, buffers = self._generator(s.spec)(Weights(params, buffers), z, y, train=True)
+        x, buffers = self._prepared_generator(s)(Weights(params, buffers), z, y, train=True)
         logits = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         ce = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))
         return ce + self.eta * diversity(z, x), buffers
@@ -310,15 +311,14 @@ class FedDF(Distiller):
     def _train_student(
         self, r: Round, weights: Weights, generator: Weights, counts: Tensor
     ) -> Weights:
-        teachers, lr = teachers_of(r, self.level), decayed_lr(r, self.lr, self.decay)
-        key = rng.fold(r.key, "pass")
-        given = {"teachers": teachers, "generator": generator, "lr": lr, "key": key}
+        lr, key = decayed_lr(r, self.lr, self.decay), rng.fold(r.key, "pass")
+        given = {"teachers": self._teachers(r), "generator": generator, "lr": lr, "key": key}
         draws = self._draws(r, "student", self.student_steps, counts)._asdict()
         draws["step"] = torch.arange(self.student_steps, device=key.device)
         return r.iterate(self._student_step, weights, draws, given)
 
     def _student_step(self, s: Setting, given: Tree, weights: Weights, draw: Tree) -> Weights:
-        x, _ = self._generator(s.spec)(given["generator"], draw["z"], draw["y"], train=False)
+        x, _ = self._prepared_generator(s)(given["generator"], draw["z"], draw["y"], train=False)
         mean = self._ensemble(teacher_logits(s, self.level, given["teachers"], x))
         key = pass_key(s, given["key"], draw["step"])
         return self._descend(s, weights, given["lr"], x, mean, key)

@@ -7,8 +7,10 @@ allocate no weights, so equal arguments return the same generator.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -51,6 +53,12 @@ class Generator:
                     like.shape, value, dtype=leaf_dtype, device=device
                 )
         return Weights(params, buffers)
+
+    def prepared(self, prepare: Callable[[Model], Model]) -> Generator:
+        """The same generator, with a network in another precision or layout."""
+        generator = copy.copy(self)
+        generator._model = prepare(self._model)
+        return generator
 
     def __call__(
         self, weights: Weights, z: Tensor, y: Tensor, train: bool

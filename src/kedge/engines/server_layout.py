@@ -1,0 +1,85 @@
+"""The layout of models in the server's steps on a GPU: channels-last, several models as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.core.model import Model
+from kedge.core.tree import Params, Weights
+from kedge.engines import stacked
+from kedge.engines.layout import EngineLayout, to_channels_last
+from kedge.engines.torch_private import transforms_active
+
+CHANNELS = 8  # kernels for 16 bits need a multiple of this number
+
+
+@dataclass(frozen=True)
+class ServerLayout(EngineLayout):
+    """Channels-last from the first map on, also in a generator, whose input is a vector."""
+
+    channels_last: bool = True
+
+    def replace_layers(self, net: nn.Module) -> None:
+        super().replace_layers(net)
+        for layer in net.modules():
+            if type(layer) is nn.Unflatten:
+                layer.__class__ = MapOfVector
+            elif isinstance(layer, stacked.Conv2d) and layer.out_channels % CHANNELS:
+                layer.__class__ = NarrowConv2d
+
+    def arrange(self, x: Tensor, params: Params) -> tuple[Tensor, Params]:
+        if transforms_active():
+            return x, params
+        return to_channels_last(x), to_channels_last(params)
+
+
+class MapOfVector(nn.Unflatten):
+    """An ``nn.Unflatten`` whose maps are in channels-last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if transforms_active() else to_channels_last(y)
+
+
+class NarrowConv2d(stacked.Conv2d):
+    """A convolution to few channels, such as those of an image.
+
+    In 16 bits, cuDNN converts its maps or falls back to slow kernels unless the number of channels
+    is a multiple of eight. So filters of zeros are added, and their results left out.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if transforms_active() or not torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        missing = -self.out_channels % CHANNELS
+        weight = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, missing))
+        y = F.conv2d(x, to_channels_last(weight), None, self.stride, self.padding)
+        y = y[:, : self.out_channels]
+        return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, 1, 1)
+
+
+def as_read(model: Model, weights: Weights) -> Weights:
+    """Weights in the dtype and the memory format in which passes of a prepared model read them.
+
+    Leaves may have further axes first, for several models: their filters are then in the order of
+    the kernels of :mod:`kedge.engines.stacked`. A pass gives the same result, but converts nothing.
+    """
+    layers = dict(model.template.named_modules())
+    dtype = torch.bfloat16 if model.precision == "bf16" else None
+
+    def convert(name: str, w: Tensor) -> Tensor:
+        layer = layers.get(name.rpartition(".")[0])
+        if not name.endswith("weight") or not isinstance(layer, (nn.Conv2d, nn.Linear)):
+            return w
+        w = w if dtype is None else w.to(dtype)
+        if not isinstance(layer, nn.Conv2d):
+            return w.contiguous()
+        if w.ndim == 4:
+            return to_channels_last(w)
+        return w.movedim((-4, -3), (-2, -1)).contiguous().movedim((-2, -1), (-4, -3))
+
+    return weights._replace(params={n: convert(n, w) for n, w in weights.params.items()})
