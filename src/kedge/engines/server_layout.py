@@ -28,8 +28,8 @@ class ServerLayout(EngineLayout):
         for layer in net.modules():
             if type(layer) is nn.Unflatten:
                 layer.__class__ = MapOfVector
-            elif isinstance(layer, stacked.Conv2d) and layer.out_channels % CHANNELS:
-                layer.__class__ = NarrowConv2d
+            elif isinstance(layer, stacked.Conv2d):
+                layer.__class__ = Conv2d
 
     def arrange(self, x: Tensor, params: Params) -> tuple[Tensor, Params]:
         if transforms_active():
@@ -45,19 +45,29 @@ class MapOfVector(nn.Unflatten):
         return y if transforms_active() else to_channels_last(y)
 
 
-class NarrowConv2d(stacked.Conv2d):
-    """A convolution to few channels, such as those of an image.
+class Conv2d(stacked.Conv2d):
+    """A convolution with a model axis under ``vmap``, and else torch's own, whose gradients are one
+    operation that reads what the forward pass read.
 
     In 16 bits, cuDNN converts its maps or falls back to slow kernels unless the number of channels
-    is a multiple of eight. So filters of zeros are added, and their results left out.
+    is a multiple of eight. So filters of zeros are added to few, and their results left out.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if transforms_active() or not torch.is_autocast_enabled(x.device.type):
+        if transforms_active():
             return super().forward(x)
+        assert not isinstance(self.padding, str)
+        rows, columns = (
+            stacked.used_taps(x.shape[i - 2], self.kernel_size[i], self.stride[i], self.padding[i])
+            for i in (0, 1)
+        )
+        weight, padding = self.weight, (rows.padding, columns.padding)
+        weight = weight[..., rows.start : rows.stop, columns.start : columns.stop]
         missing = -self.out_channels % CHANNELS
-        weight = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, missing))
-        y = F.conv2d(x, to_channels_last(weight), None, self.stride, self.padding)
+        if not missing or not torch.is_autocast_enabled(x.device.type):
+            return F.conv2d(x, weight, self.bias, self.stride, padding)
+        weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing))
+        y = F.conv2d(x, to_channels_last(weight), None, self.stride, padding)
         y = y[:, : self.out_channels]
         return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, 1, 1)
 
