@@ -37,6 +37,8 @@ class Steps:
 
     #: A stack of one model runs as that model: faster on a GPU, and rounded differently.
     unstacks_one = False
+    #: Passes read weights in another dtype or memory format: see :meth:`as_read`.
+    converts = False
     #: Models on the same inputs are better stacked, also one of the server and one of a client.
     stacks_all = False
 
@@ -83,6 +85,7 @@ class Setting:
         self._part, self._steps = part, steps
         self.model, self.spec, self.task = model, spec, spec.task
         self.unstacks_one, self.stacks_all = steps.unstacks_one, steps.stacks_all
+        self.converts = steps.converts
 
     def prepare(self, model: Model) -> Model:
         """A part's own model, such as a generator, in the precision and the layout of the run."""

@@ -56,7 +56,7 @@ class FastSteps(Steps):
 
     def __init__(self, captures: Captures, device: torch.device, compiles: bool) -> None:
         self._captures = captures
-        self.unstacks_one = self._on_gpu = device.type == "cuda"
+        self.unstacks_one = self.converts = self._on_gpu = device.type == "cuda"
         # in eager mode, BatchNorm of a stack is slow
         self.stacks_all = compiles and self._on_gpu
         self._fuse = self._compile if compiles else None
@@ -77,7 +77,7 @@ class FastSteps(Steps):
         return self._models[key][1]
 
     def as_read(self, model: Model, weights: Weights) -> Weights:
-        return as_read(model, weights) if self._on_gpu else weights
+        return as_read(model, weights) if self.converts else weights
 
     def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
         # outside of torch.func, where tensors have no memory format

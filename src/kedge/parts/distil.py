@@ -56,7 +56,7 @@ class Taught(Part):
         heads for generated features."""
         if self.level == "feature":
             return Weights({n: r.clients.params[n] for n in r.model.head_names()}, {})
-        return r.apply(self._as_read, r.clients, borrow=True)
+        return r.apply(self._as_read, r.clients, borrow=True) if r.converts else r.clients
 
     def _as_read(self, s: Setting, weights: Weights) -> Weights:
         return s.as_read(weights)
