@@ -49,7 +49,11 @@ class Conv2d(nn.Conv2d):
         if (rows.stop - rows.start, columns.stop - columns.start) != self.kernel_size:
             weight = weight[..., rows.start : rows.stop, columns.start : columns.stop]
         y = _Forward.apply(x, weight, self.stride[0], padding)
-        return y if self.bias is None else _Biased.apply(y, self.bias)
+        if self.bias is None:
+            return y
+        if self.out_channels % 16:  # not in channels-last
+            return y + self.bias.to(y.dtype).reshape(-1, 1, 1)
+        return _Biased.apply(y, self.bias)
 
 
 class Taps(NamedTuple):
