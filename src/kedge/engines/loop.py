@@ -31,7 +31,7 @@ from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
 from kedge.engines.heap import keep_freed_memory
 from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
-from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, totals_of_one
+from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, add_totals, totals_of_one
 from kedge.engines.narrow import LoopLayout
 from kedge.engines.oom import is_out_of_memory, retry_smaller
 from kedge.engines.ops import FOREACH, may_overwrite
@@ -134,7 +134,7 @@ class Loop(Engine):
         total: Totals = {}
         states: Tree = None
         for i, done in enumerate(self.answers(cohort, Query("train", cohort.bound.phases))):
-            total = server.add_totals(total, done.totals, True) if i else clone_totals(done.totals)
+            total = add_totals(total, done.totals) if i else clone_totals(done.totals)
             states = _write_row(states, i, done.next_state, cohort.size)
         return total, states
 
