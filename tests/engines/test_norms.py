@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from kedge.core import tree
 from kedge.engines import norms
-from kedge.engines.torch_private import is_traced, trace
+from kedge.engines.torch_compiler import is_traced, trace
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "maps": lambda: nn.BatchNorm2d(6),

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from kedge.check.problems import images
 from kedge.core import tree
-from kedge.engines import norms, stacked, torch_private
+from kedge.engines import norms, stacked, torch_compiler
 from kedge.engines.layout import EngineLayout
 from kedge.sim.simulation import Simulation
 
@@ -149,7 +149,7 @@ def test_a_graph_has_no_permutations_that_change_nothing() -> None:
         return list(vmap(grad(run))(own, state, leaves[0]).values())
 
     x = torch.randn(2, 3, 16, 8, 8)
-    graph = torch_private.trace(step, x, *weights.values())
+    graph = torch_compiler.trace(step, x, *weights.values())
     permutations = [n.args[1] for n in graph.graph.nodes if "permute" in str(n.target)]
     assert permutations
     assert all(list(order) != sorted(order) for order in permutations)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.engines.conv_results import to_front
-from kedge.engines.torch_private import is_traced, transforms_active
+from kedge.engines.torch_compiler import is_traced
+from kedge.engines.torch_private import transforms_active
 
 
 class BatchNorm(nn.modules.batchnorm._BatchNorm):
