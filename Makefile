@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test long check format clean readme mutants
+.PHONY: install demo test long check format clean readme results mutants
 
 install: $(STAMP)
 
@@ -47,3 +47,7 @@ clean:
 readme: $(STAMP)
 	$(BIN)/python -c "import re, kedge.cli.display as d; p = 'README.md'; s = open(p).read(); \
 	open(p, 'w').write(re.sub(r'(<!-- methods:.*?-->\n).*?(<!-- end)', lambda m: m[1] + d.methods_markdown() + '\n' + m[2], s, flags=re.S))"
+
+# Write docs/results.md and its figures from the records in docs/results.
+results: $(STAMP)
+	$(BIN)/python -m tools.results

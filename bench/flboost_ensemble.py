@@ -23,10 +23,10 @@ whole test set, in percent:
 
 and the mean negative log-likelihood of three of them. With a method such as
 ``scaffold+flboost:official`` the difference of ``global`` and ``average`` is the effect of
-fine-tuning in that round. ``lateflboost`` is FLBoost that starts in round ``start``.
+fine-tuning in that round. The record's ``lateflboost`` is today's ``flboost`` with ``start``.
 
 The clients train on the engine loop, on a GPU in four streams. The record of an H200 is
-``docs/results/flboost_ensemble_h200.json``.
+``docs/results/flboost/ensemble_h200.json``.
 """
 
 from __future__ import annotations
@@ -36,22 +36,19 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge import SGD, LocalWork, Model, Part, Round, Simulation, Weights, parse, register
+from kedge import SGD, LocalWork, Model, Part, Simulation, Weights, parse
 from kedge.core import tree
-from kedge.core.part import Doc, Range
-from kedge.core.tree import Tree
 from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.engines import Execution
 from kedge.engines.device import precise
 from kedge.models import build
-from kedge.parts.flboost import FLBoost
 
 TEST_BATCH = 2500
 
@@ -61,19 +58,6 @@ class SeeClients(Part):
     """Changes nothing; it requests the clients' models in the totals of a round."""
 
     needs_clients = True
-
-
-@register
-@dataclass(frozen=True)
-class LateFLBoost(FLBoost):
-    """FLBoost from some round on."""
-
-    start: Annotated[int, Doc("first round that is fine-tuned"), Range(0)] = 0
-
-    def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
-        if r.round < self.start:
-            return weights, r.server
-        return super().server_step(r, weights)
 
 
 def simulate(args: argparse.Namespace) -> Simulation:

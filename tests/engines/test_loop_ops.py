@@ -19,8 +19,9 @@ from kedge.core.tree import Params, Weights
 from kedge.core.view import View
 from kedge.core.work import single_jobs, take_jobs
 from kedge.engines import torch_private
+from kedge.engines.cohort import clone_totals
 from kedge.engines.loop import run_steps
-from kedge.engines.loop_ops import gradient, totals_of_one
+from kedge.engines.loop_ops import add_totals, gradient, totals_of_one
 from kedge.engines.ops import FOREACH
 
 
@@ -117,6 +118,19 @@ def test_totals_of_one_client_are_those_of_the_server(
         assert shapes[0] == shapes[1], name
         if name != "uploads":
             assert tree.gap(found[name], value) < 1e-12, name
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fednova", "krum"])
+def test_totals_are_added_as_the_server_does(method: str) -> None:
+    bound, reply, anchor = reply_of(method, small)
+    other = tree.map(lambda x: 3 * x + 1, reply)
+    one, two = (totals_of_one(bound, own, anchor) for own in (reply, other))
+    wanted = server.add_totals(one, two)
+    found = add_totals(clone_totals(one), two)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        same = found[name] == value if isinstance(value, int) else tree.equal(found[name], value)
+        assert same, name
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedcog"])

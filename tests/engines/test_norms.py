@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from kedge.core import tree
 from kedge.engines import norms
-from kedge.engines.torch_private import is_traced, trace
+from kedge.engines.torch_compiler import is_traced, trace
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "maps": lambda: nn.BatchNorm2d(6),
@@ -96,6 +96,40 @@ def test_it_is_torchs_in_value_gradient_and_statistics(name: str, mode: str) -> 
     assert not any("batch_norm" in str(node.target) for node in graph.graph.nodes)
     assert tree.gap(found, wanted) < 1e-12
     assert mode == "train" or all(torch.equal(found["buffers"][n], b) for n, b in args[1].items())
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("kind", ["gradient of one client", "passes of all", "shared weights"])
+def test_other_transforms(kind: str, mode: str) -> None:
+    """As steps of a server have them: a gradient alone, a map alone, weights that are shared."""
+    layer, params, buffers, x = problem("maps")
+    layer.train(mode == "train")
+
+    def loss(net: nn.Module, params: Any, x: Tensor, buffers: Any) -> Tensor:
+        own = {n: b.clone() for n, b in buffers.items()}
+        return (functional_call(net, params | own, (x,)) ** 3).sum()
+
+    def compute(net: nn.Module) -> Callable[..., list[Tensor]]:
+        def run(weight: Tensor, bias: Tensor, x: Tensor) -> list[Tensor]:
+            every = {"weight": weight, "bias": bias}
+            one = {n: p[0] for n, p in every.items()}
+            if kind == "passes of all":
+                return [vmap(lambda p, x, b: loss(net, p, x, b))(every, x, buffers)]
+            first = {n: b[0] for n, b in buffers.items()}
+            if kind == "shared weights":
+                total = lambda p, x: vmap(lambda x, b: loss(net, p, x, b))(x, buffers).sum()  # noqa: E731
+            else:
+                total, x = (lambda p, x: loss(net, p, x, first)), x[0]
+            by_params, by_x = grad(total, argnums=(0, 1))(one, x)
+            return [*by_params.values(), by_x]
+
+        return run
+
+    leaves = [*params.values(), x]
+    graph = trace(compute(fused(layer)), *leaves)
+    assert not any("batch_norm" in str(node.target) for node in graph.graph.nodes)
+    for found, wanted in zip(graph(*leaves), compute(layer)(*leaves), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
 def test_it_is_torchs_outside_of_a_trace() -> None:

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from kedge.check.problems import images
 from kedge.core import tree
-from kedge.engines import stacked
+from kedge.engines import norms, stacked, torch_compiler
 from kedge.engines.layout import EngineLayout
 from kedge.sim.simulation import Simulation
 
@@ -129,6 +129,30 @@ def test_a_map_of_one_pixel_meets_one_tap() -> None:
     assert stacked.used_taps(2, 3, 2, 1) == (1, 3, 0)
     assert stacked.used_taps(2, 3, 1, 1) == (0, 3, 1)
     assert stacked.used_taps(32, 7, 2, 3) == (0, 7, 3)
+
+
+def test_a_graph_has_no_permutations_that_change_nothing() -> None:
+    """The compiler would convert their operands to contiguous maps and back."""
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+    stacked.replace_layers(net)
+    norms.replace_layers(net)
+    net[0].stacked = True
+    weights = {n: torch.randn(2, *p.shape) for n, p in net.named_parameters()}
+    state = {n: b.expand(2, *b.shape).clone() for n, b in net.named_buffers()}
+
+    def step(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        def run(own, buffers, x):
+            copies = {n: b.clone() for n, b in buffers.items()}
+            return (functional_call(net, own | copies, (x,)) ** 2).sum()
+
+        own = dict(zip(weights, leaves[1:], strict=True))
+        return list(vmap(grad(run))(own, state, leaves[0]).values())
+
+    x = torch.randn(2, 3, 16, 8, 8)
+    graph = torch_compiler.trace(step, x, *weights.values())
+    permutations = [n.args[1] for n in graph.graph.nodes if "permute" in str(n.target)]
+    assert permutations
+    assert all(list(order) != sorted(order) for order in permutations)
 
 
 def test_layers_of_other_kinds_stay_as_they_are() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.tree import Tree
-from kedge.engines import Execution, torch_private
+from kedge.engines import Execution, torch_compiler, torch_private
 from kedge.engines.choice import memory
 from kedge.engines.choice.memory import Need
 from kedge.engines.choice.trial import measure_need
@@ -163,7 +163,7 @@ def run_in_fallback(path: str) -> None:
     assert torch_private.layers is None
     assert torch_private._core is None
     assert torch_private._lists is None
-    assert not torch_private.can_compile()
+    assert not torch_compiler.can_compile()
     torch.save(final_states(), path)
     for test in (
         test_a_mapped_gradient_is_that_of_torch_func,
@@ -224,8 +224,8 @@ def counted(graph: torch.fx.GraphModule, name: str) -> int:
 
 def slim(function: Any, *leaves: Tensor) -> torch.fx.GraphModule:
     """The graph of a function in which equal subexpressions are computed once."""
-    graph = torch_private.trace(function, *leaves)
-    graph.graph = torch_private.eliminate_common_subexpressions(graph.graph)
+    graph = torch_compiler.trace(function, *leaves)
+    graph.graph = torch_compiler.eliminate_common_subexpressions(graph.graph)
     graph.recompile()
     return graph
 

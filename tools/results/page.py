@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from tools.results.facts import Facts
@@ -40,7 +43,13 @@ def render(results: Path, draw: bool = True) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
+
+    def evidence(name: str) -> Any:
+        """A measurement that is no row of a table."""
+        return json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+
     environment.globals |= {
+        "evidence": evidence,
         "facts": facts,
         "table": lambda name: markdown(facts(name)),
         "figure": figure,
@@ -48,7 +57,7 @@ def render(results: Path, draw: bool = True) -> str:
         "signed": lambda value: f"{value:+.1f}",
         "number": lambda value: f"{value:.1f}",
     }
-    return environment.get_template(TEMPLATE).render()
+    return re.sub(r"\n{3,}", "\n\n", environment.get_template(TEMPLATE).render())
 
 
 def markdown(of: Facts) -> str:
@@ -105,9 +114,11 @@ def source(of: Facts) -> str:
     torches = sorted({str(run.environment.get("torch", "unknown")) for run in runs})
     dates = sorted({run.date for run in runs if run.date})
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}" if dates else "undated"
+    names = sorted({run.recipe for run in runs})  # a row may be shared between tables
+    folders = " and ".join(f"[results/{name}](results/{name})" for name in names)
     lines = [
         f"{of.table.place}. {', '.join(devices)}, torch {', '.join(torches)}, {span}. "
-        f"`kedge reproduce {of.name}`, records in [results/{of.name}](results/{of.name})."
+        f"`kedge reproduce {of.name}`, records in {folders}."
     ]
     notes = [of.table.note] if of.table.note else []
     notes += [f"`{s.row.name}`: {s.row.note}" for s in of.summaries.values() if s.n and s.row.note]

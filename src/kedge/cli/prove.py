@@ -101,8 +101,12 @@ def bench(
         str, typer.Option(help="precision of rivals; default: tf32 on a GPU, else fp32")
     ] = "",
     methods: Annotated[
-        str, typer.Option(help="methods of kedge; their cost is shown relative to fedavg")
-    ] = "fedavg",
+        str,
+        typer.Option(
+            help="methods of kedge, with their cost over fedavg and over their base; default: "
+            "those that the workload is about"
+        ),
+    ] = "",
     rounds: Annotated[
         int, typer.Option(help="turns of each runner, with at least one timed round each")
     ] = 5,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from kedge.core import tree
-from kedge.engines import torch_private
+from kedge.engines import torch_compiler
 from kedge.engines.conv_backward import fix_layouts
 
 PLACEHOLDER = object()  # stands for a tensor
@@ -32,7 +32,7 @@ def compile_function(function: Callable[..., Any], *examples: Any) -> Callable[.
         function: of trees; its result is a tree of tensors and constants.
         examples: trees of the shapes, dtypes and devices of later arguments.
     """
-    if not torch_private.can_compile():
+    if not torch_compiler.can_compile():
         warnings.warn(
             "steps run eagerly: this version of torch has no supported compiler", stacklevel=2
         )
@@ -47,15 +47,15 @@ def compile_function(function: Callable[..., Any], *examples: Any) -> Callable[.
 
     leaves = [_dense(x.detach()) for x in tree.leaves(examples)]
     strides = [x.stride() for x in leaves]
-    graph = torch_private.trace(flat, *leaves)
+    graph = torch_compiler.trace(flat, *leaves)
     _inline_constants(graph, leaves[0].device)
     fix_layouts(graph)
-    graph.graph = torch_private.eliminate_common_subexpressions(graph.graph)
+    graph.graph = torch_compiler.eliminate_common_subexpressions(graph.graph)
     if len(graph.graph.nodes) > MAX_NODES:
         return function
     constants = _lift_constants(graph)
     try:
-        run = torch_private.inductor(graph, [*leaves, *constants])
+        run = torch_compiler.inductor(graph, [*leaves, *constants])
     except Exception as error:  # noqa: BLE001  (the function itself still works)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(f"steps could not be compiled and run eagerly: {first}", stacklevel=2)

@@ -13,6 +13,12 @@ def is_one_pixel(height: int, width: int) -> bool:
     return height == width == 1
 
 
+def to_front(x: Tensor, dim: int) -> Tensor:
+    """Move a dimension to the front. A permutation that changes nothing is left out: in a graph,
+    the compiler would give its operand contiguous strides, and convert it afterwards."""
+    return x.movedim(dim, 0) if dim else x
+
+
 def is_dense(x: Tensor) -> bool:
     """Whether every client's maps ``[B, C, H, W]`` are in channels-last without gaps."""
     _, _, channels, height, width = x.shape

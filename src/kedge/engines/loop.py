@@ -29,8 +29,10 @@ from kedge.engines.cohort import Cohort, Outcome, Trained, clone_totals
 from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
+from kedge.engines.heap import keep_freed_memory
 from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
-from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, totals_of_one
+from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, add_totals, totals_of_one
+from kedge.engines.narrow import LoopLayout
 from kedge.engines.oom import is_out_of_memory, retry_smaller
 from kedge.engines.ops import FOREACH, may_overwrite
 from kedge.engines.reference import sums_over
@@ -103,11 +105,13 @@ class Loop(Engine):
         return self.streams != self.execution.streams
 
     def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
-        return model.prepared(
-            EngineLayout(channels_last=prefers_channels_last(model, device, dtype)), device, dtype
-        )
+        layout = LoopLayout if device.type == "cpu" else EngineLayout
+        chosen = layout(channels_last=prefers_channels_last(model, device, dtype))
+        return model.prepared(chosen, device, dtype)
 
     def train(self, cohort: Cohort) -> list[Outcome]:
+        if cohort.batches.device.type == "cpu":
+            keep_freed_memory()
         cohort = cohort.with_states()
         totals, states = self._with_retry(lambda: self._train(cohort))
         return [Outcome(totals, [(list(range(cohort.size)), states)])]
@@ -131,7 +135,7 @@ class Loop(Engine):
         total: Totals = {}
         states: Tree = None
         for i, done in enumerate(self.answers(cohort, Query("train", cohort.bound.phases))):
-            total = server.add_totals(total, done.totals, True) if i else clone_totals(done.totals)
+            total = add_totals(total, done.totals) if i else clone_totals(done.totals)
             states = _write_row(states, i, done.next_state, cohort.size)
         return total, states
 

@@ -14,7 +14,7 @@ from kedge.core.ops import Objective
 from kedge.core.server import Totals
 from kedge.core.tree import Params, Tree, Weights
 from kedge.engines.ops import FOREACH, IN_PLACE, MAX_DOT_ELEMENTS
-from kedge.engines.torch_private import gradients
+from kedge.engines.torch_private import foreach_add_, gradients
 
 
 def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
@@ -36,6 +36,11 @@ FIRST_STEP = FOREACH._replace(gradient=gradient)
 #: Later steps, if they may overwrite the parameters.
 LATER_STEPS = IN_PLACE._replace(gradient=gradient)
 
+#: Totals of a method that needs the mean of the updates only.
+PLAIN_TOTALS = {
+    "count", "weight", "weighted_delta", "sq_norm", "contribution", "uploads", "terms", "up_bytes",
+}  # fmt: skip
+
 
 def totals_of_one(bound: Bound, reply: Reply, anchor: Weights) -> Totals:
     """:func:`kedge.core.server.totals` of one client's reply."""
@@ -54,6 +59,23 @@ def totals_of_one(bound: Bound, reply: Reply, anchor: Weights) -> Totals:
         "terms": {name: value.reshape(1) for name, value in reply.terms.items()},
         "up_bytes": tree.nbytes(delta),
     }
+
+
+def add_totals(total: Totals, new: Totals) -> Totals:
+    """:func:`kedge.core.server.add_totals` in place, with one operator for plain totals."""
+    if total.keys() != PLAIN_TOTALS or total["uploads"] or total["contribution"]:
+        return server.add_totals(total, new, True)
+    foreach_add_(_summands(total), _summands(new))
+    total["terms"] = {n: torch.cat((t, new["terms"][n])) for n, t in total["terms"].items()}
+    for name in ("count", "up_bytes"):
+        total[name] += new[name]
+    return total
+
+
+def _summands(totals: Totals) -> list[Tensor]:
+    delta = totals["weighted_delta"]
+    leaves = (*delta.params.values(), *delta.buffers.values())
+    return [totals["weight"], totals["sq_norm"], *leaves]
 
 
 def _sq_norm(params: Params, like: Tensor) -> Tensor:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.engines.torch_private import is_traced, transforms_active
+from kedge.engines.conv_results import to_front
+from kedge.engines.torch_compiler import is_traced
+from kedge.engines.torch_private import transforms_active
 
 
 class BatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -122,7 +124,7 @@ class _Normalised(torch.autograd.Function):
         def stacked(t: Tensor | None, dim: int | None) -> Tensor | None:
             if t is None:
                 return None
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            return t.expand(info.batch_size, *t.shape) if dim is None else to_front(t, dim)
 
         every = [stacked(t, d) for t, d in zip((x, w, b), dims[:3], strict=True)]
         return _Normalised.apply(*every, eps, lead + 1), (0, 0, 0)

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from kedge.engines.conv_operators import accumulator
-from kedge.engines.conv_results import Pair, is_one_pixel
+from kedge.engines.conv_results import Pair, is_one_pixel, to_front
+
+#: Pixels of a client's batch up to which a second copy of the weights costs more than it saves.
+MAX_SHARED_PIXELS = 1024
 
 
 def available() -> bool:
@@ -46,7 +49,11 @@ class Conv2d(nn.Conv2d):
         if (rows.stop - rows.start, columns.stop - columns.start) != self.kernel_size:
             weight = weight[..., rows.start : rows.stop, columns.start : columns.stop]
         y = _Forward.apply(x, weight, self.stride[0], padding)
-        return y if self.bias is None else _Biased.apply(y, self.bias)
+        if self.bias is None:
+            return y
+        if self.out_channels % 16:  # not in channels-last
+            return y + self.bias.to(y.dtype).reshape(-1, 1, 1)
+        return _Biased.apply(y, self.bias)
 
 
 class Taps(NamedTuple):
@@ -128,7 +135,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, stride: int, padding: Pair) -> Any:
         if dims[1] is None:  # shared weights: one large batch
-            x = x.movedim(dims[0], 0)
+            x = to_front(x, dims[0])
             y = _Forward.apply(x.flatten(0, 1), w, stride, padding)
             return y.unflatten(0, x.shape[:2]), 0
         x, w = _stacked(info, dims, x, w)
@@ -158,7 +165,7 @@ class _Inputs(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, g: Tensor, w: Tensor, *rest: Any) -> Any:
         if dims[1] is None:
-            g = g.movedim(dims[0], 0)
+            g = to_front(g, dims[0])
             dx = _Inputs.apply(g.flatten(0, 1), w, rest[0], rest[1], rest[2])
             return dx.unflatten(0, g.shape[:2]), 0
         g, w = _stacked(info, dims, g, w)
@@ -268,15 +275,16 @@ class _Sums(torch.autograd.Function):
 def _stacked(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors with the client axis first; shared ones are expanded."""
     return tuple(
-        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        t.expand(info.batch_size, *t.shape) if d is None else to_front(t, d)
         for t, d in zip(tensors, dims, strict=False)
     )
 
 
 def _inputs(g: Tensor, w: Tensor, size: Any, stride: int, padding: Any) -> Tensor:
-    if g.element_size() == 2:  # the copy that the forward pass reads serves, too
+    pixels = g.shape[1] * size[0] * size[1]
+    if g.element_size() == 2 and pixels <= MAX_SHARED_PIXELS:  # the forward pass's copy serves, too
         weights = _permute_weights(w, g.dtype, (0, 3, 4, 1, 2)).transpose(3, 4)
-    else:  # TF32 needs the summed axis last
+    else:  # with the summed axis last, which TF32 needs
         weights = _permute_weights(w, g.dtype, (0, 3, 4, 2, 1))
     return torch.ops.kedge.conv_inputs(_channels_last(g), weights, size, stride, padding)
 

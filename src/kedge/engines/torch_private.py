@@ -1,4 +1,4 @@
-"""All private interfaces of torch that kedge uses, each with a fallback to public ones.
+"""The private interfaces of torch that kedge uses, each with a fallback to public ones.
 
 ``torch.func`` flattens trees by general rules and records the backward pass for a second
 differentiation, which takes half the time of a small step. kedge's trees hold only tensors, dicts
@@ -6,16 +6,15 @@ and named tuples, and a step differentiates once. So :func:`over_clients` and :f
 the functions below ``torch.func``.
 
 A release of torch that moves a private interface makes kedge slower, but does not break it.
-``KEDGE_PUBLIC_TORCH=1`` forces the fallback; the tests use it.
+``KEDGE_PUBLIC_TORCH=1`` forces the fallback; the tests use it. Those of its compiler are in
+``torch_compiler.py``.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -27,7 +26,6 @@ from torch import Tensor
 from kedge.core import eager, tree
 from kedge.core.ops import no_saved_tensor_hooks
 from kedge.core.tree import Params, Tree
-from kedge.engines.in_place import replace_in_place
 
 
 def _private(module: str, *names: str) -> Any:
@@ -224,12 +222,6 @@ def transforms_active() -> bool:
     return _core._are_functorch_transforms_active()
 
 
-def is_traced() -> bool:
-    """Whether the caller is being traced by :func:`trace`."""
-    module = sys.modules.get("torch.fx.experimental.proxy_tensor")  # loaded by the first trace
-    return module is not None and module.get_proxy_mode() is not None
-
-
 def _is_eager(x: Tensor) -> bool:
     return not _core._are_functorch_transforms_active() and not _core._len_torch_dispatch_stack()
 
@@ -277,54 +269,6 @@ def foreach_copy_(a: Tensors, b: Tensors) -> None:
             x.copy_(y)
     for pairs in alike.values():
         _copies._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])
-
-
-# -- the compiler -------------------------------------------------------------------------------
-
-
-def can_compile() -> bool:
-    """Whether torch has what :func:`trace` and :func:`inductor` need."""
-    return not os.environ.get("KEDGE_PUBLIC_TORCH") and _compiler() is not None
-
-
-@cache
-def _compiler() -> tuple[Any, Any, Any] | None:
-    """(make_fx, fx_graph_cse, inductor), imported on first use, which takes a second."""
-    try:
-        from torch import _inductor
-        from torch._functorch.compile_utils import fx_graph_cse
-        from torch.fx.experimental.proxy_tensor import make_fx
-    except ImportError:
-        return None
-    return make_fx, fx_graph_cse, _inductor
-
-
-def trace(function: Callable[..., Any], *leaves: Tensor) -> torch.fx.GraphModule:
-    """The graph of a function of tensors, with ``vmap`` and ``grad`` resolved."""
-    compiler = _compiler()
-    assert compiler is not None
-    return compiler[0](function)(*leaves)
-
-
-def eliminate_common_subexpressions(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph in which equal subexpressions are computed once.
-
-    torch's pass never merges what stands before an operation in place with what stands after it,
-    even if that writes to a temporary (as in the backward pass of a cosine). So those come first.
-    """
-    compiler = _compiler()
-    assert compiler is not None
-    replace_in_place(graph)
-    return compiler[1](graph)
-
-
-def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compile a graph to a function that returns a list of tensors."""
-    compiler = _compiler()
-    assert compiler is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about torch's own code
-        return compiler[2].compile(graph, inputs)
 
 
 # -- memory -------------------------------------------------------------------------------------

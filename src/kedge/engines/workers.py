@@ -9,7 +9,6 @@ cohort: for any number of workers, the result equals that of the loop with one t
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -36,13 +35,13 @@ from kedge.core.tree import Tree
 from kedge.core.work import take_jobs
 from kedge.engines.cohort import Cohort
 from kedge.engines.execution import Execution
+from kedge.engines.heap import keep_freed_memory
 from kedge.engines.layout import layout_of
 from kedge.engines.loop import Loop, Query
 from kedge.engines.shared_memory import Place, SharedMemory, allocate
 from kedge.errors import FieldError, KedgeError
 
 START_TIMEOUT_S = 60.0
-MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2  # options of glibc's mallopt
 
 
 class Workers(Loop):
@@ -247,7 +246,7 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt lets the round finish
         threading.Thread(target=_exit_with_parent, args=(self.tickets,), daemon=True).start()
         torch.set_num_threads(1)
-        _keep_freed_memory()
+        keep_freed_memory()
         gc.freeze()  # inherited objects are never garbage here
         self.connection.send(_gradient_error())
         while packed := os.read(self.tickets, TICKET.size):
@@ -299,18 +298,6 @@ def _gradient_error() -> KedgeError | None:
             f"a GPU: hide it (CUDA_VISIBLE_DEVICES=), or leave workers out. torch: {error}"
         )
     return None
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc reuse the memory of freed tensors. By default, memory of large ones returns to the
-    system, which clears every page before the next step gets it again."""
-    with suppress(OSError, AttributeError):  # another C library than glibc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(TRIM_THRESHOLD, 1 << 30)
-        libc.mallopt(TOP_PAD, 1 << 26)
-        for size in (1 << 30, 1 << 25):  # the maximum of new and old versions
-            if libc.mallopt(MMAP_THRESHOLD, size):
-                break
 
 
 def _picklable(error: Exception, number: int) -> Exception:

@@ -43,7 +43,10 @@ MIN_TRIAL_S, MAX_TRIAL_S = 1.0, 30.0
 MIN_RUN_S = 1.0  # shorter runs are not measured
 MIN_COMPILED_RUN_S = 300.0  # shorter runs are not compiled
 MAX_COMPILE_SPEEDUP = 1.5  # candidates slower than the fastest by this factor are not compiled
+MAX_GPU_COMPILE_SPEEDUP = 2.5  # the same on a GPU, in a run of at least
+LONG_RUN_S = 900.0
 MIN_COMPILE_SPEEDUP = 1.1  # required of a compiled candidate over the fastest eager one
+MAX_LOSS = 0.1  # a simpler candidate is at most so much slower than the fastest, up to its spread
 MAX_NOISE = 0.05  # relative difference attributed to noise
 MAX_THREADS_SLOWDOWN = 1.5  # several threads that take longer by this factor are not tried further
 
@@ -89,18 +92,21 @@ def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> E
     """The first candidate, that is the simplest, as fast as the fastest up to noise: within 5 %, or
     within the spread of its repeats.
 
-    Compiled candidates count for long runs only, and if the speedup pays for compilation.
+    Compiled candidates count for long runs only, and if the speedup pays for compilation. Noise and
+    compilation together cost at most a tenth.
     """
     is_long = rounds * min(timings.rounds.values()) >= MIN_COMPILED_RUN_S
-    seconds = {
+    measured = {
         execution: timings.steps.get(label(execution), math.inf)
-        * (MIN_COMPILE_SPEEDUP if execution.compile else 1.0)
         for execution in candidates
         if is_long or not execution.compile
     }
+    seconds = {x: s * (MIN_COMPILE_SPEEDUP if x.compile else 1.0) for x, s in measured.items()}
     first, best = min(seconds.items(), key=lambda item: item[1])
-    best *= 1 + timings.spread.get(label(first), 0.0)
-    return next(execution for execution, s in seconds.items() if (1 - MAX_NOISE) * s <= best)
+    tolerance = 1 + timings.spread.get(label(first), 0.0)
+    most = (1 + MAX_LOSS) * tolerance * min(measured.values())
+    near = [x for x, s in seconds.items() if (1 - MAX_NOISE) * s <= best * tolerance]
+    return next((x for x in near if measured[x] <= most), first)
 
 
 def measure(
@@ -163,8 +169,9 @@ def measure(
         train = {label(x): found.get(x, math.inf) for x in eager}
         overhead = overhead_seconds(trial, clients, totals)
         compiled = [x for x in candidates if x not in eager]
-        limit = MAX_COMPILE_SPEEDUP * min(train.values())
-        if compiled and seeds * rounds * (min(train.values()) + overhead) >= MIN_COMPILED_RUN_S:
+        eager_seconds = seeds * rounds * (min(train.values()) + overhead)
+        limit = _max_speedup(sim.federation.device, eager_seconds) * min(train.values())
+        if compiled and eager_seconds >= MIN_COMPILED_RUN_S:
             near = [x for x in compiled if train.get(label(_eager(x)), 0) <= limit]
             near = [x for x in near if _eager(x) not in eager or _best_threads(x, eager, train)]
             found = train_seconds(near, max(1, repeats))
@@ -177,6 +184,18 @@ def measure(
             spread,
             load.is_busy,
         )
+
+
+def _max_speedup(device: torch.device, seconds: float) -> float:
+    """By how much compilation may make a candidate faster. On a GPU that is much for steps of all
+    clients: between convolutions, eager ones convert every map. A trial takes a minute there, so
+    only long runs try slow candidates, too.
+
+    >>> _max_speedup(torch.device("cuda"), 3600), _max_speedup(torch.device("cpu"), 3600)
+    (2.5, 1.5)
+    """
+    is_long = device.type == "cuda" and seconds >= LONG_RUN_S
+    return MAX_GPU_COMPILE_SPEEDUP if is_long else MAX_COMPILE_SPEEDUP
 
 
 def _choose_pieces(
