@@ -23,6 +23,7 @@ from torch import Tensor
 from kedge.core import ops, tree
 from kedge.core.model import Mode, Model, Pass
 from kedge.core.ops import Objective
+from kedge.core.optim import Optimizer
 from kedge.core.part import Part
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec
@@ -53,6 +54,12 @@ class Steps:
     def axpy(self, factor: Tensor | float, a: Params, b: Params) -> Params:
         """``factor * a + b``, leaf by leaf."""
         return ops.axpy(factor, a, b)
+
+    def update(
+        self, optimizer: Optimizer, params: Params, grads: Params, state: Tree, lr: Tensor
+    ) -> tuple[Params, Tree]:
+        """One step of an optimiser: the next parameters and its next state."""
+        return optimizer.update(params, grads, state, lr)
 
     def as_read(self, model: Model, weights: Weights) -> Weights:
         """Weights as passes of a prepared model read them."""
@@ -113,6 +120,12 @@ class Setting:
     def axpy(self, factor: Tensor | float, a: Params, b: Params) -> Params:
         """``factor * a + b``, leaf by leaf."""
         return self._steps.axpy(factor, a, b)
+
+    def update(
+        self, optimizer: Optimizer, params: Params, grads: Params, state: Tree, lr: Tensor
+    ) -> tuple[Params, Tree]:
+        """One step of an optimiser: the next parameters and its next state."""
+        return self._steps.update(optimizer, params, grads, state, lr)
 
 
 def count_rows(xs: Tree) -> int:

@@ -232,7 +232,9 @@ if _core is not None:
 
 # -- lists of tensors ----------------------------------------------------------------------------
 
-_lists = _private("torch", "_foreach_add", "_foreach_add_", "_foreach_mul")
+_lists = _private(
+    "torch", "_foreach_add", "_foreach_add_", "_foreach_mul", "_foreach_div", "_foreach_sqrt"
+)
 _copies = _private("torch", "_foreach_copy_")
 Tensors = Sequence[Tensor]
 
@@ -253,9 +255,21 @@ def foreach_add_(a: Tensors, b: Tensors, alpha: float = 1) -> None:
         _lists._foreach_add_(a, b, alpha=alpha)
 
 
-def foreach_mul(a: Tensors, factor: Tensor) -> Tensors:
-    """Every tensor times a scalar on the device."""
+def foreach_mul(a: Tensors, factor: Tensor | float) -> Tensors:
+    """Every tensor times a scalar, which may be on the device."""
     return [x * factor for x in a] if _lists is None else _lists._foreach_mul(a, factor)
+
+
+def foreach_square(a: Tensors) -> Tensors:
+    return [x * x for x in a] if _lists is None else _lists._foreach_mul(a, a)
+
+
+def foreach_ratio(a: Tensors, b: Tensors, scale: Tensor, eps: float) -> Tensors:
+    """``a / (sqrt(b) * scale + eps)`` for lists of tensors and a scalar on the device."""
+    if _lists is None:
+        return [x / (torch.sqrt(y) * scale + eps) for x, y in zip(a, b, strict=True)]
+    below = _lists._foreach_add(foreach_mul(_lists._foreach_sqrt(b), scale), eps)
+    return _lists._foreach_div(a, below)
 
 
 def foreach_copy_(a: Tensors, b: Tensors) -> None:

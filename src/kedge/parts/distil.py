@@ -172,7 +172,7 @@ def generator_step(
     grads, buffers = s.gradient(lambda p: loss(p, before, s, *rest), params)
     if weight_decay is not None:
         grads = s.axpy(weight_decay, params, grads)
-    params, moments = Adam().update(params, grads, fit.moments, lr)
+    params, moments = s.update(Adam(), params, grads, fit.moments, lr)
     return Fit(Weights(params, buffers), moments)
 
 
