@@ -1,15 +1,23 @@
 """Steps on the server: check on a GPU that the fast ones agree, and time them beside the base.
 
-    PYTHONPATH=src python3 bench/server_steps.py check
+    PYTHONPATH=src python3 bench/server_steps.py all
+    PYTHONPATH=src python3 bench/server_steps.py check [--quick] [--no-compile]
     PYTHONPATH=src python3 bench/server_steps.py server [--methods a,b] [--profile] [--compile]
     PYTHONPATH=src python3 bench/server_steps.py rounds [--engine "loop(streams=4)"] [--compile]
 
+``all``     in one call of about two minutes: ``check --quick`` in a process of its own, while
+            FLBoost's steps are compiled here; then ``server --compile --profile`` for FLBoost.
 ``check``   three rounds of every method on a small network in fp32, with BatchNorm and GroupNorm on
             both engines, and a learning rate that changes from round to round. Steps on the server
             run as they are written (the reference), eagerly as on a GPU, captured, and, for some
-            rows, captured and compiled. The table has the largest relative differences.
+            rows, captured and compiled. The table has the largest relative differences after
+            every round, and where the last one is. Adam turns rounding into steps of the size of
+            the learning rate where a gradient is zero, so differences in float32 may grow from
+            round to round; those of compiled steps in float64 must not.
 ``server``  the time of a server's step alone at FLBoost's setting (10 teachers, torchvision's
-            ResNet-18): the reference, captured, and with ``--compile`` compiled.
+            ResNet-18): captured, with ``--compile`` compiled, with ``--apart`` also compiled with
+            the student's passes apart from the clients', with ``--reference`` as it is written.
+            Also the time of every kind of step, and of its compilation.
 ``rounds``  the time of whole rounds at this setting, base and method, and their ratio.
 
 ``--out FILE.json`` writes the table to a file. The data are random: speed does not depend on them.
@@ -20,6 +28,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,8 +46,9 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.steps import REFERENCE, Steps
 from kedge.data.federation import Federation
-from kedge.engines import Execution
+from kedge.engines import Execution, server_steps
 from kedge.engines.capture import Captures
+from kedge.engines.compiled import compile_function
 from kedge.engines.device import precise
 from kedge.engines.server_steps import FastSteps
 from kedge.sim.simulation import Simulation
@@ -67,47 +78,63 @@ def fast(captures: bool, compiles: bool) -> FastSteps:
 
 def check(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.backends.cudnn.deterministic = True
-    for method in CHECKED:
-        for engine in ("loop", "vector"):
-            for norm in ("bn", "gn"):
+    for method in CHECKED[:1] if args.quick else CHECKED:
+        for engine in ("loop", "vector")[: 1 if args.quick else 2]:
+            for norm in ("bn", "gn")[: 1 if args.quick else 2]:
                 compiles = norm == "bn" and engine == "loop" and method in CHECKED[::2]
                 yield compare(method, engine, norm, compiles and not args.no_compile)
 
 
 def compare(method: str, engine: str, norm: str, compiles: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"method": method, "engine": engine, "norm": norm}
+
+    def rounds(steps: Steps, dtype: torch.dtype = torch.float32) -> list[tree.Tree]:
+        return three_rounds(method, engine, norm, steps, dtype)
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        eager = three_rounds(method, engine, norm, fast(False, False))
-        captured = three_rounds(method, engine, norm, fast(True, False))
-        row["captured - eager"] = tree.gap(captured, eager)
-        row["captured - reference"] = tree.gap(
-            captured, three_rounds(method, engine, norm, REFERENCE)
-        )
+        captured, reference = rounds(fast(True, False)), rounds(REFERENCE)
+        row["captured - eager"] = gaps(captured, rounds(fast(False, False)))
+        row["captured - reference"] = gaps(captured, reference)
+        joined = fast(True, False)
+        joined.stacks_all = True
+        row["joined - reference"] = gaps(rounds(joined), reference)
         if compiles:
-            fused = three_rounds(method, engine, norm, fast(True, True))
-            row["compiled - captured"] = tree.gap(fused, captured)
+            row["compiled - reference"] = gaps(rounds(fast(True, True)), reference)
+            double = rounds(fast(True, True), torch.float64), rounds(REFERENCE, torch.float64)
+            row["the same in float64"] = gaps(*double)
     row["warnings"] = sorted({str(w.message)[:200] for w in caught if "eager" in str(w.message)})
     return row
 
 
-def three_rounds(method: str, engine: str, norm: str, steps: Steps) -> tree.Tree:
-    """The state of the server after three rounds."""
+def gaps(a: list[tree.Tree], b: list[tree.Tree]) -> str:
+    """The largest difference after every round, and the name of the leaf with the last one."""
+    found = " ".join(f"{tree.gap(x, y):.1e}" for x, y in zip(a, b, strict=True))
+    last, other = tree.to_wire(a[-1]), tree.to_wire(b[-1])
+    return f"{found}  {max(last, key=lambda name: tree.gap(last[name], other[name]))}"
+
+
+def three_rounds(
+    method: str, engine: str, norm: str, steps: Steps, dtype: torch.dtype
+) -> list[tree.Tree]:
+    """The state of the server after each of three rounds."""
     problem = images(norm=norm, sizes=(25, 40, 30))
     double = problem.federation
     federation = Federation(
-        double.x.float(), double.y, torch.split(double.rows, double.sizes), double.task,
-        dtype=torch.float32, device=DEVICE,
+        double.x.to(dtype), double.y, torch.split(double.rows, double.sizes), double.task,
+        dtype=dtype, device=DEVICE,
     )  # fmt: skip
     sim = Simulation(
-        federation, Model(problem.module.float()), method, work=problem.work, per_round=2,
+        federation, Model(problem.module.to(dtype)), method, work=problem.work, per_round=2,
         optim=SGD(lr=0.05, schedule="exponential(0.5)"), engine=engine,
     )  # fmt: skip
-    sim._steps = steps
+    sim._steps, states = steps, []
     with precise("fp32", DEVICE):
         for _ in range(3):
             sim.run_round()
-    return tree.map(lambda x: x.cpu(), {"weights": sim.weights, "slots": sim.server.slots})
+            state = {"weights": sim.weights, "slots": sim.server.slots}
+            states.append(tree.map(lambda x: x.cpu().clone(), state))
+    return states
 
 
 # -- time ---------------------------------------------------------------------------------------
@@ -145,11 +172,48 @@ def workload(args: argparse.Namespace) -> Workload:
     return work
 
 
-def server(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+class Timed(FastSteps):
+    """Adds up the time of every kind of step while ``spent`` is a dictionary."""
+
+    spent: dict[str, float] | None = None
+
+    def _run(self, key: Any, *rest: Any) -> Any:
+        if self.spent is None:
+            return super()._run(key, *rest)
+        synchronize()
+        start = time.perf_counter()
+        result = super()._run(key, *rest)
+        synchronize()
+        name = key[3].__name__
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - start
+        return result
+
+
+def timed_compile(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+    start = time.perf_counter()
+    compiled = compile_function(function, *examples)
+    COMPILED.append(f"{time.perf_counter() - start:6.1f} s, {len(list(tree.leaves(examples)))}")
+    return compiled
+
+
+COMPILED: list[str] = []  # seconds, and number of inputs
+
+
+def server(
+    args: argparse.Namespace, wait: Callable[[], Any] = lambda: None
+) -> Iterator[dict[str, Any]]:
+    server_steps.compile_function = timed_compile
     federation = workload(args).federation(str(DEVICE))
-    kinds: dict[str, Steps] = {"reference": REFERENCE, "captured": fast(True, False)}
+    kinds: dict[str, Steps] = {"captured": Timed(Captures(True), DEVICE, False)}
+    if args.reference:
+        kinds["reference"] = REFERENCE
     if args.compile:
-        kinds["compiled"] = fast(True, True)
+        kinds["compiled"] = Timed(Captures(True), DEVICE, True)
+    if args.apart:
+        kinds["apart"] = Timed(Captures(True), DEVICE, True)
+        kinds["apart"].stacks_all = False
+    if args.combo:
+        torch._inductor.config.combo_kernels = True
     for method in args.methods:
         plain = argparse.Namespace(**vars(args) | {"compile": False})  # clients train once
         sim = simulation(plain, federation, method)
@@ -158,18 +222,34 @@ def server(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for kind, steps in kinds.items():
             sim._steps = steps
             start = time.perf_counter()
+            COMPILED.clear()
             sim.aggregate(done.totals)  # capture and compile
             synchronize()
             row[f"{kind} first"] = time.perf_counter() - start
+            row[f"{kind} compilation"] = list(COMPILED)
+            wait()
             row[kind] = timed(lambda: sim.aggregate(done.totals), args.times)  # noqa: B023
-            if args.profile:
+            if isinstance(steps, Timed):
+                steps.spent = {}
+                sim.aggregate(done.totals)
+                spent = sorted(steps.spent.items(), key=lambda item: -item[1])
+                row[f"{kind} by step"] = [f"{1e3 * t:8.2f} ms {name}" for name, t in spent]
+                steps.spent = None
+            if args.profile and kind != "captured":
                 row[f"{kind} kernels"] = profile(lambda: sim.aggregate(done.totals))  # noqa: B023
             if DEVICE.type == "cuda":
                 row[f"{kind} peak GB"] = torch.cuda.max_memory_reserved() / 1e9
         yield row
 
 
-def profile(work: Callable[[], Any], shown: int = 25) -> list[str]:
+def everything(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, __file__, "check", "--quick", *["--tiny"] * args.tiny]
+    with subprocess.Popen(command) as checking:
+        values = {"compile": True, "profile": True, "methods": args.methods[:1]}
+        yield from server(argparse.Namespace(**vars(args) | values), checking.wait)
+
+
+def profile(work: Callable[[], Any], shown: int = 40) -> list[str]:
     """The kernels that take most of the time: milliseconds, number, name."""
     with torch.profiler.profile() as found:
         work()
@@ -206,20 +286,25 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("check", "server", "rounds"))
+    parser.add_argument("what", choices=("all", "check", "server", "rounds"))
     parser.add_argument("--methods", type=split_list, default=METHODS)
     parser.add_argument("--engine", default="loop(streams=4)" if DEVICE.type == "cuda" else "loop")
     parser.add_argument("--precision", default="bf16" if DEVICE.type == "cuda" else "fp32")
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-compile", action="store_true", help="check: no compiled rows")
+    parser.add_argument("--quick", action="store_true", help="check: FLBoost with BatchNorm only")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--apart", action="store_true", help="server: also with passes apart")
+    parser.add_argument("--reference", action="store_true", help="server: also as it is written")
+    parser.add_argument("--combo", action="store_true", help="with torch's combo kernels")
     parser.add_argument("--tiny", action="store_true", help="a small problem, to try the script")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     table = []
     with precise(args.precision, DEVICE):
-        for row in {"check": check, "server": server, "rounds": rounds}[args.what](args):
+        work = {"all": everything, "check": check, "server": server, "rounds": rounds}
+        for row in work[args.what](args):
             for name, value in row.items():
                 lines = (
                     value
