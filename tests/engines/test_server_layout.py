@@ -8,7 +8,7 @@ from kedge.core import rng, tree
 from kedge.core.model import Model
 from kedge.core.tree import Weights
 from kedge.engines import stacked
-from kedge.engines.server_layout import CHANNELS, ServerLayout, as_read
+from kedge.engines.server_layout import CHANNELS, ServerLayout, UpsampledConv2d, as_read
 from kedge.parts.generators import Generator, image_generator
 
 BATCH, COUNT = 4, 3
@@ -118,13 +118,36 @@ def samples_and_gradient(net: Generator, dtype: torch.dtype) -> tuple[Tensor, tr
 def generators(precision: str) -> tuple[Generator, Generator]:
     """As it is written, and in the server's layout."""
     plain = image_generator((3, 8, 8), 4, 3, 16).prepared(lambda m: m.at_precision(precision))
-    return plain, plain.prepared(lambda m: m.prepared(ServerLayout(stacked=True)))
+    return plain, plain.prepared(lambda m: m.prepared(ServerLayout(stacked=True, whole=True)))
 
 
 def test_a_generator_is_the_same_in_the_layout() -> None:
     expected, found = (samples_and_gradient(net, torch.float64) for net in generators("fp32"))
+    kinds = [type(layer) for layer in generators("fp32")[1]._model._nets["train"].module.modules()]
+    assert kinds.count(UpsampledConv2d) == 2
+    assert nn.Upsample not in kinds
     assert torch.allclose(found[0], expected[0], rtol=0, atol=1e-12)
     assert tree.gap(found[1], expected[1]) < 1e-12
+
+
+def test_only_upsampling_by_two_before_a_3x3_convolution_is_joined() -> None:
+    net = nn.Sequential(
+        nn.Sequential(nn.Upsample(scale_factor=3), nn.Conv2d(2, 2, 3, padding=1)),
+        nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(2, 2, 3, padding=1)),
+        nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2, 2, 3)),
+        nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2, 2, 3, padding=1, stride=2)),
+        nn.Sequential(nn.Upsample(scale_factor=2), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1)),
+    )
+    ServerLayout(whole=True).replace_layers(net)
+    assert not any(isinstance(layer, UpsampledConv2d) for layer in net.modules())
+    joined = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2, 3, 3, padding=1)).double()
+    x = rng.normal(rng.key(1), (2, 2, 3, 5), torch.float64)
+    expected = joined(x)
+    ServerLayout().replace_layers(joined)
+    assert type(joined[0]) is nn.Upsample  # a cut may be there
+    ServerLayout(whole=True).replace_layers(joined)
+    assert type(joined[1]) is UpsampledConv2d
+    assert torch.allclose(joined(x), expected, rtol=0, atol=1e-12)
 
 
 def test_few_channels_in_16_bits() -> None:

@@ -131,4 +131,5 @@ class Round(Setting):
         return self._steps.keep(result)
 
     def _setting(self) -> Setting:
-        return Setting(self._part, self.prepare(self.model), self.spec, self._steps)
+        model = self._steps.prepare(self.model, self.model.precision)
+        return Setting(self._part, model, self.spec, self._steps)

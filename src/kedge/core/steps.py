@@ -43,8 +43,9 @@ class Steps:
     #: Models on the same inputs are better stacked, also one of the server and one of a client.
     stacks_all = False
 
-    def prepare(self, model: Model, precision: str) -> Model:
-        """The model as steps use it, with passes in a precision."""
+    def prepare(self, model: Model, precision: str, whole: bool = False) -> Model:
+        """The model as steps use it, with passes in a precision; ``whole``: only their results are
+        read, not activations inside."""
         return model.at_precision(precision)
 
     def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
@@ -95,8 +96,11 @@ class Setting:
         self.converts = steps.converts
 
     def prepare(self, model: Model) -> Model:
-        """A part's own model, such as a generator, in the precision and the layout of the run."""
-        return self._steps.prepare(model, self.model.precision)
+        """A part's own model, such as a generator, in the precision and the layout of the run.
+
+        Only results of its passes may be read.
+        """
+        return self._steps.prepare(model, self.model.precision, whole=True)
 
     def forward(
         self, weights: Weights, x: Tensor, mode: Mode = "eval", key: Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ class ServerLayout(EngineLayout):
     """Channels-last from the first map on, also in a generator, whose input is a vector."""
 
     channels_last: bool = True
+    whole: bool = False  # only the result of a pass is read, not a map inside
 
     def replace_layers(self, net: nn.Module) -> None:
         super().replace_layers(net)
@@ -30,6 +32,10 @@ class ServerLayout(EngineLayout):
                 layer.__class__ = MapOfVector
             elif isinstance(layer, stacked.Conv2d):
                 layer.__class__ = Conv2d
+        if self.whole:
+            for layer in net.modules():
+                if isinstance(layer, nn.Sequential):
+                    _join_upsampling(layer)
 
     def arrange(self, x: Tensor, params: Params) -> tuple[Tensor, Params]:
         if transforms_active():
@@ -70,6 +76,50 @@ class Conv2d(stacked.Conv2d):
         y = F.conv2d(x, to_channels_last(weight), None, self.stride, padding)
         y = y[:, : self.out_channels]
         return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, 1, 1)
+
+
+class UpsampledConv2d(stacked.Conv2d):
+    """A 3x3 convolution of a map of twice the size, read from the small map.
+
+    An even row of the result meets the rows i - 1, i, i of the small map, an odd one i, i, i + 1.
+    So each of the four classes of pixels is a 2x2 convolution of the small map, with sums of taps:
+    half of the products, and the large map is never written.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = _sum_taps(self.weight, -2)
+        classes = torch.cat([w for row in rows for w in _sum_taps(row, -1)])
+        y = F.conv2d(x, to_channels_last(classes), None, 1, 1)
+        height, width = x.shape[-2:]
+        lines = []
+        for a, both in enumerate(y.chunk(2, 1)):
+            pixels = both[..., a : a + height, :].chunk(2, 1)
+            row = [p[..., b : b + width] for b, p in enumerate(pixels)]
+            lines.append(torch.stack(row, -1).flatten(-2))
+        y = to_channels_last(torch.stack(lines, -2).flatten(-3, -2))
+        return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, 1, 1)
+
+
+def _sum_taps(w: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The taps of even and of odd pixels along one axis, ``[..., 3, ...]`` to ``[..., 2, ...]``."""
+    first, middle, last = w.unbind(dim)
+    return torch.stack([first, middle + last], dim), torch.stack([first + middle, last], dim)
+
+
+def _join_upsampling(net: nn.Sequential) -> None:
+    layers = list(net._modules.items())
+    for (name, up), (_, conv) in pairwise(layers):
+        doubles = type(up) is nn.Upsample and up.mode == "nearest" and up.size is None
+        if not doubles or up.scale_factor != 2 or not isinstance(conv, nn.Conv2d):
+            continue
+        if _can_be_joined(conv):
+            net._modules[name] = nn.Identity()
+            conv.__class__ = UpsampledConv2d
+
+
+def _can_be_joined(conv: nn.Conv2d) -> bool:
+    shape = conv.kernel_size, conv.padding, conv.stride
+    return isinstance(conv, stacked.Conv2d) and shape == ((3, 3), (1, 1), (1, 1))
 
 
 def as_read(model: Model, weights: Weights) -> Weights:

@@ -67,18 +67,18 @@ class FastSteps(Steps):
         self.stacks_all = compiles and self._on_gpu
         self._fuse = self._compile if compiles else None
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        # by id of the model and precision, with the model, so that the id stays its own
-        self._models: dict[tuple[int, str], tuple[Model, Model]] = {}
+        # by id of the model and the arguments, with the model, so that the id stays its own
+        self._models: dict[tuple[int, str, bool], tuple[Model, Model]] = {}
         # borrowed results by address: each stays there as long as its graph exists
         self._borrowed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
-    def prepare(self, model: Model, precision: str) -> Model:
+    def prepare(self, model: Model, precision: str, whole: bool = False) -> Model:
         """On a GPU: one model in channels-last, several as one batch."""
         if not self._on_gpu:
             return super().prepare(model, precision)
-        key = id(model), precision
+        key = id(model), precision, whole
         if key not in self._models:
-            layout = ServerLayout(stacked=stacked.available())
+            layout = ServerLayout(stacked=stacked.available(), whole=whole)
             self._models[key] = model, model.at_precision(precision).prepared(layout)
         return self._models[key][1]
 
