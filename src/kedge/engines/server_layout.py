@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -87,23 +88,47 @@ class UpsampledConv2d(stacked.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = _sum_taps(self.weight, -2)
-        classes = torch.cat([w for row in rows for w in _sum_taps(row, -1)])
-        y = F.conv2d(x, to_channels_last(classes), None, 1, 1)
-        height, width = x.shape[-2:]
-        lines = []
-        for a, both in enumerate(y.chunk(2, 1)):
-            pixels = both[..., a : a + height, :].chunk(2, 1)
-            row = [p[..., b : b + width] for b, p in enumerate(pixels)]
-            lines.append(torch.stack(row, -1).flatten(-2))
-        y = to_channels_last(torch.stack(lines, -2).flatten(-3, -2))
+        y = _Interleaved.apply(F.conv2d(x, _by_class(self.weight), None, 1, 1))
         return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, 1, 1)
 
 
-def _sum_taps(w: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The taps of even and of odd pixels along one axis, ``[..., 3, ...]`` to ``[..., 2, ...]``."""
-    first, middle, last = w.unbind(dim)
-    return torch.stack([first, middle + last], dim), torch.stack([first + middle, last], dim)
+def _by_class(w: Tensor) -> Tensor:
+    """Filters ``[O, C, 3, 3]`` as those of even and odd rows and columns, ``[4 O, C, 2, 2]``."""
+    odd, tap, new = (torch.arange(n, device=w.device) for n in (2, 3, 2))
+    # tap r of an odd (1) or even (0) row a is on row (a + r - 1) // 2, the first being a - 1
+    first = odd[:, None] - 1
+    at = torch.div(first + tap, 2, rounding_mode="floor") - first  # [2, 3]
+    sums = (at[:, None] == new[:, None]).to(w.dtype)  # [odd, new, tap]
+    w = (w[:, :, None, None] * sums[..., None]).sum(-2)  # [O, C, odd, new, 3]
+    w = (w[..., None, None, :] * sums).sum(-1)  # [O, C, odd row, new, odd column, new]
+    return to_channels_last(w.permute(2, 4, 0, 1, 3, 5).flatten(0, 2))
+
+
+class _Interleaved(torch.autograd.Function):
+    """Maps ``[B, 4 O, H + 1, W + 1]`` of four classes of pixels as one, ``[B, O, 2 H, 2 W]``.
+
+    It reads by index, which a compiler fuses with what comes after.
+    """
+
+    @staticmethod
+    def forward(y: Tensor) -> Tensor:
+        (row, odd_row), (column, odd_column) = (
+            (i // 2 + i % 2, i % 2)
+            for i in (torch.arange(2 * n - 2, device=y.device) for n in y.shape[-2:])
+        )
+        y = y.permute(0, 2, 3, 1).unflatten(3, (2, 2, -1))  # [B, H + 1, W + 1, 2, 2, O]
+        y = y[:, row[:, None], column, odd_row[:, None], odd_column]  # [B, 2 H, 2 W, O]
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        pairs = [(a, b) for a in (0, 1) for b in (0, 1)]
+        parts = [F.pad(g[..., a::2, b::2], (b, 1 - b, a, 1 - a)) for a, b in pairs]
+        return to_channels_last(torch.cat(parts, 1))
 
 
 def _join_upsampling(net: nn.Sequential) -> None:
