@@ -46,7 +46,7 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.steps import REFERENCE, Steps
 from kedge.data.federation import Federation
-from kedge.engines import Execution, server_steps
+from kedge.engines import Execution, server_layout, server_steps
 from kedge.engines.capture import Captures
 from kedge.engines.compiled import compile_function
 from kedge.engines.device import precise
@@ -212,6 +212,8 @@ def server(
     if args.apart:
         kinds["apart"] = Timed(Captures(True), DEVICE, True)
         kinds["apart"].stacks_all = False
+    if args.upsample:
+        server_layout._join_upsampling = lambda net: None
     if args.combo:
         torch._inductor.config.combo_kernels = True
     for method in args.methods:
@@ -297,6 +299,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--apart", action="store_true", help="server: also with passes apart")
     parser.add_argument("--reference", action="store_true", help="server: also as it is written")
+    parser.add_argument("--upsample", action="store_true", help="generators write upsampled maps")
     parser.add_argument("--combo", action="store_true", help="with torch's combo kernels")
     parser.add_argument("--tiny", action="store_true", help="a small problem, to try the script")
     parser.add_argument("--out", type=Path)

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from kedge.core import tree
 from kedge.engines import torch_compiler
 from kedge.engines.conv_backward import fix_layouts
+from kedge.engines.counters import group_counters
 
 PLACEHOLDER = object()  # stands for a tensor
 MAX_NODES = 5000  # of a graph; larger ones take too long to compile
@@ -51,6 +52,7 @@ def compile_function(function: Callable[..., Any], *examples: Any) -> Callable[.
     _inline_constants(graph, leaves[0].device)
     fix_layouts(graph)
     graph.graph = torch_compiler.eliminate_common_subexpressions(graph.graph)
+    group_counters(graph.graph)
     if len(graph.graph.nodes) > MAX_NODES:
         return function
     constants = _lift_constants(graph)

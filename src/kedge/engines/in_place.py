@@ -33,7 +33,7 @@ def replace_in_place(graph: torch.fx.Graph) -> None:
         fresh.add(node)
         later = {u for u in value.users if order[u] > order[node]}
         value.replace_all_uses_with(node, delete_user_cb=later.__contains__)
-    if any(_is_mutable(node) for node in graph.nodes):
+    if any(is_mutable(node) for node in graph.nodes):
         return
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.detach.default:
@@ -43,7 +43,7 @@ def replace_in_place(graph: torch.fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def _is_mutable(node: Any) -> bool:
+def is_mutable(node: Any) -> bool:
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
