@@ -55,6 +55,7 @@ def render(results: Path, draw: bool = True) -> str:
 
     environment.globals |= {
         "evidence": evidence,
+        "rates": lambda: rates(evidence("learning_rates_cpu")["runs"]),
         "quick": lambda name: quick_row(Facts(name, results, "quick")),
         "waiting": waiting,
         "facts": facts,
@@ -126,6 +127,23 @@ def quick_row(of: Facts) -> str:
         _gain(ours.tail_gain), str(ours.n), f"{seconds:.0f}", of.table.note,
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
+
+
+def rates(runs: list[dict[str, Any]]) -> str:
+    """Quick forms by learning rate: the mean over seeds, and how many there are."""
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for run in runs:
+        of = found.setdefault((run["table"], run["method"]), {})
+        of.setdefault(run["lr"], []).append(run["mean_of_last"])
+    lines = ["| form of | method | learning rate: mean of the last tests (n) |", "|---|---|---|"]
+    for (name, method), by_rate in found.items():
+        best = max(by_rate, key=lambda lr: sum(by_rate[lr]) / len(by_rate[lr]))
+        cells = []
+        for lr, values in sorted(by_rate.items()):
+            text = f"{lr:g}: {sum(values) / len(values):.1f} ({len(values)})"
+            cells.append(f"**{text}**" if lr == best else text)
+        lines.append(f"| `{name}` | `{method}` | {', '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def source(of: Facts) -> str:
