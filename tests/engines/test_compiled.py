@@ -15,7 +15,7 @@ from kedge.core.client import Carry
 from kedge.core.view import Job
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
-from kedge.engines import Execution, torch_private, vector
+from kedge.engines import Execution, torch_compiler, vector
 from kedge.engines import compiled as module
 from kedge.engines.capture import shapes_of
 from kedge.engines.compiled import compile_function
@@ -89,7 +89,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object) -> None:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(torch_private, "inductor", fail)
+    monkeypatch.setattr(torch_compiler, "inductor", fail)
 
     def double(x: Tensor) -> Tensor:
         return x * 2

@@ -12,7 +12,7 @@ from kedge.reproduction import recipes
 
 pytestmark = [
     pytest.mark.data,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif("KEDGE_DATA" not in os.environ, reason="$KEDGE_DATA is not set"),
 ]
 QUICK = [name for name in recipes.all_names() if recipes.read(name).has_quick]

@@ -12,6 +12,7 @@ import jinja2
 from tools.results.facts import Facts
 from tools.results.figure import draw_curves
 
+from kedge.reproduction import recipes
 from kedge.reproduction.summary import Summary
 from kedge.runs.result import Stat
 
@@ -48,8 +49,15 @@ def render(results: Path, draw: bool = True) -> str:
         """A measurement that is no row of a table."""
         return json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
 
+    def waiting() -> str:
+        names = [name for name in recipes.all_names() if not facts(name).has_runs]
+        return ", ".join(f"`{name}`" for name in names)
+
     environment.globals |= {
         "evidence": evidence,
+        "rates": lambda: rates(evidence("learning_rates_cpu")["runs"]),
+        "quick": lambda name: quick_row(Facts(name, results, "quick")),
+        "waiting": waiting,
         "facts": facts,
         "table": lambda name: markdown(facts(name)),
         "figure": figure,
@@ -105,6 +113,39 @@ def _gain(stat: Stat | None) -> str:
     return f"{stat.mean:+.1f}{span}"
 
 
+def quick_row(of: Facts) -> str:
+    """A quick form as one row of a table: its base, its method and the gain."""
+    if not of.has_runs:
+        return ""
+    name = of.table.expect[0]
+    ours, base = of.summaries[name], of.summaries[of.table.row(name).base]
+    if ours.tail is None or base.tail is None:
+        return ""
+    seconds = sum(run.curve[-1][2] for run in of.runs)
+    cells = [
+        f"`{of.name}`", f"`{name}`", base.tail.written(1), ours.tail.written(1),
+        _gain(ours.tail_gain), str(ours.n), f"{seconds:.0f}", of.table.note,
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def rates(runs: list[dict[str, Any]]) -> str:
+    """Quick forms by learning rate: the mean over seeds, and how many there are."""
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for run in runs:
+        of = found.setdefault((run["table"], run["method"]), {})
+        of.setdefault(run["lr"], []).append(run["mean_of_last"])
+    lines = ["| form of | method | learning rate: mean of the last tests (n) |", "|---|---|---|"]
+    for (name, method), by_rate in found.items():
+        best = max(by_rate, key=lambda lr: sum(by_rate[lr]) / len(by_rate[lr]))
+        cells = []
+        for lr, values in sorted(by_rate.items()):
+            text = f"{lr:g}: {sum(values) / len(values):.1f} ({len(values)})"
+            cells.append(f"**{text}**" if lr == best else text)
+        lines.append(f"| `{name}` | `{method}` | {', '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def source(of: Facts) -> str:
     """Setting, seeds, device, date and command of a table, and what its rows note."""
     if not of.has_runs:
@@ -125,7 +166,8 @@ def source(of: Facts) -> str:
     same: dict[str, list[str]] = {}
     for run in runs:
         if run.note:
-            same.setdefault(run.note, []).append(f"`{run.row}` {run.seed}")
-    notes += [f"Runs (row, seed) {', '.join(names)}: {note}" for note, names in same.items()]
+            same.setdefault(run.note, []).append(f"`{run.row}`, seed {run.seed}")
+    for note, names in same.items():
+        notes.append(f"{'All runs' if len(names) == len(runs) else ', '.join(names)}: {note}")
     lines += [f"- {note}" for note in notes]
     return "\n".join([lines[0], "", *lines[1:]]).rstrip()

@@ -120,12 +120,14 @@ def _run(
     from kedge.reproduction import command
 
     total = command.rounds_left(chosen, seeds, results, rounds)
-    names = [row.name for _, rows in chosen for row in rows]
+    several = len(chosen) > 1
+    names = [] if several else [row.name for row in chosen[0][1]]
     found: list[Reproduction] = []
-    with Watcher(total, console=errors, names=list(dict.fromkeys(names))) as watcher:
+    with Watcher(total, console=errors, names=names) as watcher:
 
         def show(name: str, config: Any, seed: int, record: dict[str, Any]) -> None:
-            watcher.show(config, seed, record, name=name)
+            table = f"{chosen[len(found)][0].name} " if several else ""
+            watcher.show(config, seed, record, name=table + name)
 
         try:
             for one in command.reproduce_tables(

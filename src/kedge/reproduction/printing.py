@@ -22,12 +22,13 @@ def comparison(table: Table, rows: Sequence[Summary], left_out: Sequence[str] = 
     """The paper's numbers and ours, side by side; rows without a record stay empty."""
     has_paper = any(s.row.paper is not None for s in rows)
     columns: list[Column] = []
-    if has_paper:
+    like_paper = has_paper and table.scale == "full"  # a quick form has another network
+    if like_paper:
         papers = [_paper(s.row.paper, s.row.paper_sd) for s in rows]
         columns.append(Column("paper", papers))
     columns.append(Column(f"ours\n({table.metric})", [_stat(s.ours) for s in rows]))
     columns.append(Column("n", [str(s.n) if s.n else "" for s in rows]))
-    if has_paper:
+    if like_paper:
         columns.append(Column("differ-\nence", [_signed(s.difference) for s in rows], 2))
     columns.append(Column(f"mean of\nlast {table.tail}", [_stat(s.tail) for s in rows]))
     columns.append(Column("gain", [_gain(s.gain) for s in rows]))
