@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,11 @@ class Reproduction:
             and s.tail_gain is not None
             and not s.tail_gain.mean > 0
         ]
+
+    def only(self, rows: Sequence[Row]) -> Reproduction:
+        """The same with some of the rows; their gains stay those over their bases."""
+        names = {row.name for row in rows}
+        return dataclasses.replace(self, rows=[s for s in self.rows if s.row.name in names])
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame."""
