@@ -245,6 +245,14 @@ def test_records_with_other_settings_are_not_merged_and_not_counted(
     assert read_record(mixed / NAME / "fedavg.seed0.full.json").settings["lr"] == 0.2
     [old] = (mixed / NAME / "superseded").glob("*.json")
     assert json.loads(old.read_text())["settings"]["lr"] == 0.1
+    merged = tmp_path / "merged"  # so does a merge
+    shutil.copytree(results / NAME, merged / NAME)
+    shutil.rmtree(mixed / NAME / "superseded")
+    (mixed / NAME / "fedprox.seed0.full.json").unlink()
+    command.merge_tables([(table, [])], merged, mixed)
+    assert read_record(merged / NAME / "fedavg.seed0.full.json").settings["lr"] == 0.2
+    [old] = (merged / NAME / "superseded").glob("*.json")
+    assert json.loads(old.read_text())["settings"]["lr"] == 0.1
 
 
 def test_a_damaged_record_is_named_and_left_out(whole: tuple[Path, Path], tmp_path: Path) -> None:
