@@ -47,7 +47,7 @@ class Facts:
         if not what.endswith("gain"):
             return stat.written(1)
         interval = stat.interval()
-        span = f" (95 % interval {interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
+        span = f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
         return f"{stat.mean:+.1f}{span}"
 
     def value(self, row: str, what: str = "ours") -> float:
