@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,9 +12,13 @@ from typing import Any
 
 import pytest
 from commands import Done, kedge_command
+from rich.console import Console
 
 import kedge
+from kedge.reproduction import command, recipes
+from kedge.reproduction.printing import comparison
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TABLE = """\
 # kedge reproduce demo/digits
 title = "Demo, Table 1"
@@ -86,7 +91,9 @@ def test_a_table_is_run_and_printed(folder: Path) -> None:
     assert "n = 1" in rows["scaffold"]
     shown = reproduce(folder, "demo/digits", "--show")
     assert shown.stdout == done.stdout
+    some = reproduce(folder, "demo/digits", "--show", "--rows", "scaffold", "--json").stdout
     values = json.loads(reproduce(folder, "demo/digits", "--show", "--json").stdout)
+    assert json.loads(some)["rows"] == values["rows"][1:]
     assert [row["n"] for row in values["rows"]] == [1, 1]
     assert f"{values['rows'][0]['ours']['mean']:.2f}" in rows["fedavg"]
     assert (folder / "reproduced/demo/digits/scaffold.seed0.full.json").is_file()
@@ -136,6 +143,8 @@ def test_quick_forms_run_without_a_name_and_fail_without_the_gain(folder: Path) 
     [
         (("demo/digit",), "no table or paper 'demo/digit'. Did you mean 'demo/digits'?"),
         (("demo/digits", "--rows", "scafold"), "Did you mean 'scaffold'?"),
+        (("demo/digits", "--rows", ","), "write names with commas between"),
+        (("--rows", "fedavg"), "name the table"),
         (("demo/digits", "--scale", "big"), "there is no scale 'big'"),
         (("demo/digits", "--seeds", "a,b"), "write numbers with commas between"),
         (("demo/digits", "--seeds", "0,0"), "must be different numbers"),
@@ -207,3 +216,13 @@ main()
         for where in ("reproduced", "whole")
     )
     assert one == two
+
+
+def test_a_narrow_terminal_loses_columns_before_it_folds_names() -> None:
+    found = command.read_table(recipes.read("flboost/table1_a03").at("full"), RESULTS)
+    screen = Console(width=80, record=True, file=io.StringIO())
+    screen.print(comparison(found.table, found.rows))
+    text = screen.export_text()
+    assert "scaffold_flboost" in text
+    assert "84.38" in text
+    assert "interval" not in text.splitlines()[1]

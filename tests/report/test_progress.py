@@ -179,3 +179,16 @@ def test_the_bar_has_speed_and_time_in_eighty_columns() -> None:
     console.print(watcher.bar.get_renderable())
     [line] = console.export_text().splitlines()
     assert "ETA 55:39 12.3 s/round fedprox(mu=0.1) (1 of 2)  1/150" in line
+
+
+def test_the_bar_is_gone_while_a_table_is_printed() -> None:
+    file = io.StringIO()
+    console = Console(width=80, file=file, force_terminal=True)
+    with Watcher(3, console=console) as watcher:
+        with watcher.paused():
+            assert not watcher.bar.live.is_started
+            file.truncate(0)
+            watcher.bar.refresh()
+            assert file.getvalue().strip("\0") == ""
+        assert watcher.bar.live.is_started
+    assert not watcher.bar.live.is_started

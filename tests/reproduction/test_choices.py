@@ -16,6 +16,7 @@ from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError
 from kedge.reproduction import command, recipes
 from kedge.reproduction.choice import choice_path, read_choice
+from kedge.reproduction.printing import comparison
 from kedge.reproduction.records import read_record
 from kedge.reproduction.running import Bench, Limits, OutOfTime, run_table
 from kedge.runs.config import Config
@@ -103,6 +104,10 @@ def test_a_yardstick_trains_on_the_pooled_data(tmp_path: Path) -> None:
     expected = kedge.compare(["fedavg"], pooled=True, **settings)[1]
     curve = read_record(tmp_path / NAME / "pooled.seed0.full.json").curve
     assert [v for _, v, _ in curve] == [round(r["accuracy"], 3) for r in expected.records[0]]
+    found = command.read_table(recipes.read(NAME, root).at("full"), tmp_path)
+    table = comparison(found.table, found.rows)
+    assert "pooled: a yardstick" in table.note
+    assert next(c.cells for c in table.columns if c.head == "traffic\na round") == ["", "", ""]
 
 
 def test_a_shared_row_is_run_once(tmp_path: Path) -> None:

@@ -164,6 +164,22 @@ def test_a_killed_process_leaves_what_it_had(whole: tuple[Path, Path], tmp_path:
     assert curves(tmp_path) == before
 
 
+def test_records_of_a_read_only_folder_are_shown(
+    whole: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, results = whole
+    copy = tmp_path / "copy"
+    shutil.copytree(results, copy)
+    lost = copy / NAME / "fedprox.seed0.full.json"  # as if its run had been killed
+    lost.unlink()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    table = recipes.read(NAME, root).at("full")
+    assert [s.n for s in command.read_table(table, copy).rows] == [1, 0]
+    assert not lost.exists()
+    monkeypatch.undo()
+    assert [s.n for s in command.read_table(table, copy).rows] == [1, 1]
+
+
 def test_time_ends_a_command_cleanly(whole: tuple[Path, Path], tmp_path: Path) -> None:
     root, results = whole
     found = reproduce(root, tmp_path, minutes=1e-9)
@@ -244,6 +260,14 @@ def test_records_with_other_settings_are_not_merged_and_not_counted(
     reproduce(other, mixed, rows=["fedavg"], rounds=1)  # the old one is kept, but does not count
     assert read_record(mixed / NAME / "fedavg.seed0.full.json").settings["lr"] == 0.2
     [old] = (mixed / NAME / "superseded").glob("*.json")
+    assert json.loads(old.read_text())["settings"]["lr"] == 0.1
+    merged = tmp_path / "merged"  # so does a merge
+    shutil.copytree(results / NAME, merged / NAME)
+    shutil.rmtree(mixed / NAME / "superseded")
+    (mixed / NAME / "fedprox.seed0.full.json").unlink()
+    command.merge_tables([(table, [])], merged, mixed)
+    assert read_record(merged / NAME / "fedavg.seed0.full.json").settings["lr"] == 0.2
+    [old] = (merged / NAME / "superseded").glob("*.json")
     assert json.loads(old.read_text())["settings"]["lr"] == 0.1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tools.results.facts import Facts
-from tools.results.page import TEMPLATE, markdown, render, source
+from tools.results.page import TEMPLATE, at_best_rate, markdown, render, source
 
 from kedge.reproduction import recipes
 
@@ -95,3 +95,20 @@ def test_verdicts(results: Path) -> None:
     (results / "fedimpro/table1/fedimpro.seed0.full.json").write_text(json.dumps(record))
     assert Facts("fedimpro/table1", results).verdict("fedimpro") == "level in one seed"
     assert Facts("fedimpro/table1", results).verdict("scaffold") == "not run"
+
+
+def test_a_seed_that_is_behind_is_named_and_not_counted(results: Path) -> None:
+    path = results / "fedimpro/table1/fedimpro.seed1.full.json"
+    record = json.loads(path.read_text())
+    record |= {"rounds_done": 20, "curve": record["curve"][:2]}
+    path.write_text(json.dumps(record))
+    of = Facts("fedimpro/table1", results)
+    assert list(of.counted("fedimpro")) == [0]
+    assert of.ahead("fedimpro") == (2, 2)
+    assert "not counted, since it has fewer rounds: seed 1 (20 rounds)" in source(of)
+
+
+def test_the_best_rate_of_a_method() -> None:
+    values = [("a", 0.1, 50.0), ("a", 0.1, 60.0), ("a", 0.2, 57.0), ("b", 0.1, 90.0)]
+    runs = [{"table": "t", "method": m, "lr": lr, "mean_of_last": v} for m, lr, v in values]
+    assert at_best_rate(runs, "t", "a") == 57.0

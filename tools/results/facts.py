@@ -33,6 +33,12 @@ class Facts:
     def runs(self) -> list[Record]:
         return [record for of_row in self.records.values() for record in of_row.values()]
 
+    def counted(self, row: str) -> dict[int, Record]:
+        """The runs of a row that its numbers are of: a seed that is behind the others is not."""
+        runs = self.records[row]
+        most = max((record.rounds_done for record in runs.values()), default=0)
+        return {s: r for s, r in runs.items() if r.rounds_done == most or r.diverged}
+
     def stat(self, row: str, what: str = "ours") -> str:
         """``ours``, ``tail``, ``gain`` or ``tail_gain`` of a row, as text."""
         stat: Stat | None = getattr(self.summaries[row], what)
@@ -41,7 +47,7 @@ class Facts:
         if not what.endswith("gain"):
             return stat.written(1)
         interval = stat.interval()
-        span = f" (95 % interval {interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
+        span = f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
         return f"{stat.mean:+.1f}{span}"
 
     def value(self, row: str, what: str = "ours") -> float:
@@ -70,7 +76,7 @@ class Facts:
         """
         base = self.records.get(self.table.row(row).base, {})
         pairs = []
-        for seed, record in self.records[row].items():
+        for seed, record in self.counted(row).items():
             if seed in base and base[seed].partition_hash == record.partition_hash:
                 other = {r: v for r, v, _ in base[seed].curve}
                 own = [(v, other[r]) for r, v, _ in record.curve if r in other]

@@ -26,9 +26,12 @@ def draw_curves(of: Facts, path: Path, rows: list[str] | None = None) -> None:
         for i, name in enumerate(names):
             colour, style = COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--"
             sums: dict[int, list[float]] = {}
-            for record in of.records[name].values():
+            counted = of.counted(name)
+            for seed, record in of.records[name].items():
                 points = [(r, v) for r, v, _ in record.curve if v is not None]
                 axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.5, alpha=0.25)
+                if seed not in counted:
+                    continue
                 for r, v in points:
                     sums.setdefault(r, []).append(v)
             seeds = max(map(len, sums.values()))

@@ -55,7 +55,11 @@ def render(results: Path, draw: bool = True) -> str:
 
     environment.globals |= {
         "evidence": evidence,
+        "at_best_rate": lambda name, method: at_best_rate(
+            evidence("learning_rates_cpu")["runs"], name, method
+        ),
         "rates": lambda: rates(evidence("learning_rates_cpu")["runs"]),
+        "facts_quick": lambda name: Facts(name, results, "quick"),
         "quick": lambda name: quick_row(Facts(name, results, "quick")),
         "waiting": waiting,
         "facts": facts,
@@ -146,6 +150,15 @@ def rates(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def at_best_rate(runs: list[dict[str, Any]], name: str, method: str) -> float:
+    """The mean over seeds at the learning rate that is best for a method."""
+    by_rate: dict[float, list[float]] = {}
+    for run in runs:
+        if (run["table"], run["method"]) == (name, method):
+            by_rate.setdefault(run["lr"], []).append(run["mean_of_last"])
+    return max(sum(values) / len(values) for values in by_rate.values())
+
+
 def source(of: Facts) -> str:
     """Setting, seeds, device, date and command of a table, and what its rows note."""
     if not of.has_runs:
@@ -163,6 +176,10 @@ def source(of: Facts) -> str:
     ]
     notes = [of.table.note] if of.table.note else []
     notes += [f"`{s.row.name}`: {s.row.note}" for s in of.summaries.values() if s.n and s.row.note]
+    notes += [
+        f"`{s.row.name}`: not counted, since it has fewer rounds: {', '.join(s.shorter)}."
+        for s in of.summaries.values() if s.shorter
+    ]  # fmt: skip
     same: dict[str, list[str]] = {}
     for run in runs:
         if run.note:

@@ -79,12 +79,16 @@ def reproduce(
     from kedge.reproduction import command
 
     load_files(load)
-    root = _root(recipes)
+    root, names = _root(recipes), _words(rows)
+    if names == []:
+        raise FieldError(f"--rows {rows}: write names with commas between, e.g. fedavg,fedimpro")
     if not tables and scale != "quick" and merge is None and not show:
+        if rows is not None or seeds is not None:
+            raise FieldError("name the table of --rows and --seeds; kedge reproduce lists them")
         _list(root, Path(results), as_json)
         return
     chosen = command.selected(
-        tables or ["all"], _words(rows), scale or "full", root, skip_without_quick=not tables
+        tables or ["all"], names, scale or "full", root, skip_without_quick=not tables
     )
     if merge is not None:
         for merged in command.merge_tables(chosen, results, merge):
@@ -92,7 +96,7 @@ def reproduce(
                 warn(text)
             dim(f"{len(merged.copied)} records copied, {len(merged.known)} were here already")
     if show or merge is not None:
-        found = [command.read_table(table, Path(results)) for table, _ in chosen]
+        found = [command.read_table(table, Path(results)).only(some) for table, some in chosen]
         if not tables:  # those of which there is something
             found = [one for one in found if one.records]
             if not found and not as_json:
@@ -135,10 +139,12 @@ def _run(
             ):
                 found.append(one)
                 if not as_json:
-                    _print(one)
+                    with watcher.paused():
+                        _print(one)
         except Interrupted:
             if not as_json and len(found) < len(chosen):
-                _print(command.read_table(chosen[len(found)][0], Path(results)))
+                with watcher.paused():
+                    _print(command.read_table(chosen[len(found)][0], Path(results)))
             raise
     return found
 
@@ -163,9 +169,10 @@ def _finish(found: list[Reproduction], as_json: bool, printed: bool) -> None:
 def _print(one: Reproduction) -> None:
     from kedge.reproduction.printing import comparison, heading
 
-    console.print(f"\n{heading(one.table)}", style="bold", highlight=False, soft_wrap=True)
+    whole = not console.is_terminal  # a terminal breaks lines between words
+    console.print(f"\n{heading(one.table)}", style="bold", highlight=False, soft_wrap=whole)
     if one.table.paper:
-        console.print(one.table.paper, style="dim", highlight=False, soft_wrap=True)
+        console.print(one.table.paper, style="dim", highlight=False, soft_wrap=whole)
     print_table(comparison(one.table, one.rows, one.left_out))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -79,6 +80,15 @@ class Watcher:
         trace: TracebackType | None,
     ) -> None:
         self.bar.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Without the bar, so that it does not run into what is printed to standard output."""
+        if self.live:
+            self.bar.stop()
+        yield
+        if self.live:
+            self.bar.start()
 
     def report(self, line: str) -> None:
         """Print a line above the progress bar."""

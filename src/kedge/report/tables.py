@@ -36,15 +36,21 @@ class Fitting:
     """A table with as many columns as the terminal is wide for."""
 
     def __init__(
-        self, first: Sequence[Column], columns: Sequence[Column], styles: Sequence[str], note: str
+        self,
+        first: Sequence[Column],
+        columns: Sequence[Column],
+        styles: Sequence[str],
+        note: str,
+        names: int = MIN_NAME,  # characters of a name that columns of a rank make room for
     ) -> None:
         self.first, self.columns, self.styles, self.note = first, list(columns), styles, note
+        self.names = names
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         columns = list(self.columns)
-        room = options.max_width - sum(1 + min(MIN_NAME, column.width) for column in self.first)
+        room = options.max_width - sum(1 + min(self.names, column.width) for column in self.first)
         while sum(1 + column.width for column in columns) > room:
             least = max(columns, key=lambda column: column.rank)
             if not least.rank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,15 @@ from kedge.errors import FieldError, KedgeError
 from kedge.reproduction import merging, recipes
 from kedge.reproduction.choice import read_choice
 from kedge.reproduction.records import Record, found_records
-from kedge.reproduction.running import Bench, Limits, OutOfTime, Show, collect, run_table
+from kedge.reproduction.running import (
+    Bench,
+    Limits,
+    OutOfTime,
+    Show,
+    collect,
+    is_writable,
+    run_table,
+)
 from kedge.reproduction.summary import Summary, summarise
 from kedge.reproduction.table import Row, Table
 
@@ -38,6 +47,11 @@ class Reproduction:
             and s.tail_gain is not None
             and not s.tail_gain.mean > 0
         ]
+
+    def only(self, rows: Sequence[Row]) -> Reproduction:
+        """The same with some of the rows; their gains stay those over their bases."""
+        names = {row.name for row in rows}
+        return dataclasses.replace(self, rows=[s for s in self.rows if s.row.name in names])
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame."""
@@ -101,9 +115,10 @@ def selected(
 
 
 def read_table(table: Table, results: Path, is_stopped: bool = False) -> Reproduction:
-    """A table with all records of it in a folder of results."""
-    for row in table.rows:
-        collect(table, row, results)
+    """A table with all records of it in a folder of results, which may be read-only."""
+    if is_writable(results):
+        for row in table.rows:
+            collect(table, row, results)
     choices = {row.name: read_choice(results, table, row) or {} for row in table.rows}
     records, left_out = found_records(results, table, choices)
     rows = summarise(table, records, choices)

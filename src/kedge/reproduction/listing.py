@@ -85,10 +85,12 @@ def listed(entries: Sequence[Entry], results: Path) -> Fitting:
         Column("quick", ["yes" if e.has_quick else "" for e in entries]),
         Column("done", done),
     ]
+    example = next((e for e in entries if e.has_quick), entries[0])
+    quick = " [--scale quick]" if example.has_quick else ""
     note = (
         f"Cost of all rows and seeds; ~: estimated, at least in part. done: complete runs in "
-        f"{results}.\nRun one: kedge reproduce {entries[0].name} [--rows A,B] [--seeds 0,1] "
-        "[--scale quick]; stop at any time, the same command goes on."
+        f"{results}.\nRun one: kedge reproduce {example.name} [--rows A,B] [--seeds 0,1]"
+        f"{quick}; stop at any time, the same command goes on."
     )
     return Fitting([names, titles], columns, [""] * len(entries), note)
 

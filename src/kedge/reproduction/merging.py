@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kedge.errors import DataError, KedgeError
 from kedge.reproduction.choice import choice_path
-from kedge.reproduction.records import Record, differences, read_record, write_record
-from kedge.reproduction.table import Table
+from kedge.reproduction.records import Record, differences, keep, read_record
+from kedge.reproduction.table import Row, Table
 
 
 class Merged(NamedTuple):
@@ -43,7 +43,7 @@ def merge(table: Table, results: Path, other: Path) -> Merged:
     free = (table.choose.key,) if table.choose else ()
     wrong: list[str] = []
     merged = Merged([], [], [])
-    new: list[tuple[Path, Record]] = []
+    new: list[tuple[Path, Record, Row]] = []
     for path in paths:
         try:
             record = read_record(path)
@@ -51,11 +51,12 @@ def merge(table: Table, results: Path, other: Path) -> Merged:
             merged.left_out.append(f"{error}. It is left out.")
             continue
         mine = results / table.name / path.name
-        problem, is_new = _compare(table, record, mine, free)
+        row = next((row for row in table.rows if row.home == (table.name, record.row)), None)
+        problem, is_new = _compare(table, row, record, mine, free)
         if problem:
             wrong.append(f"{path}: {problem}")
-        elif is_new:
-            new.append((mine, record))
+        elif is_new and row is not None:
+            new.append((mine, record, row))
         else:
             merged.known.append(path.name)
     if wrong:
@@ -64,16 +65,17 @@ def merge(table: Table, results: Path, other: Path) -> Merged:
             + "\n  ".join(wrong)
             + "\nMove them away, or merge them with the recipe they were made with"
         )
-    for path, record in new:
-        write_record(path, record)
+    for path, record, row in new:
+        keep(path, record, row, free)  # one of ours with other settings is moved away
         merged.copied.append(path.name)
     _merge_choices(table, results, folder)
     return merged
 
 
-def _compare(table: Table, record: Record, mine: Path, free: tuple[str, ...]) -> tuple[str, bool]:
+def _compare(
+    table: Table, row: Row | None, record: Record, mine: Path, free: tuple[str, ...]
+) -> tuple[str, bool]:
     """What is wrong with a record, and whether it is to be copied."""
-    row = next((row for row in table.rows if row.home == (table.name, record.row)), None)
     if record.recipe != table.name:
         return f"it is a record of {record.recipe}", False
     if row is None:

@@ -11,6 +11,7 @@ from kedge.reproduction.summary import Summary
 from kedge.reproduction.table import Table
 from kedge.runs.result import Stat
 
+NAME = 24  # characters of a row's name that are not folded where a column can go instead
 METRIC_NAMES = {
     "last": "the last round",
     "best": "the best tested round",
@@ -47,7 +48,8 @@ def comparison(table: Table, rows: Sequence[Summary], left_out: Sequence[str] = 
         columns.append(Column("worst\nclient", [_stat(s.worst) for s in rows], 6))
     if any(s.up_mb is not None for s in rows):
         traffic = [(s.up_mb or 0.0) + (s.down_mb or 0.0) for s in rows]
-        sizes = [units.size(1e6 * v) if s.n else "" for s, v in zip(rows, traffic, strict=True)]
+        sends = [bool(s.n) and not s.row.yardstick for s in rows]
+        sizes = [units.size(1e6 * v) if x else "" for x, v in zip(sends, traffic, strict=True)]
         columns.append(Column("traffic\na round", sizes, 7))
     if any(s.chosen for s in rows):
         columns.append(Column("chosen", [s.chosen for s in rows], 5))
@@ -55,7 +57,7 @@ def comparison(table: Table, rows: Sequence[Summary], left_out: Sequence[str] = 
     best = _leader(rows)
     styles = ["bold" if s is best else "" if s.n else "dim" for s in rows]
     names = Column("row", [s.row.name for s in rows])
-    return Fitting([names], columns, styles, _note(table, rows, left_out))
+    return Fitting([names], columns, styles, _note(table, rows, left_out), names=NAME)
 
 
 def heading(table: Table) -> str:
@@ -97,6 +99,9 @@ def _note(table: Table, rows: Sequence[Summary], left_out: Sequence[str]) -> str
             lines.append(f"{s.row.name}: its gain is that after {s.gain_rounds} rounds.")
         if s.diverged:
             lines.append(f"{s.row.name} diverged: {', '.join(s.diverged)}.")
+    yardsticks = [s.row.name for s in rows if s.row.yardstick and not s.row.note]
+    if yardsticks:
+        lines.append(f"{', '.join(yardsticks)}: a yardstick, not a federated method.")
     lines += [f"{s.row.name}: {s.row.note}" for s in rows if s.row.note]
     lines += [table.note] if table.note else []
     return "\n".join([*lines, *left_out])

@@ -272,6 +272,14 @@ def collect_seed(
     return keep(record_path(results, table, row, seed), record, row, free)
 
 
+def is_writable(results: Path) -> bool:
+    try:
+        check_writable(results)
+    except DataError:
+        return False
+    return True
+
+
 def check_writable(results: Path) -> None:
     """Raise a DataError if the folder for results cannot be written."""
     nearest = next(p for p in (results, *results.absolute().parents) if p.exists())
