@@ -66,7 +66,7 @@ def render(results: Path, draw: bool = True) -> str:
         "table": lambda name: markdown(facts(name)),
         "figure": figure,
         "source": lambda name: source(facts(name)),
-        "signed": lambda value: f"{value:+.1f}",
+        "signed": signed,
         "number": lambda value: f"{value:.1f}",
     }
     return re.sub(r"\n{3,}", "\n\n", environment.get_template(TEMPLATE).render())
@@ -113,8 +113,13 @@ def _gain(stat: Stat | None) -> str:
     if stat is None:
         return ""
     interval = stat.interval()
-    span = f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
-    return f"{stat.mean:+.1f}{span}"
+    span = f" ({signed(interval[0])} to {signed(interval[1])})" if interval else ""
+    return f"{signed(stat.mean)}{span}"
+
+
+def signed(value: float) -> str:
+    """One decimal with a sign; zero is ``+0.0``."""
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def quick_row(of: Facts) -> str:
@@ -182,8 +187,10 @@ def source(of: Facts) -> str:
     ]  # fmt: skip
     same: dict[str, list[str]] = {}
     for run in runs:
-        if run.note:
-            same.setdefault(run.note, []).append(f"`{run.row}`, seed {run.seed}")
+        # the page shows no seconds, so it need not say how they were taken
+        note = " ".join(t for t in re.split(r"(?<=\.) ", run.note) if "seconds" not in t)
+        if note:
+            same.setdefault(note, []).append(f"`{run.row}`, seed {run.seed}")
     for note, names in same.items():
         notes.append(f"{'All runs' if len(names) == len(runs) else ', '.join(names)}: {note}")
     lines += [f"- {note}" for note in notes]
