@@ -1,16 +1,12 @@
-"""FLBoost: options, invariants, generators, and faults that the identities must find."""
+"""FLBoost: bases, invariants, options and what it refuses."""
 
-import copy
 import dataclasses
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 from torch import nn
 
 from kedge.check.identities.flboost import SUMMED
@@ -19,7 +15,6 @@ from kedge.check.problems import DOUBLE, images
 from kedge.core import rng, tree
 from kedge.core.method import parse
 from kedge.core.model import Model
-from kedge.core.part import Part
 from kedge.core.round import Round
 from kedge.core.task import make_task
 from kedge.core.tree import Weights
@@ -27,7 +22,7 @@ from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.distil import client_order, student_logits, teacher_logits
 from kedge.parts.flboost import FLBoost, _Game
-from kedge.parts.generators import Generator, feature_generator, image_generator
+from kedge.parts.generators import image_generator
 from kedge.runs.grid import combine, read_words
 from kedge.runs.reading import load_config
 from kedge.sim.cohorts import unlike
@@ -472,102 +467,6 @@ def test_single_steps_follow_the_counts_not_the_order_of_arrival() -> None:
     assert client_order(counts[[2, 0, 1]]).tolist() == [0, 2, 1]
 
 
-# -- generators -------------------------------------------------------------------------------
-
-
-def made(net: Generator, noise: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    weights = net.init(rng.key(0), dtype, torch.device("cpu"))
-    z, y = rng.normal(rng.key(1), (12, noise), dtype), torch.arange(12) % net.classes
-    x, buffers = net(weights, z, y, train=True)
-    again, same = net(Weights(weights.params, buffers), z, y, train=False)
-    assert again.shape == x.shape
-    assert tree.equal(same, buffers)  # evaluation leaves the statistics alone
-    assert not tree.equal(buffers, weights.buffers)
-    return x
-
-
-@pytest.mark.parametrize(
-    ("shape", "first"),
-    [
-        ((1, 28, 28), (7, 7)),
-        ((3, 32, 32), (8, 8)),
-        ((3, 64, 64), (16, 16)),
-        ((3, 112, 112), (7, 7)),
-        ((4, 128, 96), (8, 6)),
-        ((1, 30, 45), (8, 12)),
-        ((2, 65, 70), (9, 9)),
-        ((1, 3, 1), (1, 1)),
-    ],
-)
-def test_images_of_any_size(shape: tuple[int, ...], first: tuple[int, int]) -> None:
-    net = image_generator(shape, 5, noise=6, width=4)
-    x = made(net, 6)
-    assert x.shape == (12, *shape)
-    assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(shape[0]), atol=1e-4)
-    assert torch.allclose(x.var((0, 2, 3), correction=0), torch.ones(shape[0]), atol=0.05)
-    embed = net.init(rng.key(0), torch.float32, torch.device("cpu")).params["embed.z.weight"]
-    assert len(embed) == 2 * first[0] * first[1]
-
-
-def test_without_the_last_norm_images_lie_between_minus_one_and_one() -> None:
-    x = made(image_generator((3, 16, 16), 5, 6, 4, final_norm=False), 6)
-    assert float(x.abs().max()) < 1
-
-
-def test_sizes_of_the_papers_generators() -> None:
-    def count(net: Generator) -> int:
-        return tree.numel(net.init(rng.key(0), torch.float32, torch.device("cpu")).params)
-
-    # 100-4096, 10-4096, BN 128, conv 128-128, BN 128, conv 128-64, BN 64, conv 64-3
-    image = 101 * 4096 + 11 * 4096 + 256 + 9 * 128**2 + 256 + 9 * 128 * 64 + 128 + 9 * 64 * 3 + 3
-    assert count(image_generator((3, 32, 32), 10)) == image == 682_307
-    # at a sixteenth of the width: 100-256, 10-256, BN 512 (fixed), 512-512, BN 512, 512-512
-    feature = 110 * 256 + 512**2 + 1024 + 513 * 512
-    assert count(feature_generator((512,), 10, width=8)) == feature
-
-
-def test_features_have_the_shape_that_goes_into_the_head() -> None:
-    assert made(feature_generator((6,), 3, noise=4, width=2), 4).shape == (12, 6)
-
-
-def test_builders_are_cached_and_the_first_weights_come_from_the_key() -> None:
-    net = image_generator((1, 8, 8), 3, 4, 4)
-    assert image_generator((1, 8, 8), 3, 4, 4) is net
-    a, b, c = (net.init(rng.key(s), DOUBLE, torch.device("cpu")) for s in (1, 1, 2))
-    assert tree.equal(a, b)
-    assert tree.gap(a, c) > 0.1
-    low = net.init(rng.key(1), torch.float32, torch.device("cpu"))
-    assert tree.gap(a.params, low.params) < 1e-7  # the same draws in every precision
-    bound = 4**-0.5
-    assert float(a.params["embed.z.weight"].abs().max()) <= bound
-    assert float(a.params["embed.z.bias"].abs().max()) <= bound
-    assert float(a.params["conv.weight"].abs().max()) <= (9 * 2) ** -0.5
-    # leaves of one shape are drawn apart: 4 inputs of z and 3 of y, by which the bound differs
-    scaled = a.params["embed.z.bias"] / bound, a.params["embed.y.bias"] / 3**-0.5
-    assert scaled[0].shape == scaled[1].shape
-    assert float((scaled[0] - scaled[1]).abs().min()) > 1e-3
-
-
-def test_first_statistics_are_those_of_batchnorm() -> None:
-    """Mean 0, variance 1, no batch yet; a torch module of the same kind says so, too."""
-    first = image_generator((1, 8, 8), 3, 4, 4).init(rng.key(0), DOUBLE, torch.device("cpu"))
-    norm = nn.BatchNorm2d(4).to(DOUBLE)
-    for leaf, expected in norm.named_buffers():
-        assert torch.equal(first.buffers[f"norm.{leaf}"], expected)
-        assert first.buffers[f"norm.{leaf}"].dtype == expected.dtype
-    for leaf, weight in norm.named_parameters():
-        assert torch.equal(first.params[f"norm.{leaf}"], weight.detach())
-
-
-def test_noise_and_label_both_matter() -> None:
-    net = image_generator((1, 8, 8), 3, 4, 4)
-    weights = net.init(rng.key(0), DOUBLE, torch.device("cpu"))
-    z, y = rng.normal(rng.key(1), (6, 4), DOUBLE), torch.arange(6) % 3
-    x = net(weights, z, y, False)[0]
-    assert tree.gap(x, net(weights, z, (y + 1) % 3, False)[0]) > 1e-3
-    assert tree.gap(x, net(weights, -z, y, False)[0]) > 1e-3
-
-
 # -- what it refuses --------------------------------------------------------------------------
 
 
@@ -588,12 +487,6 @@ def test_tables_have_features_but_no_images() -> None:
     plain, tuned = (run.weights.params for run in runs)
     for name in plain:  # the head alone is fine-tuned
         assert torch.equal(plain[name], tuned[name]) == name.startswith("0.")
-
-
-@pytest.mark.parametrize("shape", [(0, 8, 8), (3, 8, 0), (8, 8), (1, 1, 8, 8)])
-def test_images_have_channels_height_and_width(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ModelError, match=re.escape(f"(channels, height, width), not {shape}; ")):
-        image_generator(shape, 3)
 
 
 def test_features_need_a_head_that_is_shared() -> None:
@@ -618,184 +511,3 @@ def test_it_is_for_classes() -> None:
         FLBoost(batch=1)
     with pytest.raises(FieldError, match="direction"):
         FLBoost(direction="sideways")  # type: ignore[arg-type]
-
-
-# -- faults -----------------------------------------------------------------------------------
-# Each of these has one fault; the comment names it, and an identity must find it.
-
-
-@dataclass(frozen=True)
-class Friendly(FLBoost):
-    def _generator_loss(self, *args):  # the generator helps the student: + L_md
-        loss, buffers = super()._generator_loss(*args)
-        other = FLBoost._generator_loss(dataclasses.replace(self, adversarial=False), *args)[0]
-        return 2 * other - loss, buffers
-
-
-@dataclass(frozen=True)
-class OwnShares(FLBoost):
-    def _ensemble(self, counts):  # n_k^y / n_k
-        return counts / counts.sum(1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class Undecayed(FLBoost):
-    def server_step(self, r, weights):  # the same step size in every round
-        return FLBoost.server_step(dataclasses.replace(self, decay=1.0), r, weights)
-
-
-@dataclass(frozen=True)
-class TurnedRound(FLBoost):
-    def _discrepancy(self, r, measure, teachers, student, share):  # the other KL
-        return super()._discrepancy(r, measure, student[None], teachers, share)
-
-
-@dataclass(frozen=True)
-class BatchSum(FLBoost):
-    def _discrepancy(self, r, measure, teachers, student, share):  # not the mean over samples
-        return len(student) * super()._discrepancy(r, measure, teachers, student, share)
-
-
-@dataclass(frozen=True)
-class FromTheAnchor(FLBoost):
-    def server_step(self, r, weights):  # tunes last round's model, not the aggregated one
-        return super().server_step(r, r.anchor)
-
-
-@dataclass(frozen=True)
-class Undecaying(FLBoost):
-    def server_step(self, r, weights):  # no weight decay
-        return FLBoost.server_step(dataclasses.replace(self, weight_decay=0.0), r, weights)
-
-
-@dataclass(frozen=True)
-class Stopped(FLBoost):
-    def _generator_loss(self, *args):  # L_md does not reach G through the clients
-        return FLBoost._generator_loss(dataclasses.replace(self, detach_teachers=True), *args)
-
-
-@dataclass(frozen=True)
-class Uniform(FLBoost):
-    def _draw(self, key, counts, dtype):  # labels whatever the clients have
-        return super()._draw(key, torch.ones_like(counts), dtype)
-
-
-@dataclass(frozen=True)
-class Collapsing(FLBoost):
-    def _generator_loss(self, *args):  # - lambda_r L_r: all images alike
-        loss, buffers = super()._generator_loss(*args)
-        quiet = FLBoost._generator_loss(dataclasses.replace(self, lambda_r=0.0), *args)[0]
-        return 2 * quiet - loss, buffers
-
-
-@dataclass(frozen=True)
-class Unlabelled(FLBoost):
-    def _generator_loss(self, *args):  # L_cls forgotten
-        return FLBoost._generator_loss(dataclasses.replace(self, lambda_cls=0.0), *args)
-
-
-@dataclass(frozen=True)
-class BatchWeights(FLBoost):
-    def _generator_loss(self, *args):  # the samples' weights in L_cls are lost
-        return FLBoost._generator_loss(dataclasses.replace(self, cls_weights="batch"), *args)
-
-
-@dataclass(frozen=True)
-class Forgetful(FLBoost):
-    def server_step(self, r, weights):  # the generator starts anew in every round
-        return super().server_step(r, weights)[0], r.server
-
-
-@dataclass(frozen=True)
-class Peeking(FLBoost):
-    def _generator_loss(self, *args):  # always adversarial
-        return FLBoost._generator_loss(dataclasses.replace(self, adversarial=True), *args)
-
-
-@dataclass(frozen=True)
-class Still(FLBoost):
-    def _train_generator(self, r, student, fit, teams, game):  # G's statistics lost
-        new = super()._train_generator(r, student, fit, teams, game)
-        return new._replace(generator=Weights(new.generator.params, fit.generator.buffers))
-
-
-@dataclass(frozen=True)
-class Headless(FLBoost):
-    def _tuned_names(self, spec):  # the bias does not learn
-        return [n for n in super()._tuned_names(spec) if not n.endswith("bias")]
-
-
-@dataclass(frozen=True)
-class DecayedTwice(FLBoost):
-    def server_step(self, r, weights):  # the decay acts on the run's rate, too
-        r = copy.copy(r)
-        r.lr = r.lr * self.decay**r.round
-        return super().server_step(r, weights)
-
-
-@dataclass(frozen=True)
-class OwnRate(FLBoost):
-    def server_step(self, r, weights):  # the run's rate is not asked for
-        lr = 0.1 if self.lr is None else self.lr
-        return FLBoost.server_step(dataclasses.replace(self, lr=lr), r, weights)
-
-
-@dataclass(frozen=True)
-class EarlyGenerator(FLBoost):
-    def server_step(self, r, weights):  # the generator does not wait for the start
-        _, slot = FLBoost.server_step(dataclasses.replace(self, start=0), r, weights)
-        return super().server_step(r, weights)[0], slot
-
-
-@dataclass(frozen=True)
-class Hasty(FLBoost):
-    def server_step(self, r, weights):  # the warm-up is forgotten
-        return FLBoost.server_step(dataclasses.replace(self, warmup=0), r, weights)
-
-
-@dataclass(frozen=True)
-class WarmFromZero(FLBoost):
-    def server_step(self, r, weights):  # rounds of the warm-up are counted from the first one
-        own = dataclasses.replace(self, warmup=max(0, self.warmup - self.start))
-        return FLBoost.server_step(own, r, weights)
-
-
-@dataclass(frozen=True)
-class BoundOfWeights(FLBoost):
-    def server_step(self, r, weights):  # norms of the model in place of the update's
-        r = copy.copy(r)
-        r.anchor = tree.zeros_like(r.anchor)
-        return super().server_step(r, weights)
-
-
-@dataclass(frozen=True)
-class Trusting(FLBoost):
-    def server_step(self, r, weights):  # every sample counts
-        return FLBoost.server_step(dataclasses.replace(self, confidence=None), r, weights)
-
-
-@dataclass(frozen=True)
-class Contaminated(FLBoost):
-    def _student_forward(self, *args):  # statistics of generated images
-        return FLBoost._student_forward(dataclasses.replace(self, student_bn="train"), *args)
-
-
-@dataclass(frozen=True)
-class Diluted(FLBoost):
-    def _discrepancy(self, r, measure, teachers, student, share):  # a mean over the whole batch
-        if self.confidence is not None:
-            share = share / share.sum(0).max().clamp_min(1)
-        return super()._discrepancy(r, measure, teachers, student, share)
-
-
-FAULTY = [
-    Friendly, OwnShares, Undecayed, TurnedRound, BatchSum, FromTheAnchor, Undecaying, Stopped,
-    Uniform, Collapsing, Unlabelled, BatchWeights, Forgetful, Peeking, Still, Headless,
-    DecayedTwice, OwnRate, EarlyGenerator, Hasty, WarmFromZero, BoundOfWeights, Trusting, Diluted,
-    Contaminated,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
-def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
-    assert is_found(cls())
