@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tools.results.facts import Facts
+from tools.results.figure import draw_curves
 from tools.results.page import TEMPLATE, at_best_rate, markdown, render, source
 
 from kedge.reproduction import recipes
@@ -112,3 +113,19 @@ def test_the_best_rate_of_a_method() -> None:
     values = [("a", 0.1, 50.0), ("a", 0.1, 60.0), ("a", 0.2, 57.0), ("b", 0.1, 90.0)]
     runs = [{"table": "t", "method": m, "lr": lr, "mean_of_last": v} for m, lr, v in values]
     assert at_best_rate(runs, "t", "a") == 57.0
+
+
+def test_a_figure_has_a_line_per_row_and_is_the_same_each_time(
+    results: Path, tmp_path: Path
+) -> None:
+    of = Facts("fedimpro/table1", results)
+    paths = [tmp_path / name for name in ("one.svg", "two.svg")]
+    for path in paths:
+        draw_curves(of, path)
+    first, again = (path.read_text(encoding="utf-8") for path in paths)
+    assert first == again
+    for name in ("fedavg", "fedimpro"):
+        assert first.count(f">{name}</text>") == 1  # in the legend
+    assert "fedprox" not in first  # it has no run
+    draw_curves(of, paths[1], rows=["fedavg"])
+    assert ">fedimpro</text>" not in paths[1].read_text(encoding="utf-8")

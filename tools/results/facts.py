@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
 from kedge.reproduction import recipes
 from kedge.reproduction.records import Record, found_records
-from kedge.reproduction.summary import Summary, summarise
+from kedge.reproduction.summary import Summary, summarise, value_of
 from kedge.runs.result import Stat
 
 LEVEL = 0.9  # share of tests in which a method of one seed must be ahead to be called ahead
@@ -67,6 +68,11 @@ class Facts:
         ]
         if not values:
             raise ValueError(f"{self.name} {row} has no test from round {first} to {last}")
+        return sum(values) / len(values)
+
+    def top5(self, row: str, seeds: Iterable[int]) -> float:
+        """The mean over seeds of the mean of the five best tests."""
+        values = [value_of("top5", self.records[row][seed].curve) for seed in seeds]
         return sum(values) / len(values)
 
     def ahead(self, row: str) -> tuple[int, int]:
