@@ -18,7 +18,7 @@ from kedge.reproduction import command, recipes
 from kedge.reproduction.choice import choice_path, read_choice
 from kedge.reproduction.printing import comparison
 from kedge.reproduction.records import read_record
-from kedge.reproduction.running import Bench, Limits, OutOfTime, run_table
+from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
 from kedge.runs.config import Config
 from kedge.runs.reading import load_config
 from kedge.runs.together import run_together
@@ -61,9 +61,9 @@ def test_a_choice_that_is_stopped_goes_on(tmp_path: Path) -> None:
     def late(row: str, config: Any, seed: int, record: dict[str, Any]) -> None:
         limits.deadline = 0.0
 
-    bench = Bench(tmp_path, limits, {"engine": "loop"}, late)
+    context = Context(tmp_path, limits, {"engine": "loop"}, late)
     with pytest.raises(OutOfTime):
-        run_table(table, table.rows[:1], None, bench)
+        run_table(table, table.rows[:1], None, context)
     assert read_choice(tmp_path, table, table.rows[0]) is None
     reproduce(root, tmp_path, rows=["fedavg"])
     reproduce(root, tmp_path / "whole", rows=["fedavg"])

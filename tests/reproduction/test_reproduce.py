@@ -20,7 +20,7 @@ from kedge.errors import DataError, FieldError, Interrupted, KedgeError, Unknown
 from kedge.reproduction import command, recipes
 from kedge.reproduction.printing import comparison
 from kedge.reproduction.records import read_record, write_record
-from kedge.reproduction.running import Bench, Limits, OutOfTime, run_table
+from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
 
 NAME = "demo/digits"
 
@@ -113,9 +113,9 @@ def test_ctrl_c_loses_nothing(whole: tuple[Path, Path], tmp_path: Path) -> None:
         if row == "fedprox" and record["round"] == 3:
             signal.raise_signal(signal.SIGINT)
 
-    bench = Bench(tmp_path, execution={"engine": "loop"}, show=press)
+    context = Context(tmp_path, execution={"engine": "loop"}, show=press)
     with pytest.raises(Interrupted, match="demo/digits, fedprox: stopped after round 3"):
-        run_table(table, table.rows, None, bench)
+        run_table(table, table.rows, None, context)
     found = {name: len(curve) for name, curve in curves(tmp_path).items()}
     assert found == {"fedavg.seed0.full.json": 4, "fedprox.seed0.full.json": 3}
     reproduce(root, tmp_path)
@@ -127,8 +127,8 @@ def test_what_is_complete_is_not_run_again(whole: tuple[Path, Path], tmp_path: P
     shutil.copytree(results / NAME, tmp_path / NAME)  # the records alone, without run folders
     seen: list[int] = []
     table = recipes.read(NAME, root).at("full")
-    bench = Bench(tmp_path, show=lambda row, config, seed, record: seen.append(seed))
-    run_table(table, table.rows, None, bench)
+    context = Context(tmp_path, show=lambda row, config, seed, record: seen.append(seed))
+    run_table(table, table.rows, None, context)
     assert not seen
     assert not (tmp_path / ".runs").exists()
 
@@ -146,9 +146,9 @@ def test_a_shorter_run_does_not_replace_a_longer_record(
     def late(row: str, config: Any, seed: int, record: dict[str, Any]) -> None:
         limits.deadline = 0.0 if record["round"] == 2 else limits.deadline
 
-    bench = Bench(tmp_path, limits, {"engine": "loop"}, late, reports.append)
+    context = Context(tmp_path, limits, {"engine": "loop"}, late, reports.append)
     with pytest.raises(OutOfTime):
-        run_table(table, table.rows, None, bench)
+        run_table(table, table.rows, None, context)
     assert curves(tmp_path) == curves(results)
     assert any("its run folder is not here" in text for text in reports)
     reproduce(longer, tmp_path, rows=["fedavg"])
@@ -191,9 +191,9 @@ def test_time_ends_a_command_cleanly(whole: tuple[Path, Path], tmp_path: Path) -
     def late(row: str, config: Any, seed: int, record: dict[str, Any]) -> None:
         limits.deadline = 0.0 if record["round"] == 2 else limits.deadline
 
-    bench = Bench(tmp_path, limits, {"engine": "loop"}, late)
+    context = Context(tmp_path, limits, {"engine": "loop"}, late)
     with pytest.raises(OutOfTime):
-        run_table(table, table.rows, None, bench)
+        run_table(table, table.rows, None, context)
     assert {n: len(c) for n, c in curves(tmp_path).items()} == {"fedavg.seed0.full.json": 2}
     reproduce(root, tmp_path)
     assert curves(tmp_path) == curves(results)
@@ -204,9 +204,9 @@ def test_seeds_in_lanes_have_a_record_each(whole: tuple[Path, Path], tmp_path: P
     lanes = write(tmp_path / "recipes", TABLE.replace("seeds = [0]\n", "lanes = true\n", 1))
     out, alone = tmp_path / "out", tmp_path / "alone"
     table = recipes.read(NAME, lanes).at("full")
-    bench = Bench(out, Limits.of(None, 2), {"engine": "vector"})
-    run_table(table, table.rows[:1], [0, 1, 2], bench)
-    run_table(table, table.rows[:1], [0, 1, 2], Bench(out, execution={"engine": "vector"}))
+    context = Context(out, Limits.of(None, 2), {"engine": "vector"})
+    run_table(table, table.rows[:1], [0, 1, 2], context)
+    run_table(table, table.rows[:1], [0, 1, 2], Context(out, execution={"engine": "vector"}))
     assert list(curves(out)) == [f"fedavg.seed{i}.full.json" for i in range(3)]
     kedge.reproduce(NAME, rows=["fedavg"], seeds=[1], recipes=root, results=alone, engine="loop")
     assert curves(alone)["fedavg.seed1.full.json"] == curves(out)["fedavg.seed1.full.json"]

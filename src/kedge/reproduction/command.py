@@ -13,7 +13,7 @@ from kedge.reproduction import merging, recipes
 from kedge.reproduction.choice import read_choice
 from kedge.reproduction.records import Record, found_records
 from kedge.reproduction.running import (
-    Bench,
+    Context,
     Limits,
     OutOfTime,
     Show,
@@ -146,14 +146,14 @@ def reproduce_tables(
         raise FieldError(f"rounds = {rounds} must be at least 1")
     if seeds is not None and (not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds)):
         raise FieldError(f"seeds = {list(seeds)} must be different numbers from 0")
-    bench = Bench(Path(results), Limits.of(minutes, rounds), execution or {}, show, report)
+    context = Context(Path(results), Limits.of(minutes, rounds), execution or {}, show, report)
     for table, rows in tables:
         stopped = False
         try:
-            run_table(table, rows, seeds, bench)
+            run_table(table, rows, seeds, context)
         except OutOfTime:
             stopped = True
-        yield read_table(table, bench.results, stopped)
+        yield read_table(table, context.results, stopped)
         if stopped:
             return
 

@@ -63,7 +63,7 @@ class Limits:
 
 
 @dataclass
-class Bench:
+class Context:
     """What the runs of a command share."""
 
     results: Path
@@ -77,29 +77,31 @@ class Bench:
             self.report(text)
 
 
-def run_table(table: Table, rows: Sequence[Row], seeds: Sequence[int] | None, bench: Bench) -> None:
+def run_table(
+    table: Table, rows: Sequence[Row], seeds: Sequence[int] | None, context: Context
+) -> None:
     """Train what is missing of some rows, one after the other; records are written.
 
     Args:
         table: the table.
         rows: its rows to run.
         seeds: the seeds; None takes those of each row.
-        bench: folder, limits and how to compute.
+        context: folder, limits and how to compute.
 
     Raises:
         OutOfTime: the limit of time was reached.
         Interrupted: the user pressed Ctrl-C.
         KedgeError: the data are missing, or a run folder does not fit.
     """
-    check_writable(bench.results)
+    check_writable(context.results)
     for row in rows:
-        collect(table, row, bench.results)
+        collect(table, row, context.results)
     for row, group in _groups(table, rows, seeds):
-        missing = [seed for seed in group if not _is_done(table, row, seed, bench)]
-        if missing and bench.limits.is_late:
+        missing = [seed for seed in group if not _is_done(table, row, seed, context)]
+        if missing and context.limits.is_late:
             raise OutOfTime("time is up")
         if missing:
-            _run(table, row, missing, bench)
+            _run(table, row, missing, context)
 
 
 def _groups(
@@ -115,108 +117,110 @@ def _groups(
         yield from ((row, wanted[row.name][i : i + 1]) for row in rows)
 
 
-def _is_done(table: Table, row: Row, seed: int, bench: Bench) -> bool:
-    choices = {row.name: read_choice(bench.results, table, row) or {}}
-    found, _ = found_records(bench.results, table, choices)
+def _is_done(table: Table, row: Row, seed: int, context: Context) -> bool:
+    choices = {row.name: read_choice(context.results, table, row) or {}}
+    found, _ = found_records(context.results, table, choices)
     record = found[row.name].get(seed)
     if record is None:
         return False
     wanted = row.config(seed).rounds
-    if bench.limits.rounds:
-        wanted = min(wanted, bench.limits.rounds)
+    if context.limits.rounds:
+        wanted = min(wanted, context.limits.rounds)
     if record.diverged or record.rounds_done >= wanted:
         return True
-    if not (run_path(bench.results, table, row, seed) / CONFIG).is_file():
-        bench.say(
+    if not (run_path(context.results, table, row, seed) / CONFIG).is_file():
+        context.say(
             f"{row.name}, seed {seed}: its record has {record.rounds_done} of {wanted} rounds, but "
             "its run folder is not here: it starts from the first round"
         )
     return False
 
 
-def _run(table: Table, row: Row, seeds: Sequence[int], bench: Bench) -> None:
+def _run(table: Table, row: Row, seeds: Sequence[int], context: Context) -> None:
     """Start or resume the runs of some seeds, and write their records, whatever happens."""
-    chosen = _chosen(table, row, bench)
-    configs = [_config(table, row, seed, chosen, bench) for seed in seeds]
-    paths = [run_path(bench.results, table, row, seed) for seed in seeds]
+    chosen = _chosen(table, row, context)
+    configs = [_config(table, row, seed, chosen, context) for seed in seeds]
+    paths = [run_path(context.results, table, row, seed) for seed in seeds]
     _check_device(configs[0], paths)
 
     shown = dataclasses.replace(configs[0], seeds=tuple(seeds))
 
     def watch(seed: int, record: dict[str, Any]) -> bool:
-        if bench.show is not None:
-            bench.show(row.name, shown, seed, record)
-        return bench.limits.reached(record["round"])
+        if context.show is not None:
+            context.show(row.name, shown, seed, record)
+        return context.limits.reached(record["round"])
 
     failed: dict[int, str] = {}
-    bench.limits.hit = ""
+    context.limits.hit = ""
     try:
         results = run_together(
             configs,
             paths,
             watch,
-            bench.report,
-            _execution(table, configs[0], bench),
+            context.report,
+            _execution(table, configs[0], context),
             row.yardstick,
             "The same command goes on from there.",
             SAVE_SHARE,
         )
         failed = {s: r.failed for s, r in zip(seeds, results, strict=True) if r.failed}
     except Interrupted as error:
-        _pass_on(error, table, row, bench)
+        _pass_on(error, table, row, context)
     finally:
         for seed in seeds:
-            record = collect_seed(table, row, seed, bench.results, failed.get(seed, ""))
+            record = collect_seed(table, row, seed, context.results, failed.get(seed, ""))
             if record is not None and not record.is_complete:
-                bench.say(
+                context.say(
                     f"{row.name}, seed {seed}: {record.rounds_done} of {record.rounds} rounds done"
                 )
 
 
-def _pass_on(error: Interrupted, table: Table, row: Row, bench: Bench) -> None:
+def _pass_on(error: Interrupted, table: Table, row: Row, context: Context) -> None:
     """Raise what ends the command; a run that has the rounds that were wanted does not."""
-    if bench.limits.hit == "time":
+    if context.limits.hit == "time":
         raise OutOfTime("time is up") from None
-    if not bench.limits.hit:
+    if not context.limits.hit:
         raise Interrupted(f"{table.name}, {row.name}: {error}") from None
 
 
-def _chosen(table: Table, row: Row, bench: Bench) -> dict[str, Any]:
+def _chosen(table: Table, row: Row, context: Context) -> dict[str, Any]:
     """The setting that is chosen on validation data, if the table says so."""
     if table.choose is None:
         return {}
-    known = read_choice(bench.results, table, row)
+    known = read_choice(context.results, table, row)
     if known is not None:
         return known
-    config = dataclasses.replace(row.config(table.choose.seed), **_settings(bench))
+    config = dataclasses.replace(row.config(table.choose.seed), **_settings(context))
 
     def watch(config: Config, seed: int, record: dict[str, Any], name: str) -> bool:
-        if bench.show is not None:
-            bench.show(f"{row.name} {name}", config, seed, record)
-        return bench.limits.is_late and bench.limits.reached(0)
+        if context.show is not None:
+            context.show(f"{row.name} {name}", config, seed, record)
+        return context.limits.is_late and context.limits.reached(0)
 
-    bench.limits.hit = ""
+    context.limits.hit = ""
     try:
-        execution = _execution(table, config, bench)
-        return choose_value(bench.results, table, row, config, watch, bench.report, execution)
+        execution = _execution(table, config, context)
+        return choose_value(context.results, table, row, config, watch, context.report, execution)
     except Interrupted as error:
-        _pass_on(error, table, row, bench)
+        _pass_on(error, table, row, context)
         raise
 
 
-def _settings(bench: Bench) -> dict[str, Any]:
+def _settings(context: Context) -> dict[str, Any]:
     """How to compute, as settings of a run."""
-    return {key: value for key, value in bench.execution.items() if value is not None}
+    return {key: value for key, value in context.execution.items() if value is not None}
 
 
-def _config(table: Table, row: Row, seed: int, chosen: Mapping[str, Any], bench: Bench) -> Config:
+def _config(
+    table: Table, row: Row, seed: int, chosen: Mapping[str, Any], context: Context
+) -> Config:
     """The settings of a run; one that was started keeps how it is computed.
 
     Raises:
         KedgeError: the run folder has a run with other settings.
     """
-    config = row.config(seed, **dict(chosen) | _settings(bench))
-    path = run_path(bench.results, table, row, seed)
+    config = row.config(seed, **dict(chosen) | _settings(context))
+    path = run_path(context.results, table, row, seed)
     if not (path / CONFIG).is_file():
         return config
     stored = stored_config(path)
@@ -245,10 +249,10 @@ def _check_device(config: Config, paths: Sequence[Path]) -> None:
                 )
 
 
-def _execution(table: Table, config: Config, bench: Bench) -> Execution | None:
+def _execution(table: Table, config: Config, context: Context) -> Execution | None:
     """How the table is computed on a GPU; None where the user says, or on a CPU."""
     on_gpu = resolve_device(config.device).type == "cuda"
-    own = any(key != "device" for key in _settings(bench))
+    own = any(key != "device" for key in _settings(context))
     return table.execution if on_gpu and not own else None
 
 
