@@ -25,9 +25,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("parts", "data", "models", "engines", "session"),
     ("silo", "sim"),
+    ("diagnostics",),
     ("runs",),
-    ("check", "bench", "report"),
-    ("reproduction",),
+    ("check", "bench", "loggers", "report"),
+    ("reproduction", "board"),
     ("api",),
     ("cli",),
 )

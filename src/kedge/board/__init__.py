@@ -1,0 +1,1 @@
+"""A local page over a folder of runs, live while they train."""

@@ -1,0 +1,1 @@
+"""Measure heterogeneity and drift: of the data, of the training, and of what a method shares."""

@@ -1,0 +1,127 @@
+"""A sheet: what a diagnosis found, in words, tables and charts, as plain data.
+
+Every diagnosis returns one. The terminal prints its findings and tables; the report draws its
+charts, too. A sheet knows nothing of either: it is written to ``diagnosis/NAME.json`` in the folder
+of a run, and read back from there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import DataError
+
+FORMAT = 1
+KINDS = ("lines", "bars", "heatmap", "points", "images")
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: numbers stay numbers, so that readers can sort them.
+
+    ``decimals`` applies to floats. Rows have as many cells as there are columns.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    decimals: int = 3
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of plain rows.
+
+    ``lines``, ``bars`` and ``points`` have rows with the keys ``x``, ``y`` and, for several
+    series, ``series``; points may have a ``label``. A ``heatmap`` has ``x``, ``y`` and ``value``.
+    ``images`` have ``image`` (a PNG as a data URI, see :func:`png_uri`), a ``caption``, and the
+    place in a grid: ``row`` and ``column``, texts.
+    """
+
+    title: str
+    kind: str
+    rows: Sequence[dict[str, Any]]
+    x: str = ""  # label of an axis
+    y: str = ""
+    value: str = ""  # label of a heatmap's colours
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"a chart cannot be {self.kind!r}; the kinds are {', '.join(KINDS)}")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The result of a diagnosis.
+
+    ``values`` are the bare numbers by name, for programs. ``cost`` says in words what it took.
+    """
+
+    name: str  # data, training, privacy
+    title: str
+    findings: Sequence[str] = ()  # sentences, the verdict first
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    values: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    cost: str = ""
+    command: str = ""
+    date: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sheet as plain data; numbers that are not finite are null."""
+        return {"format": FORMAT} | _plain(asdict(self))
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Sheet:
+        """The sheet that :meth:`to_dict` wrote.
+
+        Raises:
+            DataError: it is not a sheet, or a newer kedge wrote it.
+        """
+        if found.get("format") != FORMAT:
+            raise DataError(f"a diagnosis has format {found.get('format')}; kedge reads {FORMAT}")
+        try:
+            rest = {k: v for k, v in found.items() if k not in ("format", "tables", "charts")}
+            tables = [Table(**table) for table in found["tables"]]
+            charts = [Chart(**chart) for chart in found["charts"]]
+            return cls(**rest, tables=tables, charts=charts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"a diagnosis is damaged: {error}") from None
+
+
+def read_sheet(path: str | Path) -> Sheet:
+    """Read a sheet from a file; a DataError names the file that cannot be read."""
+    try:
+        return Sheet.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def png_uri(content: bytes) -> str:
+    """A PNG file as a data URI, for a chart of images."""
+    return "data:image/png;base64," + base64.b64encode(content).decode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy and torch
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

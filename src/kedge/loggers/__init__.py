@@ -1,0 +1,1 @@
+"""Write the metrics of runs to the trackers people use: CSV, TensorBoard, MLflow, W&B."""
