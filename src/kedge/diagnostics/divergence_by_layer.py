@@ -88,14 +88,11 @@ def cancelled(deltas: Sequence[Params], shares: Tensor) -> float:
     :math:`1 - \|\sum_k p_k \Delta_k\|^2 / \sum_k p_k \|\Delta_k\|^2`: 0 for equal updates,
     1 - 1/K for K orthogonal ones of equal norm and weight, 1 if the mean does not move.
     """
-    mean: Tensor | float = 0.0
-    total = 0.0
-    for delta, share in zip(deltas, shares.tolist(), strict=True):
-        row = _flat(delta)
-        mean = mean + share * row
-        total += share * float(row.square().sum())
-    assert isinstance(mean, Tensor)
-    return 1.0 - float(mean.square().sum()) / total if total else 0.0
+    p = shares.double() / shares.double().sum()
+    rows = [_flat(delta) for delta in deltas]
+    mean = sum((share * row for share, row in zip(p, rows, strict=True)), torch.zeros_like(rows[0]))
+    total = sum(float(share * row.square().sum()) for share, row in zip(p, rows, strict=True))
+    return max(0.0, 1.0 - float(mean.square().sum()) / total) if total else 0.0
 
 
 def _flat(params: Params) -> Tensor:

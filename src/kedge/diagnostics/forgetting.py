@@ -1,8 +1,9 @@
 """What local models unlearn and learn: per-class accuracy, and accuracy on all and on own data.
 
 *Generalisation* is the accuracy of a local model on the common test data, *personalisation* that on
-data distributed as its client's (FedCOG, Ye et al. 2024, section 5.4 and Figure 2b, c). *Forgetting*
-is what a local model loses of the accuracy of the model that it started from, class by class.
+data distributed as its client's (FedCOG, Ye et al. 2024, section 5.4 and Figure 2b, c).
+*Forgetting* is what a local model loses of the accuracy of the model that it started from, class by
+class.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ r"""The variance of the clients' gradients at the global model, split at a cut o
 FedImpro (Tang et al. 2024), Definition 4.2 and equation 3: :math:`CGV(F, \theta) = E_m \|\nabla
 F_m(\theta) - \nabla F(\theta)\|^2`, the sum of a low part (layers up to the cut) and a high part.
 Theorem 4.2: if every client also trains the high part on :math:`\hat n_m` features of one shared
-distribution, with :math:`\hat n_m / (n_m + \hat n_m) = \hat N / (N + \hat N)`, the high part shrinks
-to :math:`N^2 / (N + \hat N)^2` of it.
+distribution, with :math:`\hat n_m / (n_m + \hat n_m) = \hat N / (N + \hat N)`, the high part
+shrinks to :math:`N^2 / (N + \hat N)^2` of it.
 
 *Deviations*: a client's gradient is that of its mean loss. The definition can also be read as one
 of single samples; the noise of samples within a client would then be counted as difference between
