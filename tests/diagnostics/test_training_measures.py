@@ -269,11 +269,9 @@ def test_margin_to_a_curved_boundary() -> None:
 
 
 def test_margin_without_a_boundary_is_infinite() -> None:
-    found = worst_case_margins(lambda v: T([[1.0, 0.0]]).expand(len(v), 2) + 0 * v, T([[1.0, 1.0]]),
-                               T([0]))  # fmt: skip
-    assert found.tolist() == [math.inf]
-    assert math.isnan(
-        worst_case_margin(
-            lambda v: T([[1.0, 0.0]]).expand(len(v), 2) + 0 * v, T([[1.0, 1.0]]), T([0])
-        )
-    )
+    def constant(v: torch.Tensor) -> torch.Tensor:
+        return T([[1.0, 0.0]]).expand(len(v), 2) + 0 * v
+
+    x, y = T([[1.0, 1.0]]), T([0])
+    assert worst_case_margins(constant, x, y).tolist() == [math.inf]
+    assert math.isnan(worst_case_margin(constant, x, y))

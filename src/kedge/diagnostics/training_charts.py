@@ -214,27 +214,13 @@ def _class_charts(m: Measures) -> list[Chart]:
             lost.append({"x": label, "y": name, "value": _finite(float(points[i]))})
             if lacks:
                 predicted.append({"x": label, "y": name, "value": 100 * float(shares[i])})
-    found = [
-        Chart(
-            "Change of accuracy by local training",
-            "heatmap",
-            lost,
-            x="class",
-            value="points",
-            note="Local model against the model it starts from; negative: forgotten.",
-        )  # fmt: skip
-    ]
+    note = "Local model against the model it starts from; negative: forgotten."
+    title = "Change of accuracy by local training"
+    found = [Chart(title, "heatmap", lost, x="class", value="points", note=note)]
     if predicted:
-        found.append(
-            Chart(
-                "Predictions on samples of lacking classes",
-                "heatmap",
-                predicted,
-                x="predicted class",
-                value="% of these samples",
-                note="FedBR, Figure 3b.",
-            )  # fmt: skip
-        )
+        title, axis = "Predictions on samples of lacking classes", "predicted class"
+        unit, note = "% of these samples", "FedBR, Figure 3b."
+        found.append(Chart(title, "heatmap", predicted, x=axis, value=unit, note=note))
     return found
 
 

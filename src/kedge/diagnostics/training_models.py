@@ -124,8 +124,7 @@ class Outputs:
 def personal_scores(probe: Probe, classes: Classes | None) -> tuple[Scores | None, str]:
     """Scores on data like each client's own, and on which; None and the reason without such."""
     fed = probe.federation
-    held = [fed.held_out[k] if fed.held_out else [] for k in probe.clients]
-    if all(len(rows) for rows in held):
+    if fed.held_out and all(len(fed.held_out[k]) for k in probe.clients):
         return _on_held_out(probe), "the held-out samples of each client"
     if classes is None:
         return None, "no client holds samples out; set holdout, e.g. --split 'holdout(0.2)'"

@@ -27,7 +27,6 @@ from kedge.engines.threads import restored_threads, use_threads
 from kedge.errors import DataError, KedgeError, NotFinite
 from kedge.loading import files, load_options
 from kedge.runs.compare import LISTING, TYPES
-from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, stored_config
 from kedge.runs.folder import METRICS, PARTITION, Folder
 from kedge.runs.listing import Listing
@@ -280,9 +279,8 @@ class _Run:
         try:
             yield
         except NotFinite as error:
-            raise NotFinite(
-                f"{self.path} has diverged, there is nothing to diagnose: {error}"
-            ) from None
+            text = f"{self.path} has diverged, so that there is nothing to diagnose: {error}"
+            raise NotFinite(text) from None
 
     # -- sheets --------------------------------------------------------------------------------
 
