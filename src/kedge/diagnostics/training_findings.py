@@ -11,8 +11,9 @@ from kedge.diagnostics.forgetting import change
 from kedge.diagnostics.training_results import Measures, Scores
 
 #: Points of accuracy by which the aggregate exceeds its local models: from here on, drift is
-#: moderate or strong.
+#: moderate or strong, unless their updates agree.
 MODERATE, STRONG = 5.0, 20.0
+AGREEING = 0.5  # mean cosine of updates
 
 
 def findings(rounds: Sequence[Measures]) -> list[str]:
@@ -37,6 +38,7 @@ def verdict(m: Measures) -> str:
         )
     gap = general.after - general.mean_local
     size = "Strong" if gap >= STRONG else "Moderate" if gap >= MODERATE else "Little"
+    size = size if mean_cosine(m.cosines) < AGREEING else "Little"
     bias = mean_bias(m)
     lacks = ""
     if bias is not None:

@@ -165,8 +165,8 @@ def _scores(
     ones = torch.ones(len(batch.x), dtype=after.dtype, device=after.device)
 
     def report(logits: Tensor) -> dict[str, float]:
-        sums = task.sums(logits, batch, ones)
-        return task.report(sums) | {"loss": float(sums["loss"] / sums["samples"])}
+        loss = float(task.loss(logits, batch).mean())
+        return {"loss": loss} | task.report(task.sums(logits, batch, ones))
 
     known = report(after)
     metric = next((m for m in task.metrics if m.name in known), None)
