@@ -1,5 +1,6 @@
 """Sheets of training: what they find on digits, and what they leave out."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -33,7 +34,7 @@ from kedge.sim.simulation import Simulation
 
 def digits(method: str, partition: str, **settings: Any) -> Simulation:
     config = Config(method=method, partition=partition, clients=10, **settings)
-    return simulation(config, load("digits"), 0, torch.device("cpu"), Execution("loop"))
+    return simulation(config, load("digits"), 0, torch.device("cpu"), Execution("vector"))
 
 
 @functools.cache
@@ -80,15 +81,23 @@ def test_the_verdict_names_the_drift() -> None:
     assert texts[1].endswith(" % of the samples of classes that they lack.")
 
 
+def test_an_aggregate_that_is_worse_than_its_parts_is_named() -> None:
+    """As where training diverges; the numbers are made up."""
+    good = measured("fedavg", "dirichlet(0.1)")
+    general = good.general._replace(afters=[5.0] * len(good.names))
+    assert verdict(dataclasses.replace(good, general=general)).startswith("The aggregate fails: ")
+
+
 def test_methods_against_drift_reduce_it() -> None:
     plain = numbers("fedavg")
-    scaffold, fedbr, fedprox = map(numbers, ("scaffold", "fedbr", "fedprox(mu=1.0)"))
+    scaffold, fedprox = map(numbers, ("scaffold", "fedprox(mu=1.0)"))
     assert scaffold["weight_divergence"] < 0.6 * plain["weight_divergence"]
     assert scaffold["mean_cosine"] > plain["mean_cosine"] + 0.3
     assert scaffold["generalisation"] > plain["generalisation"] + 20
     assert fedprox["weight_divergence"] < 0.95 * plain["weight_divergence"]
-    assert fedbr["lacking_recognised"] > plain["lacking_recognised"] + 0.1
-    assert fedbr["lacking_cosine"] < plain["lacking_cosine"] - 0.05  # FedBR, Figure 10
+    fedbr, early = (values(measured(m, "dirichlet(0.1)", 3)) for m in ("fedbr", "fedavg"))
+    assert fedbr["lacking_recognised"] > early["lacking_recognised"] + 0.03
+    assert fedbr["lacking_cosine"] < early["lacking_cosine"] - 0.05  # FedBR, Figure 10
 
 
 def test_gradient_variance_of_quadratics() -> None:
@@ -124,7 +133,7 @@ def test_a_sheet_of_digits() -> None:
     assert {c.kind for c in sheet.charts} == {"bars", "heatmap", "points"}
     points = next(c for c in sheet.charts if c.kind == "points")
     assert {row["series"].split(",")[0] for row in points.rows} == {"global", "local"}
-    assert "10 clients trained for one more round once" in sheet.cost
+    assert "one more round of 10 clients, which is not part of the run" in sheet.cost
     again = Sheet.from_dict(json.loads(sheet.to_json()))
     assert again.findings == sheet.findings
     assert sheet.values["rounds"][0]["mean_cosine"] == sheet.values["mean_cosine"]
@@ -205,8 +214,12 @@ def test_private_heads() -> None:
     sim = images().simulate("fedper")
     for _ in range(3):
         sim.run_round()
-    sheet = diagnose_training(sim)
+    found = probe(sim)
+    sheet = diagnose_training(found)
     assert [row[0] for row in sheet.tables[0].rows] == ["stage1.0", "stage2.1"]
+    for k, (after, end) in enumerate(zip(found.afters, found.ends, strict=True)):
+        assert torch.equal(after.params["head.weight"], end.params["head.weight"]), k
+        assert torch.equal(after.params["stage1.0.weight"], found.mean["stage1.0.weight"])
 
 
 def test_one_client() -> None:
