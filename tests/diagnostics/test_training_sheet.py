@@ -18,6 +18,8 @@ from kedge.core.task import make_task
 from kedge.core.work import LocalWork
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
+from kedge.diagnostics import training_samples
+from kedge.diagnostics.margin import worst_case_margin
 from kedge.diagnostics.probe import Probe, probe
 from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training import diagnose_training
@@ -25,6 +27,7 @@ from kedge.diagnostics.training_charts import values
 from kedge.diagnostics.training_findings import verdict
 from kedge.diagnostics.training_measures import measure
 from kedge.diagnostics.training_results import Measures
+from kedge.diagnostics.training_samples import operations
 from kedge.engines import Execution
 from kedge.errors import FieldError
 from kedge.runs.config import Config
@@ -108,6 +111,31 @@ def test_gradient_variance_of_quadratics() -> None:
     assert found.low == 0.0
     assert found.high == pytest.approx(0.75 * (2 - mean) ** 2 + 0.25 * (-5 - mean) ** 2)
     assert found.squared_mean == pytest.approx(mean**2)
+
+
+def test_margins_are_those_on_data_of_the_others() -> None:
+    """Equation 2 of FedImpro: for client 0 the samples of clients 1 and 2 count, and no others."""
+    found = probe(images().simulate("fedavg"))
+    margins, fed = measure(found).margins, found.federation
+    assert margins is not None
+    assert margins.clients == [0, 1, 2]
+    for k in range(3):
+        own = range(fed.offsets[k], fed.offsets[k] + fed.sizes[k])
+        rows = fed.rows[[i for i in range(len(fed.rows)) if i not in own]]
+        batch = fed.clean(rows)
+        for weights, value in ((found.starts[k], margins.before), (found.ends[k], margins.local)):
+            model = functools.partial(found.bound.model.forward, weights, mode="eval")
+            exact = worst_case_margin(lambda x, m=model: m(x).logits, batch.x, batch.y)
+            assert value[k] == pytest.approx(exact)
+
+
+def test_large_models_are_measured_on_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear layer of 64 inputs and 10 outputs takes 1280 operations."""
+    found = probe(digits("fedavg", "iid", model="linear"))
+    assert operations(found) == pytest.approx(1300, abs=20)
+    assert measure(found).tested_on == "the 359 test samples"
+    monkeypatch.setattr(training_samples, "MAX_OPERATIONS", 1e3)
+    assert measure(found).tested_on == "200 of 359 test samples"
 
 
 def test_the_cut_is_that_of_the_method() -> None:

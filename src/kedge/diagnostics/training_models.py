@@ -15,10 +15,11 @@ from kedge.diagnostics.forgetting import accuracy, personal_accuracy
 from kedge.diagnostics.probe import Probe, spread
 from kedge.diagnostics.similarity import class_cosine, linear_cka, pair_cosine
 from kedge.diagnostics.training_results import Classes, Features, Map, Scores
-from kedge.diagnostics.training_samples import TEST_ROWS, even
+from kedge.diagnostics.training_samples import even
 
 FEATURE_ROWS = 256  # samples for the similarity of features, and of one pass
 MAX_CUTS = 6  # layers whose features are compared
+HELD_OUT_ROWS = 200  # of each client
 MAX_ACTIVATIONS = 1 << 18  # of one sample at a cut; larger ones are not compared
 
 
@@ -148,7 +149,7 @@ def _on_held_out(probe: Probe) -> Scores:
     afters = probe.afters * (1 if probe.has_private_leaves else len(probe.ends))
     for k, *models in zip(probe.clients, probe.starts, probe.ends, afters, strict=True):
         rows = probe.federation.held_out[k]
-        batch = probe.federation.clean(rows[even(len(rows), TEST_ROWS)])
+        batch = probe.federation.clean(rows[even(len(rows), HELD_OUT_ROWS)])
         one, two, three = ([probe.bound.model.forward(w, batch.x, "eval").logits] for w in models)
         found.append(_scores(probe, one, two, three, batch))
     values = ([getattr(s, name)[0] for s in found] for name in ("before", "local", "afters"))
