@@ -91,6 +91,11 @@ def test_an_aggregate_that_is_worse_than_its_parts_is_named() -> None:
     assert verdict(dataclasses.replace(good, general=general)).startswith("The aggregate fails: ")
 
 
+def test_a_model_that_only_guesses_has_no_verdict() -> None:
+    sim = digits("fedavg", "dirichlet(0.1)", lr=1e-6)
+    assert verdict(measure(probe(sim))).startswith("Too early for a verdict: ")
+
+
 def test_methods_against_drift_reduce_it() -> None:
     plain = numbers("fedavg")
     scaffold, fedprox = map(numbers, ("scaffold", "fedprox(mu=1.0)"))

@@ -38,7 +38,14 @@ def verdict(m: Measures) -> str:
         )
     if general.after < min(general.mean_local, general.mean_before) - MODERATE:
         return f"The aggregate fails: {_general(general)}{where}."
-    gap = max(general.after, general.mean_before) - general.mean_local
+    best = max(general.after, general.mean_before)
+    guess = 100 * float((m.classes.after[0].sum(1) / m.classes.after[0].sum()).max())
+    if best < guess + MODERATE:
+        return (
+            f"Too early for a verdict: {_general(general)}; to name the largest class alone gives "
+            f"{guess:.1f} %{where}."
+        )
+    gap = best - general.mean_local
     size = "Strong" if gap >= STRONG else "Moderate" if gap >= MODERATE else "Little"
     size = size if mean_cosine(m.cosines) < AGREEING else "Little"
     bias = mean_bias(m)
