@@ -1,0 +1,239 @@
+"""Feature shift of a federation: how far a client's features are from those of the other clients,
+class by class, and how much of it is chance.
+
+A cell is the samples of one class on one client. Its distance is the sliced 2-Wasserstein distance
+to the samples of that class on all other clients, along directions that are scaled to unit
+standard deviation within classes: 0.5 is a shift by half the spread of a class. A cell of n
+samples is at some distance from the others by chance. That is measured by drawing n samples of the
+class from all clients at random, and is taken off in squares, since W2^2 of samples exceeds that of
+their distributions by a bias that depends on n alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kedge.diagnostics.distances import squared_w2, unit_directions, wasserstein, weighted
+
+DIRECTIONS = 48
+DRAWS = 99  # random cells of each size
+MAX_CELL = 100  # samples of a cell that are compared, at most
+TRANSPORT_CELL = 100  # the same for exact transport
+TRANSPORT_DRAWS = 12
+TRANSPORT_CLIENTS = 100
+
+Array = npt.NDArray[Any]
+
+
+class Group(NamedTuple):
+    """A class, or what stands for one: its name and the positions of its samples."""
+
+    name: str
+    members: Array
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The feature shift of a federation; distances in standard deviations within classes.
+
+    Attributes:
+        client: shift of each client beyond chance, ``[K]``; NaN where nothing can be compared.
+        raw, chance: the distance as it is and its mean by chance, root mean squares, ``[K]``.
+        noise: standard deviation of ``raw^2`` by chance, ``[K]``.
+        group: shift of each class beyond chance, ``[G]``.
+        apart: the client with the largest shift in each class, ``[G]``; -1 for none.
+        cells: shift of each class on each client beyond chance, ``[K, G]``; NaN where there is none.
+        overall: shift beyond chance over all clients.
+        p: share of random draws with as large an overall shift.
+    """
+
+    client: Array
+    raw: Array
+    chance: Array
+    noise: Array
+    group: Array
+    apart: Array
+    cells: Array
+    overall: float
+    p: float
+
+
+@dataclass
+class Cells:
+    """Projections of the samples, the cells, and random cells of the same sizes.
+
+    Args:
+        values: features ``[n, d]``.
+        owner: client of each sample, ``[n]``.
+        groups: the classes.
+        clients: number of clients.
+        seed: of the random cells.
+    """
+
+    values: Array
+    owner: Array
+    groups: Sequence[Group]
+    clients: int
+    seed: int = 0
+    _drawn: dict[tuple[int, int, int], Array] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.values = scaled_within(self.values, self.groups)
+        directions = unit_directions(DIRECTIONS, self.values.shape[1]).astype(np.float32)
+        projected = self.values.astype(np.float32) @ directions.T  # [n, L]
+        self.projected = projected / spread_within(projected, self.groups)
+
+    def pairs(self, group: int) -> list[tuple[int, Array, Array]]:
+        """Client, own samples and those of all others, for every cell of a group."""
+        members = self.groups[group].members
+        owner = self.owner[members]
+        found = []
+        for client in np.unique(owner):
+            own, others = members[owner == client], members[owner != client]
+            if len(others):
+                found.append((int(client), own, others))
+        return found
+
+    def thinned(self, own: Array, others: Array, most: int) -> tuple[Array, Array]:
+        """At most ``most`` samples of either side; sizes are rounded so that few are distinct."""
+        size, rest = (_rounded(min(len(rows), most)) for rows in (own, others))
+        return (
+            own if size == len(own) else self.rng.choice(own, size, replace=False),
+            others if rest == len(others) else self.rng.choice(others, rest, replace=False),
+        )
+
+    def squared(self, own: Array, others: Array) -> float:
+        """Mean of W2^2 over the directions."""
+        left, right = (np.sort(self.projected[rows].T, axis=-1) for rows in (own, others))
+        return float(squared_w2(left, right).mean())
+
+    def by_chance(self, group: int, size: int, rest: int) -> Array:
+        """The same of random cells of the group and ``rest`` others, ``[draws]``."""
+        if (group, size, rest) not in self._drawn:
+            members = self.groups[group].members
+            picks = self.rng.random((DRAWS, len(members))).argsort(1)[:, : size + rest]
+            drawn = self.projected[members[picks]].transpose(0, 2, 1)  # [R, L, n]
+            left, right = (np.sort(v, axis=-1) for v in (drawn[..., :size], drawn[..., size:]))
+            self._drawn[group, size, rest] = squared_w2(left, right).mean(-1)
+        return self._drawn[group, size, rest]
+
+
+def feature_shift(cells: Cells) -> Shift:
+    """Measure the feature shift of all clients and classes."""
+    clients, groups = cells.clients, len(cells.groups)
+    weight = np.zeros((clients, groups))
+    found, expected = np.zeros((2, clients, groups))
+    drawn = np.zeros((clients, groups, DRAWS))
+    for g in range(groups):
+        for client, own, others in cells.pairs(g):
+            weight[client, g] = len(own)
+            own, others = cells.thinned(own, others, MAX_CELL)
+            found[client, g] = cells.squared(own, others)
+            chance = cells.by_chance(g, len(own), len(others))
+            expected[client, g] = chance.mean()
+            # cells share random draws, so that their order is mixed to keep them independent
+            drawn[client, g] = cells.rng.permutation(chance)
+    own_weight = _normalised(weight, 1)  # [K, G]
+    excess, noise = found - expected, drawn - expected[..., None]
+    squares = (own_weight * excess).sum(1)
+    deviation = (own_weight[..., None] * noise).sum(1).std(-1)
+    known = weight.sum(1) > 0
+    total = weight / max(weight.sum(), 1.0)
+    overall, null = (total * excess).sum(), (total[..., None] * noise).sum((0, 1))
+    roots = _root(excess)
+    return Shift(
+        client=np.where(known, _root(squares), np.nan),
+        raw=np.where(known, _root((own_weight * found).sum(1)), np.nan),
+        chance=np.where(known, _root((own_weight * expected).sum(1)), np.nan),
+        noise=deviation,
+        group=_root((_normalised(weight, 0) * excess).sum(0)),
+        apart=np.where(roots.max(0) > 0, roots.argmax(0), -1),
+        cells=np.where(weight > 0, roots, np.nan),
+        overall=float(_root(overall)),
+        p=float(1 + (null >= overall).sum()) / (1 + DRAWS),
+    )
+
+
+class ConditionalDistances(NamedTuple):
+    """FedImpro's conditional Wasserstein distance of each client to all others."""
+
+    value: Array  # [K], in root mean square distances of a class to its mean; NaN if not measured
+    chance: Array  # [K], of random cells of the same sizes
+    covered: Array  # [K], share of the samples whose class both sides have
+
+
+def conditional_distances(cells: Cells, shares: Array) -> ConditionalDistances:
+    """``C_d(D_k, D without D_k)`` of each client, by exact transport between sub-samples.
+
+    Classes that one side lacks are left out, see :func:`distances.conditional_wasserstein`.
+
+    Args:
+        cells: the features.
+        shares: half the share of each class on the client and half that on all others, ``[K, G]``.
+    """
+    clients, groups = cells.clients, len(cells.groups)
+    distance, chance = np.full((2, clients, groups), np.nan)
+    asked = np.unique(cells.owner)
+    if len(asked) > TRANSPORT_CLIENTS:
+        asked = np.sort(cells.rng.choice(asked, TRANSPORT_CLIENTS, replace=False))
+    for g in range(groups):
+        memory: dict[int, float] = {}
+        for client, own, others in cells.pairs(g):
+            if client not in asked:
+                continue
+            own, others = cells.thinned(own, others, TRANSPORT_CELL)
+            size = min(len(own), len(others))
+            distance[client, g] = wasserstein(cells.values[own[:size]], cells.values[others[:size]])
+            if size not in memory:
+                memory[size] = _chance_of_transport(cells, g, size)
+            chance[client, g] = memory[size]
+    values, levels, covered = np.full((3, clients), np.nan)
+    for k in asked:
+        known = ~np.isnan(distance[k])
+        values[k], covered[k] = weighted(shares[k][known], distance[k][known])
+        levels[k] = weighted(shares[k][known], chance[k][known]).value
+    return ConditionalDistances(values, levels, covered)
+
+
+def _chance_of_transport(cells: Cells, group: int, size: int) -> float:
+    members, found = cells.groups[group].members, []
+    for _ in range(TRANSPORT_DRAWS):
+        picks = cells.values[cells.rng.choice(members, 2 * size, replace=False)]
+        found.append(wasserstein(picks[:size], picks[size:]))
+    return float(np.mean(found))
+
+
+def scaled_within(values: Array, groups: Sequence[Group]) -> Array:
+    """Features in units of the root mean square distance of a sample to the mean of its class."""
+    squares = sum(((values[g.members] - values[g.members].mean(0)) ** 2).sum() for g in groups)
+    count = sum(len(g.members) for g in groups)
+    unit = np.sqrt(squares / max(count, 1))
+    return values / unit if unit > 1e-12 else values
+
+
+def spread_within(projected: Array, groups: Sequence[Group]) -> Array:
+    """Standard deviation within classes along each direction, ``[L]``."""
+    squares = sum(
+        ((projected[g.members] - projected[g.members].mean(0)) ** 2).sum(0) for g in groups
+    )
+    spread = np.sqrt(squares / max(sum(len(g.members) for g in groups), 1))
+    return np.where(spread > 1e-12, spread, 1.0)
+
+
+def _rounded(size: int) -> int:
+    """A size on a grid of steps of a tenth, so that random cells serve several clients."""
+    return size if size < 12 else int(12 * 1.1 ** int(np.log(size / 12) / np.log(1.1) + 1e-9))
+
+
+def _normalised(weight: Array, axis: int) -> Array:
+    return weight / np.maximum(weight.sum(axis, keepdims=True), 1e-12)
+
+
+def _root(squares: Any) -> Any:
+    return np.sqrt(np.maximum(squares, 0.0))
