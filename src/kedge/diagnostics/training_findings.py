@@ -1,0 +1,257 @@
+"""What measures of training say, in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kedge.diagnostics.bias import classifier_bias, prediction_skew
+from kedge.diagnostics.divergence_by_layer import Layer, mean_cosine
+from kedge.diagnostics.forgetting import change
+from kedge.diagnostics.training_results import Measures, Scores
+
+#: Points of accuracy by which the aggregate exceeds its local models: from here on, drift is
+#: moderate or strong.
+MODERATE, STRONG = 5.0, 20.0
+
+
+def findings(rounds: Sequence[Measures]) -> list[str]:
+    """Sentences about the last of the measured rounds, the verdict first, and the course so far."""
+    last = rounds[-1]
+    if not last.update:
+        return [_still(last)]
+    found = [verdict(last), *_course(rounds), _layers(last), _agreement(last)]
+    found += [*_bias(last), *_forgetting(last), *_personal(last), *_features(last)]
+    found += [_gradients(last), *_margins(last), *last.left_out, *_subset(last)]
+    return [text for text in found if text]
+
+
+def verdict(m: Measures) -> str:
+    """How far local training takes the clients apart, in one sentence."""
+    general, most = m.general, drifting(m.layers)
+    where = f"; they drift most in {most.name}" if most is not None and len(m.layers) > 1 else ""
+    if m.classes is None:
+        return (
+            f"{_share(m.cancelled)} of what clients learn in a round cancels in their mean{where}. "
+            f"{_general(general)}."
+        )
+    gap = general.after - general.mean_local
+    size = "Strong" if gap >= STRONG else "Moderate" if gap >= MODERATE else "Little"
+    bias = mean_bias(m)
+    lacks = ""
+    if bias is not None:
+        lacks = f", and recognise {_share(bias[0])} of the samples of classes that they lack"
+    return f"{size} drift: {_general(general)}{where}{lacks}."
+
+
+def drifting(layers: Sequence[Layer]) -> Layer | None:
+    """The layer that drifts most, relative to its own norm."""
+    known = [layer for layer in layers if math.isfinite(layer.relative)]
+    return max(known, key=lambda layer: layer.relative) if known else None
+
+
+def mean_bias(m: Measures) -> tuple[float, float, int] | None:
+    """Means over the clients that lack classes of the shares of samples of these classes that are
+    recognised, and that are assigned to own classes; and the number of these clients."""
+    if m.classes is None:
+        return None
+    pairs = zip(m.classes.local, m.classes.counts, strict=True)
+    found = [b for b in (classifier_bias(*pair) for pair in pairs) if b is not None]
+    if not found:
+        return None
+    count = len(found)
+    return sum(b.recognised for b in found) / count, sum(b.own for b in found) / count, count
+
+
+def mean_skew(m: Measures) -> float | None:
+    """The mean over clients of how far their predictions lean to some classes."""
+    if m.classes is None:
+        return None
+    values = [prediction_skew(matrix) for matrix in m.classes.local]
+    return sum(values) / len(values)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of the values that are not NaN; NaN without any."""
+    known = [v for v in values if not math.isnan(v)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _still(m: Measures) -> str:
+    rate = f"the learning rate of round {m.round + 1} is {m.lr:g}"
+    return (
+        f"Nothing moves: {rate}, so that local training changes no weight. Diagnose an earlier "
+        "round (--rounds)."
+    )
+
+
+def _general(s: Scores) -> str:
+    return (
+        f"local models reach {_value(s, s.mean_local)} on the common test data, their aggregate "
+        f"{_value(s, s.after)}, the model they start from {_value(s, s.mean_before)}"
+    )
+
+
+def _course(rounds: Sequence[Measures]) -> list[str]:
+    """The course over rounds: of the drift, and of low against high layers (FedImpro, Fig. 3)."""
+    if len(rounds) < 2:
+        return []
+    first, last = rounds[0], rounds[-1]
+    if not first.divergence:
+        return []
+    text = (
+        f"From round {first.round} to round {last.round} the distance of local models to their "
+        f"mean goes from {first.divergence:.3g} to {last.divergence:.3g}"
+    )
+    pairs = [(a, b) for a, b in zip(first.layers, last.layers, strict=True) if a.divergence]
+    if len(pairs) > 1:
+        (a0, a1), (b0, b1) = pairs[0], pairs[-1]
+        low, high = a1.divergence / a0.divergence, b1.divergence / b0.divergence
+        text += f": that of {a0.name} to {_share(low)} of its first value"
+        text += f", that of {b0.name} to {_share(high)}"
+    text += f"; the mean cosine of updates goes from {mean_cosine(first.cosines):.2f}"
+    return [f"{text} to {mean_cosine(last.cosines):.2f}."]
+
+
+def _layers(m: Measures) -> str:
+    most = drifting(m.layers)
+    if most is None or len(m.layers) < 2:
+        return ""
+    first = m.layers[0] if m.layers[0] is not most else m.layers[-1]
+    text = (
+        f"Weights: local models are {m.divergence:.3g} from their mean on average, after updates "
+        f"of norm {m.update:.3g}. Relative to its own weights, {most.name} drifts most: "
+        f"{_share(most.relative)}"
+    )
+    if first.relative and math.isfinite(first.relative):
+        ratio = most.relative / first.relative
+        place = "first" if first is m.layers[0] else "last"
+        text += f", {ratio:.1f} times the {place} layer ({first.name}, {_share(first.relative)})"
+    return text + "."
+
+
+def _agreement(m: Measures) -> str:
+    count = len(m.names)
+    if count < 2:
+        return "One client trains: there is nothing to compare between clients."
+    matrix = m.cosines.clone()
+    matrix.fill_diagonal_(math.inf)
+    i, j = divmod(int(matrix.argmin()), count)
+    pairs = count * (count - 1) // 2
+    return (
+        f"Updates: the mean cosine between two clients is {mean_cosine(m.cosines):.2f} "
+        f"({pairs} pairs; least: {m.names[i]} and {m.names[j]}, {float(matrix[i, j]):.2f}). "
+        f"{_share(m.cancelled)} of the clients' movement cancels in their mean; of orthogonal "
+        f"updates it would be {_share(1 - 1 / count)}."
+    )
+
+
+def _bias(m: Measures) -> list[str]:
+    if m.classes is None:
+        return []
+    skew, before = mean_skew(m), mean([prediction_skew(b) for b in m.classes.before])
+    lean = (
+        f"{_share(skew or 0.0)} of a local model's predictions would have to change to match the "
+        f"true number of samples of each class, {_share(before)} of those of the model before"
+    )
+    bias = mean_bias(m)
+    if bias is None:
+        return [f"Classifier: no client lacks a class that is tested; {lean}."]
+    pairs = zip(m.classes.before, m.classes.counts, strict=True)
+    start = mean([b.recognised for b in (classifier_bias(*p) for p in pairs) if b is not None])
+    recognised, own, count = bias
+    return [
+        f"Classifier: local models assign {_share(own)} of the samples of classes that they lack "
+        f"to classes that they have, and recognise {_share(recognised)} of them, the model before "
+        f"{_share(start)} ({count} of {len(m.names)} clients lack classes); {lean}."
+    ]
+
+
+def _forgetting(m: Measures) -> list[str]:
+    if m.classes is None:
+        return []
+    c = m.classes
+    changes = [change(*three) for three in zip(c.before, c.local, c.counts, strict=True)]
+    own, lacking = mean([x.own for x in changes]), mean([x.lacking for x in changes])
+    text = f"Forgetting: local training changes the accuracy on own classes by {own:+.1f} points"
+    if not math.isnan(lacking):
+        text += f", on lacking ones by {lacking:+.1f}"
+    return [text + " (mean over clients and classes)."]
+
+
+def _personal(m: Measures) -> list[str]:
+    if m.personal is None:
+        return []
+    s = m.personal
+    return [
+        f"Own data: on {m.personal_on}, local models reach {_value(s, s.mean_local)}, the model "
+        f"before {_value(s, s.mean_before)}, the aggregate {_value(s, s.after)}."
+    ]
+
+
+def _features(m: Measures) -> list[str]:
+    f = m.features
+    if f is None or not f.cka:
+        return []
+    text = (
+        f"Features: those of local models have a linear CKA of {mean(f.cka[-1][1]):.2f} with those "
+        "of the model before on the same samples"
+    )
+    if len(f.cka) > 1:
+        text += f" ({', '.join(f'{name} {mean(v):.2f}' for name, v in f.cka[:-1])} below)"
+    if f.lacking_local:
+        text += (
+            f"; between samples of own and of lacking classes the mean cosine goes from "
+            f"{mean(f.lacking_before):.2f} to {mean(f.lacking_local):.2f}"
+        )
+    elif f.across_local:
+        text += (
+            f"; between samples of different classes the mean cosine goes from "
+            f"{f.across_before:.2f} to {mean(f.across_local):.2f}"
+        )
+    return [text + "."]
+
+
+def _gradients(m: Measures) -> str:
+    v = m.variance
+    if not v.total:
+        return ""
+    ratio = v.total / v.squared_mean if v.squared_mean else math.inf
+    left = v.with_shared_features() / v.total
+    return (
+        f"Gradients: at the global model their variance between clients is {v.total:.3g}, "
+        f"{ratio:.3g} times the squared norm of their mean; {_share(v.high_share)} of it is "
+        f"{m.high}. One shared feature for each sample there would leave {_share(left)} of the "
+        "variance (Theorem 4.2 of FedImpro)."
+    )
+
+
+def _margins(m: Measures) -> list[str]:
+    if m.margins is None or not m.margins.local or math.isnan(mean(m.margins.local)):
+        return []
+    g = m.margins
+    places = [i for i, value in enumerate(g.local) if not math.isnan(value)]
+    least = min(places, key=lambda i: g.local[i])
+    return [
+        f"Margin: on data of the other clients, the worst-case margin of local models is "
+        f"{mean(g.local):.3g} on average, that of the model before {mean(g.before):.3g}; "
+        f"{m.names[g.clients[least]]} contributes least ({g.local[least]:.3g})."
+    ]
+
+
+def _subset(m: Measures) -> list[str]:
+    if len(m.names) == m.cohort:
+        return []
+    return [f"Measured on {len(m.names)} of the {m.cohort} clients of the round."]
+
+
+def _value(s: Scores, value: float) -> str:
+    return f"{value:.1f} %" if s.unit == "%" else f"{s.metric} {value:.4g} {s.unit}".rstrip()
+
+
+def _share(value: float) -> str:
+    """A share in percent: three digits below 1 %, else a whole number or one decimal."""
+    percent = 100 * value
+    if not math.isfinite(percent):
+        return "unknown"
+    return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.1f} %"

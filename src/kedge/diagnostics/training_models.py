@@ -1,0 +1,179 @@
+"""What the models of a probe give on common samples: scores, confusion matrices, features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kedge.core.task import Batch
+from kedge.core.tree import Weights
+from kedge.diagnostics.bias import confusion
+from kedge.diagnostics.embedding import MAX_POINTS
+from kedge.diagnostics.forgetting import accuracy, personal_accuracy
+from kedge.diagnostics.probe import Probe, spread
+from kedge.diagnostics.similarity import class_cosine, linear_cka, pair_cosine
+from kedge.diagnostics.training_results import Classes, Features, Map, Scores
+from kedge.diagnostics.training_samples import TEST_ROWS, even
+
+FEATURE_ROWS = 256  # samples for the similarity of features, and of one pass
+MAX_CUTS = 6  # layers whose features are compared
+MAX_ACTIVATIONS = 1 << 18  # of one sample at a cut; larger ones are not compared
+
+
+class Outputs:
+    """Passes of all models of a probe over one sample."""
+
+    def __init__(self, probe: Probe, sample: Batch) -> None:
+        self.probe, self.sample, self.model = probe, sample, probe.bound.model
+        shared = not probe.has_private_leaves  # then one model before the round serves all
+        self.starts = [probe.starts[0]] if shared else probe.starts
+        self.logits_before = self._spread([self._logits(w) for w in self.starts])
+        self.logits_local = [self._logits(w) for w in probe.ends]
+        self.logits_after = self._logits(probe.aggregate)
+
+    def _spread(self, values: list[Tensor]) -> list[Tensor]:
+        return values * len(self.probe.ends) if len(values) == 1 else values
+
+    @torch.no_grad()
+    def _logits(self, weights: Weights) -> Tensor:
+        pieces = torch.split(self.sample.x, FEATURE_ROWS)
+        return torch.cat([self.model.forward(weights, x, "eval").logits for x in pieces])
+
+    def classes(self) -> Classes:
+        fed, count = self.probe.federation, self.probe.bound.task.outputs
+
+        def matrix(logits: Tensor) -> Tensor:
+            return confusion(logits.argmax(1), self.sample.y, count)
+
+        names = fed.classes or tuple(str(c) for c in range(count))
+        counts = fed.label_counts()[self.probe.clients].cpu()
+        before = [matrix(logits) for logits in self.logits_before]
+        local = [matrix(logits) for logits in self.logits_local]
+        return Classes(list(names), counts, before, local, matrix(self.logits_after))
+
+    def scores(self, classes: Classes | None) -> Scores:
+        """The metric of all models on the sample: accuracy, or the task's own."""
+        if classes is not None:
+            before, local = ([accuracy(m) for m in ms] for ms in (classes.before, classes.local))
+            return Scores("accuracy", "%", True, before, local, accuracy(classes.after))
+        return _scores(
+            self.probe, self.logits_before, self.logits_local, self.logits_after, self.sample
+        )
+
+    @torch.no_grad()
+    def features(self, classes: Classes | None) -> Features:
+        x = self.sample.x[even(len(self.sample.x), FEATURE_ROWS)]
+        cuts = self._cuts()
+
+        def at(weights: Weights) -> dict[str, Tensor]:
+            done = self.model.forward(weights, x, "eval", taps=tuple(cuts))
+            assert done.features is not None
+            return {cut: done.at[cut] for cut in cuts} | {"features": done.features}
+
+        before = [at(weights) for weights in self.starts]
+        local = (at(weights) for weights in self.probe.ends)
+        cka: dict[str, list[float]] = {name: [] for name in before[0]}
+        found = Features([], float("nan"), [], [], [])
+        y = self.sample.y[even(len(self.sample.x), FEATURE_ROWS)]
+        for k, own in enumerate(local):
+            start = before[k if len(before) > 1 else 0]
+            for name, values in cka.items():
+                values.append(linear_cka(own[name], start[name]))
+            if classes is None:
+                continue
+            found.across_local.append(class_cosine(own["features"], y))
+            lacks = classes.counts[k].to(y.device)[y] == 0
+            if bool(lacks.any()) and not bool(lacks.all()):
+                for side, f in ((found.lacking_local, own), (found.lacking_before, start)):
+                    side.append(pair_cosine(f["features"][~lacks], f["features"][lacks]))
+        across = float("nan")
+        if classes is not None:
+            values = [class_cosine(start["features"], y) for start in before]
+            across = sum(values) / len(values)
+        return found._replace(cka=list(cka.items()), across_before=across)
+
+    def _cuts(self) -> list[str]:
+        """Cuts to compare features at, in depth order, but for the one right before the head."""
+        shapes = self.probe.bound.spec.shapes
+        names = [c for c in self.model.cuts if c in shapes]
+        features = shapes.get("features")
+        if names and shapes[names[-1]] == features:
+            names = names[:-1]
+        small = [c for c in names if torch.Size(shapes[c]).numel() <= MAX_ACTIVATIONS]
+        return [small[i] for i in spread(range(len(small)), MAX_CUTS)]
+
+    @torch.no_grad()
+    def map(self, classes: Classes) -> Map:
+        """Global and local features for the client with the fewest classes, by its counts."""
+        shares = classes.counts / classes.counts.sum(1, keepdim=True)
+        k = int(shares.square().sum(1).argmax())  # least effective number of classes; first of ties
+        index = even(len(self.sample.x), MAX_POINTS // 2)
+        x, y = self.sample.x[index], self.sample.y[index].cpu()
+        both = []
+        for weights in (self.probe.starts[k], self.probe.ends[k]):
+            features = self.model.forward(weights, x, "eval").features
+            assert features is not None
+            both.append(features.reshape(len(x), -1).cpu())
+        lacking = (classes.counts[k][y] == 0).tolist()
+        names = [classes.names[int(c)] for c in y]
+        return Map(self.probe.names[k], torch.cat(both), names, lacking)
+
+
+def personal_scores(probe: Probe, classes: Classes | None) -> tuple[Scores | None, str]:
+    """Scores on data like each client's own, and on which; None and the reason without such."""
+    fed = probe.federation
+    if fed.held_out and all(len(fed.held_out[k]) for k in probe.clients):
+        return _on_held_out(probe), "the held-out samples of each client"
+    if classes is None:
+        return None, "no client holds samples out; set holdout, e.g. --split 'holdout(0.2)'"
+    pairs = list(zip(classes.counts, classes.before, classes.local, strict=True))
+    tested = classes.after.sum(1) > 0
+    if any(not bool((counts[tested] > 0).any()) for counts, _, _ in pairs):
+        return None, "a client has only classes without test samples"
+    before = [personal_accuracy(m, counts) for counts, m, _ in pairs]
+    local = [personal_accuracy(m, counts) for counts, _, m in pairs]
+    after = [personal_accuracy(classes.after, counts) for counts in classes.counts]
+    scores = Scores("accuracy", "%", True, before, local, sum(after) / len(after))
+    return scores, "test samples in the class proportions of each client"
+
+
+def _on_held_out(probe: Probe) -> Scores:
+    """Scores of every client's models on its held-out samples; the aggregate's is their mean."""
+    found: list[Scores] = []
+    with torch.no_grad():
+        for k, start, end in zip(probe.clients, probe.starts, probe.ends, strict=True):
+            rows = probe.federation.held_out[k]
+            batch = probe.federation.clean(rows[even(len(rows), TEST_ROWS)])
+            passes = (
+                probe.bound.model.forward(w, batch.x, "eval").logits
+                for w in (start, end, probe.aggregate)
+            )
+            one, two, three = passes
+            found.append(_scores(probe, [one], [two], three, batch))
+    after = sum(s.after for s in found) / len(found)
+    before, local = [s.before[0] for s in found], [s.local[0] for s in found]
+    return found[0]._replace(before=before, local=local, after=after)
+
+
+def _scores(
+    probe: Probe, before: list[Tensor], local: list[Tensor], after: Tensor, batch: Batch
+) -> Scores:
+    """The task's headline metric, or its first one that sums of a test give."""
+    task = probe.bound.task
+    ones = torch.ones(len(batch.x), dtype=after.dtype, device=after.device)
+
+    def report(logits: Tensor) -> dict[str, float]:
+        sums = task.sums(logits, batch, ones)
+        return task.report(sums) | {"loss": float(sums["loss"] / sums["samples"])}
+
+    known = report(after)
+    metric = next((m for m in task.metrics if m.name in known), None)
+    name = metric.name if metric else "loss"
+
+    def values(many: Sequence[Tensor]) -> list[float]:
+        return [report(logits).get(name, float("nan")) for logits in many]
+
+    unit, better = (metric.unit, metric.higher_is_better) if metric else ("", False)
+    return Scores(name, unit, better, values(before), values(local), known[name])
