@@ -60,7 +60,7 @@ def diagnose_data(
     start = time.perf_counter()
     count = len(federation.rows)
     sample = draw_sample(federation, samples, seed)
-    if report is not None:
+    if report is not None and len(sample.positions) < count:
         report(f"features of {len(sample.positions):,} of {count:,} samples are compared")
     owner = np.repeat(np.arange(federation.num_clients), federation.sizes)
     labels = label_skew(federation, seed)
@@ -84,7 +84,7 @@ def diagnose_data(
         columns = shifted_columns(table, sample.owner, groups)
     sizes = np.asarray(federation.sizes)
     measured = Measured(
-        names=federation.client_names,
+        names=_names(federation),
         task=federation.task,
         labels=labels,
         shift=shift,
@@ -112,6 +112,12 @@ def diagnose_data(
         command=command,
         date=time.strftime("%Y-%m-%d"),
     )
+
+
+def _names(federation: Federation) -> list[str]:
+    """Names of the clients; one that pools the data of others has none."""
+    names = list(federation.client_names)
+    return names if len(names) == federation.num_clients else ["all clients"]
 
 
 def _limits(view: View, samples: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ class LabelSkew:
         divergence: Jensen-Shannon divergence of each client in bits, ``[K]``.
         effective: effective number of classes of each client, ``[K]``; NaN for targets.
         chance, chance_sd: mean and standard deviation of ``distance`` under permutation, ``[K]``.
+        chance_divergence: mean of ``divergence`` under permutation, ``[K]``.
         chance_effective: mean effective number of classes under permutation, ``[K]``.
         index: mean distance by size, corrected: 0 at chance, 1 if every client had one class. Of
             targets it is the distance beyond chance, in standard deviations. Noise is taken off in
@@ -53,6 +55,7 @@ class LabelSkew:
     effective: Array
     chance: Array
     chance_sd: Array
+    chance_divergence: Array
     chance_effective: Array
     index: float
     p: float
@@ -88,6 +91,7 @@ def skew_of_classes(y: Array, sizes: Array, classes: int, seed: int = 0) -> Labe
         earth_movers(drawn, pooled),
         largest,
         divergence=jensen_shannon(counts, pooled),
+        chance_divergence=jensen_shannon(drawn, pooled).mean(0),
         effective=effective_classes(counts),
         chance_effective=effective_classes(drawn).mean(0),
         counts=counts,
@@ -109,6 +113,7 @@ def skew_of_labels(y: Array, sizes: Array, seed: int = 0) -> LabelSkew:
         each_label(permuted, pooled, earth_movers),
         float((2 * pooled * (1 - pooled)).mean()),
         divergence=each_label(rates, pooled, jensen_shannon),
+        chance_divergence=each_label(permuted, pooled, jensen_shannon).mean(0),
         effective=effective_classes(counts),
         chance_effective=effective_classes(drawn).mean(0),
         counts=counts,
@@ -121,20 +126,21 @@ def skew_of_targets(y: Array, sizes: Array, seed: int = 0) -> LabelSkew:
     y = (y - y.mean(0)) / np.where(spread > 0, spread, 1.0)
     ends = np.cumsum(sizes)[:-1]
     distance = np.array([target_distance(own, y) for own in np.split(y, ends)])
-    permuted, divergence = [], []
+    permuted, divergence, by_chance = [], [], []
     for column in y.T:
         edges = np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1]))
         bins = np.searchsorted(edges, column, "right")
         totals = np.bincount(bins, weights=column, minlength=len(edges) + 1)
         held = np.bincount(bins, minlength=len(edges) + 1)
         centres = totals / np.maximum(held, 1)
-        counts, drawn = _permuted_counts(bins, sizes, len(held), seed)
+        _, drawn = _permuted_counts(bins, sizes, len(held), seed)
         gaps = np.cumsum(drawn / sizes[:, None] - held / len(column), axis=-1)[..., :-1]
         permuted.append(np.abs(gaps) @ np.diff(centres))
         coarse = np.unique(np.quantile(column, np.linspace(0, 1, DECILES + 1)[1:-1]))
         tenth = np.searchsorted(coarse, column, "right")
-        counts, _ = _permuted_counts(tenth, sizes, len(coarse) + 1, seed, permutations=0)
+        counts, drawn = _permuted_counts(tenth, sizes, len(coarse) + 1, seed)
         divergence.append(jensen_shannon(counts, counts.sum(0)))
+        by_chance.append(jensen_shannon(drawn, counts.sum(0)).mean(0))
     nothing = np.full(len(sizes), np.nan)
     return _corrected(
         "targets",
@@ -143,6 +149,7 @@ def skew_of_targets(y: Array, sizes: Array, seed: int = 0) -> LabelSkew:
         np.mean(permuted, axis=0),
         None,
         divergence=np.mean(divergence, axis=0),
+        chance_divergence=np.mean(by_chance, axis=0),
         effective=nothing,
         chance_effective=nothing,
     )
@@ -164,9 +171,7 @@ def _corrected(
     )
 
 
-def _permuted_counts(
-    y: Array, sizes: Array, classes: int, seed: int, permutations: int = PERMUTATIONS
-) -> tuple[Array, Array]:
+def _permuted_counts(y: Array, sizes: Array, classes: int, seed: int) -> tuple[Array, Array]:
     """Counts ``[K, C]`` as they are, and under permutations ``[R, K, C]``."""
     clients = len(sizes)
     owner = np.repeat(np.arange(clients) * classes, sizes)
@@ -175,12 +180,12 @@ def _permuted_counts(
     def count(labels: Array) -> Array:
         return np.bincount(owner + labels, minlength=length).reshape(clients, classes)
 
-    drawn = [count(y[order]) for order in _orders(len(y), seed, permutations)]
+    drawn = [count(y[order]) for order in _orders(len(y), seed)]
     return count(y), np.array(drawn)
 
 
-def _orders(count: int, seed: int, permutations: int = PERMUTATIONS) -> Any:
+def _orders(count: int, seed: int) -> Iterator[Array]:
     rng = np.random.default_rng(seed)
     most = max(19, MAX_PERMUTED // max(count, 1))
-    for _ in range(min(permutations, most)):
+    for _ in range(min(PERMUTATIONS, most)):
         yield rng.permutation(count)

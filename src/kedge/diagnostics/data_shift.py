@@ -6,7 +6,8 @@ to the samples of that class on all other clients, along directions that are sca
 standard deviation within classes: 0.5 is a shift by half the spread of a class. A cell of n
 samples is at some distance from the others by chance. That is measured by drawing n samples of the
 class from all clients at random, and is taken off in squares, since W2^2 of samples exceeds that of
-their distributions by a bias that depends on n alone.
+their distributions by a bias that depends on n alone. Cells are averaged with the weights
+n m / (n + m), for m samples on the other clients.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def feature_shift(cells: Cells) -> Shift:
     drawn = np.zeros((clients, groups, DRAWS))
     for g in range(groups):
         for client, own, others in cells.pairs(g):
-            weight[client, g] = len(own)
+            weight[client, g] = len(own) * len(others) / (len(own) + len(others))
             own, others = cells.thinned(own, others, MAX_CELL)
             found[client, g] = cells.squared(own, others)
             chance = cells.by_chance(g, len(own), len(others))
@@ -146,14 +147,14 @@ def feature_shift(cells: Cells) -> Shift:
     known = weight.sum(1) > 0
     total = weight / max(weight.sum(), 1.0)
     overall, null = (total * excess).sum(), (total[..., None] * noise).sum((0, 1))
-    roots = _root(excess)
+    roots, shared = _root(excess), _root((_normalised(weight, 0) * excess).sum(0))
     return Shift(
         client=np.where(known, _root(squares), np.nan),
         raw=np.where(known, _root((own_weight * found).sum(1)), np.nan),
         chance=np.where(known, _root((own_weight * expected).sum(1)), np.nan),
         noise=deviation,
-        group=_root((_normalised(weight, 0) * excess).sum(0)),
-        apart=np.where(roots.max(0) > 0, roots.argmax(0), -1),
+        group=shared,
+        apart=np.where(shared > 0, roots.argmax(0), -1),
         cells=np.where(weight > 0, roots, np.nan),
         overall=float(_root(overall)),
         p=float(1 + (null >= overall).sum()) / (1 + DRAWS),

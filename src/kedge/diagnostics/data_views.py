@@ -41,7 +41,7 @@ def tables(view: View) -> list[Table]:
         ]
         more = f"{len(columns) - MAX_COLUMNS} more" if len(columns) > MAX_COLUMNS else ""
         heads = ["column", "client", "shift (sd)", "its mean", "mean of others"]
-        found.append(Table("Columns that shift", heads, rows, more))
+        found.append(Table("Columns that shift", heads, rows, more, decimals=2))
     return found
 
 
@@ -56,15 +56,21 @@ def _measures(view: View) -> Table:
         rows.append([f"effective {word}", float(labels.effective.mean()), chance, None, None])
     rows += [
         [
-            f"earth mover's distance of labels ({unit})",
+            f"label EMD ({unit})",
             float(labels.distance.mean()),
             float(labels.chance.mean()),
             labels.index,
             labels.p,
         ],
-        ["Jensen-Shannon of labels (bits)", float(labels.divergence.mean()), None, None, None],
+        [
+            "label Jensen-Shannon (bits)",
+            float(labels.divergence.mean()),
+            float(labels.chance_divergence.mean()),
+            None,
+            None,
+        ],
         ["Gini of sizes", measured.gini, None, None, None],
-        ["largest to smallest client", _number(measured.ratio), None, None, None],
+        ["largest to smallest", _number(measured.ratio), None, None, None],
         ["effective clients", effective_clients(sizes), None, None, None],
         [
             "feature shift (class sd)",
@@ -73,11 +79,11 @@ def _measures(view: View) -> Table:
             measured.shift.overall,
             measured.shift.p,
         ],
-        ["conditional Wasserstein distance", *_conditional(view), None],
+        ["conditional Wasserstein C_d", *_conditional(view), None],
         ["samples on several clients", measured.equal.across, None, None, None],
     ]
     if measured.near is not None:
-        rows.append(["near-duplicates across clients", measured.near.count, None, None, None])
+        rows.append(["near-duplicates", measured.near.count, None, None, None])
     rows.append(["test samples in training", measured.leaked, None, None, None])
     heads = ["measure", "value", "by chance", "beyond chance", "p"]
     note = "Means over clients. Beyond chance: 0 for data dealt out at random."
@@ -112,7 +118,7 @@ def _clients(view: View) -> Table:
         "EMD and JS: labels against the pooled labels. Shift: features against the other clients "
         "within classes, beyond chance. C_d: conditional Wasserstein distance to the other clients."
     )
-    return Table("Clients", heads, rows, note)
+    return Table("Clients", heads, rows, note, decimals=2)
 
 
 def _groups(view: View) -> Table:
@@ -124,7 +130,7 @@ def _groups(view: View) -> Table:
         rows.append([group.name, len(group.members), clients, float(shift.group[g]), furthest])
     heads = [view.group_word, "samples", "clients", "shift", "furthest"]
     title = "Classes" if view.group_word == "class" else f"By {view.group_word}"
-    return Table(title, heads, rows, "Among the samples whose features were compared.")
+    return Table(title, heads, rows, "Among the samples whose features were compared.", 2)
 
 
 def charts(view: View) -> list[Chart]:
