@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kedge.api.clients import read_clients, with_outputs
 from kedge.api.saved import Run
-from kedge.data.datasets import load
+from kedge.core.task import make_task
+from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
 from kedge.diagnostics.data import SAMPLES, diagnose_data
 from kedge.diagnostics.sheet import Sheet
@@ -56,8 +59,9 @@ def diagnose(
         samples: number of samples whose features are compared, at most; 20,000 by default.
         rounds: of a run: rounds that are done when its training is diagnosed; None for the last
             one, whose checkpoint is there. For others it is replayed.
-        label, task, test, missing, drop, id: of clients, as in :func:`fit`. Whole numbers are taken
-            as numbers; for token ids give a ``Federation(..., tokens=True)``.
+        label, task, test, missing, drop, id: of clients, as in :func:`fit`; all of their samples
+            are diagnosed, none is held out. Whole numbers are taken as numbers; for token ids give
+            a ``Federation(..., tokens=True)``.
         report: called with lines about the work and its cost.
 
     Returns:
@@ -119,12 +123,28 @@ def _federation(subject: Any, given: dict[str, Any], seed: int) -> tuple[Federat
         federation = federation_of(config, dataset, seed)
         settings = {"partition": partition_of(config.partition, dataset)} | given
         return federation, config.data, _command(config.data, settings, seed)
-    _check_options(given, ("partition", "clients"), "your own clients")
-    split = {"split": given.pop("split")} if "split" in given else {}
-    dataset = read_clients(subject, **given)
+    _check_options(given, OF_DATA, "your own clients")
+    return _own(read_clients(subject, **given)), "", ""
+
+
+def _own(dataset: Dataset) -> Federation:
+    """Clients as they are: all of their samples, none held out."""
     if dataset.encoding is None:
         dataset = with_outputs(dataset, dataset.outputs, tokens=False)
-    return federation_of(load_config(flags={"data": "own", **split}), dataset, seed), "", ""
+    assert dataset.groups is not None
+    assert dataset.group_names is not None
+    test = dataset.x_test, dataset.y_test
+    federation = Federation(
+        dataset.x_train,
+        dataset.y_train,
+        [np.flatnonzero(dataset.groups == g) for g in range(len(dataset.group_names))],
+        make_task(dataset.task, dataset.outputs),
+        None if dataset.x_test is None else test,
+        moments=(dataset.mean, dataset.std),
+        client_names=dataset.group_names,
+    )
+    federation.encoding, federation.classes = dataset.encoding, dataset.classes
+    return federation
 
 
 def is_run(path: str | Path) -> bool:

@@ -13,14 +13,14 @@ from kedge.data.datasets.table_encoding import TableEncoding
 from kedge.data.federation import Federation
 from kedge.diagnostics.data_apart import shifted_columns, stand_apart
 from kedge.diagnostics.data_labels import label_skew
-from kedge.diagnostics.data_sample import class_shares, draw_sample, groups_of
+from kedge.diagnostics.data_sample import class_shares, draw_sample, given_labels, groups_of
 from kedge.diagnostics.data_shift import Cells, conditional_distances, feature_shift
 from kedge.diagnostics.data_views import View, charts, tables, values
 from kedge.diagnostics.duplicates import MAX_NEAR, equal_samples, hashes, near_samples
 from kedge.diagnostics.features import features_of
 from kedge.diagnostics.quantity import gini, largest_to_smallest
 from kedge.diagnostics.sheet import Sheet
-from kedge.diagnostics.verdict import Measured, advice, remarks, verdict
+from kedge.diagnostics.verdict import Measured, advice, count_of, remarks, verdict
 
 SAMPLES = 20_000  # whose features are compared
 
@@ -68,7 +68,8 @@ def diagnose_data(
     y = federation.y[federation.rows].cpu().numpy()
     features = features_of(federation, sample.rows)
     groups, group_word = groups_of(federation, sample)
-    cells = Cells(features.values, sample.owner, groups, federation.num_clients, seed)
+    given = given_labels(federation, sample, features.values)
+    cells = Cells(given, sample.owner, groups, federation.num_clients, seed)
     shift = feature_shift(cells)
     conditional = conditional_distances(cells, class_shares(federation, sample, groups))
     near_rows = np.arange(len(sample.positions))
@@ -76,11 +77,12 @@ def diagnose_data(
         drawn = np.random.default_rng(seed).choice(len(near_rows), MAX_NEAR, replace=False)
         near_rows = np.sort(drawn)
     near = near_samples(
-        cells.values[near_rows], sample.owner[near_rows], codes[sample.positions[near_rows]]
+        features.values[near_rows], sample.owner[near_rows], codes[sample.positions[near_rows]]
     )
     columns, column_names = [], _column_names(federation)
     if column_names and federation.num_clients > 1:
         table = federation.x[sample.rows].cpu().numpy()
+        table = given_labels(federation, sample, table - table.mean(0)) + table.mean(0)
         columns = shifted_columns(table, sample.owner, groups)
     sizes = np.asarray(federation.sizes)
     measured = Measured(
@@ -102,8 +104,14 @@ def diagnose_data(
     seconds = time.perf_counter() - start
     return Sheet(
         "data",
-        f"Data{f' of {name}' if name else ''}: {federation.num_clients} clients, {count:,} samples",
-        findings=[verdict(measured), *remarks(measured), *advice(measured), *_limits(view, samples)],
+        f"Data{f' of {name}' if name else ''}: {count_of(federation.num_clients, 'client')}, "
+        f"{count_of(count, 'sample')}",
+        findings=[
+            verdict(measured),
+            *remarks(measured),
+            *advice(measured),
+            *_limits(view),
+        ],
         tables=tables(view),
         charts=charts(view),
         values=values(view),
@@ -120,7 +128,7 @@ def _names(federation: Federation) -> list[str]:
     return names if len(names) == federation.num_clients else ["all clients"]
 
 
-def _limits(view: View, samples: int) -> list[str]:
+def _limits(view: View) -> list[str]:
     """What was sub-sampled or could not be measured."""
     federation, sample = view.federation, view.sample
     lines, count = [], len(federation.rows)
@@ -136,6 +144,11 @@ def _limits(view: View, samples: int) -> list[str]:
         lines.append(
             "Targets are real numbers: there are no classes to count, and features are compared "
             "within fifths of the targets."
+        )
+    elif not federation.task.one_class:
+        lines.append(
+            "Samples have several labels: features are compared among those with the same rarest "
+            "label, without what a linear model of the labels explains."
         )
     if federation.tokens:
         lines.append("Token ids are compared by how often they occur, not by their order.")

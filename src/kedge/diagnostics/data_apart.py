@@ -59,14 +59,15 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
     by_feature = np.zeros_like(by_label)
     if not np.isnan(squares).all():
         by_feature = np.nan_to_num(robust_scores(squares, shift.noise))
+    of_labels = "targets" if labels.kind == "targets" else "labels"
     far = {
-        "labels": (by_label > LIMIT) & (_beyond(labels.excess) > MIN_LABELS),
+        of_labels: (by_label > LIMIT) & (_beyond(labels.excess) > MIN_LABELS),
         "features": (by_feature > LIMIT) & (_beyond(np.nan_to_num(shift.client)) > MIN_FEATURES),
     }
     if len(by_label) < MIN_CLIENTS:
         return Apart(by_label, by_feature, ())
     score = np.maximum(by_label, by_feature)
-    chosen = np.flatnonzero(far["labels"] | far["features"])
+    chosen = np.flatnonzero(far[of_labels] | far["features"])
     found = [
         (int(k), " and ".join(reason for reason in far if far[reason][k]))
         for k in chosen[np.argsort(-score[chosen], kind="stable")]
@@ -92,35 +93,55 @@ def shifted_columns(x: Array, owner: Array, groups: Sequence[Group]) -> list[Col
     """Columns that differ between clients within classes, the furthest first.
 
     Means of a client and of all others are compared within each class, and averaged over classes
-    with the weights ``n m / (n + m)``. What differs by less than 0.2 standard deviations is left
-    out, and what may be chance: the level is 0.01 for all clients and columns together (Bonferroni).
+    with the weights ``n m / (n + m)``. The furthest client of a column is then left out of the
+    others, so that it does not make them differ in turn. What differs by less than 0.2 standard
+    deviations is left out, and what may be chance: the level is 0.01 for all clients and columns
+    together (Bonferroni).
 
     Args:
         x: the columns, ``[n, D]``.
         owner: client of each row, ``[n]``.
         groups: the classes.
     """
-    x = x.astype(np.float64)
     clients = np.unique(owner)
-    squares = sum(((x[g.members] - x[g.members].mean(0)) ** 2).sum(0) for g in groups)
-    spread = np.sqrt(squares / max(sum(len(g.members) for g in groups), 1))
-    limit = norm.isf(ALPHA / 2 / max(len(clients) * x.shape[1], 1))
-    found = []
-    for k in clients:
-        gap, weight = np.zeros(x.shape[1]), 0.0
-        for group in groups:
-            own = owner[group.members] == k
-            n, m = int(own.sum()), int((~own).sum())
-            if n and m:
-                rows = x[group.members]
-                gap += n * m / (n + m) * (rows[own].mean(0) - rows[~own].mean(0))
-                weight += n * m / (n + m)
-        if not weight:
-            continue
-        shift = np.divide(gap / weight, spread, out=np.zeros_like(gap), where=spread > 1e-9)
-        means = x[owner == k].mean(0), x[owner != k].mean(0)
-        for j in np.flatnonzero((np.abs(shift) * np.sqrt(weight) > limit)):
-            if abs(shift[j]) >= MIN_COLUMN:
-                own_mean, other_mean = float(means[0][j]), float(means[1][j])
-                found.append(ColumnShift(int(j), int(k), float(shift[j]), own_mean, other_mean))
-    return sorted(found, key=lambda c: -abs(c.shift))
+    counts, sums, squares = _cells(x.astype(np.float64), owner, groups, clients)
+    means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    within = (squares - counts * means**2).sum((0, 1)) / counts.sum()
+    spread = np.sqrt(np.maximum(within, 0.0))
+    limit = norm.isf(ALPHA / 2 / (len(clients) * x.shape[1]))
+    active = np.ones((len(clients), 1, x.shape[1]))
+    found: list[ColumnShift] = []
+    while True:
+        n = counts * active
+        m = n.sum(0) - n
+        others = np.divide((sums * active).sum(0) - sums * active, m, out=means * 0, where=m > 0)
+        weight = np.divide(n * m, n + m, out=np.zeros_like(m), where=m > 0)  # [K, G, D]
+        total = weight.sum(1)
+        gap = (weight * (means - others)).sum(1) / np.maximum(total, 1e-12)
+        shift = np.divide(gap, spread, out=np.zeros_like(gap), where=spread > 1e-9)
+        far = (np.abs(shift) * np.sqrt(total) > limit) & (np.abs(shift) >= MIN_COLUMN)
+        furthest = np.where(far, np.abs(shift), 0.0).argmax(0)
+        columns = np.flatnonzero(far.any(0))
+        if not len(columns):
+            return sorted(found, key=lambda c: -abs(c.shift))
+        for j in columns:
+            k = furthest[j]
+            rest = np.isin(owner, clients[np.flatnonzero(active[:, 0, j])]) & (owner != clients[k])
+            own, other = x[owner == clients[k], j].mean(), x[rest, j].mean()
+            by = float(shift[k, j])
+            found.append(ColumnShift(int(j), int(clients[k]), by, float(own), float(other)))
+            active[k, 0, j] = 0.0
+
+
+def _cells(
+    x: Array, owner: Array, groups: Sequence[Group], clients: Array
+) -> tuple[Array, Array, Array]:
+    """Counts ``[K, G, 1]``, sums and sums of squares ``[K, G, D]`` of every client and class."""
+    counts = np.zeros((len(clients), len(groups), 1))
+    sums, squares = np.zeros((2, len(clients), len(groups), x.shape[1]))
+    for g, group in enumerate(groups):
+        for k, client in enumerate(clients):
+            own = x[group.members[owner[group.members] == client]]
+            counts[k, g] = len(own)
+            sums[k, g], squares[k, g] = own.sum(0), (own**2).sum(0)
+    return counts, sums, squares

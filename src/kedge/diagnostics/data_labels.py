@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from kedge.data.federation import Federation
 from kedge.diagnostics.labels import (
-    earth_movers,
     each_label,
+    earth_movers,
     effective_classes,
     jensen_shannon,
     target_distance,

@@ -69,8 +69,8 @@ def even_cap(sizes: Array, most: int) -> int:
 def groups_of(federation: Federation, sample: Sample) -> tuple[list[Group], str]:
     """What features are compared within, and the words for it.
 
-    Classes; of several labels per sample, the samples with each label and those with none; of real
-    targets, fifths of their range of ranks.
+    Every sample is in one group: its class; of several labels, the rarest one that it has; of real
+    targets, the fifth of the samples in order of their targets.
     """
     y = federation.y[sample.rows].cpu().numpy()
     task, names = federation.task, federation.classes
@@ -78,9 +78,13 @@ def groups_of(federation: Federation, sample: Sample) -> tuple[list[Group], str]
         found = [Group(_name(names, int(c)), np.flatnonzero(y == c)) for c in np.unique(y)]
         return found, "class"
     if task.has_classes:
-        found = [Group(_name(names, c), np.flatnonzero(y[:, c])) for c in range(y.shape[1])]
-        found.append(Group("no label", np.flatnonzero(~y.any(1))))
-        return [group for group in found if len(group.members)], "label"
+        order = np.argsort(y.sum(0), kind="stable")  # rarest first
+        rarest = np.where(y.any(1), order[(y[:, order] > 0).argmax(1)], -1)
+        found = [
+            Group("no label" if c < 0 else _name(names, int(c)), np.flatnonzero(rarest == c))
+            for c in np.unique(rarest)
+        ]
+        return found, "rarest label"
     flat = y.reshape(len(y), -1).astype(np.float64)
     spread = flat.std(0)
     score = ((flat - flat.mean(0)) / np.where(spread > 0, spread, 1.0)).mean(1)
@@ -88,6 +92,19 @@ def groups_of(federation: Federation, sample: Sample) -> tuple[list[Group], str]
     bins = np.searchsorted(edges, score, "right")
     found = [Group(f"fifth {b + 1}", np.flatnonzero(bins == b)) for b in np.unique(bins)]
     return found, "fifth of the targets"
+
+
+def given_labels(federation: Federation, sample: Sample, values: Array) -> Array:
+    """Features ``[n, d]`` without what a linear model of several labels, or of targets, explains.
+
+    Within a group those still vary, and would make clients with other labels look shifted. Classes
+    do not vary within a group, and change nothing.
+    """
+    if federation.task.one_class:
+        return values
+    y = federation.y[sample.rows].cpu().numpy().astype(np.float64).reshape(len(values), -1)
+    known = np.column_stack([np.ones(len(y)), y])
+    return values - (known @ np.linalg.lstsq(known, values, rcond=None)[0]).astype(values.dtype)
 
 
 def class_shares(federation: Federation, sample: Sample, groups: list[Group]) -> Array:

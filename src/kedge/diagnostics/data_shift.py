@@ -48,7 +48,7 @@ class Shift:
         noise: standard deviation of ``raw^2`` by chance, ``[K]``.
         group: shift of each class beyond chance, ``[G]``.
         apart: the client with the largest shift in each class, ``[G]``; -1 for none.
-        cells: shift of each class on each client beyond chance, ``[K, G]``; NaN where there is none.
+        cells: shift of each class on each client beyond chance, ``[K, G]``; NaN for no cell.
         overall: shift beyond chance over all clients.
         p: share of random draws with as large an overall shift.
     """

@@ -35,7 +35,7 @@ def tables(view: View) -> list[Table]:
     columns = view.measured.columns
     if columns:
         names, clients = view.measured.column_names, view.measured.names
-        rows = [
+        rows: list[list[Cell]] = [
             [names[c.column], clients[c.client], c.shift, c.own, c.others]
             for c in columns[:MAX_COLUMNS]
         ]
@@ -83,7 +83,7 @@ def _measures(view: View) -> Table:
         ["samples on several clients", measured.equal.across, None, None, None],
     ]
     if measured.near is not None:
-        rows.append(["near-duplicates", measured.near.count, None, None, None])
+        rows.append(["near-duplicates", measured.near.number, None, None, None])
     rows.append(["test samples in training", measured.leaked, None, None, None])
     heads = ["measure", "value", "by chance", "beyond chance", "p"]
     note = "Means over clients. Beyond chance: 0 for data dealt out at random."
@@ -211,7 +211,7 @@ def values(view: View) -> dict[str, Any]:
             "equal_across": equal.across,
             "equal_within": equal.within,
             "conflicting_labels": equal.conflicts,
-            "near_across": None if near is None else near.count,
+            "near_across": None if near is None else near.number,
             "near_compared": None if near is None else near.samples,
             "test_in_training": measured.leaked,
         },

@@ -5,7 +5,8 @@ neighbourhood explains. In a neighbourhood of constant density in d dimensions, 
 ball up to the first neighbour over that up to the tenth is Beta(1, 9), whatever the density. So
 the ratio of both distances exceeds t with probability 1 - (1 - t^-d)^9. The threshold t is the one
 that N samples without duplicates exceed 0.01 times in all, and d is estimated from the median of
-the ratios, so that the duplicates themselves do not move it.
+the ratios, so that the duplicates themselves do not move it. In few dimensions, as in small tables,
+near samples are common and columns are rounded, so that nothing can be told.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ NEIGHBOURS = 10
 EXPECTED_FALSE = 0.01  # near-duplicates that data without any would show
 MAX_NEAR = 10_000  # samples that are compared with each other
 MIN_NEAR = 50  # fewer have no neighbourhoods
+MIN_DIMENSION = 4.0  # below it, rounded columns look like near-duplicates
 CHUNK = 1000
 
 Array = npt.NDArray[Any]
@@ -39,7 +41,7 @@ class Equal(NamedTuple):
 class Near(NamedTuple):
     """Samples that are nearly equal to one of another client."""
 
-    count: int
+    number: int
     samples: int  # samples that were compared
     ratio: float  # the threshold t
     dimension: float  # the estimated d
@@ -53,7 +55,7 @@ def hashes(x: Tensor) -> Array:
         flat = flat + 0.0  # -0.0 equals 0.0
     rows = flat.view(np.uint8).reshape(len(flat), -1)
     return np.array(
-        [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little") for row in rows],
+        [int.from_bytes(hashlib.blake2b(memoryview(row), digest_size=8).digest()) for row in rows],
         np.uint64,
     )
 
@@ -91,7 +93,7 @@ def equal_samples(codes: Array, owner: Array, labels: Array) -> Equal:
 
 
 def near_samples(values: Array, owner: Array, codes: Array) -> Near | None:
-    """Find near-duplicates across clients; None for too few samples.
+    """Find near-duplicates across clients; None for too few samples or dimensions.
 
     Args:
         values: features ``[n, d]``.
@@ -108,6 +110,8 @@ def near_samples(values: Array, owner: Array, codes: Array) -> Near | None:
     if int(known.sum()) < MIN_NEAR:
         return None
     dimension = intrinsic_dimension(nearest[known], tenth[known])
+    if dimension < MIN_DIMENSION:
+        return None
     ratio = threshold(len(first), dimension)
     found = np.flatnonzero((tenth > 0) & (other * ratio < tenth))
     found = found[np.argsort((other / np.where(tenth > 0, tenth, 1.0))[found], kind="stable")]

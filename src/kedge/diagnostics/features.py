@@ -14,6 +14,7 @@ All are then reduced by a principal component analysis of the pooled samples.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ def features_of(federation: Federation, rows: Tensor) -> Features:
         federation: the data; inputs are normalised as in training.
         rows: rows of its samples, ``[n]``.
     """
+    extract: Callable[[Tensor], tuple[Tensor, ...]]
     tokens, shape = federation.tokens, federation.input_shape
     is_table = not tokens and len(shape) - 1 not in SIDE
     if tokens:
@@ -118,10 +120,9 @@ def _scaled(block: Array, each: bool) -> Array:
     return block / np.where(spread > 1e-12, spread, np.inf)
 
 
-def principal_components(x: npt.ArrayLike) -> Array:
+def principal_components(x: Array) -> Array:
     """The leading principal components of samples ``[n, d]``."""
-    x = np.asarray(x, np.float64)
-    x = x - x.mean(0)
+    x = x.astype(np.float64) - x.mean(0)
     values, vectors = np.linalg.eigh(x.T @ x / len(x))
     values, vectors = values[::-1].clip(0), vectors[:, ::-1]
     total = values.sum()

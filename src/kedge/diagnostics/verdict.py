@@ -1,4 +1,4 @@
-"""What the measures of the data mean, in words, and what they suggest for the choice of a method."""
+"""What the measures of the data mean, in words, and what they suggest for a choice of methods."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _features(found: Measured, strength: int) -> str:
         return "features cannot be compared, since no class is on two clients"
     if not strength:
         return "features agree"
-    return f"{WORDS[strength]} feature shift: {found.shift.overall:.2f} class standard deviations"
+    return f"{WORDS[strength]} feature shift: {found.shift.overall:.2f} standard deviations"
 
 
 def _apart(found: Measured) -> str:
@@ -166,31 +166,32 @@ def remarks(found: Measured) -> list[str]:
         shared = "; ".join(
             f"{found.names[a]} and {found.names[b]} share {n}" for a, b, n in equal.clients[:NAMED]
         )
-        text = f"{_count(equal.across, 'sample')} occur on more than one client ({shared})"
+        text = f"{count_of(equal.across, 'sample')} occur on more than one client ({shared})"
         if equal.conflicts:
             text += f", {equal.conflicts} of them with different labels"
         lines.append(f"{text}.")
-    if found.near is not None and found.near.count:
+    if found.near is not None and found.near.number:
         near = found.near
         lines.append(
-            f"{_count(near.count, 'sample')} of {near.samples:,} are near-duplicates of one on "
+            f"{count_of(near.number, 'sample')} of {near.samples:,} are near-duplicates of one on "
             f"another client: {near.ratio:.1f} times closer than the tenth neighbour, at least."
         )
     if found.leaked:
         lines.append(
-            f"{_count(found.leaked, 'test sample')} also occur in the training data: tests are too "
-            "optimistic."
+            f"{count_of(found.leaked, 'test sample')} also occur in the training data: tests are "
+            "too optimistic."
         )
     if found.columns:
         pieces = [
             f"{found.column_names[c.column]} on {found.names[c.client]} ({c.shift:+.1f} sd)"
             for c in found.columns[:NAMED]
         ]
-        lines.append(f"Columns that shift most, within classes: {', '.join(pieces)}.")
+        lines.append(f"Columns that shift most, given the label: {', '.join(pieces)}.")
     return lines
 
 
-def _count(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
+    """A number with its noun: ``1 client``, ``1,438 samples``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -208,7 +209,7 @@ def methods_for(found: Measured) -> list[str]:
     names = ["fedavg"]
     if levels.labels == 3:
         names += ["scaffold", "fedtr", "fedcog", "fedimpro"]
-    elif levels.labels:
+    elif levels.labels == 2:
         names += ["scaffold", "fedtr"]
     if levels.features >= 2:
         names += ["scaffold", "fedper", "ditto"]
@@ -226,13 +227,8 @@ def advice(found: Measured) -> list[str]:
     lines = []
     if levels.labels == 3:
         lines.append(_gains(found.task))
-    elif levels.labels:
-        known = EVIDENCE["scaffold"]
-        lines.append(
-            "kedge has measured no gains under label skew of this order. Under a stronger one, "
-            f"{known.method} gained {known.gain} points over FedAvg ({known.where}): expect less, "
-            "and compare."
-        )
+    elif levels.labels == 2:
+        lines.append(_gains_above(found.task))
     if levels.features >= 2:
         lines.append(
             "Clients differ in their inputs, so one model may not suit all: test every client "
@@ -251,24 +247,40 @@ def advice(found: Measured) -> list[str]:
             "Before training, find out why a client stands apart (another device, unit or coding); "
             "then compare runs with and without it."
         )
-    if not any(levels) and not found.apart.found:
+    if max(levels) < 2 and not found.apart.found:
+        like = "Differences are mild" if any(levels) else "The data look as if dealt out at random"
         lines.append(
-            "The data look as if dealt out at random: FedAvg is the natural choice, since methods "
-            "against drift have little to correct."
+            f"{like}: FedAvg is the natural choice, since methods against drift have little to "
+            "correct."
         )
     return [line for line in lines if line]
+
+
+NO_GAINS = (
+    "kedge has measured no gains for real targets; control variates (scaffold) and a proximal term "
+    "(fedprox) apply to them."
+)
 
 
 def _gains(task: Task) -> str:
     """What was gained over FedAvg under strong label skew."""
     if task.like == "regression":
-        return (
-            "kedge has measured no gains for real targets; control variates (scaffold) and a "
-            "proximal term (fedprox) apply to them."
-        )
+        return NO_GAINS
     known = [found for name, found in EVIDENCE.items() if suits(name, task)]
     gains = "; ".join(f"{e.method} {e.gain} points ({e.where})" for e in known)
     return (
         f"Under strong label skew, these gained over FedAvg in kedge's own runs: {gains}. Those "
         "are other data and networks, so compare before you choose."
+    )
+
+
+def _gains_above(task: Task) -> str:
+    """What is known of moderate label skew."""
+    known = EVIDENCE["scaffold"]
+    if task.like == "regression":
+        return NO_GAINS
+    return (
+        "kedge has measured no gains under label skew of this order. Under a stronger one, "
+        f"{known.method} gained {known.gain} points over FedAvg ({known.where}): expect less, and "
+        "compare."
     )
