@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
+from kedge.diagnostics.chance import SIGNIFICANT
 from kedge.diagnostics.data_labels import LabelSkew
 from kedge.diagnostics.data_shift import Group, Shift
 
@@ -51,7 +52,8 @@ class Apart(NamedTuple):
 def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
     """Clients whose labels or features are further from the rest than those of other clients.
 
-    Scores are of squared distances beyond chance, whose noise is known, too.
+    Scores are of squared distances beyond chance, whose noise is known, too. A client must have a
+    high score, be far from the median client, and be further than the furthest one by chance.
     """
     own = labels.distance**2 - labels.chance**2
     by_label = robust_scores(own, 2 * labels.chance * labels.chance_sd)
@@ -64,6 +66,8 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
         of_labels: (by_label > LIMIT) & (_beyond(labels.excess) > MIN_LABELS),
         "features": (by_feature > LIMIT) & (_beyond(np.nan_to_num(shift.client)) > MIN_FEATURES),
     }
+    far[of_labels] &= labels.client_p <= SIGNIFICANT
+    far["features"] &= shift.client_p <= SIGNIFICANT
     if len(by_label) < MIN_CLIENTS:
         return Apart(by_label, by_feature, ())
     score = np.maximum(by_label, by_feature)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedge.data.federation import Federation
+from kedge.diagnostics.chance import p_of_largest, p_value
 from kedge.diagnostics.labels import (
     each_label,
     earth_movers,
@@ -18,7 +19,7 @@ from kedge.diagnostics.labels import (
     target_distance,
 )
 
-PERMUTATIONS = 99  # fewer for many samples
+PERMUTATIONS = 199  # fewer for many samples
 MAX_PERMUTED = 2 * 10**7  # labels that are permuted, in all
 BINS = 100  # of real targets, for the permutations
 DECILES = 10  # bins of real targets for their Jensen-Shannon divergence
@@ -46,6 +47,7 @@ class LabelSkew:
             targets it is the distance beyond chance, in standard deviations. Noise is taken off in
             quadrature: sqrt(d^2 - chance^2), which is zero at chance and d for large d.
         p: share of the permutations with as large a mean distance.
+        client_p: share of the permutations with a client as far as this one, ``[K]``.
         counts: samples of each class on each client, ``[K, C]``; None for targets.
     """
 
@@ -59,6 +61,7 @@ class LabelSkew:
     chance_effective: Array
     index: float
     p: float
+    client_p: Array
     counts: Array | None = None
 
     @property
@@ -165,9 +168,17 @@ def _corrected(
     if largest is not None:
         room = float(np.sqrt(max(largest**2 - chance**2, 0.0)))
         index = min(index / room, 1.0) if room > 1e-9 else 0.0
-    p = (1 + int((means >= mean - 1e-12).sum())) / (1 + len(means))
+    levels = (permuted**2).mean(0)
+    client_p = p_of_largest(distance**2 - levels, permuted**2 - levels)
     return LabelSkew(
-        kind, distance, chance=permuted.mean(0), chance_sd=permuted.std(0), index=index, p=p, **rest
+        kind,
+        distance,
+        chance=permuted.mean(0),
+        chance_sd=permuted.std(0),
+        index=index,
+        p=p_value(mean, means),
+        client_p=client_p,
+        **rest,
     )
 
 

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kedge.diagnostics.chance import p_of_largest, p_value
 from kedge.diagnostics.distances import squared_w2, unit_directions, wasserstein, weighted
 
-DIRECTIONS = 48
-DRAWS = 99  # random cells of each size
+DIRECTIONS = 32
+DRAWS = 199  # random cells of each size
 MAX_CELL = 100  # samples of a cell that are compared, at most
 TRANSPORT_CELL = 100  # the same for exact transport
 TRANSPORT_DRAWS = 12
@@ -51,6 +52,7 @@ class Shift:
         cells: shift of each class on each client beyond chance, ``[K, G]``; NaN for no cell.
         overall: shift beyond chance over all clients.
         p: share of random draws with as large an overall shift.
+        client_p: share of random draws with a client as far as this one, ``[K]``.
     """
 
     client: Array
@@ -62,6 +64,7 @@ class Shift:
     cells: Array
     overall: float
     p: float
+    client_p: Array
 
 
 @dataclass
@@ -81,6 +84,8 @@ class Cells:
     groups: Sequence[Group]
     clients: int
     seed: int = 0
+    _orders: dict[int, Array] = field(default_factory=dict, repr=False)
+    _others: dict[tuple[int, int], Array] = field(default_factory=dict, repr=False)
     _drawn: dict[tuple[int, int, int], Array] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,20 +122,28 @@ class Cells:
     def by_chance(self, group: int, size: int, rest: int) -> Array:
         """The same of random cells of the group and ``rest`` others, ``[draws]``."""
         if (group, size, rest) not in self._drawn:
-            members = self.groups[group].members
-            picks = self.rng.random((DRAWS, len(members))).argsort(1)[:, : size + rest]
-            drawn = self.projected[members[picks]].transpose(0, 2, 1)  # [R, L, n]
-            left, right = (np.sort(v, axis=-1) for v in (drawn[..., :size], drawn[..., size:]))
-            self._drawn[group, size, rest] = squared_w2(left, right).mean(-1)
+            if (group, rest) not in self._others:
+                self._others = {k: v for k, v in self._others.items() if k[0] == group}
+                self._others[group, rest] = self._sorted(group, 0, rest)
+            own = self._sorted(group, rest, rest + size)
+            self._drawn[group, size, rest] = squared_w2(own, self._others[group, rest]).mean(-1)
         return self._drawn[group, size, rest]
+
+    def _sorted(self, group: int, start: int, stop: int) -> Array:
+        """Sorted projections of some samples of a group in random orders, ``[R, L, n]``."""
+        if group not in self._orders:
+            members = self.groups[group].members
+            orders = self.rng.random((DRAWS, len(members))).argsort(1)[:, : 2 * MAX_CELL]
+            self._orders[group] = members[orders]
+        rows = self._orders[group][:, start:stop]
+        return np.sort(self.projected[rows].transpose(0, 2, 1), axis=-1)
 
 
 def feature_shift(cells: Cells) -> Shift:
     """Measure the feature shift of all clients and classes."""
     clients, groups = cells.clients, len(cells.groups)
-    weight = np.zeros((clients, groups))
-    found, expected = np.zeros((2, clients, groups))
-    drawn = np.zeros((clients, groups, DRAWS))
+    weight, found, expected = np.zeros((3, clients, groups))
+    noise = np.zeros((clients, DRAWS))
     for g in range(groups):
         for client, own, others in cells.pairs(g):
             weight[client, g] = len(own) * len(others) / (len(own) + len(others))
@@ -139,25 +152,25 @@ def feature_shift(cells: Cells) -> Shift:
             chance = cells.by_chance(g, len(own), len(others))
             expected[client, g] = chance.mean()
             # cells share random draws, so that their order is mixed to keep them independent
-            drawn[client, g] = cells.rng.permutation(chance)
-    own_weight = _normalised(weight, 1)  # [K, G]
-    excess, noise = found - expected, drawn - expected[..., None]
-    squares = (own_weight * excess).sum(1)
-    deviation = (own_weight[..., None] * noise).sum(1).std(-1)
-    known = weight.sum(1) > 0
-    total = weight / max(weight.sum(), 1.0)
-    overall, null = (total * excess).sum(), (total[..., None] * noise).sum((0, 1))
-    roots, shared = _root(excess), _root((_normalised(weight, 0) * excess).sum(0))
+            noise[client] += weight[client, g] * (cells.rng.permutation(chance) - chance.mean())
+    each = np.maximum(weight.sum(1, keepdims=True), 1e-12)  # [K, 1]
+    every = max(float(weight.sum()), 1e-12)
+    excess, known = found - expected, weight.sum(1) > 0
+    squares = (weight / each * excess).sum(1)
+    overall = float((weight * excess).sum() / every)
+    group = _root((weight * excess).sum(0) / np.maximum(weight.sum(0), 1e-12))
+    roots = _root(excess)
     return Shift(
         client=np.where(known, _root(squares), np.nan),
-        raw=np.where(known, _root((own_weight * found).sum(1)), np.nan),
-        chance=np.where(known, _root((own_weight * expected).sum(1)), np.nan),
-        noise=deviation,
-        group=shared,
-        apart=np.where(shared > 0, roots.argmax(0), -1),
+        raw=np.where(known, _root((weight / each * found).sum(1)), np.nan),
+        chance=np.where(known, _root((weight / each * expected).sum(1)), np.nan),
+        noise=(noise / each).std(-1),
+        group=group,
+        apart=np.where(group > 0, roots.argmax(0), -1),
         cells=np.where(weight > 0, roots, np.nan),
         overall=float(_root(overall)),
-        p=float(1 + (null >= overall).sum()) / (1 + DRAWS),
+        p=p_value(overall, noise.sum(0) / every),
+        client_p=p_of_largest(squares, (noise / each).T),
     )
 
 
@@ -228,12 +241,8 @@ def spread_within(projected: Array, groups: Sequence[Group]) -> Array:
 
 
 def _rounded(size: int) -> int:
-    """A size on a grid of steps of a tenth, so that random cells serve several clients."""
-    return size if size < 12 else int(12 * 1.1 ** int(np.log(size / 12) / np.log(1.1) + 1e-9))
-
-
-def _normalised(weight: Array, axis: int) -> Array:
-    return weight / np.maximum(weight.sum(axis, keepdims=True), 1e-12)
+    """A size on a grid of steps of a fifth, so that random cells serve several clients."""
+    return size if size < 10 else int(10 * 1.2 ** int(np.log(size / 10) / np.log(1.2) + 1e-9))
 
 
 def _root(squares: Any) -> Any:

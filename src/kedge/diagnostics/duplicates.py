@@ -48,16 +48,16 @@ class Near(NamedTuple):
     pairs: tuple[tuple[int, int], ...]  # positions of the closest, closest first
 
 
-def hashes(x: Tensor) -> Array:
-    """A hash of each row, ``[n]`` of unsigned integers; equal rows have equal hashes."""
-    flat = x.detach().cpu().contiguous().reshape(len(x), -1).numpy()
-    if flat.dtype.kind == "f":
-        flat = flat + 0.0  # -0.0 equals 0.0
-    rows = flat.view(np.uint8).reshape(len(flat), -1)
-    return np.array(
-        [int.from_bytes(hashlib.blake2b(memoryview(row), digest_size=8).digest()) for row in rows],
-        np.uint64,
-    )
+def hashes(x: Tensor, rows: Tensor | None = None) -> Array:
+    """A hash of each row, or of some ``rows``; equal rows have equal hashes, ``[n]`` of uint64."""
+    rows = torch.arange(len(x), device=x.device) if rows is None else rows
+    found = []
+    for piece in torch.split(rows, CHUNK):
+        flat = x[piece].detach().cpu().reshape(len(piece), -1).numpy()
+        if flat.dtype.kind == "f":
+            flat = flat + 0.0  # -0.0 equals 0.0
+        found += [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in flat]
+    return np.frombuffer(b"".join(found), np.uint64)
 
 
 def equal_samples(codes: Array, owner: Array, labels: Array) -> Equal:

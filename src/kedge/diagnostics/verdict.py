@@ -9,6 +9,7 @@ import numpy as np
 
 from kedge.core.part import parts
 from kedge.core.task import Task
+from kedge.diagnostics.chance import SIGNIFICANT
 from kedge.diagnostics.data_apart import Apart, ColumnShift
 from kedge.diagnostics.data_labels import LabelSkew
 from kedge.diagnostics.data_shift import Shift
@@ -21,7 +22,6 @@ LABELS = (0.1, 0.25, 0.5)
 #: are at about 0.5.
 SHIFTS = (0.15, 0.35, 0.7)
 SIZES = (0.15, 0.3, 0.5)  # Gini coefficient
-SIGNIFICANT = 0.02  # of about 100 permutations, at most one may be as large
 WORDS = ("none", "mild", "moderate", "strong")
 NAMED = 3  # clients that a sentence names
 
