@@ -15,7 +15,7 @@ from kedge.diagnostics.data_shift import Group, Shift
 
 LIMIT = 3.5  # robust score, as Iglewicz and Hoaglin (1993) recommend
 MIN_CLIENTS = 3  # of two clients, neither stands apart from the other
-MIN_LABELS, MIN_FEATURES = 0.15, 0.25  # beyond the median client; less is not worth a word
+MIN_LABELS, MIN_FEATURES = 0.2, 0.25  # beyond the median client; less is not worth a word
 MIN_COLUMN = 0.2  # standard deviations
 ALPHA = 0.01  # of all clients and columns together
 
