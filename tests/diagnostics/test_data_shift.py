@@ -90,6 +90,15 @@ def test_features_of_a_table_are_its_standardised_columns(rng: np.random.Generat
     assert np.linalg.norm(gaps[0]) == pytest.approx(np.linalg.norm(gaps[1]), rel=1e-5)
 
 
+def test_documents_are_at_hellinger_distances() -> None:
+    """Words a, words b, and half of each: 2 - 2 sqrt(1/2) over 2, in squares."""
+    x = torch.tensor([[1, 1], [2, 2], [1, 2]])
+    federation = Federation(x, torch.zeros(3), [range(3)], Classification(2), tokens=True)
+    values = features_of(federation, torch.arange(3)).values.astype(float)
+    both, half = (((values[0] - values[i]) ** 2).sum() for i in (1, 2))
+    assert half / both == pytest.approx(1 - np.sqrt(0.5), rel=1e-5)
+
+
 def test_a_constant_input_has_no_features() -> None:
     values = features_of(table(np.ones((10, 4)), 1), torch.arange(10)).values
     assert np.array_equal(values, np.zeros((10, 1)))
@@ -132,6 +141,15 @@ def test_what_is_dealt_out_at_random_is_not_shifted(rng: np.random.Generator) ->
     assert np.mean([one.overall for one in shifts]) < 0.15
     assert sum(one.p <= 0.05 for one in shifts) <= 3
     assert sum(one.p <= 0.5 for one in shifts) in range(4, 17)
+
+
+def test_small_shifts_of_many_clients_add_up(rng: np.random.Generator) -> None:
+    """No client is far off, but all are a little: chance is averaged over clients, too."""
+    moves = 0.25 * rng.normal(size=(30, 1, 4))
+    found = measured(table((rng.normal(size=(30, 20, 4)) + moves).reshape(600, 4), 30))
+    assert found.p == 0.005
+    assert (found.client_p > 0.01).sum() > 20
+    assert found.overall == pytest.approx(0.25, abs=0.1)
 
 
 def test_label_skew_is_no_feature_shift() -> None:
