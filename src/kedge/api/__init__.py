@@ -1,5 +1,6 @@
 """The Python interface: ``run`` takes names, ``fit`` your own model and data."""
 
+from kedge.api.diagnosing import diagnose as diagnose
 from kedge.api.fitting import fit as fit
 from kedge.api.reproducing import reproduce as reproduce
 from kedge.api.saved import Run as Run

@@ -91,6 +91,11 @@ COMMANDS = {
         "Look",
         "Draw a partition: how many samples of each class each client holds.",
     ),
+    "diagnose": Entry(
+        "kedge.cli.diagnose:diagnose",
+        "Look",
+        "Measure how unlike clients are, or what training made of it, with a verdict in words.",
+    ),
     "list": Entry(
         "kedge.cli.look:list_things",
         "Look",

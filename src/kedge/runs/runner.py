@@ -186,6 +186,35 @@ def partition_of(text: str, dataset: Dataset) -> str:
     return "dirichlet(0.1)" if tasks[dataset.task].one_class else "iid"
 
 
+def federation_of(
+    config: Config, dataset: Dataset, seed: int, device: torch.device | str = "cpu"
+) -> Federation:
+    """Partition a dataset among clients as the settings say; neither model nor method is needed.
+
+    Raises:
+        KedgeError: the settings do not fit the data, e.g. more clients than samples.
+    """
+    partition: str | Partition = partition_of(config.partition, dataset)
+    if config.partition.endswith(".json"):
+        partition = Partition.load(config.partition)
+    silos = dataset.groups is not None
+    clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
+    if config.partition == "central":
+        clients = config.clients or 1
+    return federate(
+        dataset,
+        partition,
+        clients=clients,
+        split=split_of(config, dataset),
+        validation=config.validation,
+        unseen=config.unseen,
+        augment=config.augment,
+        angles=config.angles,
+        seed=seed,
+        device=device,
+    )
+
+
 def simulation(
     config: Config,
     dataset: Dataset,
@@ -205,25 +234,7 @@ def simulation(
     Raises:
         KedgeError: the settings do not fit the data, e.g. more clients than samples.
     """
-    partition: str | Partition = partition_of(config.partition, dataset)
-    if config.partition.endswith(".json"):
-        partition = Partition.load(config.partition)
-    silos = dataset.groups is not None
-    clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
-    if config.partition == "central":
-        clients = config.clients or 1
-    federation = federate(
-        dataset,
-        partition,
-        clients=clients,
-        split=split_of(config, dataset),
-        validation=config.validation,
-        unseen=config.unseen,
-        augment=config.augment,
-        angles=config.angles,
-        seed=seed,
-        device=device,
-    )
+    federation = federation_of(config, dataset, seed, device)
     if adjust is not None:
         federation.task = adjust(federation.task)
     if own is not None:
