@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng
+from kedge.core.optim import Adam
 
 Features = Callable[[Tensor], Tensor]  # values from 0 to 1 [B, ...] to features [B, D]
 RIDGE = 1e-2  # of the decoder, in mean squares of a feature
@@ -102,20 +103,22 @@ def invert(
     def mismatch(u: Tensor) -> Tensor:
         return (features(u) - targets).square().sum(1) / scale
 
-    u = first.detach().clone().requires_grad_()
-    adam = torch.optim.Adam([u], lr=lr)
-    for step in range(steps):
-        adam.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+    def loss(u: Tensor) -> Tensor:
         if decoder is None:
-            loss = mismatch(u) + SMOOTH * total_variation(u)
-        else:
-            loss = mismatch(u) + STAY * (u - first).square().flatten(1).mean(1)
-        [u.grad] = torch.autograd.grad(loss.sum(), [u])
-        adam.step()
+            return (mismatch(u) + SMOOTH * total_variation(u)).sum()
+        return (mismatch(u) + STAY * (u - first).square().flatten(1).mean(1)).sum()
+
+    adam, point = Adam(), {"u": first.detach().clone()}
+    state = adam.init(point)
+    for step in range(steps):
+        u = point["u"].requires_grad_()
+        [grad] = torch.autograd.grad(loss(u), [u])
+        rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
         with torch.no_grad():
-            u.clamp_(0, 1)
+            point, state = adam.update(point, {"u": grad}, state, torch.as_tensor(rate).to(grad))
+            point = {"u": point["u"].clamp(0, 1)}
     with torch.no_grad():
-        return Inversion(u.detach(), mismatch(u))
+        return Inversion(point["u"].detach(), mismatch(point["u"]))
 
 
 def total_variation(u: Tensor) -> Tensor:

@@ -47,9 +47,11 @@ def verdict(method: str, client: str, values: dict[str, Any]) -> str:
             if copied
             else f"The samples that {title(name)} makes are no copies of training samples."
         )
-    return " ".join(lines) or (
-        f"{method} shares neither samples nor their features; nothing is attacked here."
-    )
+    if lines:
+        return " ".join(lines)
+    if any(share["part"] != FEDAVG for share in values["shares"]):
+        return f"Nothing that {method} shares besides the model is attacked here."
+    return f"{method} shares the model and its updates alone; they are not attacked here."
 
 
 def sentences(sim: Simulation, shared: Shared) -> list[str]:
