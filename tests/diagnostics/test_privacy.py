@@ -94,9 +94,9 @@ def test_diagnoses_repeat_and_change_nothing() -> None:
     run.run_round()
     before = {key: value.clone() for key, value in run.state().items()}
     lines: list[str] = []
-    first = diagnose_privacy(run, seed=1, steps=5, report=lines.append)
-    again = diagnose_privacy(run, seed=1, steps=5)
-    other = diagnose_privacy(run, seed=2, steps=5)
+    first = diagnose_privacy(run, seed=1, steps=5, targets=4, report=lines.append)
+    again = diagnose_privacy(run, seed=1, steps=5, targets=4)
+    other = diagnose_privacy(run, seed=2, steps=5, targets=4)
     assert tree.equal(run.state(), before)
     assert first.values == again.values
     assert first.charts == again.charts
@@ -141,7 +141,9 @@ def test_tables_are_attacked_without_pictures() -> None:
     y = (x[:, 0] > 0).to(torch.int64)
     rows = list(torch.split(torch.arange(40), 10))
     data = Federation(x, y, rows, Classification(2))  # no test samples
-    model = nn.Sequential(OrderedDict(stage1=nn.Linear(6, 12), head=nn.Linear(12, 2)))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(OrderedDict(stage1=nn.Linear(6, 12), head=nn.Linear(12, 2)))
     run = Simulation(data, model, "fedproto", engine="loop")
     sheet = diagnose_privacy(run, steps=100)
     assert [chart.kind for chart in sheet.charts] == ["lines"]
@@ -163,7 +165,10 @@ def test_token_ids_are_left_alone() -> None:
 
     x = rng.integers(rng.key(0), (12, 3), 5)
     data = Federation(x, x[:, 0] % 2, [list(range(12))], Classification(2), tokens=True)
-    sheet = diagnose_privacy(Simulation(data, Net(), "fedproto", engine="loop"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        run = Simulation(data, Net(), "fedproto", engine="loop")
+    sheet = diagnose_privacy(run)
     assert sheet.findings[0] == "Nothing that fedproto shares besides the model is attacked here."
     assert "The inputs are token ids, which are not attacked here." in sheet.findings
 

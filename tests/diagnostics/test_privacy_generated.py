@@ -15,7 +15,7 @@ from kedge.core import rng, tree
 from kedge.core.task import Classification
 from kedge.data.federation import Federation
 from kedge.diagnostics.privacy_copies import chart, match, sentence, spaces, table
-from kedge.diagnostics.privacy_generated import FEATURES, INPUTS, generated
+from kedge.diagnostics.privacy_generated import FEATURES, INPUTS, Generated, generated
 from kedge.diagnostics.privacy_pictures import Pixels, picture
 from kedge.sim.simulation import Simulation
 
@@ -56,7 +56,7 @@ def test_fedcog_shows_what_the_client_trains_on() -> None:
     ],
 )
 def test_every_part_that_makes_samples(method: str, space: str, where: str) -> None:
-    run, [own], _ = made(method)
+    _, [own], _ = made(method)
     assert own.space == space
     assert where in own.where
     shape = (1, 8, 8) if space == INPUTS else (6,)
@@ -100,14 +100,24 @@ def test_means_of_one_sample_are_copies() -> None:
 
 def test_the_usual_distance_by_hand() -> None:
     """Four points on a line: nearest others at 1, 1, 2 and 4; values are scaled to 0..1."""
-    x = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
-    data = Federation(x, [0, 1, 0, 1], [[0, 1], [2, 3]], Classification(2), test=(x + 0.5, [0] * 4))
-    run = Simulation(data, torch.nn.Linear(1, 2), "fedavg", engine="loop")
-    space = spaces(run, Pixels(data), 10, KEY)[INPUTS]
+    x = torch.tensor([[0.0], [0.9], [1.0], [3.0], [7.0]])
+    clients = [[4, 0], [3, 2]]  # the sample in row 1 trains nobody
+    test = (x[[0, 2, 3, 4]] + 0.5, [0] * 4)
+    data = Federation(x, [0, 1, 0, 1, 0], clients, Classification(2), test=test)
+    layer = torch.nn.Linear(1, 2, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    run = Simulation(data, layer, "fedavg", engine="loop")
+    known = spaces(run, Pixels(data), 10, KEY)
+    space = known[INPUTS]
     assert torch.allclose(space.usual, torch.tensor([1.0, 1.0, 2.0, 4.0]) / 7)
     assert space.test is not None
     # 7.5 is beyond the range and cut off to 7
     assert torch.allclose(space.test.sort().values, torch.tensor([0.0, 0.5, 0.5, 0.5]) / 7)
+    own = Generated("fedmix", torch.tensor([[6.0], [1.0]]), None, INPUTS, "", "")
+    near = match(own, known)[INPUTS]
+    assert near.rows.tolist() == [4, 2]
+    assert torch.allclose(near.found.distance, torch.tensor([1.0, 0.0]) / 7)
+    assert (near.close.copies, near.base) == (1, 4)
 
 
 def test_the_closest_samples_are_shown_beside_their_neighbours() -> None:

@@ -110,7 +110,7 @@ def test_errors_by_hand() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_convolutional_network_is_inverted_from_raw_features_alone(known: bool) -> None:
-    """The sanity check of the attack: means of 8 images are as good as safe, single ones are not."""
+    """The sanity check of the attack: it inverts single images and not the mean of eight."""
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     y = torch.tensor(digits.target)

@@ -93,7 +93,7 @@ def test_other_class_means_are_those_of_the_clients_samples(method: str) -> None
 
 
 def test_unchanged_statistics_tell_the_classes() -> None:
-    run, stats = found("fedimpro(cut=stage1)", client=0)
+    _, stats = found("fedimpro(cut=stage1)", client=0)
     assert [len(b.rows) > 0 for b in stats.behind] != [True] * 3  # the client lacks a class
     assert classes_told(stats) == (3, 3)
     _, noisy = found("fedimpro(cut=stage1, noise=0.1)", client=0)
