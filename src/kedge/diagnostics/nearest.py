@@ -26,10 +26,10 @@ def nearest(queries: Tensor, base: Iterable[Tensor], own: Tensor | None = None) 
         base: chunks of flat samples; rows are numbered over all chunks.
         own: the number of each query in the base, which is left out ``[Q]``; None: it has none.
 
-    >>> points = torch.tensor([[0.0, 0.0], [3.0, 0.0], [7.0, 0.0]])
+    >>> points = torch.tensor([[0.0, 0.0], [3.0, 3.0], [7.0, 7.0]])
     >>> found = nearest(points, [points], own=torch.arange(3))
-    >>> (found.distance**2 * 2).tolist(), found.places.tolist()
-    ([9.0, 9.0, 16.0], [1, 0, 1])
+    >>> found.distance.tolist(), found.places.tolist()
+    ([3.0, 3.0, 4.0], [1, 0, 1])
     """
     square = queries.square().sum(1)[:, None]
     best = torch.full((len(queries),), torch.inf, dtype=queries.dtype, device=queries.device)
