@@ -80,7 +80,7 @@ def test_the_verdict_names_the_drift() -> None:
     texts = [verdict(measured("fedavg", p)) for p in ("iid", "dirichlet(0.1)")]
     assert texts[0].startswith("Little drift: local models reach ")
     assert texts[1].startswith("Strong drift: local models reach ")
-    assert "they drift most in head" in texts[1]
+    assert "they drift most in the head" in texts[1]
     assert texts[1].endswith(" % of the samples of classes that they lack.")
 
 
@@ -161,7 +161,8 @@ def test_a_sheet_of_digits() -> None:
         "Weights:", "Updates:", "Classifier:", "Forgetting:", "Own", "Features:", "Gradients:",
         "Margin:",
     ]  # fmt: skip
-    assert [t.title for t in sheet.tables] == ["Layers after round 1", "Clients", "Classes"]
+    titles = ["Layers after round 1", "Clients", "Updates, features and margins", "Classes"]
+    assert [t.title for t in sheet.tables] == titles
     assert all(len(row) == len(t.columns) for t in sheet.tables for row in t.rows)
     assert {c.kind for c in sheet.charts} == {"bars", "heatmap", "points"}
     points = next(c for c in sheet.charts if c.kind == "points")

@@ -17,7 +17,6 @@ from kedge.diagnostics.training import diagnose_training
 from kedge.engines import Execution
 from kedge.errors import DataError, KedgeError, NotFinite
 from kedge.loading import files, load_file
-from kedge.runs import diagnosis
 from kedge.runs.compare import compare, rows_of
 from kedge.runs.config import Config
 from kedge.runs.diagnosis import diagnose_run
@@ -151,22 +150,18 @@ def test_a_comparison_is_diagnosed_run_by_run(tmp_path: Path) -> None:
         training(tmp_path / "both" / "pooled_data")
 
 
-def test_every_diagnosis_gets_its_state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data get the federation; privacy the simulation at the last wanted round."""
-    seen: list[Any] = []
-
-    def made(self: Any, name: str, sim: Any, rounds: Any, state: Any) -> Sheet:
-        for _ in self._states(sim, rounds, state):
-            pass
-        seen.append((name, sim.federation.num_clients, sim.round))
-        return Sheet(name, name)
-
-    monkeypatch.setattr(diagnosis._Run, "_made", made)
-    sheets = diagnose_run(folder, ("privacy", "data"), rounds=[1, 3])
-    assert [s.name for s in sheets] == ["privacy", "data"]
-    assert seen == [("data", 6, 3), ("privacy", 6, 3)]
+def test_every_diagnosis_gets_its_state(folder: Path) -> None:
+    """The partition of the seed; and the state at the last wanted round, whatever comes first."""
+    privacy, data, drift = diagnose_run(folder, ("privacy", "data", "training"), rounds=[3, 1])
+    assert [s.name for s in (privacy, data, drift)] == ["privacy", "data", "training"]
+    [alone] = diagnose_run(folder, ("privacy",), rounds=[3])
+    assert numbers(alone) == numbers(privacy)
     names = sorted(p.name for p in (folder / "diagnosis").iterdir())
-    assert names == ["data.json", "privacy.json"]
+    assert names == ["data.json", "privacy.json", "training.json"]
+    [other] = diagnose_run(folder, ("data",), seed=3)
+    assert numbers(other) != numbers(data)
+    shutil.rmtree(folder / "seed-0")  # data need no round
+    assert numbers(diagnose_run(folder, ("data",))[0]) == numbers(data)
 
 
 # -- what may be wrong ------------------------------------------------------------------------
@@ -256,7 +251,9 @@ def test_a_run_that_diverges(tmp_path: Path) -> None:
     run(settings(method="fedavg", rounds=1), path)
     text = (path / "config.toml").read_text()
     (path / "config.toml").write_text(text.replace("lr = 0.1", "lr = 1e12"))
-    with pytest.raises(NotFinite, match="has diverged, so that there is nothing to diagnose"):
+    with pytest.raises(
+        NotFinite, match="has diverged: the loss .* Earlier rounds can be diagnosed"
+    ):
         training(path)
 
 

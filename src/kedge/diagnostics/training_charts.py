@@ -26,28 +26,31 @@ MAX_CLASSES = 25  # in a heatmap of clients and classes
 def tables(rounds: Sequence[Measures]) -> list[Table]:
     last = rounds[-1]
     found = [_rounds_table(rounds)] if len(rounds) > 1 else []
-    found += [_layers_table(last), _clients_table(last)]
+    found += [_layers_table(last), *_clients_tables(last)]
     if last.classes is not None:
         found.append(_classes_table(last))
     return found
 
 
 def _rounds_table(rounds: Sequence[Measures]) -> Table:
-    columns = ["after round", "divergence", "mean cosine", "gradient variance", "high share"]
-    metric = rounds[-1].general
-    columns += [f"local {metric.metric}", f"aggregate {metric.metric}"]
-    rows: list[list[Cell]] = []
+    columns = ["round", "divergence", "cosine", "variance", "% high", "local", "aggregate"]
     biases = [mean_bias(m) for m in rounds]
+    rows: list[list[Cell]] = []
     for m in rounds:
-        rows.append(
-            [m.round, m.divergence, mean_cosine(m.cosines), m.variance.total,
-             m.variance.high_share, m.general.mean_local, m.general.after]
-        )  # fmt: skip
+        v, general = m.variance, m.general
+        found = [m.divergence, mean_cosine(m.cosines), v.total, 100 * v.high_share]
+        rows.append([m.round, *found, general.mean_local, general.after])
     if any(bias is not None for bias in biases):
-        columns.append("lacking classes recognised %")
+        columns.append("lacking")
         for row, bias in zip(rows, biases, strict=True):
             row.append(None if bias is None else 100 * bias[0])
-    return Table("Over rounds", columns, rows)
+    s = rounds[-1].general
+    note = (
+        "Divergence of weights; mean cosine of updates; variance of gradients, and its share "
+        f"{rounds[-1].high}; {_axis(s)} of local models and of the aggregate on the common test "
+        "data; lacking: % of the samples of lacking classes that local models recognise."
+    )
+    return Table("Over rounds", columns, rows, note, decimals=2)
 
 
 def _layers_table(m: Measures) -> Table:
@@ -64,38 +67,49 @@ def _layers_table(m: Measures) -> Table:
     )  # fmt: skip
 
 
-def _clients_table(m: Measures) -> Table:
-    metric, count = m.general.metric, len(m.names)
-    others = (m.cosines.sum(1) - m.cosines.diagonal()) / max(1, count - 1)
-    columns: dict[str, list[Cell]] = {
-        "client": list(m.names),
-        "mean cosine": [float(v) if count > 1 else None for v in others],
-        f"{metric}, all data": list(m.general.local),
-    }
-    if m.personal is not None:
-        columns[f"{m.personal.metric}, own data"] = list(m.personal.local)
+def _clients_tables(m: Measures) -> list[Table]:
+    """What local models predict, and how their updates and features are placed."""
+    count = len(m.names)
+    columns: dict[str, list[Cell]] = {"client": list(m.names)}
+    note = f"{_axis(m.general)} of local models on all data"
     if (c := m.classes) is not None:
         columns["classes"] = [int((counts > 0).sum()) for counts in c.counts]
+    columns["all data"] = list(m.general.local)
+    if m.personal is not None:
+        columns["own data"] = list(m.personal.local)
+        note += f" and on {m.personal_on}"
+    if c is not None:
         biases = [classifier_bias(*pair) for pair in zip(c.local, c.counts, strict=True)]
+        note += ". "
         if any(biases):
-            columns["lacking recognised %"] = [b and 100 * b.recognised for b in biases]
-            columns["to own classes %"] = [b and 100 * b.own for b in biases]
-        columns["lean %"] = [100 * prediction_skew(matrix) for matrix in c.local]
-        pairs = zip(c.before, c.local, strict=True)
-        columns["forgetting"] = [forgetting(*pair) for pair in pairs]
+            columns["lacking"] = [b and 100 * b.recognised for b in biases]
+            columns["to own"] = [b and 100 * b.own for b in biases]
+            note += "Of samples of lacking classes: % recognised, and % assigned to own classes. "
+        columns["lean"] = [100 * prediction_skew(matrix) for matrix in c.local]
+        columns["forgets"] = [forgetting(*pair) for pair in zip(c.before, c.local, strict=True)]
+        note += (
+            "Lean: % of the predictions that would have to change to match the true number of "
+            "samples of each class. Forgets: points of accuracy lost, mean over classes"
+        )
+    rows = list(zip(*columns.values(), strict=True))
+    found = [Table("Clients", tuple(columns), rows, f"{note}.", decimals=1)]
+    others = (m.cosines.sum(1) - m.cosines.diagonal()) / max(1, count - 1)
+    columns = {
+        "client": list(m.names),
+        "cosine": [float(v) if count > 1 else None for v in others],
+    }
+    note = "Mean cosine with the updates of the others"
     if m.features is not None:
-        columns["CKA with global"] = list(m.features.cka[-1][1])
+        columns["CKA"] = list(m.features.cka[-1][1])
+        note += "; linear CKA of features with those of the model before"
     if m.margins is not None:
         margins: list[Cell] = [None] * count
         for place, value in zip(m.margins.clients, m.margins.local, strict=True):
             margins[place] = value
         columns["margin"] = margins
-    note = (
-        "Of local models. Lean: share of the samples by which predictions differ from the true "
-        "classes. Forgetting: points of accuracy lost, mean over classes."
-    )
+        note += "; worst-case margin on data of the others (FedImpro, equation 2)"
     rows = list(zip(*columns.values(), strict=True))
-    return Table("Clients", tuple(columns), rows, note if m.classes else "", decimals=2)
+    return [*found, Table("Updates, features and margins", tuple(columns), rows, f"{note}.")]
 
 
 def _classes_table(m: Measures) -> Table:
@@ -111,8 +125,11 @@ def _classes_table(m: Measures) -> Table:
             [name, int(has.sum()), float(before[i]), _mean(local[has, i]), _mean(local[~has, i]),
              float(after[i])]
         )  # fmt: skip
-    columns = ("class", "clients with it", "before", "local, with it", "local, without", "after")
-    note = f"Accuracy in percent on {m.tested_on}."
+    columns = ("class", "clients", "before", "with it", "without", "after")
+    note = (
+        f"Accuracy in percent on {m.tested_on}: of the model before, of local models of clients "
+        "with and without the class, and of the aggregate."
+    )
     return Table("Classes", columns, rows, note, decimals=1)
 
 

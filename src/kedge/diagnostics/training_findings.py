@@ -30,7 +30,8 @@ def findings(rounds: Sequence[Measures]) -> list[str]:
 def verdict(m: Measures) -> str:
     """How far local training takes the clients apart, in one sentence."""
     general, most = m.general, drifting(m.layers)
-    where = f"; they drift most in {most.name}" if most is not None and len(m.layers) > 1 else ""
+    several = most is not None and len(m.layers) > 1
+    where = f"; they drift most in {_named(most)}" if most is not None and several else ""
     if m.classes is None:
         return (
             f"{_share(m.cancelled)} of what clients learn in a round cancels in their mean{where}. "
@@ -96,6 +97,10 @@ def _still(m: Measures) -> str:
     )
 
 
+def _named(layer: Layer) -> str:
+    return "the head" if layer.name == "head" else layer.name
+
+
 def _general(s: Scores) -> str:
     return (
         f"local models reach {_value(s, s.mean_local)} on the common test data, their aggregate "
@@ -131,7 +136,7 @@ def _layers(m: Measures) -> str:
     first = m.layers[0] if m.layers[0] is not most else m.layers[-1]
     text = (
         f"Weights: local models are {m.divergence:.3g} from their mean on average, after updates "
-        f"of norm {m.update:.3g}. Relative to its own weights, {most.name} drifts most: "
+        f"of norm {m.update:.3g}. Relative to its own weights, {_named(most)} drifts most: "
         f"{_share(most.relative)}"
     )
     if first.relative and math.isfinite(first.relative):

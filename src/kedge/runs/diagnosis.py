@@ -279,7 +279,7 @@ class _Run:
         try:
             yield
         except NotFinite as error:
-            text = f"{self.path} has diverged, so that there is nothing to diagnose: {error}"
+            text = f"{self.path} has diverged: {error}. Earlier rounds can be diagnosed: --rounds"
             raise NotFinite(text) from None
 
     # -- sheets --------------------------------------------------------------------------------
