@@ -9,6 +9,8 @@ from kedge.core.part import Part, parts
 from kedge.core.tree import Tree
 from kedge.diagnostics import probe as probing
 from kedge.diagnostics.probe import probe, spread
+from kedge.diagnostics.training_findings import findings
+from kedge.diagnostics.training_measures import measure
 from kedge.errors import FieldError, NotFinite
 from kedge.sim.simulation import Simulation
 
@@ -41,6 +43,7 @@ def test_the_simulation_does_not_change(part: Part) -> None:
         assert tree.gap(found.aggregate, plain.weights) < 1e-11
         assert found.round == 1
         assert found.clients == plain.draw_cohort(1)
+    assert findings([measure(found)])[0].endswith(".")  # every method has a verdict
 
 
 def test_local_weights_by_hand() -> None:

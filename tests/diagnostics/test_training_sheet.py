@@ -256,6 +256,15 @@ def test_private_heads() -> None:
         assert torch.equal(after.params["stage1.0.weight"], found.mean["stage1.0.weight"])
 
 
+def test_a_method_in_which_nothing_travels() -> None:
+    sim = images().simulate("local")
+    sim.run_round()
+    sheet = diagnose_training(sim)
+    assert "no weight travels" in sheet.findings[-1]
+    assert not [t for t in sheet.tables if t.title.startswith("Layers")]
+    assert not any(text.startswith("Updates:") for text in sheet.findings)
+
+
 def test_one_client() -> None:
     sheet = diagnose_training(images(sizes=(12,)).simulate("fedavg"))
     assert any(text.startswith("One client trains") for text in sheet.findings)

@@ -96,7 +96,9 @@ def cancelled(deltas: Sequence[Params], shares: Tensor) -> float:
 
 
 def _flat(params: Params) -> Tensor:
-    return torch.cat([x.detach().double().reshape(-1) for x in params.values()])
+    """All leaves in a row; none for a method in which nothing travels."""
+    rows = [x.detach().double().reshape(-1) for x in params.values()]
+    return torch.cat(rows) if rows else torch.zeros(0, dtype=torch.float64)
 
 
 def _norm(values: Sequence[Tensor]) -> float:

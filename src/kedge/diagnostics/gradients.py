@@ -81,6 +81,8 @@ def client_gradient(bound: Bound, weights: Weights, batch: Batch, leaves: Sequen
     """The gradient of the task's mean loss over a batch with respect to some leaves."""
     params = {n: p.detach() for n, p in weights.params.items()}
     wanted = {n: params[n].clone().requires_grad_() for n in leaves}
+    if not wanted:
+        return {}
     with torch.enable_grad():
         moved = Weights(params | wanted, weights.buffers)
         logits = bound.model.forward(moved, batch.x, "eval").logits

@@ -62,6 +62,15 @@ class Probe:
         ]
 
     @property
+    def moves(self) -> list[float]:
+        """The norm of each kept client's update, private leaves included."""
+        found = []
+        for start, end in zip(self.starts, self.ends, strict=True):
+            pairs = ((end.params[n], start.params[n]) for n in self.bound.model.names)
+            found.append(sum(float((a - b).double().square().sum()) for a, b in pairs) ** 0.5)
+        return found
+
+    @property
     def leaves(self) -> list[str]:
         """Names of the model's parameters that travel, in the order of the model."""
         return [n for n in self.bound.model.names if n in self.mean]

@@ -26,7 +26,8 @@ MAX_CLASSES = 25  # in a heatmap of clients and classes
 def tables(rounds: Sequence[Measures]) -> list[Table]:
     last = rounds[-1]
     found = [_rounds_table(rounds)] if len(rounds) > 1 else []
-    found += [_layers_table(last), *_clients_tables(last)]
+    found += [_layers_table(last)] if last.layers else []
+    found += _clients_tables(last)
     if last.classes is not None:
         found.append(_classes_table(last))
     return found
@@ -142,11 +143,11 @@ def _mean(values: torch.Tensor) -> float | None:
 
 def charts(rounds: Sequence[Measures]) -> list[Chart]:
     last = rounds[-1]
-    found = [_layers_chart(rounds)]
+    found = [_layers_chart(rounds)] if last.layers else []
     if len(rounds) > 1:
         found.append(_scores_lines(rounds))
         found.append(_variance_chart(rounds))
-    if len(last.names) > 1:
+    if len(last.names) > 1 and last.layers:
         found.append(_cosines_chart(last))
     if last.classes is not None and len(last.classes.names) <= MAX_CLASSES:
         found += _class_charts(last)

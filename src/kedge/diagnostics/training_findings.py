@@ -32,6 +32,8 @@ def verdict(m: Measures) -> str:
     general, most = m.general, drifting(m.layers)
     several = most is not None and len(m.layers) > 1
     where = f"; they drift most in {_named(most)}" if most is not None and several else ""
+    if m.classes is None and not m.layers:
+        return f"No weight travels: {_general(general)}."
     if m.classes is None:
         return (
             f"{_share(m.cancelled)} of what clients learn in a round cancels in their mean{where}. "
@@ -148,6 +150,8 @@ def _layers(m: Measures) -> str:
 
 def _agreement(m: Measures) -> str:
     count = len(m.names)
+    if not m.layers:
+        return ""
     if count < 2:
         return "One client trains: there is nothing to compare between clients."
     matrix = m.cosines.clone()

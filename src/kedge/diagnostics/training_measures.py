@@ -44,6 +44,8 @@ def measure(probe: Probe) -> Measures:
     personal, personal_on = personal_scores(probe, classes)
     if personal is None:
         left_out.append(f"Personalisation is left out: {personal_on}.")
+    if not probe.leaves:
+        left_out.append("Weights, updates and gradients are not compared: no weight travels.")
     if not probe.bound.model.has_head:
         left_out.append("Similarity of features is left out: the head of the model is not known.")
     if task.one_class and fed.tokens:
@@ -51,8 +53,7 @@ def measure(probe: Probe) -> Measures:
     high_where, high = leaves_above(probe.bound.model, next(iter(probe.bound.cuts), None))
     params = [end.params for end in probe.ends]
     mean = {n: probe.mean[n] for n in probe.leaves}
-    deltas = probe.deltas
-    norms = [sum(float(x.double().square().sum()) for x in d.values()) ** 0.5 for d in deltas]
+    deltas, norms = probe.deltas, probe.moves
     return Measures(
         method=probe.method,
         round=probe.round,
