@@ -114,7 +114,7 @@ def test_shared_samples_and_leaks_are_said(rng: np.random.Generator) -> None:
     [sheet] = kedge.diagnose(dict(zip("abc", clients, strict=True)), test=test)
     text = " ".join(sheet.findings)
     assert "8 samples occur on more than one client (a and b share 4), 8 of them with" in text
-    assert "5 test samples also occur in the training data" in text
+    assert "5 test samples also in the training data" in text
     found = sheet.values["duplicates"]
     assert (found["equal_across"], found["conflicting_labels"]) == (8, 8)
     assert found["test_in_training"] == 5

@@ -16,8 +16,8 @@ from kedge.diagnostics.data_shift import Shift
 from kedge.diagnostics.duplicates import Equal, Near
 
 #: From which value on a corrected measure is called mild, moderate or strong. Dirichlet(10) has an
-#: index of about 0.12, Dirichlet(1) of 0.4 and Dirichlet(0.1) of 0.85.
-LABELS = (0.1, 0.25, 0.5)
+#: index of about 0.12, Dirichlet(1) of 0.4, Dirichlet(0.3) of 0.63 and Dirichlet(0.1) of 0.85.
+LABELS = (0.1, 0.3, 0.6)
 #: In standard deviations, for features and for real targets: images rotated by up to 20 degrees
 #: are at about 0.5.
 SHIFTS = (0.15, 0.35, 0.7)
@@ -166,20 +166,20 @@ def remarks(found: Measured) -> list[str]:
         shared = "; ".join(
             f"{found.names[a]} and {found.names[b]} share {n}" for a, b, n in equal.clients[:NAMED]
         )
-        text = f"{count_of(equal.across, 'sample')} occur on more than one client ({shared})"
+        text = f"{equal.across:,} samples occur on more than one client ({shared})"
         if equal.conflicts:
             text += f", {equal.conflicts} of them with different labels"
         lines.append(f"{text}.")
     if found.near is not None and found.near.number:
         near = found.near
         lines.append(
-            f"{count_of(near.number, 'sample')} of {near.samples:,} are near-duplicates of one on "
-            f"another client: {near.ratio:.1f} times closer than the tenth neighbour, at least."
+            f"Near-duplicates of samples on other clients: {near.number:,} of {near.samples:,}, at "
+            f"least {near.ratio:.1f} times closer than their tenth neighbour."
         )
     if found.leaked:
         lines.append(
-            f"{count_of(found.leaked, 'test sample')} also occur in the training data: tests are "
-            "too optimistic."
+            f"{count_of(found.leaked, 'test sample')} also in the training data: tests are too "
+            "optimistic."
         )
     if found.columns:
         pieces = [
