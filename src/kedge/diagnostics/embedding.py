@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_POINTS = 600  # of all features together
+MAX_POINTS = 400  # of all features together
 PERPLEXITY = 30.0
 SEED = 0
 

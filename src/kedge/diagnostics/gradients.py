@@ -24,8 +24,6 @@ from kedge.core.model import Model
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Weights
 
-MAX_ROWS = 512  # samples of a client
-
 
 class Variance(NamedTuple):
     """Variance of the clients' gradients below and above the cut, and the squared mean."""

@@ -67,6 +67,19 @@ class Probe:
         return [n for n in self.bound.model.names if n in self.mean]
 
     @property
+    def afters(self) -> list[Weights]:
+        """The aggregate as each kept client would use it: with its private leaves, if there are
+        any, else one for all."""
+        if not self.has_private_leaves:
+            return [self.aggregate]
+        found = []
+        for end in self.ends:
+            own = self.bound.only_private(end)
+            params, buffers = (self.aggregate.params, self.aggregate.buffers)
+            found.append(Weights(params | own["params"], buffers | own["buffers"]))
+        return found
+
+    @property
     def has_private_leaves(self) -> bool:
         return bool(self.bound.private_params or self.bound.private_buffers)
 

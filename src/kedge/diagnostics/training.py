@@ -63,8 +63,9 @@ def diagnose_training(what: Simulation | Probe | Iterable[Probe]) -> Sheet:
 def _cost(rounds: Sequence[Measures], seconds: float) -> str:
     probing = sum(m.probe_seconds for m in rounds)
     measuring = sum(m.seconds for m in rounds)
-    points = "once" if len(rounds) == 1 else f"at {len(rounds)} points of the run"
+    points = f" at {len(rounds)} points of the run" if len(rounds) > 1 else ""
     return (
-        f"{rounds[-1].cohort} clients trained for one more round {points}, which the run does not "
-        f"see: {probing:.1f} s; measures {measuring:.1f} s of {seconds:.1f} s in all."
+        f"{seconds:.1f} s: one more round of {rounds[-1].cohort} clients{points}, which is not "
+        f"part of the run, {probing:.1f} s; measures {measuring:.1f} s; the rest are replays and "
+        "t-SNE."
     )

@@ -102,7 +102,7 @@ def _classes_table(m: Measures) -> Table:
     assert m.classes is not None
     c = m.classes
     before = torch.stack([per_class_accuracy(x) for x in c.before]).nanmean(0)
-    after = per_class_accuracy(c.after)
+    after = torch.stack([per_class_accuracy(x) for x in c.after]).nanmean(0)
     local = torch.stack([per_class_accuracy(x) for x in c.local])  # [K, C]
     rows: list[list[Cell]] = []
     for i, name in enumerate(c.names):

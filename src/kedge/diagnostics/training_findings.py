@@ -10,9 +10,10 @@ from kedge.diagnostics.divergence_by_layer import Layer, mean_cosine
 from kedge.diagnostics.forgetting import change
 from kedge.diagnostics.training_results import Measures, Scores
 
-#: Points of accuracy by which the aggregate exceeds its local models: from here on, drift is
-#: moderate or strong.
+#: Points of accuracy that local models are below the aggregate or the model before: from here on,
+#: drift is moderate or strong, unless their updates agree.
 MODERATE, STRONG = 5.0, 20.0
+AGREEING = 0.5  # mean cosine of updates
 
 
 def findings(rounds: Sequence[Measures]) -> list[str]:
@@ -35,8 +36,18 @@ def verdict(m: Measures) -> str:
             f"{_share(m.cancelled)} of what clients learn in a round cancels in their mean{where}. "
             f"{_general(general)}."
         )
-    gap = general.after - general.mean_local
+    if general.after < min(general.mean_local, general.mean_before) - MODERATE:
+        return f"The aggregate fails: {_general(general)}{where}."
+    best = max(general.after, general.mean_before)
+    guess = 100 * float((m.classes.after[0].sum(1) / m.classes.after[0].sum()).max())
+    if best < guess + MODERATE:
+        return (
+            f"Too early for a verdict: {_general(general)}; to name the largest class alone gives "
+            f"{guess:.1f} %{where}."
+        )
+    gap = best - general.mean_local
     size = "Strong" if gap >= STRONG else "Moderate" if gap >= MODERATE else "Little"
+    size = size if mean_cosine(m.cosines) < AGREEING else "Little"
     bias = mean_bias(m)
     lacks = ""
     if bias is not None:
@@ -107,8 +118,8 @@ def _course(rounds: Sequence[Measures]) -> list[str]:
     if len(pairs) > 1:
         (a0, a1), (b0, b1) = pairs[0], pairs[-1]
         low, high = a1.divergence / a0.divergence, b1.divergence / b0.divergence
-        text += f": that of {a0.name} to {_share(low)} of its first value"
-        text += f", that of {b0.name} to {_share(high)}"
+        text += f": that of {a0.name} to {_times(low)} its first value"
+        text += f", that of {b0.name} to {_times(high)} its own"
     text += f"; the mean cosine of updates goes from {mean_cosine(first.cosines):.2f}"
     return [f"{text} to {mean_cosine(last.cosines):.2f}."]
 
@@ -194,11 +205,11 @@ def _features(m: Measures) -> list[str]:
     if f is None or not f.cka:
         return []
     text = (
-        f"Features: those of local models have a linear CKA of {mean(f.cka[-1][1]):.2f} with those "
+        f"Features: those of local models have a linear CKA of {mean(f.cka[-1][1]):.3f} with those "
         "of the model before on the same samples"
     )
     if len(f.cka) > 1:
-        text += f" ({', '.join(f'{name} {mean(v):.2f}' for name, v in f.cka[:-1])} below)"
+        text += f" ({', '.join(f'{name} {mean(v):.3f}' for name, v in f.cka[:-1])} below)"
     if f.lacking_local:
         text += (
             f"; between samples of own and of lacking classes the mean cosine goes from "
@@ -247,6 +258,10 @@ def _subset(m: Measures) -> list[str]:
 
 def _value(s: Scores, value: float) -> str:
     return f"{value:.1f} %" if s.unit == "%" else f"{s.metric} {value:.4g} {s.unit}".rstrip()
+
+
+def _times(ratio: float) -> str:
+    return f"{_share(ratio)} of" if ratio < 2 else f"{ratio:.3g} times"
 
 
 def _share(value: float) -> str:

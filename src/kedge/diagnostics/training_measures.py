@@ -11,25 +11,28 @@ from torch import Tensor
 from kedge.core.tree import Weights
 from kedge.diagnostics.divergence_by_layer import by_layer, cancelled, cosines, weight_divergence
 from kedge.diagnostics.gradients import (
-    MAX_ROWS,
     Variance,
     client_gradient,
     gradient_variance,
     leaves_above,
 )
-from kedge.diagnostics.margin import worst_case_margins
+from kedge.diagnostics.margin import HALVINGS, MAX_TARGETS, STEPS, worst_case_margins
 from kedge.diagnostics.probe import Probe, spread
 from kedge.diagnostics.training_models import Outputs, personal_scores
 from kedge.diagnostics.training_results import Margins, Measures
-from kedge.diagnostics.training_samples import common_samples, even
+from kedge.diagnostics.training_samples import affordable, common_samples, even, operations
 
-MARGIN_CLIENTS, MARGIN_ROWS = 8, 64
+TEST_ROWS = 200, 1000  # common test samples that every model is measured on: least, most
+GRADIENT_ROWS = 128, 512  # samples of a client
+MARGIN_ROWS = 16, 64
+MARGIN_CLIENTS = 8
 
 
 def measure(probe: Probe) -> Measures:
     """Measure everything that has a meaning for the task of a probe."""
     begin, fed, task = time.perf_counter(), probe.federation, probe.bound.task
-    sample, tested_on = common_samples(fed)
+    cost, count = operations(probe), len(probe.ends)
+    sample, tested_on = common_samples(fed, affordable((count + 2) * cost, *TEST_ROWS))
     left_out = []
     if not task.one_class:
         left_out.append(
@@ -61,14 +64,14 @@ def measure(probe: Probe) -> Measures:
         update=sum(norms) / len(norms),
         cancelled=cancelled(deltas, probe.shares),
         cosines=cosines(deltas),
-        variance=_variance(probe, high),
+        variance=_variance(probe, high, affordable(3 * count * cost, *GRADIENT_ROWS)),
         high=high_where,
         general=outputs.scores(classes),
         personal=personal,
         personal_on=personal_on,
         classes=classes,
         features=outputs.features(classes) if probe.bound.model.has_head else None,
-        margins=_margins(probe) if task.one_class and not fed.tokens else None,
+        margins=_margins(probe, cost) if task.one_class and not fed.tokens else None,
         map=outputs.map(classes) if classes and probe.bound.model.has_head else None,
         left_out=left_out,
         tested_on=tested_on,
@@ -77,27 +80,30 @@ def measure(probe: Probe) -> Measures:
     )
 
 
-def _variance(probe: Probe, high: set[str]) -> Variance:
-    """The variance of the kept clients' gradients at the global model."""
+def _variance(probe: Probe, high: set[str], limit: int) -> Variance:
+    """The variance of the kept clients' gradients at the global model, on ``limit`` samples of
+    each at most."""
     fed = probe.federation
 
     def gradients() -> Iterator[dict[str, Tensor]]:
         for k, start in zip(probe.clients, probe.starts, strict=True):
             rows = fed.rows[fed.offsets[k] : fed.offsets[k] + fed.sizes[k]]
-            batch = fed.clean(rows[even(len(rows), MAX_ROWS)])
+            batch = fed.clean(rows[even(len(rows), limit)])
             yield client_gradient(probe.bound, start, batch, probe.leaves)
 
     return gradient_variance(list(gradients()), probe.shares, high)
 
 
-def _margins(probe: Probe) -> Margins:
+def _margins(probe: Probe, cost: float) -> Margins:
     """Margins of some clients' models on samples of the other clients, and of the model before.
 
     Every model is attacked on the same samples of all clients; those of the client itself do not
     count for it.
     """
     fed = probe.federation
-    places = even(len(fed.rows), MARGIN_ROWS)
+    chosen = spread(range(len(probe.clients)), MARGIN_CLIENTS)
+    passes = (len(chosen) + 1) * MAX_TARGETS * (3 * STEPS + HALVINGS)
+    places = even(len(fed.rows), affordable(passes * cost, *MARGIN_ROWS))
     batch = fed.clean(fed.rows[places])
     places = places.cpu()
 
@@ -108,7 +114,6 @@ def _margins(probe: Probe) -> Margins:
         found = worst_case_margins(logits, batch.x, batch.y)
         return torch.where(found.isfinite(), found, torch.nan).double().cpu()
 
-    chosen = spread(range(len(probe.clients)), MARGIN_CLIENTS)
     shared = None if probe.has_private_leaves else margins(probe.starts[0])
     before, local = [], []
     for i in chosen:

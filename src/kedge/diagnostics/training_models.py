@@ -15,10 +15,11 @@ from kedge.diagnostics.forgetting import accuracy, personal_accuracy
 from kedge.diagnostics.probe import Probe, spread
 from kedge.diagnostics.similarity import class_cosine, linear_cka, pair_cosine
 from kedge.diagnostics.training_results import Classes, Features, Map, Scores
-from kedge.diagnostics.training_samples import TEST_ROWS, even
+from kedge.diagnostics.training_samples import even
 
 FEATURE_ROWS = 256  # samples for the similarity of features, and of one pass
 MAX_CUTS = 6  # layers whose features are compared
+HELD_OUT_ROWS = 200  # of each client
 MAX_ACTIVATIONS = 1 << 18  # of one sample at a cut; larger ones are not compared
 
 
@@ -31,7 +32,7 @@ class Outputs:
         self.starts = [probe.starts[0]] if shared else probe.starts
         self.logits_before = self._spread([self._logits(w) for w in self.starts])
         self.logits_local = [self._logits(w) for w in probe.ends]
-        self.logits_after = self._logits(probe.aggregate)
+        self.logits_after = self._spread([self._logits(w) for w in probe.afters])
 
     def _spread(self, values: list[Tensor]) -> list[Tensor]:
         return values * len(self.probe.ends) if len(values) == 1 else values
@@ -51,16 +52,16 @@ class Outputs:
         counts = fed.label_counts()[self.probe.clients].cpu()
         before = [matrix(logits) for logits in self.logits_before]
         local = [matrix(logits) for logits in self.logits_local]
-        return Classes(list(names), counts, before, local, matrix(self.logits_after))
+        after = [matrix(logits) for logits in self.logits_after]
+        return Classes(list(names), counts, before, local, after)
 
     def scores(self, classes: Classes | None) -> Scores:
         """The metric of all models on the sample: accuracy, or the task's own."""
         if classes is not None:
-            before, local = ([accuracy(m) for m in ms] for ms in (classes.before, classes.local))
-            return Scores("accuracy", "%", True, before, local, accuracy(classes.after))
-        return _scores(
-            self.probe, self.logits_before, self.logits_local, self.logits_after, self.sample
-        )
+            each = (classes.before, classes.local, classes.after)
+            return Scores("accuracy", "%", True, *([accuracy(m) for m in ms] for ms in each))
+        each_logits = self.logits_before, self.logits_local, self.logits_after
+        return _scores(self.probe, *each_logits, self.sample)
 
     @torch.no_grad()
     def features(self, classes: Classes | None) -> Features:
@@ -128,47 +129,45 @@ def personal_scores(probe: Probe, classes: Classes | None) -> tuple[Scores | Non
         return _on_held_out(probe), "the held-out samples of each client"
     if classes is None:
         return None, "no client holds samples out; set holdout, e.g. --split 'holdout(0.2)'"
-    pairs = list(zip(classes.counts, classes.before, classes.local, strict=True))
-    tested = classes.after.sum(1) > 0
-    if any(not bool((counts[tested] > 0).any()) for counts, _, _ in pairs):
+    tested = classes.after[0].sum(1) > 0
+    if any(not bool((counts[tested] > 0).any()) for counts in classes.counts):
         return None, "a client has only classes without test samples"
-    before = [personal_accuracy(m, counts) for counts, m, _ in pairs]
-    local = [personal_accuracy(m, counts) for counts, _, m in pairs]
-    after = [personal_accuracy(classes.after, counts) for counts in classes.counts]
-    scores = Scores("accuracy", "%", True, before, local, sum(after) / len(after))
-    return scores, "test samples in the class proportions of each client"
+
+    def each(matrices: Sequence[Tensor]) -> list[float]:
+        pairs = zip(matrices, classes.counts, strict=True)
+        return [personal_accuracy(matrix, counts) for matrix, counts in pairs]
+
+    values = each(classes.before), each(classes.local), each(classes.after)
+    where = "test samples in the class proportions of each client"
+    return Scores("accuracy", "%", True, *values), where
 
 
+@torch.no_grad()
 def _on_held_out(probe: Probe) -> Scores:
-    """Scores of every client's models on its held-out samples; the aggregate's is their mean."""
+    """Scores of every client's models on its held-out samples."""
     found: list[Scores] = []
-    with torch.no_grad():
-        for k, start, end in zip(probe.clients, probe.starts, probe.ends, strict=True):
-            rows = probe.federation.held_out[k]
-            batch = probe.federation.clean(rows[even(len(rows), TEST_ROWS)])
-            passes = (
-                probe.bound.model.forward(w, batch.x, "eval").logits
-                for w in (start, end, probe.aggregate)
-            )
-            one, two, three = passes
-            found.append(_scores(probe, [one], [two], three, batch))
-    after = sum(s.after for s in found) / len(found)
-    before, local = [s.before[0] for s in found], [s.local[0] for s in found]
-    return found[0]._replace(before=before, local=local, after=after)
+    afters = probe.afters * (1 if probe.has_private_leaves else len(probe.ends))
+    for k, *models in zip(probe.clients, probe.starts, probe.ends, afters, strict=True):
+        rows = probe.federation.held_out[k]
+        batch = probe.federation.clean(rows[even(len(rows), HELD_OUT_ROWS)])
+        one, two, three = ([probe.bound.model.forward(w, batch.x, "eval").logits] for w in models)
+        found.append(_scores(probe, one, two, three, batch))
+    values = ([getattr(s, name)[0] for s in found] for name in ("before", "local", "afters"))
+    return Scores(*found[0][:3], *values)
 
 
 def _scores(
-    probe: Probe, before: list[Tensor], local: list[Tensor], after: Tensor, batch: Batch
+    probe: Probe, before: list[Tensor], local: list[Tensor], after: list[Tensor], batch: Batch
 ) -> Scores:
     """The task's headline metric, or its first one that sums of a test give."""
     task = probe.bound.task
-    ones = torch.ones(len(batch.x), dtype=after.dtype, device=after.device)
+    ones = torch.ones(len(batch.x), dtype=after[0].dtype, device=after[0].device)
 
     def report(logits: Tensor) -> dict[str, float]:
-        sums = task.sums(logits, batch, ones)
-        return task.report(sums) | {"loss": float(sums["loss"] / sums["samples"])}
+        loss = float(task.loss(logits, batch).mean())
+        return {"loss": loss} | task.report(task.sums(logits, batch, ones))
 
-    known = report(after)
+    known = report(after[0])
     metric = next((m for m in task.metrics if m.name in known), None)
     name = metric.name if metric else "loss"
 
@@ -176,4 +175,4 @@ def _scores(
         return [report(logits).get(name, float("nan")) for logits in many]
 
     unit, better = (metric.unit, metric.higher_is_better) if metric else ("", False)
-    return Scores(name, unit, better, values(before), values(local), known[name])
+    return Scores(name, unit, better, values(before), values(local), values(after))

@@ -12,18 +12,25 @@ from kedge.diagnostics.gradients import Variance
 
 
 class Scores(NamedTuple):
-    """A metric of the model before the round, of the local models, and of the aggregate."""
+    """A metric of the model before the round, of local models, and of the aggregate.
+
+    With private leaves, each client has a model of its own before and after the round.
+    """
 
     metric: str
     unit: str
     higher_is_better: bool
-    before: list[float]  # one per client; they differ if clients keep private leaves
+    before: list[float]  # one per client, also of one model for all
     local: list[float]
-    after: float
+    afters: list[float]
 
     @property
     def mean_before(self) -> float:
         return sum(self.before) / len(self.before)
+
+    @property
+    def after(self) -> float:
+        return sum(self.afters) / len(self.afters)
 
     @property
     def mean_local(self) -> float:
@@ -31,13 +38,13 @@ class Scores(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """Confusion matrices on the common test data, and the clients' training samples by class."""
+    """Confusion matrices on the common test data, one per client, and its training samples."""
 
     names: list[str]
     counts: Tensor  # [K, C]
-    before: list[Tensor]  # [C, C], one per client
+    before: list[Tensor]  # [C, C]
     local: list[Tensor]
-    after: Tensor
+    after: list[Tensor]
 
 
 class Features(NamedTuple):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from kedge.core import tree
 from kedge.core.task import Batch
 from kedge.data.federation import Federation
-from kedge.diagnostics.probe import spread
+from kedge.diagnostics.probe import Probe, spread
 
-TEST_ROWS = 1000  # common test samples that every model is measured on, at most
+#: Floating-point operations of one measure of all models, about; larger models are measured on
+#: fewer samples, whatever the device.
+MAX_OPERATIONS = 2e12
 
 
-def common_samples(fed: Federation, limit: int = TEST_ROWS) -> tuple[Batch, str]:
+def common_samples(fed: Federation, limit: int) -> tuple[Batch, str]:
     """At most ``limit`` samples at even distances of the test data, and what they are in words.
 
     Without test data, training samples of all clients take their place.
@@ -29,6 +33,26 @@ def common_samples(fed: Federation, limit: int = TEST_ROWS) -> tuple[Batch, str]
     x, y = torch.cat([b.x for b in pieces]), torch.cat([b.y for b in pieces])
     part = f"the {len(x)}" if len(x) == fed.num_test else f"{len(x)} of {fed.num_test}"
     return Batch(x, y), f"{part} test samples"
+
+
+@torch.no_grad()
+def operations(probe: Probe) -> float:
+    """Floating-point operations of a forward pass of one sample, about."""
+    fed, weights = probe.federation, probe.starts[0]
+    x = fed.clean(fed.rows[:2]).x
+    with FlopCounterMode(display=False) as counter:
+        probe.bound.model.forward(weights, x, "eval")
+    # operators of engines are not counted; every weight is used at least once
+    return max(counter.get_total_flops() / len(x), 2.0 * tree.numel(weights.params))
+
+
+def affordable(per_row: float, least: int, most: int) -> int:
+    """The number of rows with ``per_row`` operations each that a measure may take.
+
+    >>> affordable(1e9, 16, 5000), affordable(1e12, 16, 5000), affordable(1.0, 16, 5000)
+    (2000, 16, 5000)
+    """
+    return int(min(most, max(least, MAX_OPERATIONS // per_row)))
 
 
 def even(count: int, limit: int) -> Tensor:

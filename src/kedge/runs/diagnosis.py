@@ -133,7 +133,7 @@ class _Run:
         if name == "data":
             from kedge.diagnostics.data import diagnose_data
 
-            return diagnose_data(sim.federation)
+            return diagnose_data(sim.federation, name=self.config.data, report=self.say)
         if name == "training":
             return diagnose_training(self._probes(sim, rounds, state))
         from kedge.diagnostics.privacy import diagnose_privacy
@@ -141,7 +141,7 @@ class _Run:
         if sim.round != rounds[-1]:
             for _ in self._states(sim, rounds[-1:], state):
                 pass
-        return diagnose_privacy(sim)
+        return diagnose_privacy(sim, report=self.say)
 
     # -- states of the run ---------------------------------------------------------------------
 
