@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kedge.check import Report
 from kedge.check.conformance import Row
-from kedge.cli.mathtext import title
+from kedge.report.mathtext import title
 from kedge.core.part import parts
 from kedge.core.task import tasks
 from kedge.data.build import silo_names

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kedge.cli.display import DATA_HINT, data_table
 from kedge.cli.kinds import BY_WORD, KINDS, Kind, find
-from kedge.cli.mathtext import plain_doc, title
+from kedge.report.mathtext import plain_doc, title
 from kedge.core.method import FedAvg
 from kedge.core.part import Part
 from kedge.data.datasets.known import Known
