@@ -1,8 +1,8 @@
 """A real browser for pages: Chromium without a window, driven by Playwright.
 
 The fixture ``open_page`` opens a page and holds it to three rules until the test ends: no error in
-the console, no uncaught exception, no request that leaves the page (``allowed`` names where requests
-may go, such as a server of the test's own).
+the console, no uncaught exception, no request that leaves the page (``allowed`` names where
+requests may go, such as a server of the test's own).
 """
 
 from __future__ import annotations

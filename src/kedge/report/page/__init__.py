@@ -1,1 +1,1 @@
-"""Reports: one self-contained HTML page about runs, with nothing that it must load from elsewhere."""
+"""Reports: one self-contained HTML page about runs, which loads nothing from elsewhere."""

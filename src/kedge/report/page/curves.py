@@ -54,7 +54,9 @@ def lttb(x: Sequence[float], y: Sequence[float], keep: int) -> list[int]:
         next_x = sum(x[j] for j in after) / len(after)
         next_y = sum(values[j] for j in after) / len(after)
         areas = [
-            abs((x[at] - next_x) * (values[j] - values[at]) - (x[at] - x[j]) * (next_y - values[at]))
+            abs(
+                (x[at] - next_x) * (values[j] - values[at]) - (x[at] - x[j]) * (next_y - values[at])
+            )
             for j in range(start, end)
         ]
         at = start + max(range(len(areas)), key=areas.__getitem__)
@@ -80,8 +82,7 @@ def columns_of(sources: Sequence[Source]) -> list[dict[str, Any]]:
                 "label": _label(key, sources, is_first=key == keys[0]),
                 "unit": metric.unit if metric else "",
                 "decimals": metric.decimals if metric else 3,
-                "higher": (metric.higher_is_better if metric else False)
-                and key != "client_spread",
+                "higher": (metric.higher_is_better if metric else False) and key != "client_spread",
                 "kind": "test",
             }
         )

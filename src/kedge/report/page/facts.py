@@ -215,9 +215,7 @@ def _note(found: Sequence[Standing]) -> list[str]:
 def _settings(sources: Sequence[Source]) -> dict[str, Any]:
     """Settings in which the runs differ, then all; those that are not defaults are marked."""
     keys = [key for key in DEFAULTS if key in sources[0].settings]
-    differing = [
-        key for key in keys if len({repr(s.settings.get(key)) for s in sources}) > 1
-    ]
+    differing = [key for key in keys if len({repr(s.settings.get(key)) for s in sources}) > 1]
     shared = [
         {
             "key": key,

@@ -35,8 +35,10 @@ def read(what: str | Path | Result | Iterable[str | Path | Result]) -> Found:
     items = [what] if isinstance(what, (str, Path, Result)) else list(what)
     found: list[Found] = []
     for item in items:
-        is_result = isinstance(item, Result)
-        found.append(Found([of_result(item)], "run", []) if is_result else _folder(Path(item)))
+        if isinstance(item, Result):
+            found.append(Found([of_result(item)], "run", []))
+        else:
+            found.append(_folder(Path(item)))
     sources = [source for one in found for source in one.sources]
     notes = [note for one in found for note in one.notes]
     if not sources:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from html import escape
 
+_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma "
+    "tau phi varphi chi psi omega Gamma Delta Theta Lambda Pi Sigma Phi Psi Omega"
+)
 _GREEK = dict(
     zip(
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma "
-        "tau phi varphi chi psi omega Gamma Delta Theta Lambda Pi Sigma Phi Psi Omega".split(),
+        _NAMES.split(),
         "αβγδϵεζηθκλμνξπρστϕφχψωΓΔΘΛΠΣΦΨΩ",
         strict=True,
     )
@@ -137,4 +140,8 @@ class _Reader:
 
 def _flat(sign: str) -> str:
     """Brackets and bars do not grow with what is between them: pairs are not always known."""
-    return ' stretchy="false"' if sign in ("(", ")", "[", "]", "|", "langle", "rangle", "{", "}") else ""
+    return (
+        ' stretchy="false"'
+        if sign in ("(", ")", "[", "]", "|", "langle", "rangle", "{", "}")
+        else ""
+    )

@@ -129,8 +129,7 @@ def table(found: Sequence[Standing]) -> list[Column]:
         ("status", "", "", _status),
     ]
     columns = [
-        Column(key, head, title, [make(s) for s in found])
-        for key, head, title, make in makes
+        Column(key, head, title, [make(s) for s in found]) for key, head, title, make in makes
     ]
     return [column for column in columns if any(cell.text for cell in column.cells)]
 

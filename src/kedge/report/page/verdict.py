@@ -39,7 +39,9 @@ def plain(text: str) -> str:
     return text.replace(OPEN, "").replace(CLOSE, "")
 
 
-def verdict(found: Sequence[Standing], clients: Sequence[dict[str, object]] | None = None) -> Verdict:
+def verdict(
+    found: Sequence[Standing], clients: Sequence[dict[str, object]] | None = None
+) -> Verdict:
     """The verdict on the runs of a group; ``clients`` has who gains and loses, by run."""
     final = [s for s in found if s.is_final and not s.source.yardstick]
     warnings = _warnings(found)
@@ -109,15 +111,14 @@ def _winner(found: Sequence[Standing], best: Standing) -> str:
             "chance: nothing can be said about it."
         )
     if _is_identical(gain):
-        return f"{name(best.source.name)} and {name(first.source.name)} give the same numbers: {reach}."
+        both = f"{name(best.source.name)} and {name(first.source.name)}"
+        return f"{both} give the same numbers: {reach}."
     evidence = f"95 % interval {_interval(metric, gain)}, {_seeds(gain.n)}"
     corrected = f", {p_text(best.p)}"
     if len(tested) > 1:
         corrected += f" after Holm's correction for {len(tested)} comparisons"
     if _is_clear(best):
-        return (
-            f"{name(best.source.name)} is best: {reach}, {by} {over} ({evidence}{corrected})."
-        )
+        return f"{name(best.source.name)} is best: {reach}, {by} {over} ({evidence}{corrected})."
     if best.status == "diverged" or gain.p is None:
         return f"{name(best.source.name)} has the best mean, {reach}, but seeds have diverged."
     if gain.is_clear:
@@ -144,9 +145,7 @@ def _is_identical(gain: Paired) -> bool:
 def _others(found: Sequence[Standing], best: Standing) -> list[str]:
     """How many are clearly better, clearly worse, or neither, than the first."""
     first = found[0]
-    tested = [
-        s for s in found if s.gain is not None and s.p is not None and not s.source.yardstick
-    ]
+    tested = [s for s in found if s.gain is not None and s.p is not None and not s.source.yardstick]
     rest = [s for s in tested if s is not best]
     if not rest:
         return []
@@ -318,7 +317,8 @@ def _seeds(n: int) -> str:
 
 
 def _interval(metric: Metric, gain: Paired) -> str:
-    assert gain.low is not None and gain.high is not None
+    assert gain.low is not None
+    assert gain.high is not None
     low, high = (f"{v:+.{metric.decimals}f}".replace("-", "−") for v in (gain.low, gain.high))
     return f"{low} to {high}"
 

@@ -33,7 +33,7 @@ def by_class(found: Sequence[Standing]) -> dict[str, Any] | None:
 
 
 def _class_values(standing: Standing) -> list[float]:
-    last = [
+    last: list[list[Any]] = [
         next((r["per_class"] for r in reversed(s.records) if r.get("per_class")), [])
         for s in standing.seeds
     ]
@@ -72,7 +72,7 @@ def by_client(found: Sequence[Standing]) -> dict[str, Any] | None:
     if not same and total > MAX_DOTS and len(seeds) > 1:
         left_out = f"Seed {seeds[0]} of {len(seeds)} is shown."
         seeds = seeds[:1]
-    dots = []
+    dots: list[dict[str, Any]] = []
     if same:
         count = max(sizes.values())
         for k in range(count):
@@ -183,7 +183,9 @@ def objective(found: Sequence[Standing]) -> dict[str, Any] | None:
     swept = [s for s in found if s.source.values]
     if len(swept) < 2 or len(swept) < len(found):
         return None
-    keys = [k for k in swept[0].source.values if len({repr(s.source.values.get(k)) for s in swept}) > 1]
+    keys = [
+        k for k in swept[0].source.values if len({repr(s.source.values.get(k)) for s in swept}) > 1
+    ]
     if not keys:
         return None
     validated = all(s.validation is not None for s in swept)

@@ -7,11 +7,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from kedge._version import __version__
 from kedge.diagnostics.sheet import Sheet
@@ -81,18 +81,18 @@ def empty() -> dict[str, Any]:
 
 def render(facts: Mapping[str, Any]) -> str:
     """The page as text."""
-    vendor = [Markup(_text(name)) for name in VENDOR]
-    script = Markup("(() => {\n'use strict';\n" + "\n".join(map(_text, SCRIPTS)) + "\n})();")
-    scripts = [*vendor, script]
+    facts = empty() | dict(facts)
+    own = "(() => {\n'use strict';\n" + "\n".join(map(_text, SCRIPTS)) + "\n})();"
+    scripts = [*map(_text, VENDOR), own]
     return str(
         _environment()
         .get_template("page.html.j2")
         .render(
-            **empty() | dict(facts),
-            style=Markup(_text("page.css")),
+            **facts,
+            style=_text("page.css"),
             scripts=scripts,
             hashes=[_hash(one) for one in scripts],
-            data=Markup(embedded(payload(facts))),
+            data=embedded(payload(facts)),
         )
     )
 
@@ -100,10 +100,10 @@ def render(facts: Mapping[str, Any]) -> str:
 def payload(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the charts of a page read."""
     groups = []
-    for group in facts.get("groups", []):
+    for group in [*facts["groups"], *(table["group"] for table in facts["paper"])]:
         gains = [s["gain"] for s in group["standings"]]
         groups.append({key: (group | {"gains": gains}).get(key) for key in CHARTED})
-    sheets = [{"charts": sheet["charts"]} for sheet in facts.get("sheets", [])]
+    sheets = [{"charts": sheet["charts"]} for sheet in facts["sheets"]]
     return as_json({"groups": groups, "sheets": sheets})
 
 
@@ -133,10 +133,9 @@ def _environment() -> Environment:
     return environment
 
 
-def _marked(text: str) -> Markup:
+def _marked(text: str) -> str:
     """A sentence with its names in bold; everything in it is escaped."""
-    html = str(escape(text)).replace(OPEN, "<b>").replace(CLOSE, "</b>")
-    return Markup(html)
+    return escape(text).replace(OPEN, "<b>").replace(CLOSE, "</b>")
 
 
 @cache
