@@ -27,8 +27,9 @@ def facts_of(found: Found, title: str = "") -> dict[str, Any]:
     """The facts of a report on runs."""
     groups = grouped(found.sources)
     runs = sum(len(group.sources) for group in groups)
-    drawn = [_group(group, i, len(groups), runs) for i, group in enumerate(groups)]
-    standing = [s for group in groups for s in standings(group)]
+    is_sweep = found.kind == "sweep"
+    drawn = [_group(group, len(groups), runs, is_sweep) for group in groups]
+    standing = [s for group in groups for s in standings(group)[0]]
     every = [source for group in groups for source in group.sources]
     notes = list(found.notes)
     notes += [f"{name(s.name)}: {note}" for s in every for note in s.notes]
@@ -58,11 +59,11 @@ def facts_of(found: Found, title: str = "") -> dict[str, Any]:
     }
 
 
-def _group(group: Group, index: int, count: int, runs: int) -> dict[str, Any]:
-    found = standings(group)
+def _group(group: Group, count: int, runs: int, is_sweep: bool) -> dict[str, Any]:
+    found, base = standings(group, is_sweep)
     sources, first = group.sources, group.first
-    clients = views.by_client(found)
-    said = verdict(found, clients["summary"] if clients else None)
+    clients = views.by_client(found, base)
+    said = verdict(found, clients["summary"] if clients else None, is_sweep)
     columns = curves.columns_of(sources)
     metric = first.metric
     return {
@@ -74,9 +75,10 @@ def _group(group: Group, index: int, count: int, runs: int) -> dict[str, Any]:
             "decimals": metric.decimals,
             "higher": metric.higher_is_better,
         },
-        "runs": _runs(found),
-        "table": table(found),
-        "note": _note(found),
+        "runs": _runs(found, base),
+        "base": base,
+        "table": table(found, base),
+        "note": _note(found, base),
         "columns": columns,
         "curves": curves.curves_of(sources, columns, len(sources) / runs),
         "classes": views.by_class(found),
@@ -85,15 +87,14 @@ def _group(group: Group, index: int, count: int, runs: int) -> dict[str, Any]:
         "objective": views.objective(found),
         "target": float(first.settings.get("target") or 0.0),
         "standings": [_plain_standing(s) for s in found],
-        "index": index,
     }
 
 
-def _runs(found: Sequence[Standing]) -> list[dict[str, Any]]:
+def _runs(found: Sequence[Standing], base: int) -> list[dict[str, Any]]:
     """Names, colours and dashes. The first and the best runs have the plain colours, and are shown
     at first."""
-    words, best = marks(found), leader(found)
-    shown = {id(s) for s in ranked(found)[: SHOWN - 1]} | {id(found[0])}
+    words, best = marks(found, base), leader(found)
+    shown = {id(s) for s in ranked(found)[: SHOWN - 1]} | {id(found[base])}
     shown |= {id(s) for s in found if s.source.yardstick}
     shown = shown if len(found) > SHOWN + 2 else {id(s) for s in found}
     order = [s for s in found if id(s) in shown] + [s for s in found if id(s) not in shown]
@@ -161,7 +162,9 @@ def _title(found: Found, groups: Sequence[Group]) -> str:
 
 def _data(source: Source) -> str:
     text = str(source.settings["data"])
-    return "own data" if text == "own" else text.rstrip("/").rsplit("/", 1)[-1]
+    if text == "own":
+        return "own data"
+    return text.split("(")[0].rstrip("/").rsplit("/", 1)[-1] or text
 
 
 def _about(sources: Sequence[Source]) -> list[str]:
@@ -193,10 +196,10 @@ def _group_title(group: Group) -> str:
     return ", ".join([*words, group.first.metric.name.replace("_", " ")])
 
 
-def _note(found: Sequence[Standing]) -> list[str]:
+def _note(found: Sequence[Standing], base: int) -> list[str]:
     """What the numbers of the table are of."""
     lines = []
-    first = found[0].source
+    first = found[base].source
     if any(s.source.headline != "global" for s in found):
         lines.append(
             "Of clients: the model that each client would use, its own or the global one, on its "
@@ -216,6 +219,8 @@ def _settings(sources: Sequence[Source]) -> dict[str, Any]:
     """Settings in which the runs differ, then all; those that are not defaults are marked."""
     keys = [key for key in DEFAULTS if key in sources[0].settings]
     differing = [key for key in keys if len({repr(s.settings.get(key)) for s in sources}) > 1]
+    if all(s.name == s.method or s.yardstick for s in sources):
+        differing = [key for key in differing if key != "method"]  # the names say it
     shared = [
         {
             "key": key,

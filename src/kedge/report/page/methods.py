@@ -61,7 +61,7 @@ def sends(found: Sequence[Standing]) -> list[dict[str, Any]]:
                 "method": s.source.name,
                 "up": units.size(1e6 * up),
                 "down": units.size(1e6 * down),
-                "ratio": "" if ratio is None else f"{ratio:.2f}×",
+                "ratio": "" if ratio is None else f"{units.digits(ratio)}×",
                 "up_mb": up,
                 "down_mb": down,
                 **_declared(s.source.method),

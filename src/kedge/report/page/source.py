@@ -1,8 +1,8 @@
 """Runs as a report reads them: settings and records as plain data.
 
 Nothing here needs the data, the model or the code of a run: a folder from another machine, one
-whose parts are not installed here, or one that was killed can be read. What is missing or damaged beside
-the settings and records is left out, with a sentence in ``notes``.
+whose parts are not installed here, or one that was killed can be read. What is missing or damaged
+beside the settings and records is left out, with a sentence in ``notes``.
 """
 
 from __future__ import annotations

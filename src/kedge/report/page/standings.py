@@ -36,7 +36,7 @@ class Standing:
     to_target: tuple[int | None, ...] = ()
     mb_up: float = 0.0
     mb_down: float = 0.0
-    gain: Paired | None = None  # over the first run of its group
+    gain: Paired | None = None  # over the run that its group is compared with
     p: float | None = None  # of the gain, after Holm's correction
 
     @property
@@ -45,25 +45,28 @@ class Standing:
         return self.status != "unfinished"
 
 
-def standings(group: Group) -> list[Standing]:
-    """One standing per run of a group, in its order.
+def standings(group: Group, against_best: bool = False) -> tuple[list[Standing], int]:
+    """One standing per run of a group, in its order, and the index of the run they are compared
+    with: the first one, or the best one.
 
     Gains are taken between final runs only. Holm's correction is over all of them, but for
     yardsticks, which do not compete.
     """
     found = [_standing(source) for source in group.sources]
-    if len(found) < 2 or not found[0].is_final:
-        return found
-    gains = [None if s is found[0] else gain_over(s, found[0]) for s in found]
+    best = leader(found) if against_best else None
+    base = found[0] if best is None else best
+    if len(found) < 2 or not base.is_final:
+        return found, found.index(base)
+    gains = [None if s is base else gain_over(s, base) for s in found]
     competing = [
         gain.p if gain is not None and not s.source.yardstick else None
         for s, gain in zip(found, gains, strict=True)
     ]
-    adjusted = holm(competing)
-    return [
+    compared = [
         Standing(**vars(s) | {"gain": gain, "p": p})
-        for s, gain, p in zip(found, gains, adjusted, strict=True)
+        for s, gain, p in zip(found, gains, holm(competing), strict=True)
     ]
+    return compared, found.index(base)
 
 
 def gain_over(one: Standing, other: Standing) -> Paired | None:

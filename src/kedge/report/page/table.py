@@ -31,9 +31,10 @@ class Column(NamedTuple):
     cells: list[Cell]
 
 
-def table(found: Sequence[Standing]) -> list[Column]:
-    """The columns of a group's table, without those that would be empty."""
-    first = found[0]
+def table(found: Sequence[Standing], base: int = 0) -> list[Column]:
+    """The columns of a group's table, without those that would be empty; gains are over the run
+    with the index ``base``."""
+    first = found[base]
     metric = first.source.metric
     number = f".{metric.decimals}f"
     several = len(found) > 1
@@ -59,7 +60,7 @@ def table(found: Sequence[Standing]) -> list[Column]:
         makes += [
             (
                 "gain",
-                f"gain over {_short(first.source.name)}",
+                f"gain over {_short(first.source.name)}" if base == 0 else "against the best",
                 f"mean difference to {first.source.name}, paired by seed; positive is better",
                 lambda s: _gain(s, number, first),
             ),
@@ -90,9 +91,15 @@ def table(found: Sequence[Standing]) -> list[Column]:
             lambda s: _mean(s.globally, number),
         ),
         (
+            "validation",
+            "validation",
+            "the best round on the validation data",
+            lambda s: _mean(s.validation, number),
+        ),
+        (
             "chosen",
             "chosen",
-            "in the best round on the validation data",
+            "on the test data, in the best round on the validation data",
             lambda s: _chosen(s, number),
         ),
         (
@@ -134,7 +141,7 @@ def table(found: Sequence[Standing]) -> list[Column]:
     return [column for column in columns if any(cell.text for cell in column.cells)]
 
 
-def marks(found: Sequence[Standing]) -> list[str]:
+def marks(found: Sequence[Standing], base: int = 0) -> list[str]:
     """A word for each run beside its name: the baseline, the best one and on which data."""
     best = leader(found)
     competing = [s for s in found if s.is_final and not s.source.yardstick]
@@ -145,7 +152,7 @@ def marks(found: Sequence[Standing]) -> list[str]:
             word = "best on validation data" if on_validation(found) else "best"
         elif s.source.yardstick:
             word = "yardstick"
-        elif s is found[0] and len(found) > 1:
+        elif s is found[base] and len(found) > 1:
             word = "first"
         words.append(word)
     return words

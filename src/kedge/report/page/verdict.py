@@ -40,9 +40,12 @@ def plain(text: str) -> str:
 
 
 def verdict(
-    found: Sequence[Standing], clients: Sequence[dict[str, object]] | None = None
+    found: Sequence[Standing],
+    clients: Sequence[dict[str, object]] | None = None,
+    is_sweep: bool = False,
 ) -> Verdict:
-    """The verdict on the runs of a group; ``clients`` has who gains and loses, by run."""
+    """The verdict on the runs of a group; ``clients`` has who gains and loses, by run. The settings
+    of a sweep are compared with the best one."""
     final = [s for s in found if s.is_final and not s.source.yardstick]
     warnings = _warnings(found)
     if len(found) == 1:
@@ -54,6 +57,8 @@ def verdict(
         return Verdict("All runs diverged, so nothing can be said.", (), warnings)
     if len(final) == 1:
         return Verdict(_alone(best), tuple(_yardsticks(found, best)), warnings)
+    if is_sweep:
+        return Verdict(_best_setting(found, best), tuple(_like_best(found, best)), warnings)
     more = [
         *_others(found, best),
         *_runner_up(found, best),
@@ -119,19 +124,51 @@ def _winner(found: Sequence[Standing], best: Standing) -> str:
         corrected += f" after Holm's correction for {len(tested)} comparisons"
     if _is_clear(best):
         return f"{name(best.source.name)} is best: {reach}, {by} {over} ({evidence}{corrected})."
+    has_best = "is best on the validation data" if on_validation(found) else "has the best mean"
     if best.status == "diverged" or gain.p is None:
-        return f"{name(best.source.name)} has the best mean, {reach}, but seeds have diverged."
+        return f"{name(best.source.name)} {has_best}, {reach}, but seeds have diverged."
     if gain.is_clear:
         return (
-            f"{name(best.source.name)} has the best mean: {reach}, {by} {over} ({evidence}). The "
+            f"{name(best.source.name)} {has_best}: {reach}, {by} {over} ({evidence}). The "
             f"interval leaves out 0, but the gain does not stand the correction for "
             f"{len(tested)} comparisons ({p_text(best.p)})."
         )
     return (
-        f"{name(best.source.name)} has the best mean, {reach}, but it cannot be told apart from "
+        f"{name(best.source.name)} {has_best}, {reach}, but it cannot be told apart from "
         f"{name(first.source.name)}: {difference(metric, gain.mean, signed=True)} "
         f"({evidence}{corrected})."
     )
+
+
+def _best_setting(found: Sequence[Standing], best: Standing) -> str:
+    metric, count = best.source.metric, len([s for s in found if s.is_final])
+    where = "validation data" if on_validation(found) else "test data"
+    spread = "" if best.last.sd is None else f" ± {best.last.sd:.{metric.decimals}f}"
+    lead = (
+        f"{name(best.source.name)} is the best of {count} settings on the {where}: "
+        f"{best.last.mean:.{metric.decimals}f}{spread} {metric.unit} {_what(best)} after "
+        f"{_rounds(best)} ({_seeds(best.last.n)})."
+    ).replace("  ", " ")
+    return lead if best.last.n > 1 else f"{lead} With one seed the next one may be as good."
+
+
+def _like_best(found: Sequence[Standing], best: Standing) -> list[str]:
+    """Which settings cannot be told apart from the best one, and how many are clearly worse."""
+    tested = [s for s in found if s.gain is not None and s.p is not None]
+    same = [s for s in tested if s.gain and _is_identical(s.gain)]
+    close = [s for s in tested if s not in same and not _is_clear(s)]
+    worse = [s for s in tested if _is_clear(s) and s.gain and s.gain.mean < 0]
+    texts = []
+    if same:
+        texts.append(f"{_names(same)} give{'s' if len(same) == 1 else ''} exactly its numbers.")
+    if close:
+        texts.append(f"{_names(close)} cannot be told apart from it.")
+    if worse:
+        are = "is" if len(worse) == 1 else "are"
+        texts.append(
+            f"{_names(worse)} {are} clearly worse (p below {LEVEL:g} after Holm's correction)."
+        )
+    return texts
 
 
 def _is_clear(standing: Standing) -> bool:
@@ -174,6 +211,14 @@ def _runner_up(found: Sequence[Standing], best: Standing) -> list[str]:
     if gap is None:
         return []
     metric = best.source.metric
+    if gap.mean < 0:
+        ahead = difference(metric, gap.mean)
+        return [
+            f"{name(second.source.name)} comes second on the validation data; on the test data it "
+            f"is {ahead} ahead."
+        ]
+    if _is_identical(gap):
+        return [f"{name(second.source.name)} gives exactly its numbers."]
     if gap.low is None:
         return [f"{name(second.source.name)} comes second, {difference(metric, gap.mean)} behind."]
     sure = "" if gap.is_clear else ", so the two cannot be told apart"

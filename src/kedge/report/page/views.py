@@ -52,7 +52,7 @@ def _classes(found: Sequence[Standing], width: int) -> list[str]:
     return [str(i) for i in range(width)]
 
 
-def by_client(found: Sequence[Standing]) -> dict[str, Any] | None:
+def by_client(found: Sequence[Standing], base: int = 0) -> dict[str, Any] | None:
     """The headline metric of the model that each client would use, in the last test.
 
     A drawn partition gives other clients for every seed, so a dot is a client of a seed. Clients
@@ -93,14 +93,16 @@ def by_client(found: Sequence[Standing]) -> dict[str, Any] | None:
         "whose": key.removeprefix("per_"),
         "note": left_out,
         "averaged": same,
-        "summary": [_summary(dots, i, s) for i, s in enumerate(found)],
+        "summary": [_summary(dots, i, base, s) for i, s in enumerate(found)],
     }
 
 
-def _summary(dots: Sequence[dict[str, Any]], i: int, standing: Standing) -> dict[str, Any]:
-    """How many clients gain and lose against the first run, over all clients and seeds."""
+def _summary(
+    dots: Sequence[dict[str, Any]], i: int, base: int, standing: Standing
+) -> dict[str, Any]:
+    """How many clients gain and lose against a run, over all clients and seeds."""
     sign = 1.0 if standing.source.metric.higher_is_better else -1.0
-    pairs = [(d["values"][i], d["values"][0], d["client"]) for d in dots]
+    pairs = [(d["values"][i], d["values"][base], d["client"]) for d in dots]
     gains = [(sign * (a - b), name) for a, b, name in pairs if a is not None and b is not None]
     known = [a for a, _, _ in pairs if a is not None]
     if not known:

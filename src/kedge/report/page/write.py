@@ -28,7 +28,7 @@ SCRIPTS = ("base.js", "curves.js", "views.js", "sheets.js")
 What = str | Path | Result | Iterable[str | Path | Result]
 #: Keys of a group that its charts read.
 CHARTED = (
-    "metric", "runs", "columns", "curves", "classes", "clients", "partition", "objective", "target",
+    "metric", "runs", "base", "columns", "curves", "classes", "clients", "partition", "objective", "target",
     "gains",
 )  # fmt: skip
 

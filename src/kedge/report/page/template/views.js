@@ -5,30 +5,30 @@ const TIP = { fill: "var(--paper)", stroke: "var(--line)" };
 function cells(rows, options) {
   return [
     Plot.cell(rows, { x: "x", y: "y", fill: (d) => d.fill || "var(--accent)", fillOpacity: "shade", inset: options.inset ?? 0.5, rx: options.inset === 0 ? 0 : 1.5 }),
-    ...(options.text ? [Plot.text(rows, { x: "x", y: "y", text: "text", fill: (d) => (d.shade > 0.5 ? "var(--paper)" : "var(--ink)"), fontSize: 11, fontVariant: "tabular-nums" })] : []),
+    ...(options.text ? [Plot.text(rows, { x: "x", y: "y", text: "text", fill: (d) => (d.shade > 0.66 ? "var(--paper)" : "var(--ink)"), fontSize: 11, fontVariant: "tabular-nums" })] : []),
     Plot.tip(rows, Plot.pointer({ x: "x", y: "y", title: "title", ...TIP })),
   ];
 }
 
 function drawClasses(figure, group) {
   const { classes, values } = group.classes, n = group.metric.decimals, sign = group.metric.higher ? 1 : -1;
-  const several = values.length > 1 && values[0];
+  const first = group.base, several = values.length > 1 && values[first];
   const state = { mode: "value" };
   const again = chart(figure, (width) => {
     const names = group.runs.map((r) => r.name), space = room(names, width);
     const gains = state.mode === "gain";
     const rows = [];
     group.runs.forEach((run, i) => {
-      if (!values[i] || (gains && i === 0)) return;
+      if (!values[i] || (gains && i === first)) return;
       classes.forEach((name, c) => {
-        const v = values[i][c], base = values[0]?.[c];
+        const v = values[i][c], base = values[first]?.[c];
         const shownValue = gains ? (finite(v) && finite(base) ? sign * (v - base) : null) : v;
         if (!finite(shownValue)) return;
-        rows.push({ x: c, y: run.name, v: shownValue, title: `${run.name}\nclass ${name}: ${fixed(v, n)}${i && finite(base) ? `\n${signed(sign * (v - base), n)} against ${group.runs[0].name}` : ""}` });
+        rows.push({ x: c, y: run.name, v: shownValue, title: `${run.name}\nclass ${name}: ${fixed(v, n)}${i !== first && finite(base) ? `\n${signed(sign * (v - base), n)} against ${group.runs[first].name}` : ""}` });
       });
     });
     const extent = d3.extent(rows, (d) => d.v), most = d3.max(rows, (d) => Math.abs(d.v)) || 1;
-    const cell = (width - space.pixels - 10) / classes.length;
+    const full = Math.min(width, space.pixels + 10 + classes.length * 110), cell = (full - space.pixels - 10) / classes.length;
     for (const d of rows) {
       d.fill = gains ? (d.v >= 0 ? "var(--gain)" : "var(--loss)") : "var(--accent)";
       d.shade = gains ? 0.04 + 0.76 * Math.abs(d.v) / most : 0.05 + 0.75 * (d.v - extent[0]) / (extent[1] - extent[0] || 1);
@@ -38,7 +38,7 @@ function drawClasses(figure, group) {
     const longest = d3.max(classes, (c) => c.length), turned = 6.6 * Math.min(longest, 18) > cell && classes.length <= 60;
     const step = classes.length > 60 ? Math.ceil(classes.length / (width / 40)) : 1;
     const node = Plot.plot({
-      width, height: shown.length * (shown.length > 20 ? 20 : 27) + (turned ? 40 + Math.min(longest, 18) * 5 : 40), marginLeft: space.pixels, marginRight: 10, marginTop: 4, marginBottom: turned ? 20 + Math.min(longest, 18) * 5 : 36,
+      width: full, height: shown.length * (shown.length > 20 ? 20 : 27) + (turned ? 40 + Math.min(longest, 18) * 5 : 40), marginLeft: space.pixels, marginRight: 10, marginTop: 4, marginBottom: turned ? 20 + Math.min(longest, 18) * 5 : 36,
       x: { label: "class", domain: d3.range(classes.length), tickFormat: (c) => (c % step ? "" : clip(classes[c], 18)), tickRotate: turned ? -40 : 0, tickSize: 0, labelArrow: "none", labelAnchor: "center" },
       y: { label: null, domain: shown, tickSize: 0, tickFormat: (t) => clip(t, space.chars) },
       marks: cells(rows, { text: cell > 26, inset: cell < 8 ? 0 : 0.5 }),
@@ -46,7 +46,7 @@ function drawClasses(figure, group) {
     return { node, rows: rows.map((d) => ({ method: d.y, class: classes[d.x], [state.mode]: d.v })) };
   });
   const name = group.metric.name;
-  if (several) figure.querySelector(".controls").append(choice("shown", [["value", name], ["gain", `gain over ${clip(group.runs[0].name, 24)}`]], "value", (v) => { state.mode = v; again(); }));
+  if (several) figure.querySelector(".controls").append(choice("shown", [["value", name], ["gain", `gain over ${clip(group.runs[first].name, 24)}`]], "value", (v) => { state.mode = v; again(); }));
   again();
 }
 
@@ -55,7 +55,7 @@ const jitter = (i) => ((i * 0.618034) % 1) * 2 - 1;
 
 function drawClients(figure, group) {
   const { dots, summary } = group.clients, n = group.metric.decimals, sign = group.metric.higher ? 1 : -1;
-  const unit = group.metric.unit, several = group.runs.length > 1;
+  const unit = group.metric.unit, several = group.runs.length > 1, first = group.base;
   const label = (d) => d.client + (d.seed == null ? "" : `, seed ${d.seed}`);
   if (!several) {
     chart(figure, (width) => {
@@ -78,10 +78,10 @@ function drawClients(figure, group) {
   const state = { mode: "gain" };
   const again = chart(figure, (width) => {
     const gains = state.mode === "gain";
-    const shown = group.runs.map((run, i) => ({ run, i })).filter(({ i }) => summary[i].n && !(gains && i === 0));
+    const shown = group.runs.map((run, i) => ({ run, i })).filter(({ i }) => summary[i].n && !(gains && i === first));
     const rows = [];
     shown.forEach(({ run, i }, row) => dots.forEach((d, k) => {
-      const v = d.values[i], base = d.values[0];
+      const v = d.values[i], base = d.values[first];
       const x = gains ? (finite(v) && finite(base) ? sign * (v - base) : null) : v;
       if (finite(x)) rows.push({ x, y: row + 0.3 * jitter(k), run, client: label(d), v, base, i });
     }));
@@ -89,20 +89,19 @@ function drawClients(figure, group) {
     const height = shown.length * Math.max(20, Math.min(58, 420 / shown.length)) + 48;
     const node = Plot.plot({
       width, height, marginLeft: space.pixels, marginRight: gains ? (narrow ? 62 : 118) : 16, marginBottom: 36,
-      x: { label: gains ? `gain of a client over ${clip(group.runs[0].name, 30)}${unit === "%" ? ", points" : ""}` : `${group.metric.name} ${unit}`.trim(), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110) },
+      x: { label: gains ? `gain of a client over ${clip(group.runs[first].name, 30)}${unit === "%" ? ", points" : ""}` : `${group.metric.name} ${unit}`.trim(), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110) },
       y: { axis: null, domain: [shown.length - 0.5, -0.5] },
       marks: [
         ...(gains ? [Plot.ruleX([0], { stroke: "var(--ink)" })] : []),
         Plot.text(shown, { y: (s, k) => k, frameAnchor: "left", textAnchor: "end", dx: -10, text: (s) => clip(s.run.name, space.chars), fill: "var(--ink)" }),
         Plot.dot(rows, { x: "x", y: "y", r: rows.length > 2000 ? 1.8 : 3, fill: (d) => (gains ? (d.x > 0 ? "var(--gain)" : d.x < 0 ? "var(--loss)" : "var(--soft)") : colour(d.run)), fillOpacity: 0.65 }),
-        Plot.tickX(shown, { x: ({ i }) => mean(rows.filter((d) => d.i === i).map((d) => d.x)), y: (s, k) => k, stroke: "none" }),
         ...(gains ? [Plot.text(shown, { y: (s, k) => k, frameAnchor: "right", textAnchor: "start", dx: 8, text: ({ i }) => (narrow ? `${summary[i].gain} ↑ ${summary[i].lose} ↓` : `${summary[i].gain} gain, ${summary[i].lose} lose`), fill: "var(--soft)" })] : []),
-        Plot.tip(rows, Plot.pointer({ x: "x", y: "y", title: (d) => `${d.run.name}\n${d.client}: ${fixed(d.v, n)} ${unit}${d.i && finite(d.base) ? `\n${signed(sign * (d.v - d.base), n)} against ${group.runs[0].name}` : ""}`, ...TIP })),
+        Plot.tip(rows, Plot.pointer({ x: "x", y: "y", title: (d) => `${d.run.name}\n${d.client}: ${fixed(d.v, n)} ${unit}${d.i !== first && finite(d.base) ? `\n${signed(sign * (d.v - d.base), n)} against ${group.runs[first].name}` : ""}`, ...TIP })),
       ],
     });
-    return { node, rows: rows.map((d) => ({ method: d.run.name, client: d.client, value: d.v, gain: d.i && finite(d.base) ? sign * (d.v - d.base) : "" })) };
+    return { node, rows: rows.map((d) => ({ method: d.run.name, client: d.client, value: d.v, gain: d.i !== first && finite(d.base) ? sign * (d.v - d.base) : "" })) };
   });
-  figure.querySelector(".controls").append(choice("shown", [["gain", `gain over ${clip(group.runs[0].name, 24)}`], ["value", group.metric.name]], "gain", (v) => { state.mode = v; again(); }));
+  figure.querySelector(".controls").append(choice("shown", [["gain", `gain over ${clip(group.runs[first].name, 24)}`], ["value", group.metric.name]], "gain", (v) => { state.mode = v; again(); }));
   again();
 }
 
