@@ -259,7 +259,8 @@ def _group(one: Reproduction) -> dict[str, Any]:
               "higher": True, "kind": "test"}  # fmt: skip
     return {
         "metric": {"name": metric.replace("_", " "), "unit": unit, "decimals": 2, "higher": True},
-        "runs": runs, "base": 0, "curves": curves, "columns": [column], "target": 0.0, "standings": [],
+        "runs": runs, "base": 0, "curves": curves, "columns": [column], "target": 0.0,
+        "standings": [],
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kedge.core.task import tasks
-from kedge.report.page.source import Seed, Source
+from kedge.report.page.source import METRIC_NAMES, Seed, Source, metric_name
 
 BUDGET = 120_000  # numbers of all curves of a page
 MAX_POINTS, MIN_POINTS = 240, 24  # of one curve
@@ -26,8 +26,6 @@ NAMES = {
     "train_loss": "training loss",
     "divergence": "divergence of clients",
     "balanced_accuracy": "balanced accuracy",
-    "auroc": "AUROC",
-    "f1_macro": "macro F1",
     "client_mean": "global model, mean over clients",
     "client_worst": "global model, worst client",
     "client_spread": "global model, spread over clients",
@@ -95,12 +93,12 @@ def columns_of(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def _label(key: str, sources: Sequence[Source], is_first: bool) -> str:
-    name = sources[0].metric.name.replace("_", " ")
+    name = metric_name(sources[0].metric)
     if is_first and any(source.headline != "global" for source in sources):
         return f"{name} of clients"
     if key.startswith(("client_", "personal_")):
         return f"{name}, {NAMES[key]}" if key in NAMES else key
-    return NAMES.get(key, name if is_first else key.replace("_", " "))
+    return METRIC_NAMES.get(key) or NAMES.get(key, name if is_first else key.replace("_", " "))
 
 
 def curves_of(sources: Sequence[Source], columns: Sequence[dict[str, Any]], share: float) -> Any:

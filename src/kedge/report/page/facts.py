@@ -13,7 +13,7 @@ from kedge.diagnostics.sheet import Sheet
 from kedge.report.page import commands, curves, methods, views
 from kedge.report.page.folders import EXECUTION, Found
 from kedge.report.page.groups import Group, grouped, what_differs
-from kedge.report.page.source import DEFAULTS, Source
+from kedge.report.page.source import DEFAULTS, Source, metric_name
 from kedge.report.page.standings import Standing, leader, ranked, standings
 from kedge.report.page.table import marks, table
 from kedge.report.page.verdict import Verdict, name, plain, verdict
@@ -70,7 +70,7 @@ def _group(group: Group, count: int, runs: int, is_sweep: bool) -> dict[str, Any
         "title": _group_title(group) if count > 1 else "",
         "verdict": said,
         "metric": {
-            "name": metric.name.replace("_", " "),
+            "name": metric_name(metric),
             "unit": metric.unit,
             "decimals": metric.decimals,
             "higher": metric.higher_is_better,
@@ -193,7 +193,7 @@ def _group_title(group: Group) -> str:
     words = [_data(group.first), f"partition {s['partition']}"]
     words += [f"{s['clients']} clients"] if s["clients"] else []
     words += [f"split {s['split']}"] if s["split"] != "auto" else []
-    return ", ".join([*words, group.first.metric.name.replace("_", " ")])
+    return ", ".join([*words, metric_name(group.first.metric)])
 
 
 def _note(found: Sequence[Standing], base: int) -> list[str]:
@@ -208,8 +208,10 @@ def _note(found: Sequence[Standing], base: int) -> list[str]:
     if len(found) > 1:
         lines.append(
             f"Gains over {first.name} are paired by seed: both have the same partitions, cohorts "
-            "and initial weights. Green and red are gains and losses with p below 0.05."
+            "and initial weights."
         )
+    if any(s.p is not None for s in found):
+        lines.append("Green and red are gains and losses with p below 0.05.")
     if any(s.last.n == 1 for s in found):
         lines.append("One seed has no spread, no interval and no p-value.")
     return lines

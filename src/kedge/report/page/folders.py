@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kedge.errors import DataError, KedgeError
-from kedge.report.page.source import Source, of_result, read_run
+from kedge.report.page.source import Source, of_result, read_run, setting_name, why_untested
 from kedge.runs.compare import LISTING as COMPARISON
 from kedge.runs.compare import TYPES
 from kedge.runs.environment import CONFIG
-from kedge.runs.grid import format_value
 from kedge.runs.listing import Listing
 from kedge.runs.result import Result
 from kedge.runs.sweep import LISTING as SWEEP
@@ -58,7 +57,7 @@ def _folder(path: Path) -> Found:
     if (path / CONFIG).is_file():
         source = read_run(path)
         if source is None:
-            return Found([], "run", [f"{path} has no tested round yet."])
+            return Found([], "run", [f"{path} {why_untested(path)}."])
         return Found([source], "run", [])
     if not path.is_dir():
         raise KedgeError(f"{path}: there is no such folder; give the folder of a run")
@@ -85,7 +84,7 @@ def _listed(path: Path, name: str, kind: str) -> Found:
     types: dict[str, type] = TYPES if kind == "comparison" else {"values": dict}
     sources, notes = [], []
     for row in Listing(path, name, kind).read(types):
-        label = row.get("name") or _label(row["values"])
+        label = row.get("name") or setting_name(row["values"])
         folder = path / row["folder"]
         if not folder.resolve().is_relative_to(path.resolve()):
             raise DataError(f"{path / name} is damaged: {row['folder']!r} is outside of {path}")
@@ -94,14 +93,10 @@ def _listed(path: Path, name: str, kind: str) -> Found:
             continue
         source = read_run(folder, label, row.get("yardstick", ""))
         if source is None:
-            notes.append(f"{label} has no tested round yet.")
+            notes.append(f"{label} {why_untested(folder)}.")
             continue
         sources.append(dataclasses.replace(source, values=row.get("values", {})))
     return Found(sources, kind, notes)
-
-
-def _label(values: dict[str, object]) -> str:
-    return ", ".join(f"{key}={format_value(value)}" for key, value in values.items())
 
 
 #: Settings that say how a run is computed, not what.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.report.page.source import Source, like_with_like
+from kedge.report.page.source import Source, like_with_like, setting_name
 
 #: Settings that decide which samples a model is tested on.
 TESTS = ("split", "unseen", "angles")
@@ -39,7 +40,21 @@ def grouped(sources: Sequence[Source]) -> list[Group]:
         home.hashes |= own
     for group in groups:
         group.sources = like_with_like(group.sources)
+        if len(groups) > 1:
+            group.sources = _named(group.sources)
     return groups
+
+
+def _named(sources: Sequence[Source]) -> list[Source]:
+    """Settings of a sweep that are the same in a group stand in its heading, not in every name."""
+    keys = list(sources[0].values)
+    differ = [key for key in keys if len({repr(s.values.get(key)) for s in sources}) > 1]
+    if not differ or len(differ) == len(keys):
+        return list(sources)
+    return [
+        dataclasses.replace(s, name=setting_name({key: s.values.get(key) for key in differ}))
+        for s in sources
+    ]
 
 
 def _fits(source: Source, own: dict[int, str], group: Group) -> bool:
@@ -71,12 +86,6 @@ def what_differs(groups: Sequence[Group]) -> str:
     found = {why_not(group.first, first) or "partition" for group in groups[1:]}
     names = [name for key, name in REASONS.items() if key in found]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def about(group: Group) -> dict[str, str]:
-    """What all runs of a group have in common, for its heading."""
-    settings = group.first.settings
-    return {key: str(settings[key]) for key in ("data", "partition", "split", "metric")}
 
 
 def _data(source: Source) -> str:

@@ -28,12 +28,17 @@ from kedge.runs.clients import Clients, read_clients
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
 from kedge.runs.folder import METRICS, PARTITION, SCORES
+from kedge.runs.grid import format_value
 from kedge.runs.result import COLUMNS, Result
 from kedge.runs.saved import read_json, read_records
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 DIAGNOSIS = "diagnosis"
 Record = dict[str, Any]
+METRIC_NAMES = {
+    "rmse": "RMSE", "mae": "MAE", "r2": "R²", "auroc": "AUROC", "f1": "F1", "f1_macro": "macro F1",
+    "map": "mAP", "ece": "calibration error",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,12 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
     )
 
 
+def why_untested(path: Path) -> str:
+    """Why a run has no tested round: ``"has no tested round yet"``, or that it diverged."""
+    reasons = list(_log(path).values())
+    return f"diverged before its first test: {reasons[0]}" if reasons else "has no tested round yet"
+
+
 def of_result(result: Result) -> Source:
     """A run from its result; from its folder, if it has one."""
     if result.folder is not None and (result.folder / CONFIG).is_file():
@@ -195,6 +206,16 @@ def like_with_like(sources: Sequence[Source]) -> list[Source]:
         else source
         for source in sources
     ]
+
+
+def setting_name(values: Mapping[str, Any]) -> str:
+    """The name of a setting of a sweep: ``lr=0.1, fedprox.mu=1``."""
+    return ", ".join(f"{key}={format_value(value)}" for key, value in values.items())
+
+
+def metric_name(metric: Metric) -> str:
+    """The name of a metric for people: ``rmse`` is RMSE."""
+    return METRIC_NAMES.get(metric.name, metric.name.replace("_", " "))
 
 
 def _settings(path: Path) -> dict[str, Any]:

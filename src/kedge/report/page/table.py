@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kedge.report import units
+from kedge.report.page.source import metric_name
 from kedge.report.page.standings import Standing, leader, on_validation
-from kedge.report.page.verdict import p_text
+from kedge.report.page.verdict import p_text, signed_text
 from kedge.runs.significance import LEVEL
 
 Make = Callable[[Standing], "Cell"]
@@ -39,7 +40,7 @@ def table(found: Sequence[Standing], base: int = 0) -> list[Column]:
     number = f".{metric.decimals}f"
     several = len(found) > 1
     personal = any(s.source.headline != "global" for s in found)
-    label = f"{metric.name.replace('_', ' ')} {metric.unit}".rstrip()
+    label = f"{metric_name(metric)} {metric.unit}".rstrip()
 
     def stat(s: Standing) -> Cell:
         if math.isnan(s.last.mean):
@@ -226,7 +227,7 @@ def _status(s: Standing) -> Cell:
 
 
 def _signed(value: float, number: str) -> str:
-    return f"{value:+{number}}".replace("-", "−")
+    return signed_text(value, int(number.strip(".f")))
 
 
 def _short(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kedge.core.task_base import Metric
+from kedge.report.page.source import metric_name
 from kedge.report.page.standings import (
     Standing,
     gain_over,
@@ -78,8 +79,20 @@ def value(metric: Metric, number: float) -> str:
 def difference(metric: Metric, number: float, signed: bool = False) -> str:
     """A difference of two values: ``"6.31 points"``, or of another unit."""
     unit = {"%": "points"}.get(metric.unit, metric.unit)
-    text = f"{number:+.{metric.decimals}f}" if signed else f"{abs(number):.{metric.decimals}f}"
-    return f"{text.replace('-', '−')} {unit}".rstrip()
+    text = signed_text(number, metric.decimals) if signed else f"{abs(number):.{metric.decimals}f}"
+    if number and not float(text.replace("−", "-")):
+        text = f"less than {10.0**-metric.decimals:.{metric.decimals}f}"
+    return f"{text} {unit}".rstrip()
+
+
+def signed_text(number: float, decimals: int) -> str:
+    """A number with its sign; zero has none.
+
+    >>> signed_text(1.234, 2), signed_text(-0.001, 2)
+    ('+1.23', '0.00')
+    """
+    text = f"{number:+.{decimals}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def p_text(p: float | None) -> str:
@@ -349,7 +362,7 @@ def _missing_seeds(standing: Standing) -> str:
 
 
 def _what(standing: Standing) -> str:
-    metric = standing.source.metric.name.replace("_", " ")
+    metric = metric_name(standing.source.metric)
     return metric if standing.source.headline == "global" else f"{metric} on its clients"
 
 
@@ -364,7 +377,7 @@ def _seeds(n: int) -> str:
 def _interval(metric: Metric, gain: Paired) -> str:
     assert gain.low is not None
     assert gain.high is not None
-    low, high = (f"{v:+.{metric.decimals}f}".replace("-", "−") for v in (gain.low, gain.high))
+    low, high = (signed_text(v, metric.decimals) for v in (gain.low, gain.high))
     return f"{low} to {high}"
 
 

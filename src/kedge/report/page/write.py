@@ -28,8 +28,8 @@ SCRIPTS = ("base.js", "curves.js", "views.js", "sheets.js")
 What = str | Path | Result | Iterable[str | Path | Result]
 #: Keys of a group that its charts read.
 CHARTED = (
-    "metric", "runs", "base", "columns", "curves", "classes", "clients", "partition", "objective", "target",
-    "gains",
+    "metric", "runs", "base", "columns", "curves", "classes", "clients", "partition", "objective",
+    "target", "gains",
 )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ function chips(label, items, on, changed) {
     return button;
   });
   box.append(...buttons);
-  if (items.length > 4) {
+  if (items.length > 3) {
     const set = (text, all) => el("button", { type: "button", class: "chip plain", onclick: () => {
       for (const [i, item] of items.entries()) {
         if (all) on.add(item.key); else on.delete(item.key);
