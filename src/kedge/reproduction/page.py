@@ -205,29 +205,47 @@ def _verdict(one: Reproduction) -> Verdict:
         s = claims[0]
         lead = (
             f"The paper's gain of {name(s.row.name)} over {name(s.row.base)} "
-            f"{'is found here, too' if held else 'is not found here'}: {_claim(s)}."
+            f"{_outcome(s)}: {_claim(s)}."
         )
         return Verdict(lead, (), tuple(warnings))
     if claims:
-        sure = f", {len(clear)} of them with a 95 % interval above 0" if clear else ""
-        lead = f"Of {len(claims)} gains in the paper, {len(held)} are found here, too{sure}."
+        sure = f"; {len(clear)} of them with a 95 % interval above 0"
+        lead = f"Of {len(claims)} gains in the paper, {len(held)} point the same way here{sure}."
         lost = [f"{name(s.row.name)}: {_claim(s)}." for s in claims if s not in held]
         return Verdict(lead, tuple(lost[:4]), tuple(warnings))
-    lead = f"{len(done)} of {len(one.rows)} rows have records; none has a gain to compare yet."
+    gains = [s for s in done if s.gain is not None]
+    if gains:
+        lead = "The paper has no gains to compare these rows with."
+        own = [f"{name(s.row.name)} over {name(s.row.base)}: {_own(s)}." for s in gains]
+        return Verdict(lead, tuple(own[:4]), tuple(warnings))
+    lead = f"{len(done)} of {len(one.rows)} rows have records; none has a gain yet."
     return Verdict(lead, (), tuple(warnings))
 
 
-def _claim(s: Summary) -> str:
+def _outcome(s: Summary) -> str:
     assert s.gain is not None
+    interval = s.gain.interval()
+    if not s.gain.mean > 0:
+        return "is not found here"
+    if interval is None or interval[0] <= 0:
+        return "points the same way here, but may be chance"
+    return "is found here, too"
+
+
+def _claim(s: Summary) -> str:
     assert s.paper_gain is not None
+    return f"{_own(s)} against {s.paper_gain:+.2f} in the paper".replace("-", "−")
+
+
+def _own(s: Summary) -> str:
+    assert s.gain is not None
     interval = s.gain.interval()
     how = (
         "one seed"
         if interval is None
         else f"95 % interval {interval[0]:+.2f} to {interval[1]:+.2f}, {s.gain.n} seeds"
     )
-    text = f"{s.gain.mean:+.2f} ({how}) against {s.paper_gain:+.2f} in the paper"
-    return text.replace("-", "−")
+    return f"{s.gain.mean:+.2f} ({how})".replace("-", "−")
 
 
 def _notes(one: Reproduction) -> list[str]:

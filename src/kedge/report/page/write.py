@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -129,13 +130,22 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters["marked"] = _marked
+    environment.filters["breakable"] = _breakable
     environment.filters["is_png"] = lambda uri: str(uri).startswith("data:image/png;base64,")
     return environment
 
 
 def _marked(text: str) -> str:
     """A sentence with its names in bold; everything in it is escaped."""
-    return escape(text).replace(OPEN, "<b>").replace(CLOSE, "</b>")
+    pieces = re.split(f"{OPEN}(.*?){CLOSE}", text, flags=re.DOTALL)
+    return "".join(
+        f"<b>{_breakable(piece)}</b>" if i % 2 else escape(piece) for i, piece in enumerate(pieces)
+    )
+
+
+def _breakable(text: str) -> str:
+    """A name that may be broken after ``+`` and ``,``, escaped."""
+    return escape(text).replace("+", "+<wbr>").replace(",", ",<wbr>")
 
 
 @cache

@@ -8,7 +8,7 @@ function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value !== false && value != null) node.setAttribute(key, value);
+    else if (key.startsWith("aria-") || (value !== false && value != null)) node.setAttribute(key, value);
   }
   node.append(...children);
   return node;

@@ -92,7 +92,9 @@ function drawCurves(figure, group) {
       chips("seeds", seeds.map((s) => ({ key: s, text: `seed ${s}` })), state.seeds, again),
     );
   }
-  if (group.runs.length > 1) controls.append(chips("methods", group.runs.map((run, i) => ({ key: i, text: run.name, run })), state.on, again));
+  const items = group.runs.map((run, i) => ({ key: i, text: run.name, run }));
+  if (items.length > 24) items.sort((a, b) => b.run.on - a.run.on);
+  if (items.length > 1) controls.append(chips("methods", items, state.on, again));
   again();
 }
 
@@ -114,6 +116,7 @@ function drawDrift(figure, group) {
 function drawGains(figure, group) {
   const unit = group.metric.unit === "%" ? "points" : group.metric.unit;
   const rows = group.runs.map((run, i) => ({ run, gain: group.gains[i] })).filter((d) => d.gain && finite(d.gain.mean));
+  if (rows.length > 8) rows.sort((a, b) => b.gain.mean - a.gain.mean);
   chart(figure, (width) => {
     const names = rows.map((d) => d.run.name), space = room(names, width), n = group.metric.decimals;
     const words = (d) => `${d.run.name}\n${signed(d.gain.mean, n)} ${unit}${finite(d.gain.low) ? `\n95 %: ${signed(d.gain.low, n)} to ${signed(d.gain.high, n)}` : "\none seed"}\n${d.gain.n} seed${d.gain.n > 1 ? "s" : ""}`;

@@ -8,9 +8,9 @@ function drawSheet(figure, spec) {
   }
   const rows = spec.rows.map((d) => ({ ...d, series: d.series ?? "" }));
   const words = (d) => [d.label, d.series, `${spec.x || "x"}: ${typeof d.x === "number" ? digits(d.x) : d.x}`, `${spec.y || "y"}: ${typeof d.y === "number" ? digits(d.y) : d.y}`, d.value === undefined ? "" : `${spec.value || "value"}: ${digits(d.value)}`].filter(Boolean).join("\n");
-  const numeric = rows.every((d) => d.x == null || finite(d.x));
-  const axis = { label: spec.x || null, labelAnchor: "center", labelArrow: "none" };
-  const style = (width) => ({ width, height: Math.round(Math.min(380, Math.max(230, width * 0.4))), marginLeft: 52, marginRight: 14, marginBottom: 40, y: { label: spec.y || null, grid: true, nice: true, labelArrow: "none", labelAnchor: "top" } });
+  const numeric = rows.every((d) => d.x == null || finite(d.x)), whole = numeric && rows.every((d) => Number.isInteger(d.x));
+  const axis = { label: spec.x || null, labelAnchor: "center", labelArrow: "none", ...(whole && spec.kind === "lines" ? { tickFormat: (v) => (Number.isInteger(v) ? d3.format(",")(v) : "") } : {}) };
+  const style = (width) => ({ width, height: Math.round(Math.min(380, Math.max(230, width * 0.4))), marginLeft: 52, marginRight: 14, marginBottom: 40, marginTop: spec.y ? 32 : 14, y: { label: spec.y || null, grid: true, nice: true, ticks: 6, labelArrow: "none", labelAnchor: "top" } });
   const kinds = {
     lines: (width) => Plot.plot({ ...style(width), x: { ...axis, ...(numeric ? {} : { type: "point", tickFormat: (t) => clip(String(t), 14) }) }, marks: [
       ...series.map((name) => { const own = rows.filter((d) => d.series === name && finite(d.y)); return Plot.line(own, { x: "x", y: "y", stroke: colour(run(name)), strokeWidth: 1.7, strokeDasharray: DASHES[run(name).dash], marker: own.length < 12 ? "dot" : undefined }); }),
@@ -43,9 +43,9 @@ function drawSheet(figure, spec) {
       const stepX = xs.length > 60 ? Math.ceil(xs.length / (full / 36)) : 1, stepY = Math.ceil(ys.length * 12 / (ys.length * high));
       const bottom = turned ? 24 + Math.min(longest, 18) * 5 : 38;
       return Plot.plot({
-        width: full, height: ys.length * high + bottom + 22, marginLeft: space.pixels, marginRight: 10, marginTop: 20, marginBottom: bottom,
+        width: full, height: ys.length * high + bottom + 28, marginLeft: space.pixels, marginRight: 10, marginTop: spec.y ? 28 : 8, marginBottom: bottom,
         x: { ...axis, type: "band", domain: xs, tickSize: 0, tickRotate: turned ? -40 : 0, tickFormat: (t) => (xs.indexOf(t) % stepX ? "" : clip(String(t), 18)) },
-        y: { label: spec.y || null, labelArrow: "none", type: "band", domain: ys, tickSize: 0, tickFormat: (t) => (ys.indexOf(t) % stepY ? "" : clip(String(t), space.chars)) },
+        y: { label: spec.y || null, labelArrow: "none", labelAnchor: "top", type: "band", domain: ys, tickSize: 0, tickFormat: (t) => (ys.indexOf(t) % stepY ? "" : clip(String(t), space.chars)) },
         marks: cells(cellRows, { text: cell > 36 && high > 15, inset: cell < 8 ? 0 : 0.5 }),
       });
     },

@@ -187,8 +187,8 @@ function drawObjective(figure, group) {
     const xs = [...new Set(settings.map((d) => d.texts[1]))], ys = [...new Set(settings.map((d) => d.texts[0]))], space = room(ys, width);
     const full = Math.min(width, space.pixels + 20 + xs.length * 110);
     const node = Plot.plot({
-      width: full, height: ys.length * 34 + 62, marginLeft: space.pixels, marginBottom: 42, marginTop: 20,
-      x: { label: keys[1], domain: xs, tickSize: 0, labelAnchor: "center", labelArrow: "none", tickFormat: (t) => clip(t, 16) }, y: { label: keys[0], domain: ys, tickSize: 0, labelArrow: "none", tickFormat: (t) => clip(t, space.chars) },
+      width: full, height: ys.length * 34 + 72, marginLeft: space.pixels, marginBottom: 42, marginTop: 28,
+      x: { label: keys[1], domain: xs, tickSize: 0, labelAnchor: "center", labelArrow: "none", tickFormat: (t) => clip(t, 16) }, y: { label: keys[0], domain: ys, tickSize: 0, labelArrow: "none", labelAnchor: "top", tickFormat: (t) => clip(t, space.chars) },
       marks: [...cells(cellRows, { text: (full - space.pixels) / xs.length > 40 }), Plot.cell(cellRows.filter((d) => d.best), { x: "x", y: "y", stroke: "var(--ink)", strokeWidth: 2, fill: "none", inset: 0 })],
     });
     return { node, rows: table };
