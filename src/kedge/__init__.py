@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 from kedge._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from kedge.api import Run, compare, diagnose, fit, load, reproduce, run, sweep
+    from kedge.api import (
+        Run,
+        compare,
+        diagnose,
+        fit,
+        load,
+        reproduce,
+        run,
+        sweep,
+        write_report,
+    )
     from kedge.check import Claim, check_part, oracle
     from kedge.core.method import Method, parse
     from kedge.core.model import Model
@@ -34,7 +44,17 @@ else:
     from importlib import import_module as _import_module
 
     _PUBLIC = {
-        "api": ("Run", "compare", "diagnose", "fit", "load", "reproduce", "run", "sweep"),
+        "api": (
+            "Run",
+            "compare",
+            "diagnose",
+            "fit",
+            "load",
+            "reproduce",
+            "run",
+            "sweep",
+            "write_report",
+        ),
         "check": ("Claim", "check_part", "oracle"),
         "core.method": ("Method", "parse"),
         "core.model": ("Model",),
@@ -110,4 +130,5 @@ __all__ = [
     "reproduce",
     "run",
     "sweep",
+    "write_report",
 ]

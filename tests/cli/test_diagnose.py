@@ -52,6 +52,18 @@ def test_json_is_one_object() -> None:
     assert sheet.values["labels"]["level"] == "none"
 
 
+def test_a_page_of_the_sheet(tmp_path: Path) -> None:
+    args = ("diagnose", "digits", "--partition", "iid", "--clients", "5", "-o")
+    done = kedge_command(*args, "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "wrote page.html" in done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert "Labels agree; features agree; sizes are similar." in page
+    assert "kedge diagnose digits --partition iid --clients 5" in page
+    wrong = kedge_command(*args, "page.pdf", cwd=tmp_path)
+    assert wrong.stderr == "error: page.pdf: the name must end with .html, such as page.html\n"
+
+
 def test_a_run(tmp_path: Path) -> None:
     made = kedge_command(
         "run", "--rounds", "2", "--seeds", "0,1", "--clients", "4", "--out", "run", cwd=tmp_path

@@ -2,6 +2,7 @@
 
 from kedge.api.diagnosing import diagnose as diagnose
 from kedge.api.fitting import fit as fit
+from kedge.api.reporting import write_report as write_report
 from kedge.api.reproducing import reproduce as reproduce
 from kedge.api.saved import Run as Run
 from kedge.api.saved import load as load

@@ -50,6 +50,12 @@ def diagnose(
         str | None,
         typer.Option(help="of a run: rounds to diagnose, such as 1,10; others are replayed"),
     ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE.html", help="write a page with tables and charts"
+        ),
+    ] = None,
     as_json: JSON = False,
     load: LOAD = None,
 ) -> None:
@@ -57,11 +63,14 @@ def diagnose(
 
     kedge diagnose digits --partition "dirichlet(0.1)" --clients 10
     kedge diagnose "hospitals(label=sick)"                    a folder with a file per client
-    kedge diagnose runs/digits-1 --what training --rounds 1,10
+    kedge diagnose runs/digits-1 --what training --rounds 1,10 -o digits.html
     """
     from kedge.api.diagnosing import diagnose as measure
+    from kedge.report.page.write import write_sheets
+    from kedge.runs.targets import check_target
 
     load_files(load)
+    target = check_target(out, True, ".html") if out else None
     sheets = measure(
         subject,
         what,
@@ -73,6 +82,8 @@ def diagnose(
         rounds=_numbers(rounds),
         report=None if as_json else dim,
     )
+    if target is not None:
+        write_sheets(sheets, target, _title(subject, sheets))
     if as_json:
         typer.echo(json.dumps({"sheets": [sheet.to_dict() for sheet in sheets]}))
         return
@@ -82,7 +93,13 @@ def diagnose(
         if i:
             console.print()
         print_sheet(sheet)
+    if target is not None:
+        dim(f"wrote {target}")
     _next(subject, sheets)
+
+
+def _title(subject: str, sheets: list[Sheet]) -> str:
+    return sheets[0].title if len(sheets) == 1 else f"Diagnosis of {subject}"
 
 
 def _numbers(text: str | None) -> list[int] | None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kedge.cli import next_steps
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
+from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import KedgeError
 
@@ -34,6 +35,7 @@ def run(
     out: OUT = None,
     resume: RESUME = False,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -55,6 +57,7 @@ def run(
         result = runner.run(config, path, resume, show, None, watcher.report, numbered=not out)
     folder = str(result.folder)
     _finish([result], as_json, f"saved in {folder}; load it with kedge.load({folder!r})")
+    after_training(result.folder, no_report)
     if not as_json and not result.diverged:
         next_steps.show(next_steps.after_run(result))
     _fail_if_diverged([result])
@@ -74,6 +77,7 @@ def compare(
     resume: RESUME = False,
     plot: Annotated[str | None, typer.Option(help="plot the curves to a .png or .svg file")] = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -100,6 +104,7 @@ def compare(
     folder = results[0].folder
     assert folder is not None
     _finish(results, as_json, f"saved in {folder.parent}")
+    after_training(folder.parent, no_report)
     if plot:
         figures.curves(results, [plot], rows[0].config.data)
     if not as_json and not all(result.diverged for result in results):
@@ -117,6 +122,7 @@ def sweep(
     out: OUT = None,
     resume: RESUME = False,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -141,12 +147,14 @@ def sweep(
         result = sweeps.sweep(grid, path, resume, watcher.show, watcher.report, not out)
     if as_json:
         typer.echo(json.dumps(plain(result.to_dict())))
+        after_training(result.folder, no_report)
         return
     print_table(tables.grid(result.settings, result.results))
     dim(f"{result.computed}; saved in {result.folder}")
     if len(result.settings) > 1:
         dim(result.choice())
     assert result.folder is not None
+    after_training(result.folder, no_report)
     next_steps.show(next_steps.after_sweep(result.results, result.folder))
 
 

@@ -24,6 +24,7 @@ from kedge.diagnostics.distances import squared_w2, unit_directions, wasserstein
 
 DIRECTIONS = 32
 DRAWS = 199  # random cells of each size
+MIN_CELL = 5  # samples of a cell that is shown by itself
 MAX_CELL = 100  # samples of a cell that are compared, at most
 TRANSPORT_CELL = 100  # the same for exact transport
 TRANSPORT_DRAWS = 12
@@ -48,8 +49,9 @@ class Shift:
         raw, chance: the distance as it is and its mean by chance, root mean squares, ``[K]``.
         noise: standard deviation of ``raw^2`` by chance, ``[K]``.
         group: shift of each class beyond chance, ``[G]``.
-        apart: the client with the largest shift in each class, ``[G]``; -1 for none.
-        cells: shift of each class on each client beyond chance, ``[K, G]``; NaN for no cell.
+        apart: the client that adds most to the shift of each class, ``[G]``; -1 for none.
+        cells: shift of each class on each client beyond chance, ``[K, G]``; NaN for a cell with
+            fewer than 5 samples, of which chance is most.
         overall: shift beyond chance over all clients.
         p: share of random draws with as large an overall shift.
         client_p: share of random draws with a client as far as this one, ``[K]``.
@@ -143,9 +145,10 @@ def feature_shift(cells: Cells) -> Shift:
     """Measure the feature shift of all clients and classes."""
     clients, groups = cells.clients, len(cells.groups)
     weight, found, expected = np.zeros((3, clients, groups))
-    noise = np.zeros((clients, DRAWS))
+    noise, sizes = np.zeros((clients, DRAWS)), np.zeros((clients, groups))
     for g in range(groups):
         for client, own, others in cells.pairs(g):
+            sizes[client, g] = len(own)
             weight[client, g] = len(own) * len(others) / (len(own) + len(others))
             own, others = cells.thinned(own, others, MAX_CELL)
             found[client, g] = cells.squared(own, others)
@@ -166,8 +169,8 @@ def feature_shift(cells: Cells) -> Shift:
         chance=np.where(known, _root((weight / each * expected).sum(1)), np.nan),
         noise=(noise / each).std(-1),
         group=group,
-        apart=np.where(group > 0, roots.argmax(0), -1),
-        cells=np.where(weight > 0, roots, np.nan),
+        apart=np.where(group > 0, (weight * roots).argmax(0), -1),
+        cells=np.where((weight > 0) & (sizes >= MIN_CELL), roots, np.nan),
         overall=float(_root(overall)),
         p=p_value(overall, noise.sum(0) / every),
         client_p=p_of_largest(squares, (noise / each).T),

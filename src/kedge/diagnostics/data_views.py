@@ -167,7 +167,15 @@ def charts(view: View) -> list[Chart]:
         ]
         title = f"Feature shift within each {view.group_word}"
         found.append(
-            Chart(title, "heatmap", rows, "client", view.group_word, "standard deviations")
+            Chart(
+                title,
+                "heatmap",
+                rows,
+                "client",
+                view.group_word,
+                "standard deviations",
+                "Beyond chance, of at least 5 samples.",
+            )
         )
     return found
 

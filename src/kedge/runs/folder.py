@@ -9,6 +9,7 @@
         bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
         seed-0/partition.json
+        seed-0/clients.json    names, sizes and class counts of the clients
         seed-0/metrics.jsonl   one line per round
         seed-0/checkpoint.safetensors
         seed-0/model.safetensors     weights of the global model, once the seed is complete
@@ -58,6 +59,7 @@ opened: list[Path] = []
 #: from before the surveys after the last round, and may hold the best weights.
 FORMAT, FORMAT_KEY = 2, "kedge.format"
 METRICS, PARTITION, SCORES = "metrics.jsonl", "partition.json", "scores.json"
+CLIENTS = "clients.json"
 
 
 class Folder:
@@ -184,7 +186,8 @@ class Folder:
         if not self._is_new or any(self.path.glob(f"seed-*/{CHECKPOINT}")):
             return
         self.lock.give_back()
-        for pattern in (*OWN_FILES, *(f"seed-*/{n}" for n in (PARTITION, METRICS)), "**/.*.part"):
+        early = (PARTITION, CLIENTS, METRICS)
+        for pattern in (*OWN_FILES, *(f"seed-*/{n}" for n in early), "**/.*.part"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files stay
