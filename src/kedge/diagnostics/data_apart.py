@@ -64,7 +64,7 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
     of_labels = "targets" if labels.kind == "targets" else "labels"
     far = {
         of_labels: (by_label > LIMIT) & (_beyond(labels.excess) > MIN_LABELS),
-        "features": (by_feature > LIMIT) & (_beyond(np.nan_to_num(shift.client)) > MIN_FEATURES),
+        "features": (by_feature > LIMIT) & (_beyond(shift.client) > MIN_FEATURES),
     }
     far[of_labels] &= labels.client_p <= SIGNIFICANT
     far["features"] &= shift.client_p <= SIGNIFICANT
@@ -80,7 +80,9 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
 
 
 def _beyond(values: Array) -> Array:
-    return values - np.median(values)
+    """How far each value is above the median; values that are not known are at it."""
+    known = values[~np.isnan(values)]
+    return np.nan_to_num(values - np.median(known)) if len(known) else np.zeros_like(values)
 
 
 class ColumnShift(NamedTuple):
