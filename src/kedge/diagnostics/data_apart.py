@@ -112,7 +112,10 @@ def shifted_columns(x: Array, owner: Array, groups: Sequence[Group]) -> list[Col
     clients = np.unique(owner)
     counts, sums, squares = _cells(x.astype(np.float64), owner, groups, clients)
     means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
-    within = (squares - counts * means**2).sum((0, 1)) / counts.sum()
+    freedom = counts.sum() - (counts > 0).sum()  # every cell has a mean of its own
+    if freedom < 1:
+        return []
+    within = (squares - counts * means**2).sum((0, 1)) / freedom
     spread = np.sqrt(np.maximum(within, 0.0))
     limit = norm.isf(ALPHA / 2 / (len(clients) * x.shape[1]))
     active = np.ones((len(clients), 1, x.shape[1]))
