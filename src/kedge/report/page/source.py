@@ -48,6 +48,7 @@ class Seed:
     number: int
     records: list[Record]
     partition_hash: str = ""
+    partition: str = ""  # what it was drawn from, such as dirichlet(0.1)
     clients: Clients | None = None
     scores: dict[str, Any] | None = None
     failed: str = ""  # the reason, if it ended before its last round
@@ -135,7 +136,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
             notes.append(str(error))
         scores = _optional(folder / SCORES)
         seeds.append(
-            Seed(number, records, _hash(folder), clients, scores or None, log.get(number, ""))
+            Seed(number, records, *_partition(folder), clients, scores or None, log.get(number, ""))
         )
     metric = _metric(settings, seeds, result)
     if metric is None:
@@ -269,22 +270,24 @@ def _log(path: Path) -> dict[int, str]:
     return found
 
 
-_hashes: dict[str, str] = {}  # of partitions, by the digest of their file
+#: Hash and name of partitions, by the digest of their file.
+_partitions: dict[str, tuple[str, str]] = {}
 
 
-def _hash(folder: Path) -> str:
-    """The hash of a seed's partition; methods of a comparison share the file's content."""
+def _partition(folder: Path) -> tuple[str, str]:
+    """Hash and name of a seed's partition; methods of a comparison share the file's content."""
     try:
         content = (folder / PARTITION).read_bytes()
     except OSError:
-        return ""
+        return "", ""
     digest = hashlib.sha256(content).hexdigest()
-    if digest not in _hashes:
+    if digest not in _partitions:
         try:
-            _hashes[digest] = Partition.load(folder / PARTITION).hash
+            found = Partition.load(folder / PARTITION)
+            _partitions[digest] = found.hash, found.name
         except KedgeError:
-            _hashes[digest] = ""
-    return _hashes[digest]
+            _partitions[digest] = "", ""
+    return _partitions[digest]
 
 
 def _metric(

@@ -19,7 +19,7 @@ from kedge.diagnostics.sheet import Sheet
 from kedge.errors import KedgeError
 from kedge.report.page.facts import FORMAT, as_json, facts_of, sheet_facts
 from kedge.report.page.folders import read
-from kedge.report.page.verdict import CLOSE, OPEN
+from kedge.report.page.wording import CLOSE, OPEN
 from kedge.runs.result import Result
 from kedge.runs.targets import write_target
 
@@ -76,6 +76,7 @@ def empty() -> dict[str, Any]:
     lists = ("about", "notes", "groups", "sheets", "parts", "sends", "environments", "commands")
     return {
         "format": FORMAT, "kind": "", "title": "", "date": "", "kedge": __version__, "symbols": "",
+        "resume": "",
         "settings": {"differing": [], "rows": [], "shared": []}, "paper": [],
     } | {key: [] for key in lists}  # fmt: skip
 
@@ -139,7 +140,8 @@ def _marked(text: str) -> str:
     """A sentence with its names in bold; everything in it is escaped."""
     pieces = re.split(f"{OPEN}(.*?){CLOSE}", text, flags=re.DOTALL)
     return "".join(
-        f"<b>{_breakable(piece)}</b>" if i % 2 else escape(piece) for i, piece in enumerate(pieces)
+        f"<b>{_breakable(piece)}</b>" if i % 2 else escape(piece).replace(" %", "&nbsp;%")
+        for i, piece in enumerate(pieces)
     )
 
 

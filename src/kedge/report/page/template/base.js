@@ -29,6 +29,9 @@ function room(names, width) {
   return { pixels, chars: Math.max(6, Math.floor((pixels - 14) / 6.4)) };
 }
 
+/** A scale's domain for values that may all be 0. */
+const around = (values) => (values.every((v) => !v) ? { domain: [-1, 1] } : {});
+
 /** A row of buttons of which one is pressed. */
 function choice(label, options, chosen, pick) {
   const box = el("span", { class: "switch", role: "group", "aria-label": label });
@@ -62,7 +65,7 @@ function chips(label, items, on, changed) {
     return button;
   });
   box.append(...buttons);
-  if (items.length > 3) {
+  if (items.length > (items[0].run ? 3 : 8)) {
     const set = (text, all) => el("button", { type: "button", class: "chip plain", onclick: () => {
       for (const [i, item] of items.entries()) {
         if (all) on.add(item.key); else on.delete(item.key);
@@ -86,6 +89,10 @@ function chart(figure, draw) {
     const drawn = draw(width);
     rows = drawn.rows || [];
     plot.replaceChildren(drawn.node);
+    for (const svg of plot.querySelectorAll("svg")) {
+      svg.setAttribute("role", "img");
+      svg.setAttribute("aria-label", figure.querySelector("h3, h4").textContent);
+    }
   };
   figure.querySelector('[data-save="csv"]')?.addEventListener("click", () => save(figure, "csv", d3.csvFormat(rows), "text/csv"));
   figure.querySelector('[data-save="svg"]')?.addEventListener("click", () => {

@@ -61,7 +61,7 @@ function curvePlot(group, column, axis, on, seeds, each, width) {
   marks.push(Plot.tip(all, Plot.pointer({ x: "x", y: "mean", title: words, fill: "var(--paper)", stroke: "var(--line)" })));
   const node = Plot.plot({
     width, height: Math.round(Math.min(420, Math.max(260, width * 0.42))), marginLeft: 48, marginRight: 14, marginBottom: 38, insetTop: 4,
-    x: { label: AXES[axis] + (logX ? " (log scale)" : ""), type: logX ? "log" : "linear", ticks: logX ? 5 : Math.max(3, Math.round(width / 90)), tickFormat: axis === "round" ? (v) => (Number.isInteger(v) ? d3.format(",")(v) : "") : (v) => d3.format("~s")(v), labelAnchor: "center", labelArrow: "none" },
+    x: { label: AXES[axis] + (logX ? " (log scale)" : ""), type: logX ? "log" : "linear", ticks: axis === "round" ? d3.ticks(...d3.extent(all, (d) => d.x), Math.max(3, Math.round(width / 90))).filter(Number.isInteger) : logX ? 5 : Math.max(3, Math.round(width / 90)), tickFormat: (v) => (axis === "round" ? d3.format(",")(v) : d3.format("~s")(v)), labelAnchor: "center", labelArrow: "none" },
     y: { label: null, type: logY ? "log" : "linear", ticks: logY ? 4 : 6, grid: true, nice: !logY, tickFormat: logY ? "~g" : undefined },
     marks,
   });
@@ -122,7 +122,7 @@ function drawGains(figure, group) {
     const words = (d) => `${d.run.name}\n${signed(d.gain.mean, n)} ${unit}${finite(d.gain.low) ? `\n95 %: ${signed(d.gain.low, n)} to ${signed(d.gain.high, n)}` : "\none seed"}\n${d.gain.n} seed${d.gain.n > 1 ? "s" : ""}`;
     const node = Plot.plot({
       width, height: Math.max(90, rows.length * 26 + 46), marginLeft: space.pixels, marginRight: 64, marginBottom: 36,
-      x: { label: `${group.metric.name}, ${unit ? unit + ", " : ""}positive is better`.replace(", ,", ","), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110) },
+      x: { label: `${group.metric.name}, ${unit ? unit + ", " : ""}positive is better`.replace(", ,", ","), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110), ...around(rows.flatMap((d) => [d.gain.mean, d.gain.low, d.gain.high])) },
       y: { label: null, domain: names, tickSize: 0, tickFormat: (t) => clip(t, space.chars) },
       marks: [
         Plot.ruleX([0], { stroke: "var(--ink)" }),

@@ -89,7 +89,7 @@ function drawClients(figure, group) {
     const height = shown.length * Math.max(20, Math.min(58, 420 / shown.length)) + 48;
     const node = Plot.plot({
       width, height, marginLeft: space.pixels, marginRight: gains ? (narrow ? 62 : 118) : 16, marginBottom: 36,
-      x: { label: gains ? `gain of a client over ${clip(group.runs[first].name, 30)}${unit === "%" ? ", points" : ""}` : `${group.metric.name} ${unit}`.trim(), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110) },
+      x: { label: gains ? `gain of a client over ${clip(group.runs[first].name, 30)}${unit === "%" ? ", points" : ""}` : `${group.metric.name} ${unit}`.trim(), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110), ...around(rows.map((d) => d.x)) },
       y: { axis: null, domain: [shown.length - 0.5, -0.5] },
       marks: [
         ...(gains ? [Plot.ruleX([0], { stroke: "var(--ink)" })] : []),
