@@ -1,6 +1,7 @@
 // What all charts share: elements, switches, drawing at the present width, saving, sorting, theme.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const Plot = window.Plot, d3 = window.d3;
+const TIP = { fill: "var(--paper)", stroke: "var(--line)", lineHeight: 1.25 };
 const DASHES = ["", "6 3", "2 3"];
 
 /** An element with properties and children; texts are text, never HTML. */

@@ -22,7 +22,7 @@ function drawSheet(figure, spec) {
     ] }),
     bars: (width) => {
       const xs = [...new Set(rows.map((d) => d.x))], many = xs.length * series.length > width / 14, longest = d3.max(xs, (x) => String(x).length) || 1;
-      const turned = 6.8 * Math.min(longest, 18) > (width - 66) / xs.length && xs.length <= 40, step = xs.length > 40 ? Math.ceil(xs.length / (width / 36)) : 1;
+      const turned = 6.8 * Math.min(longest, 18) > (width - 66) / xs.length && xs.length <= 40, step = xs.length > 40 ? Math.ceil(xs.length * (6.8 * Math.min(longest, 18) + 10) / (width - 66)) : 1;
       const grouped = series.length > 1;
       return Plot.plot({
         ...style(width), marginBottom: turned ? 22 + Math.min(longest, 18) * 5.2 : 40,
@@ -40,7 +40,7 @@ function drawSheet(figure, spec) {
       const full = Math.min(width, space.pixels + 20 + xs.length * 70), cell = (full - space.pixels - 10) / xs.length, high = Math.max(ys.length > 30 ? 8 : 18, Math.min(34, cell));
       const cellRows = known.map((d) => ({ x: d.x, y: d.y, text: digits(Number(d.value.toPrecision(3))), fill: both && d.value < 0 ? "var(--loss)" : both ? "var(--gain)" : "var(--accent)", shade: both ? 0.04 + 0.8 * Math.abs(d.value) / most : 0.05 + 0.85 * (d.value - extent[0]) / (extent[1] - extent[0] || 1), title: words(d) }));
       const longest = d3.max(xs, (x) => String(x).length), turned = 6.8 * Math.min(longest, 18) > cell && xs.length <= 60;
-      const stepX = xs.length > 60 ? Math.ceil(xs.length / (full / 36)) : 1, stepY = Math.ceil(ys.length * 12 / (ys.length * high));
+      const stepX = xs.length > 60 ? Math.ceil((6.8 * Math.min(longest, 18) + 10) / cell) : 1, stepY = Math.ceil(ys.length * 12 / (ys.length * high));
       const bottom = turned ? 24 + Math.min(longest, 18) * 5 : 38;
       return Plot.plot({
         width: full, height: ys.length * high + bottom + 28, marginLeft: space.pixels, marginRight: 10, marginTop: spec.y ? 28 : 8, marginBottom: bottom,
