@@ -142,7 +142,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
     if metric is None:
         return None
     sheets = []
-    for file in sorted((path / DIAGNOSIS).glob("*.json")):
+    for file in sorted((path / DIAGNOSIS).glob("*.json"), key=_place):
         try:
             sheets.append(read_sheet(file))
         except DataError as error:
@@ -161,6 +161,12 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         seconds=float(seconds) if isinstance(seconds, (int, float)) else _seconds(seeds),
         notes=tuple(notes),
     )
+
+
+def _place(file: Path) -> tuple[int, str]:
+    """Diagnoses in the order in which one reads them."""
+    order = {"data": 0, "training": 1, "privacy": 2}
+    return order.get(file.stem, len(order)), file.name
 
 
 def why_untested(path: Path) -> str:

@@ -19,9 +19,17 @@ const colour = (run) => `var(--c${run.colour})`;
 const finite = (v) => typeof v === "number" && Number.isFinite(v);
 const mean = (values) => d3.mean(values);
 const clip = (text, n) => (text.length > n ? text.slice(0, n - 1) + "…" : text);
-const fixed = (v, n) => (finite(v) ? v.toFixed(n).replace("-", "−") : "");
+const fixed = (v, n) => (finite(v) ? v.toFixed(n).replace(/^-(?=0\.?0*$)/, "").replace("-", "−") : "");
 const signed = (v, n) => (finite(v) ? (v > 0 ? "+" : "") + fixed(v, n) : "");
 const digits = (v) => (finite(v) ? (Number.isInteger(v) ? String(v) : d3.format(".4~g")(v)).replace("-", "−") : "");
+
+/** Numbers of one chart with the same decimals: as many as their size calls for. */
+function alike(values) {
+  if (values.every(Number.isInteger)) return (v) => d3.format(",")(v).replace("-", "−");
+  const most = d3.max(values, Math.abs) || 1;
+  const places = Math.max(0, Math.min(4, 2 - Math.floor(Math.log10(most) + 0.15)));
+  return (v) => fixed(v, Math.min(places, most >= 10 ? 1 : 2));
+}
 
 /** Space for names beside an axis, and how many characters fit into it. */
 function room(names, width) {
