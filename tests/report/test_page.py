@@ -16,7 +16,7 @@ from made import comparison, run_folder
 from scipy import stats
 
 import kedge
-from kedge.diagnostics.sheet import Chart, Sheet, Table
+from kedge.diagnostics.sheet import Chart, Sheet, Table, png_uri
 from kedge.errors import KedgeError
 from kedge.report.page.curves import lttb
 from kedge.report.page.facts import as_json, facts_of
@@ -370,6 +370,15 @@ def test_a_page_of_diagnoses_alone(tmp_path: Path) -> None:
     )
     page = write_sheets([sheet], tmp_path / "d.html", "digits").read_text()
     assert "strong label skew" in page
+
+
+def test_large_diagnoses_are_thinned(tmp_path: Path) -> None:
+    rows = [{"x": i, "y": i / 7, "series": "a"} for i in range(60_000)]
+    images = [{"image": png_uri(bytes(20_000)), "row": str(i), "column": ""} for i in range(200)]
+    charts = [Chart("points", "points", rows), Chart("images", "images", images)]
+    path = write_sheets([Sheet("training", "Training", charts=charts)], tmp_path / "d.html")
+    assert path.stat().st_size < MAX_BYTES
+    assert "of 60000 are shown" in path.read_text()
 
 
 # -- clients.json -----------------------------------------------------------------------------

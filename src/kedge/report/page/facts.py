@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from kedge.report.page.wording import name, plain
 FORMAT = 1
 COLOURS = 8  # of the palette, see page.css
 SHOWN = 8  # curves that are switched on at first
+MAX_CHART_BYTES = 1_200_000  # of the rows and images of all diagnoses
 
 
 def facts_of(found: Found, title: str = "") -> dict[str, Any]:
@@ -287,16 +289,33 @@ def _environments(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def _sheets(sources: Sequence[Source]) -> list[dict[str, Any]]:
     several = len(sources) > 1
-    return [
-        {"run": source.name if several else "", **sheet_facts(sheet)}
-        for source in sources
-        for sheet in source.sheets
+    pairs = [
+        (source.name if several else "", sheet) for source in sources for sheet in source.sheets
     ]
+    return sheet_facts(pairs)
 
 
-def sheet_facts(sheet: Sheet) -> dict[str, Any]:
-    """A diagnosis as plain data, without its bare numbers."""
-    return {key: value for key, value in sheet.to_dict().items() if key != "values"}
+def sheet_facts(pairs: Sequence[tuple[str, Sheet]]) -> list[dict[str, Any]]:
+    """Diagnoses as plain data, with the name of their run, without their bare numbers.
+
+    Charts are thinned, and images left out, where they would make the page too large.
+    """
+    found, left = [], MAX_CHART_BYTES
+    for run, sheet in pairs:
+        plain_sheet = sheet.to_dict()
+        del plain_sheet["values"]
+        for chart in plain_sheet["charts"]:
+            rows = chart["rows"]
+            size = len(json.dumps(rows))
+            keep = len(rows) if size <= left else int(len(rows) * left / size)
+            if keep < len(rows):
+                step = math.ceil(len(rows) / max(1, keep))
+                chart["rows"] = rows[::step] if keep else []
+                text = f"{len(chart['rows'])} of {len(rows)} are shown."
+                chart["note"] = f"{chart['note']} {text}".strip()
+            left -= min(left, size)
+        found.append({"run": run, **plain_sheet})
+    return found
 
 
 def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:

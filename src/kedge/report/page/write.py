@@ -64,7 +64,7 @@ def write_sheets(sheets: Sequence[Sheet], path: str | Path, title: str = "Diagno
     facts = {
         "kind": "diagnosis",
         "title": title,
-        "sheets": [{"run": "", **sheet_facts(sheet)} for sheet in sheets],
+        "sheets": sheet_facts([("", sheet) for sheet in sheets]),
         "commands": list(dict.fromkeys(sheet.command for sheet in sheets if sheet.command)),
         "date": next((sheet.date[:10] for sheet in sheets if sheet.date), ""),
     }
@@ -105,7 +105,10 @@ def payload(facts: Mapping[str, Any]) -> dict[str, Any]:
     for group in [*facts["groups"], *(table["group"] for table in facts["paper"])]:
         gains = [s["gain"] for s in group["standings"]]
         groups.append({key: (group | {"gains": gains}).get(key) for key in CHARTED})
-    sheets = [{"charts": sheet["charts"]} for sheet in facts["sheets"]]
+    sheets = []
+    for sheet in facts["sheets"]:  # images stand in the page itself
+        charts = [c | {"rows": []} if c["kind"] == "images" else c for c in sheet["charts"]]
+        sheets.append({"charts": charts})
     return as_json({"groups": groups, "sheets": sheets})
 
 
