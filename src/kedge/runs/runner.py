@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from kedge.engines import Execution
 from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device
 from kedge.engines.threads import restored_threads
-from kedge.errors import KedgeError, ModelError
+from kedge.errors import DataError, KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.checks import check_batchnorm, check_tokens
@@ -36,6 +36,7 @@ from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Watch
 from kedge.runs.seeds import Make, SeedJob, SeedResult, train_seeds
+from kedge.runs.stopping import clear_stop, end_line
 from kedge.runs.yardsticks import pooled_config
 from kedge.sim.simulation import Simulation
 
@@ -120,17 +121,23 @@ def run_seeds(
 def given_back(*folders: Folder | None) -> Iterator[None]:
     """Give folders without a checkpoint back if a run is interrupted or cannot go on; other
     processes may then train in them."""
+    given = [folder for folder in folders if folder is not None]
     try:
         yield
-    except (KeyboardInterrupt, KedgeError):
-        for folder in folders:
-            if folder is not None:
+    except BaseException as error:
+        for folder in given:
+            if folder.is_claimed:
+                clear_stop(folder.path)
+                with suppress(DataError):  # the disk may be full
+                    folder.log(end_line(error))
+            if isinstance(error, (KeyboardInterrupt, KedgeError)):
                 folder.release()
         raise
     finally:
-        for folder in folders:
-            if folder is not None:
-                folder.lock.give_back()
+        for folder in given:
+            if folder.is_claimed:
+                clear_stop(folder.path)
+            folder.lock.give_back()
 
 
 def resume_hint(out: str | Path | None) -> str:
