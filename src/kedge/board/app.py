@@ -121,7 +121,9 @@ class Board:
         query = request.query_params
         column = query.get("column") or entry.column
         words = [word for word in query.get("after", "").split(",") if word]
-        if not all(word.isdecimal() and len(word) < 10 for word in [*words, query.get("epoch", "0")]):
+        if not all(
+            word.isdecimal() and len(word) < 10 for word in [*words, query.get("epoch", "0")]
+        ):
             raise HTTPException(400, "after and epoch are numbers")
         after, epoch = [int(word) for word in words], int(query.get("epoch", "0"))
         return _json(curves(entry, column, after, epoch))

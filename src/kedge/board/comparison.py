@@ -14,6 +14,7 @@ from kedge.board.tail import Tail
 from kedge.runs.significance import holm, paired
 
 PARTITION = "partition.json"
+CLIENT_MEAN = headline.COLUMNS["client"]
 HEAD = 2048  # bytes of a partition that hold its hash
 X = ("round", "mb", "seconds")  # what curves are drawn over
 
@@ -64,18 +65,21 @@ def table(entries: Sequence[Entry], reader: Reader) -> dict[str, Any]:
     """
     first = entries[0]
     rows: list[dict[str, Any]] = []
-    reasons = ["" if entry is first else _unlike(entry, first, reader) for entry in entries]
+    columns = like_with_like(entries)
+    reasons = [
+        "" if entry is first else _unlike(entry, first, columns, reader) for entry in entries
+    ]
     alike = [entry for entry, why in zip(entries, reasons, strict=True) if not why]
     seeds = [seed for seed in first.seeds if all(seed in entry.seeds for entry in alike)]
-    at = _common_round(alike, seeds)
+    at = _common_round(alike, columns, seeds)
     shown = headline.metric(first.row()["metric"], first.result)
     sign = 1.0 if shown.higher_is_better else -1.0
-    base = _values(first, seeds, at)
+    base = _values(first, columns[first.id], seeds, at)
     p_values: list[float | None] = []
     for entry, why in zip(entries, reasons, strict=True):
         row: dict[str, Any] = {"id": entry.id, "why": why, "n": 0}
         p_values.append(None)
-        values = [] if why else _values(entry, seeds, at)
+        values = [] if why else _values(entry, columns[entry.id], seeds, at)
         if values:
             mean = sum(values) / len(values)
             spread = sum((v - mean) ** 2 for v in values)
@@ -88,7 +92,23 @@ def table(entries: Sequence[Entry], reader: Reader) -> dict[str, Any]:
         rows.append(row)
     for row, p in zip(rows, holm(p_values), strict=True):
         row["holm"] = p
-    return {"rows": rows, "round": at, "seeds": seeds, "settings": settings(entries)}
+    return {
+        "rows": rows,
+        "round": at,
+        "seeds": seeds,
+        "column": columns[first.id],
+        "settings": settings(entries),
+    }
+
+
+def like_with_like(entries: Sequence[Entry]) -> dict[str, str]:
+    """The column that each run is judged by: if one is personal, all are means over clients."""
+    columns = {entry.id: entry.column for entry in entries}
+    if headline.COLUMNS["personal"] in columns.values():
+        for entry in entries:
+            if columns[entry.id] in headline.METRICS and CLIENT_MEAN in entry.columns():
+                columns[entry.id] = CLIENT_MEAN
+    return columns
 
 
 def settings(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -102,11 +122,12 @@ def settings(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return rows
 
 
-def _unlike(entry: Entry, first: Entry, reader: Reader) -> str:
+def _unlike(entry: Entry, first: Entry, columns: Mapping[str, str], reader: Reader) -> str:
     """Why a run cannot be compared with the first one; empty if it can."""
     if entry.config["data"] != first.config["data"]:
         return "other data"
-    if entry.column != first.column:
+    own, other = columns[entry.id], columns[first.id]
+    if own != other and not {own, other} <= set(headline.COLUMNS.values()):
         return "another metric"
     seeds = [seed for seed in first.seeds if seed in entry.seeds]
     if not seeds:
@@ -134,19 +155,21 @@ def partition_hash(entry: Entry, seed: int, reader: Reader) -> str:
     return found[1].decode() if found else ""
 
 
-def _series(entry: Entry, seed: int) -> tuple[Mapping[int, float], bool]:
+def _series(entry: Entry, name: str, seed: int) -> tuple[Mapping[int, float], bool]:
     """Values of the headline by round, and whether the seed stopped early: it then goes on."""
     tail = entry.tails.get(seed)
     if tail is None:
         return {}, False
-    column = tail.columns.get(entry.column, ())
+    column = tail.columns.get(name, ())
     pairs = zip(tail.columns["round"], column, strict=False)
     return {int(r): v for r, v in pairs if v == v}, tail.ends_with("stopped")
 
 
-def _common_round(entries: Sequence[Entry], seeds: Sequence[int]) -> int | None:
+def _common_round(
+    entries: Sequence[Entry], columns: Mapping[str, str], seeds: Sequence[int]
+) -> int | None:
     """The last tested round that all seeds of all runs have; None if there is none."""
-    series = [_series(entry, seed) for entry in entries for seed in seeds]
+    series = [_series(entry, columns[entry.id], seed) for entry in entries for seed in seeds]
     if not series or not all(values for values, _ in series):
         return None
     candidates = {number for values, _ in series for number in values}
@@ -158,11 +181,11 @@ def _common_round(entries: Sequence[Entry], seeds: Sequence[int]) -> int | None:
     return max(shared, default=None)
 
 
-def _values(entry: Entry, seeds: Sequence[int], at: int | None) -> list[float]:
+def _values(entry: Entry, name: str, seeds: Sequence[int], at: int | None) -> list[float]:
     if at is None:
         return []
     found = []
     for seed in seeds:
-        values, _ = _series(entry, seed)
+        values, _ = _series(entry, name, seed)
         found.append(values[at] if at in values else values[max(values)])
     return found

@@ -75,10 +75,13 @@ class Entry:
             self._mtime_ns = found.st_mtime_ns if settled else None
         before = self.state
         locked = is_locked(self.path) if LOCK in self._names else UNLOCKED
-        was_live, has_result = before in LIVE, bool(self.result)
-        if locked or was_live or (not has_result and (before == "" or locked is None)):
+        is_new, has_result = before == "", bool(self.result)
+        resumed = (changed and bool(self.tails)) or before in LIVE  # it may have gone on meanwhile
+        if LOCK in self._names or resumed or (not has_result and (is_new or locked is None)):
             changed |= self._read_metrics(reader)
-        if not locked and not has_result and (was_live or before == ""):
+        if has_result:
+            self.reason = ""
+        elif not locked and (is_new or changed):
             self._read_reason(reader)
         self.state = self._state(locked)
         return changed or self.state != before
@@ -249,6 +252,7 @@ class Entry:
             "done": self.done,
             "metric": name,
             "column": self.column,
+            "label": headline.label(name, self.column),
             "unit": shown.unit,
             "decimals": shown.decimals,
             "higher": shown.higher_is_better,

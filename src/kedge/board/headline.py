@@ -62,6 +62,12 @@ def is_personal(config: Mapping[str, Any]) -> bool:
     return bool(config.get("personal")) and bool(words & PERSONAL)
 
 
+def label(name: str, column: str) -> str:
+    """The headline in words: the metric, and of which models if not of the global one."""
+    whose = {"client_mean": ", mean over clients", "personal_mean": " of clients' own models"}
+    return name + whose.get(column, "")
+
+
 def metric(name: str, result: Mapping[str, Any]) -> Metric:
     """How a metric is shown; of an own one only the direction is known, from the result."""
     if name in METRICS:

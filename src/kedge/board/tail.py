@@ -86,7 +86,7 @@ class Tail:
     def ends_with(self, name: str) -> bool:
         """Whether the last round has a number in a column."""
         column = self.columns.get(name)
-        return bool(column) and column[-1] == column[-1]
+        return column is not None and bool(column) and column[-1] == column[-1]
 
 
 def records_of(content: bytes) -> Iterator[dict[str, Any]]:

@@ -58,8 +58,8 @@ export function draw(element, runs, options) {
       Plot.line(means, { x, y: "value", z: (d) => d.run.row.id, stroke: (d) => d.run.colour, strokeWidth: 2 }),
       lone ? Plot.dot(means, { x, y: "value", fill: (d) => d.run.colour, r: 2 }) : null,
       Plot.ruleX(means, Plot.pointerX({ x, stroke: "currentColor", strokeOpacity: 0.25 })),
-      Plot.dot(means, Plot.pointer({ x, y: "value", fill: (d) => d.run.colour, r: 4 })),
-      Plot.tip(means, Plot.pointer({ x, y: "value", title: shown, stroke: (d) => d.run.colour })),
+      Plot.dot(means, Plot.pointer({ x, y: "value", maxRadius: 160, fill: (d) => d.run.colour, r: 4 })),
+      Plot.tip(means, Plot.pointer({ x, y: "value", maxRadius: 160, title: shown, stroke: (d) => d.run.colour })),
     ],
   });
   plot.setAttribute("role", "img");

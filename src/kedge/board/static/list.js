@@ -63,7 +63,7 @@ function drawHeads() {
     if (!head.by) return h("th", { scope: "col", class: "curve" }, head.text);
     const is = head.by === sort.by;
     const direction = is ? (sort.down ? "descending" : "ascending") : "none";
-    return h("th", { scope: "col", class: head.by, "aria-sort": direction },
+    return h("th", { scope: "col", class: head.by === "state" ? "status" : head.by, "aria-sort": direction },
       h("button", { type: "button", click: () => sortBy(head.by) },
         head.text, h("span", { "aria-hidden": "true" }, is ? (sort.down ? " ↓" : " ↑") : "")));
   });
@@ -159,11 +159,12 @@ function drawRow(row) {
   fill(cells[1].firstChild, slash ? h("span", { class: "parent" }, row.name.slice(0, slash)) : "", row.name.slice(slash));
   fill(cells[1].lastChild, row.tags.map((tag) => h("span", { class: "tag" }, tag)), row.note ? h("span", { class: "note", title: row.note }, "✎ ", row.note.slice(0, 60)) : "");
   fill(cells[2], h("span", { class: `state ${row.state}` }, STATES[row.state].word));
+  tr.className = `${isLive(row) ? "live" : row.state} ${tr.classList.contains("chosen") ? "chosen" : ""}`;
   fill(cells[3], row.method);
   fill(cells[4], row.data);
   fill(cells[5], h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: `width:${(100 * share).toFixed(1)}%` })),
     h("span", { class: "rounds" }, text), h("span", { class: "eta" }));
-  fill(cells[6], h("span", { class: "value" }, headline(row)), row.metric ? h("span", { class: "metric" }, row.metric, row.last && row.last.n > 1 ? `, n = ${row.last.n}` : "") : "");
+  fill(cells[6], h("span", { class: "value" }, headline(row)), row.metric ? h("span", { class: "metric" }, row.label, row.last && row.last.n > 1 ? `, n = ${row.last.n}` : "") : "");
   cells[6].title = row.metric ? `${row.column} after the last test, mean ± sd over ${row.last?.n ?? 0} seeds` : "";
   if (row.spark) drawSpark(cells[7], row);
   cells[8].dataset.at = row.started;
@@ -178,7 +179,7 @@ function newRow(id) {
   } },
   h("td", { class: "pick" }, h("label", {}, h("input", { type: "checkbox", "aria-label": "Compare this run", change: () => toggle(id) }))),
   h("td", { class: "name" }, h("a", { href: "#" + id, click: (event) => { event.preventDefault(); select([id]); } }), h("span", { class: "tags" })),
-  ["state", "method", "data", "progress", "last", "curve", "started"].map((name) => h("td", { class: name })));
+  ["status", "method", "data", "progress", "last", "curve", "started"].map((name) => h("td", { class: name })));
   seen.observe(tr);
   return tr;
 }

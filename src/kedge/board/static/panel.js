@@ -37,7 +37,7 @@ export function drawPanel() {
   if (key === shown) { update(); return; }
   shown = key;
   detail = table = null;
-  options.column = found[0].column;
+  options.column = new Set(found.map((row) => row.column)).size === 1 ? found[0].column : found[0].metric;
   hidden.clear();
   fill(panel, found.length === 1 ? single(found[0]) : several(found));
   panel.scrollTop = 0;
@@ -172,7 +172,7 @@ function drawState() {
     h("p", { class: "line" }, h("span", { class: `state ${row.state}` }, STATES[row.state].word), " ", story(row)),
     h("span", { class: "bar wide", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "Rounds" }, h("i", { style: `width:${100 * share}%` })),
     h("p", { class: "facts" }, facts.join(" · ")),
-    row.last ? h("p", { class: "result" }, h("b", {}, headline(row)), ` ${row.metric}`, row.last.n > 1 ? `, mean ± sd of ${row.last.n} seeds` : "") : null);
+    row.last ? h("p", { class: "result" }, h("b", {}, headline(row)), ` ${row.label}`, row.last.n > 1 ? `, mean ± sd of ${row.last.n} seeds` : "") : null);
   drawActions(row);
 }
 

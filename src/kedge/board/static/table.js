@@ -8,7 +8,7 @@ export function drawTable(element, runs, table) {
   if (element.dataset.drawn === content) return;
   element.dataset.drawn = content;
   const first = runs[0];
-  const { decimals, unit, metric } = first.row;
+  const { decimals, unit, label } = first.row;
   const body = runs.map((run, i) => {
     const row = table.rows.find((one) => one.id === run.row.id);
     if (!row) return null;
@@ -32,7 +32,7 @@ export function drawTable(element, runs, table) {
   const test = seeds < 2 ? "One seed: no spread, hence no test."
     : `Gains are paired by seed (n = ${seeds}) on the same partitions; positive is better. p by Student's t, Holm's correction.`;
   fill(element, h("div", { class: "scroll" }, h("table", { class: "compare" },
-    h("thead", {}, h("tr", {}, ["Run", `${metric} ${unit}`.trim(), "n", "Gain (95 %)", "p"].map((text, i) => h("th", { scope: "col", class: i ? "number" : "" }, text)))),
+    h("thead", {}, h("tr", {}, ["Run", `${label} ${unit}`.trim(), "n", "Gain (95 %)", "p"].map((text, i) => h("th", { scope: "col", class: i ? "number" : "" }, text)))),
     h("tbody", {}, body))), h("p", { class: "small" }, `${at} ${test}`));
 }
 
