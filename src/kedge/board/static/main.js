@@ -1,7 +1,7 @@
 // Start: drop the token from the address, draw the page, listen to the server.
 
-import { $, h } from "./dom.js";
-import { drawPanel, watchPanel } from "./panel.js";
+import { $ } from "./dom.js";
+import { watchPanel } from "./panel.js";
 import { startList } from "./list.js";
 import { connect, onChange, readSelection, select, store } from "./store.js";
 
@@ -22,7 +22,7 @@ startList();
 watchPanel();
 window.addEventListener("popstate", readSelection);
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, textarea, select");
+  const typing = event.target.closest("input:not([type=checkbox]), textarea");
   if (event.key === "Escape" && store.selection.length && !typing) select([]);
   if (event.key === "/" && !typing) {
     event.preventDefault();
