@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 import kedge
 from kedge.board import headline
 from kedge.board.app import Board
-from kedge.core.metrics import BUILT_IN
 from kedge.core.method import parse
+from kedge.core.metrics import BUILT_IN
 from kedge.core.part import parts
 from kedge.core.task import tasks
 from kedge.runs.config import Config
@@ -69,7 +69,7 @@ def test_the_tables_of_names_are_those_of_the_library() -> None:
     }
     assert found == headline.METRICS
     built_in = ("classification", "multilabel", "regression")
-    assert headline.FIRST == tuple(tasks[name].metrics[0].name for name in built_in)
+    assert tuple(tasks[name].metrics[0].name for name in built_in) == headline.FIRST
     personal = {n for n in parts if n in KNOWN and parse(n).personal_model}
     assert personal == headline.PERSONAL
 
@@ -208,7 +208,9 @@ def test_commands_repeat_and_resume(page: Page, runs: Path) -> None:
     (runs / "both/fedavg/seed-1/metrics.jsonl").write_text("")
     page.ids()
     found = page.get(f"/run/{ids['both/fedavg']}")["commands"]
-    assert found["resume"] == shlex.join(["kedge", "compare", "--out", str(runs / "both"), "--resume"])
+    assert found["resume"] == shlex.join(
+        ["kedge", "compare", "--out", str(runs / "both"), "--resume"]
+    )
     found = page.get(f"/run/{ids['out/.runs/paper/table1/fedavg.seed3.quick']}")["commands"]
     assert shlex.split(found["repeat"]) == [
         "kedge", "reproduce", "paper/table1", "--rows", "fedavg", "--seeds", "3",

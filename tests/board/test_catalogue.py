@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fabricate import fabricate
 
 import kedge
 from kedge.board.catalogue import Catalogue
 from kedge.errors import Interrupted, KedgeError
 from kedge.runs.stopping import request_stop
-from fabricate import fabricate
 
 HOLD = """
 import sys, time

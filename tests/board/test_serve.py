@@ -63,7 +63,8 @@ def test_the_board_starts_without_torch_and_ends_by_ctrl_c(tmp_path: Path) -> No
         port = busy.getsockname()[1]
         code = (
             "import sys\nfrom kedge.cli import main\n"
-            f"sys.argv = ['kedge', 'board', {str(tmp_path)!r}, '--port', '{port}', '--no-browser']\n"
+            f"sys.argv = ['kedge', 'board', {str(tmp_path)!r}, '--port', '{port}']\n"
+            "sys.argv.append('--no-browser')\n"
             "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
         )
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The board in a real browser: runs watched live, killed, stopped, resumed; lists and comparisons."""
+"""The board in a real browser: runs watched live, killed, stopped, resumed, listed, compared."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from kedge.runs.config import Config
 from kedge.runs.folder import Folder
 from kedge.runs.headline import headline_of, split_of, task_of, with_personal
 from kedge.runs.memory import memory_errors
+from kedge.runs.observing import Observe, followed
 from kedge.runs.planning import choose
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
@@ -52,6 +53,7 @@ def run(
     report: Report | None = None,
     numbered: bool = False,
     yardstick: str = "",
+    observe: Observe | None = None,
 ) -> Result:
     """Run all seeds of a configuration.
 
@@ -64,6 +66,7 @@ def run(
         report: called with each line of the plan before training.
         numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
         yardstick: train on the pooled data of all clients instead; the name of the result.
+        observe: makes the observer that is told of the run, such as loggers.
 
     Raises:
         KedgeError: the settings do not fit the data, the device or the folder.
@@ -81,7 +84,7 @@ def run(
     def make(seed: int, execution: Execution) -> Simulation:
         return simulation(config, dataset, seed, device, execution, pooled=bool(yardstick))
 
-    result = run_seeds(config, make, device, folder, watch, report, dataset)
+    result = run_seeds(config, make, device, folder, watch, report, dataset, observe)
     return dataclasses.replace(result, yardstick=yardstick)
 
 
@@ -93,6 +96,7 @@ def run_seeds(
     watch: Watch | None = None,
     report: Report | None = None,
     data: Dataset | None = None,
+    observe: Observe | None = None,
 ) -> Result:
     """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise.
 
@@ -111,10 +115,13 @@ def run_seeds(
         if report is not None:
             for line in planned.lines():
                 report(line)
-        jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
-        hint = resume_hint(folder.path if folder else None)
-        results, _ = train_seeds(jobs, planned.execution, hint)
-        return result_of(config, results, planned, time.perf_counter() - start, folder)
+        path = folder.path if folder else None
+        with followed(observe, config, path, watch) as run:
+            jobs = [SeedJob(config, seed, make, folder, run.watch) for seed in config.seeds]
+            results, _ = train_seeds(jobs, planned.execution, resume_hint(path))
+            seconds = time.perf_counter() - start
+            run.result = result_of(config, results, planned, seconds, folder)
+        return run.result
 
 
 @contextmanager
