@@ -269,6 +269,15 @@ def test_own_loggers_are_told_of_start_rounds_and_end(tmp_path: Path) -> None:
         kedge.sweep(grid={"lr": [0.01, 0.1]}, log=[own], **settings)
 
 
+def test_own_loggers_without_a_memory_get_every_round_of_a_resumed_run_once(tmp_path: Path) -> None:
+    own = Notebook()
+    with pytest.raises(Interrupted):
+        kedge.run(out=tmp_path, log=[own], watch=lambda s, r: (s, r["round"]) == (1, 2), **SETTINGS)
+    kedge.run(out=tmp_path, log=[own], resume=True, **SETTINGS)
+    rounds = [one for one in own.told if len(one) == 2 and one[0] != "end"]
+    assert rounds == [(seed, number) for seed in (0, 1) for number in (1, 2, 3, 4)]
+
+
 def test_an_interrupted_run_ends_with_none() -> None:
     own = Notebook()
     with pytest.raises(Interrupted):

@@ -111,7 +111,7 @@ class Host:
             return
         for name, logger in list(self.loggers):
             with self._guarded(name, logger):
-                if result is not None:
+                if result is not None and hasattr(logger, "logged"):
                     for seed, records in zip(result.config.seeds, result.records, strict=True):
                         if records and (id(logger), seed) not in self._logged:
                             self._send(logger, seed, records[-1])
