@@ -259,13 +259,25 @@ def test_events_tell_all_runs_then_what_changes(runs: Path) -> None:
     assert board.live._task is None  # without a page nothing is looked at
 
 
-def test_a_report_is_made_when_asked_for(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_made_when_asked_for(page: Page, runs: Path) -> None:
     ids = page.ids()
-    name = ids["both/fedavg"]
-    answer = page.client.get(f"/report?ids={name}")
-    assert answer.status_code in (200, 409)
-    assert ("sandbox" in answer.headers["content-security-policy"]) == (answer.status_code == 200)
+    answer = page.client.get(f"/report?ids={ids['both/fedavg']},{ids['both/scaffold']}")
+    assert answer.status_code == 200
+    assert "scaffold" in answer.text
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("sandbox allow-scripts ")  # without the origin of the board
+    assert "allow-same-origin" not in policy
     assert page.client.get("/report?ids=").status_code == 404
+
+
+def test_a_report_follows_no_links_and_may_fail(page: Page, runs: Path, tmp_path: Path) -> None:
+    name = page.ids()["both/fedavg"]
+    shutil.move(runs / "both/fedavg/seed-0", tmp_path / "outside")
+    (runs / "both/fedavg/seed-0").symlink_to(tmp_path / "outside")
+    assert page.get(f"/report?ids={name}", 409)["error"] == "there is no report: a folder has links"
+    (runs / "both/fedavg/seed-0").unlink()
+    shutil.rmtree(runs / "both/fedavg/seed-1")
+    assert page.get(f"/report?ids={name}", 409)["error"].startswith("there is no report: ")
 
 
 def test_an_unknown_run_is_not_there(page: Page) -> None:

@@ -1,8 +1,8 @@
 """A real browser for pages: Chromium without a window, driven by Playwright.
 
 The fixture ``open_page`` opens a page and holds it to three rules until the test ends: no error in
-the console, no uncaught exception, no request that leaves the page (``allowed`` names where requests
-may go, such as a server of the test's own).
+the console, no uncaught exception, no request that leaves the page (``allowed`` names where
+requests may go, such as a server of the test's own).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
+TIMEOUT_MS = 8000  # of one step
 INSIDE = ("data:", "blob:", "about:")  # what a page may load from itself
 OpenPage = Callable[..., Any]
 
@@ -57,6 +58,7 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
             color_scheme="dark" if dark else "light",
             accept_downloads=True,
         )
+        context.set_default_timeout(TIMEOUT_MS)
         contexts.append(context)
         page = context.new_page()
 

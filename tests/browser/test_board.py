@@ -203,6 +203,15 @@ def test_runs_are_filtered_sorted_and_compared(board: Any, compared: Path, tmp_p
     count(page, "#chart g[aria-label=line] path", 1)
     page.select_option("#chart-x", "mb")
     page.locator("#chart", has_text="MB sent").wait_for()
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="Open report").click()
+    problems: list[str] = []
+    opened.value.on("console", lambda line: problems.append(line.text))
+    opened.value.on("pageerror", lambda error: problems.append(str(error)))
+    opened.value.locator("h1").wait_for()
+    opened.value.locator("svg").first.wait_for()
+    assert not problems
+    opened.value.close()
     page.keyboard.press("Escape")
     page.locator("#panel").wait_for(state="hidden")
     page.go_back()

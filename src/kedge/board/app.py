@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import kedge.report
@@ -21,9 +20,10 @@ from kedge.board.catalogue import Catalogue
 from kedge.board.commands import commands
 from kedge.board.comparison import curves, table
 from kedge.board.entry import Entry
+from kedge.board.files import has_links
 from kedge.board.guard import REPORT_POLICY, Guard
 from kedge.board.live import Live, dumped
-from kedge.errors import FieldError, KedgeError
+from kedge.errors import FieldError
 from kedge.runs.notes import checked, write_notes
 from kedge.runs.stopping import request_stop
 
@@ -135,10 +135,9 @@ class Board:
     def report(self, request: Request) -> Response:
         """The report of some runs, made now."""
         folders = [entry.path for entry in self._several(request, MAX_COMPARED)]
-        try:
-            page = _report(folders)
-        except KedgeError as error:
-            return PlainTextResponse(f"There is no report: {error}\n", 409)
+        if any(map(has_links, folders)):
+            raise HTTPException(409, "there is no report: a folder has links")
+        page = _report(folders)
         return HTMLResponse(page, headers={"Content-Security-Policy": REPORT_POLICY})
 
     # -- what is changed ----------------------------------------------------------------------
@@ -184,11 +183,15 @@ class Board:
 
 
 def _report(folders: Sequence[Path]) -> str:
+    """The page of a report. What makes it needs the whole library, hence not before."""
+    from kedge.report.page.facts import facts_of
+    from kedge.report.page.folders import read
+    from kedge.report.page.write import render
+
     try:
-        make = importlib.import_module("kedge.report.page").report_html
-    except (ImportError, AttributeError):
-        raise KedgeError("this kedge cannot write reports") from None
-    return str(make(folders))
+        return render(facts_of(read(folders)))
+    except Exception as error:  # noqa: BLE001  (the board goes on, whatever a folder holds)
+        raise HTTPException(409, f"there is no report: {error}") from None
 
 
 def _written(write: Any, *arguments: Any) -> None:

@@ -81,6 +81,12 @@ COMMANDS = {
         "Use",
         "Write the model of a run as a program for other software, with its scaling inside.",
     ),
+    "report": Entry(
+        "kedge.cli.report:report",
+        "Look",
+        "Write a page about runs: who wins and how sure that is, curves, classes, clients, "
+        "settings.",
+    ),
     "data": Entry(
         "kedge.cli.look:data",
         "Look",

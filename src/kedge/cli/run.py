@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kedge.cli import next_steps
 from kedge.cli.options import JSON, LOAD, LOG, OUT, RESUME, load_files, with_settings
+from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import KedgeError
 
@@ -35,6 +36,7 @@ def run(
     resume: RESUME = False,
     log: LOG = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -60,6 +62,7 @@ def run(
         )
     folder = str(result.folder)
     _finish([result], as_json, f"saved in {folder}; load it with kedge.load({folder!r})")
+    after_training(result.folder, no_report)
     if not as_json and not result.diverged:
         next_steps.show(next_steps.after_run(result))
     _fail_if_diverged([result])
@@ -80,6 +83,7 @@ def compare(
     plot: Annotated[str | None, typer.Option(help="plot the curves to a .png or .svg file")] = None,
     log: LOG = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -108,6 +112,7 @@ def compare(
     folder = results[0].folder
     assert folder is not None
     _finish(results, as_json, f"saved in {folder.parent}")
+    after_training(folder.parent, no_report)
     if plot:
         figures.curves(results, [plot], rows[0].config.data)
     if not as_json and not all(result.diverged for result in results):
@@ -126,6 +131,7 @@ def sweep(
     resume: RESUME = False,
     log: LOG = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -154,12 +160,14 @@ def sweep(
         )
     if as_json:
         typer.echo(json.dumps(plain(result.to_dict())))
+        after_training(result.folder, no_report)
         return
     print_table(tables.grid(result.settings, result.results))
     dim(f"{result.computed}; saved in {result.folder}")
     if len(result.settings) > 1:
         dim(result.choice())
     assert result.folder is not None
+    after_training(result.folder, no_report)
     next_steps.show(next_steps.after_sweep(result.results, result.folder))
 
 

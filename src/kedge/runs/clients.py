@@ -1,7 +1,7 @@
 """Who the clients of a seed are: names, sizes, and how many samples of each class they train on.
 
-``seed-0/clients.json`` is written when a seed starts, so that reports can draw the partition without
-the data.
+``seed-0/clients.json`` is written when a seed starts, so that reports can draw the partition
+without the data.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@
         log.txt                events with times
         bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
+        notes.json             tags and a note of the user, see kedge.runs.notes
+        stop                   asks the training to stop after its round, see kedge.runs.stopping
+        log-NAME/              what a logger wrote
         seed-0/partition.json
         seed-0/clients.json    names, sizes and class counts of the clients
         seed-0/metrics.jsonl   one line per round
