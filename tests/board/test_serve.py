@@ -55,6 +55,25 @@ def test_without_the_extra_the_command_says_what_to_install(
         command(str(tmp_path))
 
 
+def test_the_token_is_not_among_the_arguments_of_the_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def serve(root: Path, host: str, port: int, ready: Any, say: Any) -> None:
+        ready("http://127.0.0.1:1/?token=secret")
+        path = Path(opened[0].removeprefix("file://"))
+        assert "url=http://127.0.0.1:1/?token=secret" in path.read_text()
+        assert path.parent.stat().st_mode & 0o077 == 0
+        opened.append(str(path))
+
+    monkeypatch.setattr("kedge.board.serve.serve", serve)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    command(str(tmp_path), browser=True)
+    assert "secret" not in opened[0]
+    assert not Path(opened[1]).exists()
+
+
 def test_the_board_starts_without_torch_and_ends_by_ctrl_c(tmp_path: Path) -> None:
     """With a page open, whose stream would never end by itself, and its port in use."""
     with socket.socket() as busy:

@@ -52,7 +52,8 @@ class Catalogue:
         with self._guard:
             seen: dict[str, Entry] = {}
             changed: list[Entry] = []
-            self._walk("", 0, "", seen, changed)
+            before, self._folders = self._folders, {}
+            self._walk("", 0, "", seen, changed, before)
             gone = [name for name in self.entries if name not in seen]
             self.entries = seen
             return [entry.row() for entry in changed], gone
@@ -86,10 +87,16 @@ class Catalogue:
         return entry
 
     def _walk(
-        self, relative: str, depth: int, kind: str, seen: dict[str, Entry], changed: list[Entry]
+        self,
+        relative: str,
+        depth: int,
+        kind: str,
+        seen: dict[str, Entry],
+        changed: list[Entry],
+        before: dict[str, _Folder],
     ) -> None:
         path = self.root / relative if relative else self.root
-        folder = self._folders.setdefault(relative, _Folder())
+        folder = before.get(relative) or _Folder()
         try:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode):
@@ -99,8 +106,8 @@ class Catalogue:
                 settled = time.time() - found.st_mtime_ns / 1e9 > SETTLED_S
                 folder.mtime_ns = found.st_mtime_ns if settled else None
         except OSError:
-            del self._folders[relative]
             return
+        self._folders[relative] = folder
         if folder.has_config and self._is_run(path, relative, kind, seen, changed):
             return
         self.is_cut = len(self._folders) >= MAX_FOLDERS
@@ -109,7 +116,7 @@ class Catalogue:
         for name in folder.subfolders:
             inner = f"{relative}/{name}" if relative else name
             own = "reproduce" if name == REPRODUCTION or kind == "reproduce" else folder.kind
-            self._walk(inner, depth + 1, own, seen, changed)
+            self._walk(inner, depth + 1, own, seen, changed, before)
 
     def _is_run(
         self, path: Path, relative: str, kind: str, seen: dict[str, Entry], changed: list[Entry]

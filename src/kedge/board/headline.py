@@ -64,7 +64,7 @@ def is_personal(config: Mapping[str, Any]) -> bool:
 
 def label(name: str, column: str) -> str:
     """The headline in words: the metric, and of which models if not of the global one."""
-    whose = {"client_mean": ", mean over clients", "personal_mean": " of clients' own models"}
+    whose = {"client_mean": ", mean of clients", "personal_mean": ", own models"}
     return name + whose.get(column, "")
 
 

@@ -60,6 +60,7 @@ def serve(
             lifespan="off",
             ws="none",
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=2,
         )
         server = Server(config)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import tempfile
 import webbrowser
+from html import escape
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +34,8 @@ def board(
 ) -> None:
     """Watch the runs below a folder on a local page: live curves, comparisons, notes, stop.
 
+    The address has a token. A browser is opened by a file, since other users see its arguments.
+
     kedge board                      the runs in runs/
     kedge board ~/experiments --port 9000 --no-browser
     """
@@ -52,9 +56,12 @@ def board(
         console.print(line, highlight=False, soft_wrap=True, markup=False)
         dim("Ctrl-C ends it")
         if _has_desktop() if browser is None else browser:
-            webbrowser.open(address)
+            page.write_text(f'<meta http-equiv="refresh" content="0;url={escape(address)}">')
+            webbrowser.open(page.as_uri())
 
-    serve(root, host, port, ready, dim)
+    with tempfile.TemporaryDirectory(prefix="kedge-board-") as private:  # of this user alone
+        page = Path(private) / "board.html"
+        serve(root, host, port, ready, dim)
     dim("The board is closed")
 
 

@@ -164,7 +164,7 @@ function drawRow(row) {
   fill(cells[4], row.data);
   fill(cells[5], h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: `width:${(100 * share).toFixed(1)}%` })),
     h("span", { class: "rounds" }, text), h("span", { class: "eta" }));
-  fill(cells[6], h("span", { class: "value" }, headline(row)), row.metric ? h("span", { class: "metric" }, row.label, row.last && row.last.n > 1 ? `, n = ${row.last.n}` : "") : "");
+  fill(cells[6], h("span", { class: "value" }, headline(row)), row.metric ? h("span", { class: "metric" }, row.label, row.last && row.last.n > 1 ? `, n\u00a0=\u00a0${row.last.n}` : "") : "");
   cells[6].title = row.metric ? `${row.column} after the last test, mean ± sd over ${row.last?.n ?? 0} seeds` : "";
   if (row.spark) drawSpark(cells[7], row);
   cells[8].dataset.at = row.started;
