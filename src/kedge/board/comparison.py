@@ -16,7 +16,7 @@ from kedge.runs.significance import holm, paired
 PARTITION = "partition.json"
 CLIENT_MEAN = headline.COLUMNS["client"]
 HEAD = 2048  # bytes of a partition that hold its hash
-X = ("round", "mb", "seconds")  # what curves are drawn over
+FIELDS = ("round", "mb", "seconds", "value")  # of a point
 
 
 def curves(entry: Entry, column: str, after: Sequence[int], epoch: int) -> dict[str, Any]:
@@ -33,29 +33,22 @@ def curves(entry: Entry, column: str, after: Sequence[int], epoch: int) -> dict[
     have = list(after) if epoch == now and len(after) == len(tails) else [0] * len(tails)
     seeds = []
     for seed, tail, start in zip(entry.seeds, tails, have, strict=True):
-        points = _points(tail, column) if tail is not None else {name: [] for name in (*X, "value")}
-        fresh = {name: values[start:] for name, values in points.items()}
+        fresh = _points(tail, column, start) if tail is not None else {n: [] for n in FIELDS}
         seeds.append({"seed": seed, "start": start, **fresh})
     return {"id": entry.id, "column": column, "epoch": now, "seeds": seeds}
 
 
-def _points(tail: Tail, column: str) -> dict[str, list[float]]:
-    """Round, megabytes and seconds so far, and the value, of every round that has one."""
-    columns, none = tail.columns, [math.nan] * len(tail)
-    up, down = columns.get("mb_up", none), columns.get("mb_down", none)
-    seconds, values = columns.get("seconds", none), columns.get(column, none)
-    points: dict[str, list[float]] = {name: [] for name in (*X, "value")}
-    mb = spent = 0.0
-    rows = zip(columns["round"], up, down, seconds, values, strict=True)
-    for number, sent, received, took, value in rows:
-        mb += sum(part for part in (sent, received) if part == part)
-        spent += took if took == took else 0.0
-        if value == value:
-            for name, number_of in zip(
-                (*X, "value"), (number, mb, spent, value), strict=True
-            ):  # rounds stay whole numbers
-                points[name].append(float(f"{number_of:.6g}"))
-    return points
+def _points(tail: Tail, column: str, start: int) -> dict[str, list[float]]:
+    """Round, megabytes and seconds so far, and the value, of every round that has one; without the
+    first ``start`` of them."""
+    values = tail.columns.get(column, ())
+    tested = [i for i, value in enumerate(values) if value == value][start:]
+    columns = (tail.so_far["mb"], tail.so_far["seconds"], values)
+    short = {
+        name: [float(f"{numbers[i]:.6g}") for i in tested]
+        for name, numbers in zip(FIELDS[1:], columns, strict=True)
+    }
+    return {FIELDS[0]: [tail.columns["round"][i] for i in tested]} | short
 
 
 def table(entries: Sequence[Entry], reader: Reader) -> dict[str, Any]:

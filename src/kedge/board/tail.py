@@ -28,6 +28,8 @@ class Tail:
 
     def _clear(self) -> None:
         self.columns: dict[str, array[float]] = {"round": array("d")}
+        #: Megabytes and seconds up to the end of each round.
+        self.so_far: dict[str, array[float]] = {"mb": array("d"), "seconds": array("d")}
         self._offset, self._end = 0, b""
         self._stamp: Stamp | None = None
 
@@ -78,6 +80,10 @@ class Tail:
                 self.columns[name] = array("d", [NAN] * have)
         for name, column in self.columns.items():
             column.append(row.get(name, NAN))
+        for name, parts in (("mb", ("mb_up", "mb_down")), ("seconds", ("seconds",))):
+            total = self.so_far[name]
+            added = math.fsum(value for part in parts if (value := row.get(part, 0.0)) == value)
+            total.append((total[-1] if total else 0.0) + added)
 
     def last(self, name: str) -> float | None:
         """The last number of a column; None without one."""
