@@ -17,10 +17,12 @@ from starlette.testclient import TestClient
 import kedge
 from kedge.board import headline
 from kedge.board.app import Board
+from kedge.board.commands import LOGGERS
 from kedge.core.method import parse
 from kedge.core.metrics import BUILT_IN
 from kedge.core.part import parts
 from kedge.core.task import tasks
+from kedge.loggers.host import KNOWN as KNOWN_LOGGERS
 from kedge.runs.config import Config
 from kedge.runs.folder import METRICS
 from kedge.runs.result import Result, paired_gain
@@ -206,11 +208,14 @@ def test_commands_repeat_and_resume(page: Page, runs: Path) -> None:
     assert set(found) == {"repeat"}
     (runs / "both/fedavg/result.json").unlink()
     (runs / "both/fedavg/seed-1/metrics.jsonl").write_text("")
+    (runs / "both/fedavg/log-csv").mkdir()
+    (runs / "both/fedavg/log-wandb").mkdir()
     page.ids()
     found = page.get(f"/run/{ids['both/fedavg']}")["commands"]
     assert found["resume"] == shlex.join(
-        ["kedge", "compare", "--out", str(runs / "both"), "--resume"]
+        ["kedge", "compare", "--out", str(runs / "both"), "--resume", "--log", "csv,wandb"]
     )
+    assert set(LOGGERS) == set(KNOWN_LOGGERS)
     found = page.get(f"/run/{ids['out/.runs/paper/table1/fedavg.seed3.quick']}")["commands"]
     assert shlex.split(found["repeat"]) == [
         "kedge", "reproduce", "paper/table1", "--rows", "fedavg", "--seeds", "3",

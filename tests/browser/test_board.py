@@ -107,7 +107,7 @@ def test_a_run_is_watched_from_its_start_to_its_end(
 ) -> None:
     page = board()
     page.get_by_text("No runs in runs yet").wait_for()
-    words = ["--seeds", "0,1", "--out", "runs/live", "--engine", "vector", "--rounds", "200"]
+    words = ["--seeds", "0,1", "--out", "runs/live", "--engine", "vector", "--rounds", "120"]
     process = start("run", *words, "--no-report", cwd=tmp_path)
     page.locator("#rows tr").wait_for()
     wait_for_state(page, "live", "training")
@@ -121,11 +121,11 @@ def test_a_run_is_watched_from_its_start_to_its_end(
     wait_for_state(page, "live", "finished")
     assert process.wait(60) == 0
     page.get_by_text("It is complete.").wait_for()
-    assert page.locator("#rows .rounds").inner_text() == "200/200"
+    assert page.locator("#rows .rounds").inner_text() == "120/120"
     assert re.fullmatch(r"\d\d\.\d\d ± \d+\.\d\d %", page.locator("#rows .value").inner_text())
     assert page.locator("#stop").count() == 0
     longest = "Math.max(...[...document.querySelectorAll('#chart path')].map(p => "
-    assert page.evaluate(longest + "p.getAttribute('d')?.split('L').length ?? 0))") == 200
+    assert page.evaluate(longest + "p.getAttribute('d')?.split('L').length ?? 0))") == 120
 
 
 def test_a_run_is_killed_resumed_stopped_from_the_page(

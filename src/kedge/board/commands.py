@@ -11,6 +11,7 @@ from kedge.board.entry import ENVIRONMENT, Entry
 from kedge.board.files import Reader
 
 OWN_DATA = "own"  # of kedge.fit: no command has them
+LOGGERS = ("csv", "tensorboard", "mlflow", "wandb")
 
 
 def commands(entry: Entry, title: str, reader: Reader) -> dict[str, str]:
@@ -33,7 +34,9 @@ def commands(entry: Entry, title: str, reader: Reader) -> dict[str, str]:
     if entry.state != "finished" and not entry.is_live:
         several = entry.kind in ("compare", "sweep")
         folder = shlex.quote(str(path.parent if several else path))
-        found["resume"] = f"kedge {entry.kind} --out {folder} --resume{loaded}"
+        log = ",".join(name for name in LOGGERS if f"log-{name}" in entry.names)
+        again = f" --log {log}" if log else ""
+        found["resume"] = f"kedge {entry.kind} --out {folder} --resume{again}{loaded}"
     return found
 
 

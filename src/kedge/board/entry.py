@@ -52,7 +52,7 @@ class Entry:
         self.tails: dict[int, Tail] = {}
         self._mtime_ns: int | None = None
         self._stamps: dict[str, Stamp | None] = {}
-        self._names: set[str] = set()
+        self.names: set[str] = set()  # of its files and folders
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -74,10 +74,10 @@ class Entry:
             settled = time.time() - found.st_mtime_ns / 1e9 > SETTLED_S
             self._mtime_ns = found.st_mtime_ns if settled else None
         before = self.state
-        locked = is_locked(self.path) if LOCK in self._names else UNLOCKED
+        locked = is_locked(self.path) if LOCK in self.names else UNLOCKED
         is_new, has_result = before == "", bool(self.result)
         resumed = (changed and bool(self.tails)) or before in LIVE  # it may have gone on meanwhile
-        if LOCK in self._names or resumed or (not has_result and (is_new or locked is None)):
+        if LOCK in self.names or resumed or (not has_result and (is_new or locked is None)):
             changed |= self._read_metrics(reader)
         if has_result:
             self.reason = ""
@@ -120,8 +120,8 @@ class Entry:
         """Read the small files that are new or have changed."""
         with os.scandir(self.path) as listing:
             names = {entry.name for entry in listing}
-        changed = names != self._names
-        self._names = names
+        changed = names != self.names
+        self.names = names
         for name in (CONFIG, RESULT, NOTES, ENVIRONMENT):
             found = stamp(self.path / name) if name in names else None
             if name in self._stamps and self._stamps[name] == found:
@@ -156,7 +156,7 @@ class Entry:
         changed = False
         for seed in self.seeds:
             name = f"seed-{seed}"
-            if name not in self._names:
+            if name not in self.names:
                 continue
             folder = self.path / name
             if seed not in self.tails:
@@ -180,7 +180,7 @@ class Entry:
             latest = max((tail.updated for tail in self.tails.values()), default=self.started)
             locked = not self.result and time.time() - latest < QUIET_S
         if locked:
-            if STOP in self._names:
+            if STOP in self.names:
                 return "stopping"
             return "training" if any(map(len, self.tails.values())) else "starting"
         if self._has_diverged:
@@ -189,7 +189,7 @@ class Entry:
             return "finished"
         if self.reason.startswith(FAILED):
             return "failed"
-        if LOCK in self._names and not self.reason.startswith(INTERRUPTED):
+        if LOCK in self.names and not self.reason.startswith(INTERRUPTED):
             return "killed"
         return "interrupted"
 
