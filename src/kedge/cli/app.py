@@ -112,6 +112,11 @@ COMMANDS = {
         "Look",
         "Show a part, a model, a partition, ...: what it does, its paper, options and ranges.",
     ),
+    "board": Entry(
+        "kedge.cli.board:board",
+        "Look",
+        "Watch the runs below a folder on a local page: live curves, comparisons, notes, stop.",
+    ),
     "check": Entry(
         "kedge.cli.prove:check",
         "Prove",

@@ -8,6 +8,9 @@
         log.txt                events with times
         bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
+        notes.json             tags and a note of the user, see kedge.runs.notes
+        stop                   asks the training to stop after its round, see kedge.runs.stopping
+        log-NAME/              what a logger wrote
         seed-0/partition.json
         seed-0/clients.json    names, sizes and class counts of the clients
         seed-0/metrics.jsonl   one line per round
@@ -45,6 +48,7 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
 from kedge.runs.saved import read_records
+from kedge.runs.stopping import clear_stop
 from kedge.runs.tensors import safetensors_of
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
@@ -70,7 +74,7 @@ class Folder:
         self._pending: Config | None = None  # written by `claim`
         self._numbered = False
         self._created: list[Path] = []  # folders made by `claim`
-        self._is_new = self._is_resumed = False
+        self._is_new = self._is_resumed = self.is_claimed = False
         self.lock = Lock()
 
     @classmethod
@@ -152,6 +156,8 @@ class Folder:
             self.write(CONFIG, config.to_toml().encode())
             self.log(f"extended to {config.rounds} rounds")
         opened.append(self.path)
+        clear_stop(self.path)
+        self.is_claimed = True
 
     def _is_extension(self, config: Config) -> bool:
         return stored_config(self.path).rounds < config.rounds
