@@ -213,8 +213,8 @@ class FedGen(Taught):
     def _generated_logits(self, v: View, params: Params, key: Tensor, labels: Tensor) -> Tensor:
         """Logits ``[B, C]`` of the local model on samples generated for ``labels``."""
         z = self._noise(key, len(labels), v.spec)
-        generator = self._generator(v.spec).in_layout(v.spec.model.layout)
-        x, _ = generator(Weights(**v.sent), z, labels, train=False)
+        generate = self._generator(v.spec).in_layout(v.spec.model.layout)
+        x = generate(Weights(**v.sent), z, labels, train=False)[0]
         return v.head(params, x) if self.level == "feature" else v.forward(params, x).logits
 
     def _weight(self, v: View, first: float) -> Tensor:
@@ -278,10 +278,7 @@ class FedDF(Distiller):
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
 
-    presets = {
-        "flboost": {"generator_steps": 50, "student_steps": 20},
-        "cifar100": {"noise": 256},
-    }
+    presets = {"flboost": {"generator_steps": 50, "student_steps": 20}, "cifar100": {"noise": 256}}
     neutral = {"student_steps": 0}
     tiny = {"generator_steps": 2, "student_steps": 2, "batch": 6, "noise": 3, "width": 4}
     aim = "distil into"
