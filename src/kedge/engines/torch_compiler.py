@@ -57,7 +57,19 @@ def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
     assert compiler is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own code
-        return compiler[2].compile(graph, inputs)
+        try:
+            return compiler[2].compile(graph, inputs)
+        except Exception as error:
+            # torch 2.11 asserts while it reorders the loops of some graphs with many branches
+            if not (_reorders_loops() and "AssertionError" in f"{type(error).__name__}: {error}"):
+                raise
+        with compiler[2].config.patch(loop_ordering_after_fusion=False):
+            return compiler[2].compile(graph, inputs)
+
+
+def _reorders_loops() -> bool:
+    compiler = _compiler()
+    return bool(compiler and getattr(compiler[2].config, "loop_ordering_after_fusion", False))
 
 
 def is_traced() -> bool:

@@ -34,7 +34,13 @@ from kedge.parts.distil import (
     pass_key,
     teacher_logits,
 )
-from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
+from kedge.parts.generators import (
+    Generator,
+    diversity,
+    feature_generator,
+    image_generator,
+    in_layout,
+)
 
 _FLBOOST = {
     "generator_lr": 0.01,
@@ -124,6 +130,7 @@ class FedGen(Taught):
             raise FieldError(f"{self.name}.width = 1 leaves no room for the label; write 2 or more")
         if self.level == "feature":
             spec.model.require_head(self.name)
+        self._client_generator(spec)  # built now: the first pass may be inside a trace
         first = self._generator(spec).init(spec.key, spec.dtype, spec.device)
         moments = {"moments": Adam().init(first.params)} if self.keep_moments else {}
         return {"generator": first._asdict()} | moments
@@ -211,7 +218,7 @@ class FedGen(Taught):
     def _generated_logits(self, v: View, params: Params, key: Tensor, labels: Tensor) -> Tensor:
         """Logits ``[B, C]`` of the local model on samples generated for ``labels``."""
         z = self._noise(key, len(labels), v.spec)
-        x, _ = self._generator(v.spec)(Weights(**v.sent), z, labels, train=False)
+        x, _ = self._client_generator(v.spec)(Weights(**v.sent), z, labels, train=False)
         return v.head(params, x) if self.level == "feature" else v.forward(params, x).logits
 
     def _weight(self, v: View, first: float) -> Tensor:
@@ -223,6 +230,9 @@ class FedGen(Taught):
     def _noise(self, key: Tensor, rows: int, spec: Spec) -> Tensor:
         draw = rng.uniform if self.prior == "uniform" else rng.normal
         return draw(key, (rows, self.noise), spec.dtype)
+
+    def _client_generator(self, spec: Spec) -> Generator:
+        return in_layout(self._generator(spec), spec.model.layout)
 
     def _generator(self, spec: Spec) -> Generator:
         shape = spec.shapes["features"] if self.level == "feature" else tuple(spec.input_shape)

@@ -11,13 +11,13 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from kedge.core import rng
-from kedge.core.model import Model
+from kedge.core.model import Layout, Model
 from kedge.core.tree import Params, Weights
 from kedge.errors import ModelError
 
@@ -69,6 +69,12 @@ class Generator:
         x = torch.cat([z, label], 1)
         out = self._model.forward(weights, x, "train" if train else "eval")
         return out.logits.reshape(-1, *self.shape), out.buffers
+
+
+@lru_cache(maxsize=64)  # simulations without an engine's layout have one of their own each
+def in_layout(generator: Generator, layout: Layout) -> Generator:
+    """The generator in the layout of the clients' model."""
+    return generator.prepared(lambda model: model.prepared(layout))
 
 
 @cache
