@@ -202,7 +202,7 @@ def _runner_up(found: Sequence[Standing], best: Standing) -> list[str]:
             f"{name(second.source.name)} comes second on the validation data; on the test data it "
             f"is {ahead} ahead."
         ]
-    if _is_identical(gap):
+    if gap.mean == 0.0 and not gap.sd:
         return [f"{name(second.source.name)} gives exactly its numbers."]
     if gap.low is None:
         return [f"{name(second.source.name)} comes second, {difference(metric, gap.mean)} behind."]
