@@ -148,6 +148,11 @@ def test_diverged_runs_lose(tmp_path: Path) -> None:
     assert text.startswith("fedavg")
 
 
+def test_a_metric_without_a_value_is_not_called_diverged(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", changes={"accuracy": math.nan})
+    assert verdict(folder).startswith("fedavg has no value of the metric")
+
+
 def test_a_sweep_keeps_runs_that_ended_in_nan(tmp_path: Path) -> None:
     kedge.sweep("fedavg", {"lr": [0.1, 1e9]}, rounds=2, seeds=[0], out=tmp_path / "s", clients=3)
     found = facts(tmp_path / "s")

@@ -238,6 +238,7 @@ def _settings(sources: Sequence[Source]) -> dict[str, Any]:
     """Settings in which the runs differ, then all; those that are not defaults are marked."""
     keys = [key for key in DEFAULTS if key in sources[0].settings]
     differing = [key for key in keys if len({repr(s.settings.get(key)) for s in sources}) > 1]
+    same = [key for key in keys if key not in differing]
     if all(s.name == s.method or s.yardstick for s in sources):
         differing = [key for key in differing if key != "method"]  # the names say it
     shared = [
@@ -247,8 +248,7 @@ def _settings(sources: Sequence[Source]) -> dict[str, Any]:
             "changed": sources[0].settings[key] != _default(key),
             "how": key in EXECUTION,
         }
-        for key in keys
-        if key not in differing
+        for key in same
     ]
     return {
         "differing": differing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -64,7 +65,9 @@ def _folder(path: Path) -> Found:
     if (path.parent / CONFIG).is_file():
         raise KedgeError(f"{path} is part of a run; give {path.parent}")
     markers = (CONFIG, COMPARISON, SWEEP)
-    inside = sorted({p.parent for marker in markers for p in path.glob(f"*/{marker}")})
+    inside = sorted(
+        {p.parent for marker in markers for p in path.glob(f"*/{marker}")}, key=_natural
+    )
     if not inside:
         raise KedgeError(f"{path} holds no run; give the folder of a run, such as runs/digits-1")
     sources: list[Source] = []
@@ -78,6 +81,14 @@ def _folder(path: Path) -> Found:
         sources += one.sources
         notes += one.notes
     return Found(_labelled(sources), "runs", notes)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A key that sorts ``run-2`` before ``run-10``."""
+    return [
+        (int(piece), "") if piece.isdigit() else (0, piece)
+        for piece in re.split(r"(\d+)", path.name)
+    ]
 
 
 def _listed(path: Path, name: str, kind: str) -> Found:
@@ -131,4 +142,6 @@ def _labelled(sources: Sequence[Source]) -> list[Source]:
 
 
 def _written(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ",".join(map(_written, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

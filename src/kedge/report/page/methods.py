@@ -38,12 +38,17 @@ def parts_of(methods: Sequence[str]) -> list[dict[str, Any]]:
         if not own:
             classes.setdefault("fedavg", FedAvg)
     found = [
-        {"name": name, "title": title(cls), "html": html_doc(inspect.getdoc(cls) or "")}
+        {"name": name, "title": title(cls), "html": html_doc(_body(inspect.getdoc(cls) or ""))}
         for name, cls in classes.items()
     ]
     return found + [
         {"name": method, "title": "its parts are not known here", "html": ""} for method in unknown
     ]
+
+
+def _body(doc: str) -> str:
+    """A docstring without its first paragraph, the title."""
+    return doc.partition("\n\n")[2] or doc
 
 
 def sends(found: Sequence[Standing]) -> list[dict[str, Any]]:

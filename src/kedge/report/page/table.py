@@ -44,7 +44,7 @@ def table(found: Sequence[Standing], base: int = 0) -> list[Column]:
 
     def stat(s: Standing) -> Cell:
         if math.isnan(s.last.mean):
-            return Cell("diverged", None, style="loss")
+            return Cell("diverged" if s.status == "diverged" else "no value", None, style="loss")
         more = "" if s.last.sd is None else f"± {s.last.sd:{number}}"
         return Cell(f"{s.last.mean:{number}}", s.last.mean, more)
 

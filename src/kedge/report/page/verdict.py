@@ -53,7 +53,8 @@ def verdict(
     if best is None:
         return Verdict(_so_far(found), (), warnings)
     if math.isnan(best.last.mean):
-        return Verdict("All runs diverged, so nothing can be said.", (), warnings)
+        why = "diverged" if best.status == "diverged" else "lack a value of the metric"
+        return Verdict(f"All runs {why}, so nothing can be said.", (), warnings)
     if len(final) == 1:
         return Verdict(_alone(best), tuple(_yardsticks(found, best)), warnings)
     if is_sweep:
@@ -201,7 +202,7 @@ def _runner_up(found: Sequence[Standing], best: Standing) -> list[str]:
             f"{name(second.source.name)} comes second on the validation data; on the test data it "
             f"is {ahead} ahead."
         ]
-    if _is_identical(gap):
+    if gap.mean == 0.0 and not gap.sd:
         return [f"{name(second.source.name)} gives exactly its numbers."]
     if gap.low is None:
         return [f"{name(second.source.name)} comes second, {difference(metric, gap.mean)} behind."]
@@ -274,7 +275,8 @@ def _facts(standing: Standing) -> list[str]:
 def _alone(standing: Standing) -> str:
     metric, stat = standing.source.metric, standing.last
     if math.isnan(stat.mean):
-        return f"{name(standing.source.name)} diverged, so there is no final value."
+        why = "diverged" if standing.status == "diverged" else "has no value of the metric"
+        return f"{name(standing.source.name)} {why}, so nothing can be said."
     done = "reaches" if standing.is_final else "has reached"
     reach = (
         f"{name(standing.source.name)} {done} {value(metric, stat.mean)} {what(standing)} after "
