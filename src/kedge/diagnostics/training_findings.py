@@ -193,9 +193,11 @@ def _forgetting(m: Measures) -> list[str]:
     c = m.classes
     changes = [change(*three) for three in zip(c.before, c.local, c.counts, strict=True)]
     own, lacking = mean([x.own for x in changes]), mean([x.lacking for x in changes])
-    text = f"Forgetting: local training changes the accuracy on own classes by {own:+.1f} points"
+    text = (
+        f"Forgetting: local training changes the accuracy on own classes by {_points(own)} points"
+    )
     if not math.isnan(lacking):
-        text += f", on lacking ones by {lacking:+.1f}"
+        text += f", on lacking ones by {_points(lacking)}"
     return [text + " (mean over clients and classes)."]
 
 
@@ -269,12 +271,21 @@ def _value(s: Scores, value: float) -> str:
     return f"{value:.1f} %" if s.unit == "%" else f"{s.metric} {value:.4g} {s.unit}".rstrip()
 
 
+def _points(value: float) -> str:
+    """Points with a sign, but for 0.
+
+    >>> _points(-3.14), _points(-0.01)
+    ('-3.1', '0.0')
+    """
+    return f"{value:+.1f}" if abs(value) >= 0.05 else "0.0"
+
+
 def _times(ratio: float) -> str:
     return f"{_share(ratio)} of" if ratio < 2 else f"{ratio:.3g} times"
 
 
 def _share(value: float) -> str:
-    """A share in percent: three digits below 1 %, else a whole number or one decimal."""
+    """A share in percent: a whole number from 10 % on, else with one decimal."""
     percent = 100 * value
     if not math.isfinite(percent):
         return "unknown"
