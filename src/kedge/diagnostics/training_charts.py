@@ -266,8 +266,8 @@ def _map_chart(m: Measures) -> Chart:
         rows.append({"x": x, "y": y, "series": series, "label": m.map.labels[sample]})
     return Chart(
         f"Features of {m.map.client} by t-SNE", "points", rows,
-        note="The client with the least effective number of classes; global and local features of the same samples, "
-        "as in Figure 2 of FedBR. Axes have no meaning.",
+        note="The client with the least effective number of classes; global and local features of "
+        "the same samples, as in Figure 2 of FedBR. Axes have no meaning.",
     )  # fmt: skip
 
 
