@@ -239,12 +239,16 @@ def _gradients(m: Measures) -> str:
     if not v.total:
         return ""
     ratio = v.total / v.squared_mean if v.squared_mean else math.inf
+    text = (
+        f"Gradients: at the global model their variance between clients is {v.total:.3g}, "
+        f"{ratio:.3g} times the squared norm of their mean"
+    )
+    if not v.high:  # the upper leaves stay on the clients
+        return text + "."
     left = v.with_shared_features() / v.total
     return (
-        f"Gradients: at the global model their variance between clients is {v.total:.3g}, "
-        f"{ratio:.3g} times the squared norm of their mean; {_share(v.high_share)} of it is "
-        f"{m.high}. One shared feature for each sample there would leave {_share(left)} of the "
-        "variance (Theorem 4.2 of FedImpro)."
+        f"{text}; {_share(v.high_share)} of it is {m.high}. One shared feature for each sample "
+        f"there would leave {_share(left)} of the variance (Theorem 4.2 of FedImpro)."
     )
 
 
