@@ -81,6 +81,16 @@ def test_a_run(tmp_path: Path) -> None:
     assert wrong.stderr == "error: clients is not for a run, which has its own data\n"
 
 
+def test_a_comparison(tmp_path: Path) -> None:
+    options = ("--rounds", "1", "--seeds", "0", "--clients", "4", "--out", "both")
+    made = kedge_command("compare", "fedavg", "fedprox", *options, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    done = kedge_command("diagnose", "both", "--what", "data", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "kept in both/*/diagnosis: data" in done.stderr
+    assert len(list((tmp_path / "both").glob("*/diagnosis/data.json"))) == 2
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -54,7 +54,7 @@ def test_the_command_writes_what_is_asked_for(tmp_path: Path) -> None:
     assert "<h1>My title</h1>" in (tmp_path / "r" / "report.html").read_text()
     assert done.stderr.split() == ["r/report.html", "r.csv", "r.json"]
     done = kedge_command("report", "r/fedavg", "r/scaffold", "-o", "two.html", cwd=tmp_path)
-    assert "kedge run" in (tmp_path / "two.html").read_text()
+    assert "kedge compare fedavg scaffold --clients 3" in (tmp_path / "two.html").read_text()
 
 
 def test_what_cannot_be_reported(tmp_path: Path) -> None:

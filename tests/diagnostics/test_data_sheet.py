@@ -103,6 +103,12 @@ def test_gains_that_are_quoted_are_on_the_page_of_results() -> None:
     assert "**FedBR** is faster at first and level at the end. On RotatedMNIST" in page
 
 
+def test_the_page_shows_what_is_printed() -> None:
+    page = " ".join((PAGE.parent / "diagnose.md").read_text().split())
+    for finding in digits("dirichlet(0.1)").findings:
+        assert finding in page
+
+
 # -- duplicates ------------------------------------------------------------------------------------
 
 

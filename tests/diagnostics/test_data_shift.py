@@ -297,6 +297,15 @@ def test_columns_that_follow_the_label_do_not_shift(rng: np.random.Generator) ->
     assert shifted_columns(x, owner, groups) == []
 
 
+def test_columns_of_many_small_cells_do_not_shift(rng: np.random.Generator) -> None:
+    """100 clients with 2 samples of each of 5 classes: deviations are not underestimated."""
+    owner, y = np.repeat(np.arange(100), 10), np.tile(np.arange(5), 200)
+    groups = [Group(str(c), np.flatnonzero(y == c)) for c in range(5)]
+    assert shifted_columns(rng.normal(size=(1000, 10)), owner, groups) == []
+    single = [Group("all", np.arange(3))]
+    assert shifted_columns(rng.normal(size=(3, 2)), np.arange(3), single) == []
+
+
 def test_the_federation_is_not_changed() -> None:
     federation = federate(load("digits"), "iid+rotation(step=5)", clients=4)
     before = [t.clone() for t in (federation.x, federation.y, federation.rows)]

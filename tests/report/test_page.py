@@ -16,7 +16,7 @@ from made import comparison, run_folder
 from scipy import stats
 
 import kedge
-from kedge.diagnostics.sheet import Chart, Sheet, Table
+from kedge.diagnostics.sheet import Chart, Sheet, Table, png_uri
 from kedge.errors import KedgeError
 from kedge.report.page.curves import lttb
 from kedge.report.page.facts import as_json, facts_of
@@ -126,6 +126,7 @@ def test_unfinished_runs_are_said_so_and_not_compared(tmp_path: Path) -> None:
     text = verdict(folder)
     assert "scaffold is not finished: 4 of 10 rounds tested" in text
     assert text.startswith("fedavg reaches")
+    assert facts(folder)["resume"] == f"kedge compare --out {tmp_path} --resume"
     [group] = facts(folder)["groups"]
     assert group["standings"][1]["gain"] is None
     assert group["curves"][1]["test"]["rounds"] == [1, 2, 3, 4]
@@ -360,7 +361,7 @@ def test_figures_have_the_width_of_a_column(tmp_path: Path) -> None:
 def test_results_without_a_folder(tmp_path: Path) -> None:
     results = kedge.compare(["fedavg", "scaffold"], rounds=2, seeds=[0, 1], clients=4)
     [page] = kedge.write_report(results, tmp_path / "r.html")
-    assert "2 runs on digits" in page.read_text()
+    assert "<h1>2 methods on digits</h1>" in page.read_text()
 
 
 def test_a_page_of_diagnoses_alone(tmp_path: Path) -> None:
@@ -369,6 +370,15 @@ def test_a_page_of_diagnoses_alone(tmp_path: Path) -> None:
     )
     page = write_sheets([sheet], tmp_path / "d.html", "digits").read_text()
     assert "strong label skew" in page
+
+
+def test_large_diagnoses_are_thinned(tmp_path: Path) -> None:
+    rows = [{"x": i, "y": i / 7, "series": "a"} for i in range(60_000)]
+    images = [{"image": png_uri(bytes(20_000)), "row": str(i), "column": ""} for i in range(200)]
+    charts = [Chart("points", "points", rows), Chart("images", "images", images)]
+    path = write_sheets([Sheet("training", "Training", charts=charts)], tmp_path / "d.html")
+    assert path.stat().st_size < MAX_BYTES
+    assert "of 60000 are shown" in path.read_text()
 
 
 # -- clients.json -----------------------------------------------------------------------------

@@ -117,8 +117,9 @@ def _next(subject: str, sheets: list[Sheet]) -> None:
     from kedge.cli.next_steps import show
 
     if is_run(subject):
-        names = ", ".join(sorted({sheet.name for sheet in sheets}))
-        dim(f"kept in {Path(subject) / 'diagnosis'}: {names}")
+        names = ", ".join(dict.fromkeys(sheet.name for sheet in sheets))
+        single = (Path(subject) / "config.toml").is_file()
+        dim(f"kept in {Path(subject) / ('' if single else '*') / 'diagnosis'}: {names}")
         show([f"kedge report {shlex.quote(subject)}"])
         return
     [sheet] = sheets

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
 
 from kedge.diagnostics.chance import SIGNIFICANT
 from kedge.diagnostics.data_labels import LabelSkew
@@ -64,7 +64,7 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
     of_labels = "targets" if labels.kind == "targets" else "labels"
     far = {
         of_labels: (by_label > LIMIT) & (_beyond(labels.excess) > MIN_LABELS),
-        "features": (by_feature > LIMIT) & (_beyond(np.nan_to_num(shift.client)) > MIN_FEATURES),
+        "features": (by_feature > LIMIT) & (_beyond(shift.client) > MIN_FEATURES),
     }
     far[of_labels] &= labels.client_p <= SIGNIFICANT
     far["features"] &= shift.client_p <= SIGNIFICANT
@@ -80,7 +80,9 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
 
 
 def _beyond(values: Array) -> Array:
-    return values - np.median(values)
+    """How far each value is above the median; values that are not known are at it."""
+    known = values[~np.isnan(values)]
+    return np.nan_to_num(values - np.median(known)) if len(known) else np.zeros_like(values)
 
 
 class ColumnShift(NamedTuple):
@@ -110,9 +112,12 @@ def shifted_columns(x: Array, owner: Array, groups: Sequence[Group]) -> list[Col
     clients = np.unique(owner)
     counts, sums, squares = _cells(x.astype(np.float64), owner, groups, clients)
     means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
-    within = (squares - counts * means**2).sum((0, 1)) / counts.sum()
+    freedom = counts.sum() - (counts > 0).sum()  # every cell has a mean of its own
+    if freedom < 1:
+        return []
+    within = (squares - counts * means**2).sum((0, 1)) / freedom
     spread = np.sqrt(np.maximum(within, 0.0))
-    limit = norm.isf(ALPHA / 2 / (len(clients) * x.shape[1]))
+    limit = NormalDist().inv_cdf(1 - ALPHA / 2 / (len(clients) * x.shape[1]))
     active = np.ones((len(clients), 1, x.shape[1]))
     found: list[ColumnShift] = []
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from kedge.diagnostics.labels import (
     target_distance,
 )
 
-PERMUTATIONS = 199  # fewer for many samples
+PERMUTATIONS = 199
+FEWEST = 99  # for many samples
 MAX_PERMUTED = 2 * 10**7  # labels that are permuted, in all
 BINS = 100  # of real targets, for the permutations
 DECILES = 10  # bins of real targets for their Jensen-Shannon divergence
@@ -84,83 +85,91 @@ def label_skew(federation: Federation, seed: int = 0) -> LabelSkew:
 
 def skew_of_classes(y: Array, sizes: Array, classes: int, seed: int = 0) -> LabelSkew:
     """Label skew of classes ``[N]``, of which the first ``sizes[0]`` are client 0's, and so on."""
-    counts, drawn = _permuted_counts(y, sizes, classes, seed)  # [K, C], [R, K, C]
+    counts = _counts(y, sizes, classes)
     pooled = counts.sum(0)
+
+    def measures(counts: Array) -> tuple[Array, Array, Array]:
+        return (
+            earth_movers(counts, pooled),
+            jensen_shannon(counts, pooled),
+            effective_classes(counts),
+        )
+
+    drawn = [measures(_counts(y[order], sizes, classes)) for order in _orders(len(y), seed)]
     largest = 1 - ((pooled / pooled.sum()) ** 2).sum()  # mean distance if clients had one class
-    return _corrected(
-        "classes",
-        sizes,
-        earth_movers(counts, pooled),
-        earth_movers(drawn, pooled),
-        largest,
-        divergence=jensen_shannon(counts, pooled),
-        chance_divergence=jensen_shannon(drawn, pooled).mean(0),
-        effective=effective_classes(counts),
-        chance_effective=effective_classes(drawn).mean(0),
-        counts=counts,
-    )
+    return _corrected("classes", sizes, measures(counts), drawn, largest, counts)
 
 
 def skew_of_labels(y: Array, sizes: Array, seed: int = 0) -> LabelSkew:
     """Label skew of several labels per sample, ``[N, L]`` of 0 and 1."""
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    y = np.asarray(y, np.float64)
+    y, starts = np.asarray(y, np.float64), _starts(sizes)
+    pooled = y.mean(0)
+
+    def measures(counts: Array) -> tuple[Array, Array, Array]:
+        rates = counts / sizes[:, None]
+        distance, divergence = (
+            each_label(rates, pooled, measure) for measure in (earth_movers, jensen_shannon)
+        )
+        return distance, divergence, effective_classes(counts)
+
     counts = np.add.reduceat(y, starts)
-    drawn = np.stack([np.add.reduceat(y[order], starts) for order in _orders(len(y), seed)])
-    pooled, rates = y.mean(0), counts / sizes[:, None]
-    permuted = drawn / sizes[:, None]
-    return _corrected(
-        "labels",
-        sizes,
-        each_label(rates, pooled, earth_movers),
-        each_label(permuted, pooled, earth_movers),
-        float((2 * pooled * (1 - pooled)).mean()),
-        divergence=each_label(rates, pooled, jensen_shannon),
-        chance_divergence=each_label(permuted, pooled, jensen_shannon).mean(0),
-        effective=effective_classes(counts),
-        chance_effective=effective_classes(drawn).mean(0),
-        counts=counts,
-    )
+    drawn = [measures(np.add.reduceat(y[order], starts)) for order in _orders(len(y), seed)]
+    largest = float((2 * pooled * (1 - pooled)).mean())
+    return _corrected("labels", sizes, measures(counts), drawn, largest, counts)
 
 
 def skew_of_targets(y: Array, sizes: Array, seed: int = 0) -> LabelSkew:
     """Label skew of real targets ``[N, outputs]``; distances are in their standard deviations."""
     spread = y.std(0)
     y = (y - y.mean(0)) / np.where(spread > 0, spread, 1.0)
-    ends = np.cumsum(sizes)[:-1]
-    distance = np.array([target_distance(own, y) for own in np.split(y, ends)])
-    permuted, divergence, by_chance = [], [], []
-    for column in y.T:
-        edges = np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1]))
-        bins = np.searchsorted(edges, column, "right")
-        totals = np.bincount(bins, weights=column, minlength=len(edges) + 1)
-        held = np.bincount(bins, minlength=len(edges) + 1)
-        centres = totals / np.maximum(held, 1)
-        _, drawn = _permuted_counts(bins, sizes, len(held), seed)
-        gaps = np.cumsum(drawn / sizes[:, None] - held / len(column), axis=-1)[..., :-1]
-        permuted.append(np.abs(gaps) @ np.diff(centres))
-        coarse = np.unique(np.quantile(column, np.linspace(0, 1, DECILES + 1)[1:-1]))
-        tenth = np.searchsorted(coarse, column, "right")
-        counts, drawn = _permuted_counts(tenth, sizes, len(coarse) + 1, seed)
-        divergence.append(jensen_shannon(counts, counts.sum(0)))
-        by_chance.append(jensen_shannon(drawn, counts.sum(0)).mean(0))
-    nothing = np.full(len(sizes), np.nan)
-    return _corrected(
-        "targets",
-        sizes,
-        distance,
-        np.mean(permuted, axis=0),
-        None,
-        divergence=np.mean(divergence, axis=0),
-        chance_divergence=np.mean(by_chance, axis=0),
-        effective=nothing,
-        chance_effective=nothing,
+    exact = np.array([target_distance(own, y) for own in np.split(y, _starts(sizes)[1:])])
+    fine, coarse = ([_binned(column, n) for column in y.T] for n in (BINS, DECILES))
+
+    def measures(order: Array | slice) -> tuple[Array, Array, Array]:
+        distance, divergence = [], []
+        for one in fine:
+            counts = _counts(one.bins[order], sizes, len(one.centres))
+            gaps = np.cumsum(counts / sizes[:, None] - one.shares, axis=1)[:, :-1]
+            distance.append(np.abs(gaps) @ np.diff(one.centres))
+        for one in coarse:
+            counts = _counts(one.bins[order], sizes, len(one.centres))
+            divergence.append(jensen_shannon(counts, one.shares))
+        nothing = np.full(len(sizes), np.nan)
+        return np.mean(distance, axis=0), np.mean(divergence, axis=0), nothing
+
+    drawn = [measures(order) for order in _orders(len(y), seed)]
+    return _corrected("targets", sizes, (exact, *measures(slice(None))[1:]), drawn, None, None)
+
+
+class _Binned(NamedTuple):
+    """A column of targets in bins with about as many samples each."""
+
+    bins: Array  # [N]
+    centres: Array  # mean of each bin
+    shares: Array  # share of each bin
+
+
+def _binned(column: Array, count: int) -> _Binned:
+    edges = np.unique(np.quantile(column, np.linspace(0, 1, count + 1)[1:-1]))
+    _, bins, held = np.unique(
+        np.searchsorted(edges, column, "right"), return_inverse=True, return_counts=True
     )
+    return _Binned(bins, np.bincount(bins, weights=column) / held, held / len(column))
+
+
+Measures = tuple[Array, Array, Array]  # distance, divergence, effective classes, each [K]
 
 
 def _corrected(
-    kind: str, sizes: Array, distance: Array, permuted: Array, largest: float | None, **rest: Any
+    kind: str,
+    sizes: Array,
+    found: Measures,
+    drawn: list[Measures],
+    largest: float | None,
+    counts: Array | None,
 ) -> LabelSkew:
+    distance, divergence, effective = found
+    permuted, divergences, effectives = (np.array(one) for one in zip(*drawn, strict=True))
     weights = sizes / sizes.sum()
     mean, means = float(distance @ weights), permuted @ weights
     chance = float(means.mean())
@@ -169,34 +178,33 @@ def _corrected(
         room = float(np.sqrt(max(largest**2 - chance**2, 0.0)))
         index = min(index / room, 1.0) if room > 1e-9 else 0.0
     levels = (permuted**2).mean(0)
-    client_p = p_of_largest(distance**2 - levels, permuted**2 - levels)
     return LabelSkew(
         kind,
         distance,
+        divergence,
+        effective,
         chance=permuted.mean(0),
         chance_sd=permuted.std(0),
+        chance_divergence=divergences.mean(0),
+        chance_effective=effectives.mean(0),
         index=index,
         p=p_value(mean, means),
-        client_p=client_p,
-        **rest,
+        client_p=p_of_largest(distance**2 - levels, permuted**2 - levels),
+        counts=counts,
     )
 
 
-def _permuted_counts(y: Array, sizes: Array, classes: int, seed: int) -> tuple[Array, Array]:
-    """Counts ``[K, C]`` as they are, and under permutations ``[R, K, C]``."""
-    clients = len(sizes)
-    owner = np.repeat(np.arange(clients) * classes, sizes)
-    length = clients * classes
+def _starts(sizes: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
-    def count(labels: Array) -> Array:
-        return np.bincount(owner + labels, minlength=length).reshape(clients, classes)
 
-    drawn = [count(y[order]) for order in _orders(len(y), seed)]
-    return count(y), np.array(drawn)
+def _counts(labels: Array, sizes: Array, classes: int) -> Array:
+    """Samples of each class on each client, ``[K, C]``."""
+    owner = np.repeat(np.arange(len(sizes)) * classes, sizes)
+    return np.bincount(owner + labels, minlength=len(sizes) * classes).reshape(-1, classes)
 
 
 def _orders(count: int, seed: int) -> Iterator[Array]:
     rng = np.random.default_rng(seed)
-    most = max(19, MAX_PERMUTED // max(count, 1))
-    for _ in range(min(PERMUTATIONS, most)):
+    for _ in range(min(PERMUTATIONS, max(FEWEST, MAX_PERMUTED // max(count, 1)))):
         yield rng.permutation(count)

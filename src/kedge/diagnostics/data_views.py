@@ -116,7 +116,8 @@ def _clients(view: View) -> Table:
         rows.append(row)
     note = (
         "EMD and JS: labels against the pooled labels. Shift: features against the other clients "
-        "within classes, beyond chance. C_d: conditional Wasserstein distance to the other clients."
+        "within classes, beyond chance. C_d: conditional Wasserstein distance to the other "
+        "clients, chance included."
     )
     return Table("Clients", heads, rows, note, decimals=2)
 

@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
-from scipy.optimize import linear_sum_assignment, linprog
-from scipy.spatial.distance import cdist
 
 Array = npt.NDArray[Any]
 Distance = Callable[[Any, Any], float]
@@ -35,6 +32,9 @@ def wasserstein(a: npt.ArrayLike, b: npt.ArrayLike, power: int = 1) -> float:
     >>> wasserstein([[0.0, 0.0], [1.0, 0.0]], [[1.0, 3.0], [0.0, 3.0]])
     3.0
     """
+    from scipy.optimize import linear_sum_assignment  # slow to import
+    from scipy.spatial.distance import cdist
+
     a, b = (np.asarray(v, np.float64).reshape(len(np.asarray(v)), -1) for v in (a, b))
     cost = cdist(a, b) ** power
     if len(a) == len(b):
@@ -49,6 +49,9 @@ def wasserstein(a: npt.ArrayLike, b: npt.ArrayLike, power: int = 1) -> float:
 
 def transport(cost: Array) -> float:
     """The optimal mean cost of a transport problem with uniform weights, as a linear program."""
+    from scipy import sparse
+    from scipy.optimize import linprog
+
     n, m = cost.shape
     from_each = sparse.kron(sparse.eye(n), np.ones((1, m)))
     to_each = sparse.kron(np.ones((1, n)), sparse.eye(m))

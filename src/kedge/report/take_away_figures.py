@@ -85,9 +85,12 @@ def _shown(group: Mapping[str, Any]) -> list[int]:
 
 def _curves(axes: Any, group: Mapping[str, Any], axis: str) -> None:
     import numpy as np
+    from matplotlib.ticker import MaxNLocator
 
     column = group["columns"][0]
     for i in _shown(group):
+        if axis == "mb" and group["runs"][i]["yardstick"]:  # it sends nothing
+            continue
         run, curve = group["runs"][i], group["curves"][i]["test"]
         y = _array(curve["y"][column["key"]])
         x = np.array(curve["rounds"], dtype=float)
@@ -100,6 +103,8 @@ def _curves(axes: Any, group: Mapping[str, Any], axis: str) -> None:
             axes.fill_between(x, mean - sd, mean + sd, color=colour, alpha=0.15, linewidth=0)
     unit = f" ({column['unit']})" if column["unit"] else ""
     axes.set_xlabel(AXES[axis])
+    if axis == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(f"{column['label']}{unit}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25, linewidth=0.5)
@@ -123,11 +128,13 @@ def _gains(axes: Any, group: Mapping[str, Any]) -> None:
 
 def _partition(axes: Any, one: Mapping[str, Any]) -> None:
     import numpy as np
+    from matplotlib.ticker import MaxNLocator
 
     counts = np.array(one["counts"], dtype=float).T  # [classes, clients]
     axes.imshow(counts, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set_xlabel("client")
     axes.set_ylabel("class")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(one["classes"]) <= 12:
         axes.set_yticks(range(len(one["classes"])), [_clipped(c, 12) for c in one["classes"]])
 

@@ -13,7 +13,8 @@ from kedge.report.page import methods
 from kedge.report.page.curves import lttb, short
 from kedge.report.page.facts import COLOURS, SHOWN
 from kedge.report.page.table import Cell, Column
-from kedge.report.page.verdict import Verdict, name
+from kedge.report.page.verdict import Verdict
+from kedge.report.page.wording import name
 from kedge.report.page.write import empty, write_page
 from kedge.reproduction import recipes
 from kedge.reproduction.command import Reproduction, read_table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kedge.report.page.source import DEFAULTS, Source
@@ -17,10 +18,11 @@ def commands(sources: Sequence[Source], kind: str) -> list[str]:
     sources = [s for s in sources if s.settings["data"] != "own"]
     if not sources:
         return []
-    if kind == "comparison":
+    if kind in ("comparison", "runs") and len(sources) > 1:
         methods = [s for s in sources if not s.yardstick]
         same = [_given(s.settings, ("method", "split", "personal")) for s in methods]
-        if methods and all(one == same[0] for one in same):
+        distinct = len({s.method for s in methods}) == len(methods)
+        if methods and distinct and all(one == same[0] for one in same):
             words = [shlex.quote(s.method) for s in methods]
             pooled = ["--pooled"] if len(methods) < len(sources) else []
             own = _given(methods[0].settings, ("method",))
@@ -30,6 +32,29 @@ def commands(sources: Sequence[Source], kind: str) -> list[str]:
     if kind == "sweep" and (line := _sweep(sources)):
         return [line]
     return list(dict.fromkeys(_run(source) for source in sources if not source.yardstick))
+
+
+def resume(sources: Sequence[Source], kind: str, is_partial: bool) -> str:
+    """The command that goes on with what is not finished; empty if there is nothing.
+
+    ``is_partial``: whether runs of a comparison or a sweep have not started.
+    """
+    unfinished = [s for s in sources if s.folder is not None and not s.is_complete]
+    unfinished = [s for s in unfinished if not s.has_diverged]
+    first = sources[0]
+    if first.folder is None or first.settings["data"] == "own" or not (unfinished or is_partial):
+        return ""
+    command = {"comparison": "compare", "sweep": "sweep"}.get(kind)
+    if command is None:
+        if len(unfinished) != 1:
+            return ""
+        return _joined("kedge run --out", _quoted(unfinished[0].folder), "--resume", *_load(first))
+    root = _quoted(first.folder.parent)
+    return _joined(f"kedge {command} --out", root, "--resume", *_load(first))
+
+
+def _quoted(path: Path | None) -> str:
+    return shlex.quote(str(path))
 
 
 def _run(source: Source) -> str:

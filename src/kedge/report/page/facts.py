@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kedge._version import __version__
+from kedge.data.partition.registries import aliases
 from kedge.diagnostics.sheet import Sheet
 from kedge.report.page import commands, curves, methods, views
 from kedge.report.page.folders import EXECUTION, Found
@@ -16,11 +18,13 @@ from kedge.report.page.groups import Group, grouped, what_differs
 from kedge.report.page.source import DEFAULTS, Source, metric_name
 from kedge.report.page.standings import Standing, leader, ranked, standings
 from kedge.report.page.table import marks, table
-from kedge.report.page.verdict import Verdict, name, plain, verdict
+from kedge.report.page.verdict import Verdict, verdict
+from kedge.report.page.wording import name, plain
 
 FORMAT = 1
 COLOURS = 8  # of the palette, see page.css
 SHOWN = 8  # curves that are switched on at first
+MAX_CHART_BYTES = 1_200_000  # of the rows and images of all diagnoses
 
 
 def facts_of(found: Found, title: str = "") -> dict[str, Any]:
@@ -56,6 +60,7 @@ def facts_of(found: Found, title: str = "") -> dict[str, Any]:
         "settings": _settings(every),
         "environments": _environments(every),
         "commands": commands.commands(every, found.kind),
+        "resume": commands.resume(every, found.kind, any("not started" in n for n in found.notes)),
     }
 
 
@@ -157,7 +162,8 @@ def _title(found: Found, groups: Sequence[Group]) -> str:
         return f"Sweep of {' and '.join(keys)} on {where}"
     if len(found.sources) == 1:
         return f"{found.sources[0].name} on {where}"
-    return f"{len(found.sources)} runs on {where}"
+    same = all(s.name == s.method for s in found.sources)
+    return f"{len(found.sources)} {'methods' if same else 'runs'} on {where}"
 
 
 def _data(source: Source) -> str:
@@ -173,9 +179,9 @@ def _about(sources: Sequence[Source]) -> list[str]:
     clients = {len(s.clients.names) for one in sources for s in one.seeds if s.clients}
     if len(clients) == 1:
         found.append(f"{clients.pop()} clients")
-    partition = {str(s.settings["partition"]) for s in sources}
-    if len(partition) == 1 and partition != {"auto"}:
-        found.append(f"partition {partition.pop()}")
+    drawn = {_drawn(source) for source in sources}
+    if len(drawn) == 1 and drawn != {""}:
+        found.append(f"partition {drawn.pop()}")
     for key, one, many in (("rounds", "round", "rounds"), ("seeds", "seed", "seeds")):
         values = {repr(s.settings[key]) for s in sources}
         if len(values) == 1:
@@ -188,9 +194,20 @@ def _about(sources: Sequence[Source]) -> list[str]:
     return found
 
 
+def _drawn(source: Source) -> str:
+    """What the partition was drawn from; ``auto`` is told by its file."""
+    text = str(source.settings["partition"])
+    if text != "auto":
+        return text
+    name = next((seed.partition for seed in source.seeds if seed.partition), "")
+    for short, long in aliases.items():
+        name = f"{short}{name[len(long) :]}" if name.startswith(f"{long}(") else name
+    return name
+
+
 def _group_title(group: Group) -> str:
     s = group.first.settings
-    words = [_data(group.first), f"partition {s['partition']}"]
+    words = [_data(group.first), f"partition {_drawn(group.first)}"]
     words += [f"{s['clients']} clients"] if s["clients"] else []
     words += [f"split {s['split']}"] if s["split"] != "auto" else []
     return ", ".join([*words, metric_name(group.first.metric)])
@@ -272,16 +289,33 @@ def _environments(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def _sheets(sources: Sequence[Source]) -> list[dict[str, Any]]:
     several = len(sources) > 1
-    return [
-        {"run": source.name if several else "", **sheet_facts(sheet)}
-        for source in sources
-        for sheet in source.sheets
+    pairs = [
+        (source.name if several else "", sheet) for source in sources for sheet in source.sheets
     ]
+    return sheet_facts(pairs)
 
 
-def sheet_facts(sheet: Sheet) -> dict[str, Any]:
-    """A diagnosis as plain data, without its bare numbers."""
-    return {key: value for key, value in sheet.to_dict().items() if key != "values"}
+def sheet_facts(pairs: Sequence[tuple[str, Sheet]]) -> list[dict[str, Any]]:
+    """Diagnoses as plain data, with the name of their run, without their bare numbers.
+
+    Charts are thinned, and images left out, where they would make the page too large.
+    """
+    found, left = [], MAX_CHART_BYTES
+    for run, sheet in pairs:
+        plain_sheet = sheet.to_dict()
+        del plain_sheet["values"]
+        for chart in plain_sheet["charts"]:
+            rows = chart["rows"]
+            size = len(json.dumps(rows))
+            keep = len(rows) if size <= left else int(len(rows) * left / size)
+            if keep < len(rows):
+                step = math.ceil(len(rows) / max(1, keep))
+                chart["rows"] = rows[::step] if keep else []
+                text = f"{len(chart['rows'])} of {len(rows)} are shown."
+                chart["note"] = f"{chart['note']} {text}".strip()
+            left -= min(left, size)
+        found.append({"run": run, **plain_sheet})
+    return found
 
 
 def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def parts_of(methods: Sequence[str]) -> list[dict[str, Any]]:
 def sends(found: Sequence[Standing]) -> list[dict[str, Any]]:
     """What each method sends: the declared formulas of its parts, and the bytes of a round."""
     rows, base = [], None
+    seen: set[tuple[str, float, float]] = set()
     for s in found:
         if s.source.yardstick:
             continue
@@ -56,9 +57,13 @@ def sends(found: Sequence[Standing]) -> list[dict[str, Any]]:
         up, down = s.mb_up / rounds, s.mb_down / rounds
         base = base or (up + down)
         ratio = (up + down) / base if base else None
+        key = (s.source.method.split("(")[0], round(up, 9), round(down, 9))
+        if s.source.values and key in seen:  # settings of a sweep that send the same
+            continue
+        seen.add(key)
         rows.append(
             {
-                "method": s.source.name,
+                "method": s.source.method if s.source.values else s.source.name,
                 "up": units.size(1e6 * up),
                 "down": units.size(1e6 * down),
                 "ratio": "" if ratio is None else f"{units.digits(ratio)}×",

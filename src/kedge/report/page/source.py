@@ -48,6 +48,7 @@ class Seed:
     number: int
     records: list[Record]
     partition_hash: str = ""
+    partition: str = ""  # what it was drawn from, such as dirichlet(0.1)
     clients: Clients | None = None
     scores: dict[str, Any] | None = None
     failed: str = ""  # the reason, if it ended before its last round
@@ -135,13 +136,13 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
             notes.append(str(error))
         scores = _optional(folder / SCORES)
         seeds.append(
-            Seed(number, records, _hash(folder), clients, scores or None, log.get(number, ""))
+            Seed(number, records, *_partition(folder), clients, scores or None, log.get(number, ""))
         )
     metric = _metric(settings, seeds, result)
     if metric is None:
         return None
     sheets = []
-    for file in sorted((path / DIAGNOSIS).glob("*.json")):
+    for file in sorted((path / DIAGNOSIS).glob("*.json"), key=_place):
         try:
             sheets.append(read_sheet(file))
         except DataError as error:
@@ -160,6 +161,12 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         seconds=float(seconds) if isinstance(seconds, (int, float)) else _seconds(seeds),
         notes=tuple(notes),
     )
+
+
+def _place(file: Path) -> tuple[int, str]:
+    """Diagnoses in the order in which one reads them."""
+    order = {"data": 0, "training": 1, "privacy": 2}
+    return order.get(file.stem, len(order)), file.name
 
 
 def why_untested(path: Path) -> str:
@@ -269,22 +276,24 @@ def _log(path: Path) -> dict[int, str]:
     return found
 
 
-_hashes: dict[str, str] = {}  # of partitions, by the digest of their file
+#: Hash and name of partitions, by the digest of their file.
+_partitions: dict[str, tuple[str, str]] = {}
 
 
-def _hash(folder: Path) -> str:
-    """The hash of a seed's partition; methods of a comparison share the file's content."""
+def _partition(folder: Path) -> tuple[str, str]:
+    """Hash and name of a seed's partition; methods of a comparison share the file's content."""
     try:
         content = (folder / PARTITION).read_bytes()
     except OSError:
-        return ""
+        return "", ""
     digest = hashlib.sha256(content).hexdigest()
-    if digest not in _hashes:
+    if digest not in _partitions:
         try:
-            _hashes[digest] = Partition.load(folder / PARTITION).hash
+            found = Partition.load(folder / PARTITION)
+            _partitions[digest] = found.hash, found.name
         except KedgeError:
-            _hashes[digest] = ""
-    return _hashes[digest]
+            _partitions[digest] = "", ""
+    return _partitions[digest]
 
 
 def _metric(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kedge.report import units
 from kedge.report.page.source import metric_name
 from kedge.report.page.standings import Standing, leader, on_validation
-from kedge.report.page.verdict import p_text, signed_text
+from kedge.report.page.wording import p_text, signed_text
 from kedge.runs.significance import LEVEL
 
 Make = Callable[[Standing], "Cell"]

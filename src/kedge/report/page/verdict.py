@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kedge.core.task_base import Metric
-from kedge.report.page.source import metric_name
 from kedge.report.page.standings import (
     Standing,
     gain_over,
@@ -15,9 +13,19 @@ from kedge.report.page.standings import (
     on_validation,
     ranked,
 )
+from kedge.report.page.wording import (
+    difference,
+    interval_text,
+    name,
+    p_text,
+    rounds_text,
+    seeds_text,
+    times,
+    value,
+    what,
+)
 from kedge.runs.significance import LEVEL, Paired
 
-OPEN, CLOSE = "\x01", "\x02"  # around names, which the page sets in bold
 MAX_NAMED = 4  # methods that a sentence lists by name
 
 
@@ -28,16 +36,6 @@ class Verdict:
     lead: str
     more: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-
-
-def name(text: str) -> str:
-    """A name in a sentence, marked for the page."""
-    return f"{OPEN}{plain(text)}{CLOSE}"
-
-
-def plain(text: str) -> str:
-    """A sentence without marks."""
-    return text.replace(OPEN, "").replace(CLOSE, "")
 
 
 def verdict(
@@ -71,49 +69,20 @@ def verdict(
     return Verdict(_winner(found, best), tuple(more), warnings)
 
 
-def value(metric: Metric, number: float) -> str:
-    """A value of the metric: ``"91.09 %"``."""
-    return f"{number:.{metric.decimals}f} {metric.unit}".rstrip()
-
-
-def difference(metric: Metric, number: float, signed: bool = False) -> str:
-    """A difference of two values: ``"6.31 points"``, or of another unit."""
-    unit = {"%": "points"}.get(metric.unit, metric.unit)
-    text = signed_text(number, metric.decimals) if signed else f"{abs(number):.{metric.decimals}f}"
-    if number and not float(text.replace("−", "-")):
-        text = f"less than {10.0**-metric.decimals:.{metric.decimals}f}"
-    return f"{text} {unit}".rstrip()
-
-
-def signed_text(number: float, decimals: int) -> str:
-    """A number with its sign; zero has none.
-
-    >>> signed_text(1.234, 2), signed_text(-0.001, 2)
-    ('+1.23', '0.00')
-    """
-    text = f"{number:+.{decimals}f}"
-    return text.replace("-", "−") if float(text) else text[1:]
-
-
-def p_text(p: float | None) -> str:
-    """A p-value with its sign: ``"p = 0.018"``."""
-    if p is None:
-        return ""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}" if p < 0.1 else f"p = {p:.2f}"
-
-
 def _winner(found: Sequence[Standing], best: Standing) -> str:
     first, metric = found[0], best.source.metric
-    reach = f"{value(metric, best.last.mean)} {_what(best)} after {_rounds(best)}"
+    reach = f"{value(metric, best.last.mean)} {what(best)} after {rounds_text(best)}"
     tested = [s for s in found if s.gain is not None and not s.source.yardstick]
     if best is first:
         clear = [s for s in tested if _is_clear(s)]
         head = f"{name(first.source.name)}, the first method, is not beaten: {reach}"
+        if tested and all(s.gain and _is_identical(s.gain) for s in tested):
+            return f"{_names([first, *tested])} give the same numbers: {reach}."
         if first.last.n == 1:
             return f"{head}, with one seed. Another seed might say otherwise."
         if len(clear) == len(tested):
             return f"{head}, clearly better than the other{'s' if len(tested) > 1 else ''}."
-        return f"{head} ({_seeds(best.last.n)}). Not every difference is clear."
+        return f"{head} ({seeds_text(best.last.n)}). Not every difference is clear."
     gain = best.gain
     if gain is None:
         why = "it is not finished" if not first.is_final else "they share no seed"
@@ -131,7 +100,7 @@ def _winner(found: Sequence[Standing], best: Standing) -> str:
     if _is_identical(gain):
         both = f"{name(best.source.name)} and {name(first.source.name)}"
         return f"{both} give the same numbers: {reach}."
-    evidence = f"95 % interval {_interval(metric, gain)}, {_seeds(gain.n)}"
+    evidence = f"95 % interval {interval_text(metric, gain)}, {seeds_text(gain.n)}"
     corrected = f", {p_text(best.p)}"
     if len(tested) > 1:
         corrected += f" after Holm's correction for {len(tested)} comparisons"
@@ -159,8 +128,8 @@ def _best_setting(found: Sequence[Standing], best: Standing) -> str:
     spread = "" if best.last.sd is None else f" ± {best.last.sd:.{metric.decimals}f}"
     lead = (
         f"{name(best.source.name)} is the best of {count} settings on the {where}: "
-        f"{best.last.mean:.{metric.decimals}f}{spread} {metric.unit} {_what(best)} after "
-        f"{_rounds(best)} ({_seeds(best.last.n)})."
+        f"{best.last.mean:.{metric.decimals}f}{spread} {metric.unit} {what(best)} after "
+        f"{rounds_text(best)} ({seeds_text(best.last.n)})."
     ).replace("  ", " ")
     return lead if best.last.n > 1 else f"{lead} With one seed the next one may be as good."
 
@@ -200,6 +169,8 @@ def _others(found: Sequence[Standing], best: Standing) -> list[str]:
     if not rest:
         return []
     same = [s for s in rest if s.gain and _is_identical(s.gain)]
+    if len(same) == len(tested):  # the first sentence says it
+        return []
     better = [s for s in rest if _is_clear(s) and s.gain and s.gain.mean > 0]
     worse = [s for s in rest if _is_clear(s) and s.gain and s.gain.mean < 0]
     unclear = [s for s in rest if s not in same and not _is_clear(s)]
@@ -237,7 +208,7 @@ def _runner_up(found: Sequence[Standing], best: Standing) -> list[str]:
     sure = "" if gap.is_clear else ", so the two cannot be told apart"
     return [
         f"{name(second.source.name)} comes second, {difference(metric, gap.mean)} behind "
-        f"(95 % interval {_interval(metric, gap)}{sure})."
+        f"(95 % interval {interval_text(metric, gap)}{sure})."
     ]
 
 
@@ -264,7 +235,7 @@ def _cost(found: Sequence[Standing], best: Standing) -> list[str]:
         return []
     rounds = "" if best.round == first.round else " in all its rounds"
     return [
-        f"{name(best.source.name)} moves {_times(own / base)} the bytes of "
+        f"{name(best.source.name)} moves {times(own / base)} the bytes of "
         f"{name(first.source.name)}{rounds}."
     ]
 
@@ -306,8 +277,8 @@ def _alone(standing: Standing) -> str:
         return f"{name(standing.source.name)} diverged, so there is no final value."
     done = "reaches" if standing.is_final else "has reached"
     reach = (
-        f"{name(standing.source.name)} {done} {value(metric, stat.mean)} {_what(standing)} after "
-        f"{_rounds(standing)}"
+        f"{name(standing.source.name)} {done} {value(metric, stat.mean)} {what(standing)} after "
+        f"{rounds_text(standing)}"
     )
     interval = stat.interval()
     if interval is None:
@@ -320,18 +291,19 @@ def _so_far(found: Sequence[Standing]) -> str:
     best = ranked(found)[0]
     return (
         f"No run is finished yet, so nothing can be said. So far {name(best.source.name)} is "
-        f"ahead, with {value(best.source.metric, best.last.mean)} {_what(best)} after "
-        f"{_rounds(best)}."
+        f"ahead, with {value(best.source.metric, best.last.mean)} {what(best)} after "
+        f"{rounds_text(best)}."
     )
 
 
 def _warnings(found: Sequence[Standing]) -> tuple[str, ...]:
     texts = []
     unfinished = [s for s in found if not s.is_final]
+    compared = ", and it is not compared" if len(found) > 1 else ""
     for s in unfinished[:MAX_NAMED]:
         texts.append(
             f"{name(s.source.name)} is not finished: {s.round} of {s.source.rounds} rounds "
-            f"tested{_missing_seeds(s)}. Its values are those so far, and it is not compared."
+            f"tested{_missing_seeds(s)}. Its values are those so far{compared}."
         )
     if len(unfinished) > MAX_NAMED:
         texts.append(f"{len(unfinished) - MAX_NAMED} more runs are not finished.")
@@ -361,32 +333,8 @@ def _missing_seeds(standing: Standing) -> str:
     return f", {have} of {len(wanted)} seeds" if have < len(wanted) else ""
 
 
-def _what(standing: Standing) -> str:
-    metric = metric_name(standing.source.metric)
-    return metric if standing.source.headline == "global" else f"{metric} on its clients"
-
-
-def _rounds(standing: Standing) -> str:
-    return f"{standing.round} round{'s' if standing.round != 1 else ''}"
-
-
-def _seeds(n: int) -> str:
-    return f"{n} seed{'s' if n != 1 else ''}"
-
-
-def _interval(metric: Metric, gain: Paired) -> str:
-    assert gain.low is not None
-    assert gain.high is not None
-    low, high = (signed_text(v, metric.decimals) for v in (gain.low, gain.high))
-    return f"{low} to {high}"
-
-
 def _names(some: Sequence[Standing]) -> str:
     if len(some) > MAX_NAMED:
         return f"{len(some)} others"
     texts = [name(s.source.name) for s in some]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f} times" if ratio >= 1 else f"{100 * ratio:.0f} % of"

@@ -19,7 +19,7 @@ from kedge.diagnostics.sheet import Sheet
 from kedge.errors import KedgeError
 from kedge.report.page.facts import FORMAT, as_json, facts_of, sheet_facts
 from kedge.report.page.folders import read
-from kedge.report.page.verdict import CLOSE, OPEN
+from kedge.report.page.wording import CLOSE, OPEN
 from kedge.runs.result import Result
 from kedge.runs.targets import write_target
 
@@ -64,7 +64,7 @@ def write_sheets(sheets: Sequence[Sheet], path: str | Path, title: str = "Diagno
     facts = {
         "kind": "diagnosis",
         "title": title,
-        "sheets": [{"run": "", **sheet_facts(sheet)} for sheet in sheets],
+        "sheets": sheet_facts([("", sheet) for sheet in sheets]),
         "commands": list(dict.fromkeys(sheet.command for sheet in sheets if sheet.command)),
         "date": next((sheet.date[:10] for sheet in sheets if sheet.date), ""),
     }
@@ -76,6 +76,7 @@ def empty() -> dict[str, Any]:
     lists = ("about", "notes", "groups", "sheets", "parts", "sends", "environments", "commands")
     return {
         "format": FORMAT, "kind": "", "title": "", "date": "", "kedge": __version__, "symbols": "",
+        "resume": "",
         "settings": {"differing": [], "rows": [], "shared": []}, "paper": [],
     } | {key: [] for key in lists}  # fmt: skip
 
@@ -104,7 +105,10 @@ def payload(facts: Mapping[str, Any]) -> dict[str, Any]:
     for group in [*facts["groups"], *(table["group"] for table in facts["paper"])]:
         gains = [s["gain"] for s in group["standings"]]
         groups.append({key: (group | {"gains": gains}).get(key) for key in CHARTED})
-    sheets = [{"charts": sheet["charts"]} for sheet in facts["sheets"]]
+    sheets = []
+    for sheet in facts["sheets"]:  # images stand in the page itself
+        charts = [c | {"rows": []} if c["kind"] == "images" else c for c in sheet["charts"]]
+        sheets.append({"charts": charts})
     return as_json({"groups": groups, "sheets": sheets})
 
 
@@ -139,7 +143,8 @@ def _marked(text: str) -> str:
     """A sentence with its names in bold; everything in it is escaped."""
     pieces = re.split(f"{OPEN}(.*?){CLOSE}", text, flags=re.DOTALL)
     return "".join(
-        f"<b>{_breakable(piece)}</b>" if i % 2 else escape(piece) for i, piece in enumerate(pieces)
+        f"<b>{_breakable(piece)}</b>" if i % 2 else escape(piece).replace(" %", "&nbsp;%")
+        for i, piece in enumerate(pieces)
     )
 
 

@@ -1,6 +1,7 @@
 // What all charts share: elements, switches, drawing at the present width, saving, sorting, theme.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const Plot = window.Plot, d3 = window.d3;
+const TIP = { fill: "var(--paper)", stroke: "var(--line)", lineHeight: 1.25 };
 const DASHES = ["", "6 3", "2 3"];
 
 /** An element with properties and children; texts are text, never HTML. */
@@ -18,9 +19,17 @@ const colour = (run) => `var(--c${run.colour})`;
 const finite = (v) => typeof v === "number" && Number.isFinite(v);
 const mean = (values) => d3.mean(values);
 const clip = (text, n) => (text.length > n ? text.slice(0, n - 1) + "…" : text);
-const fixed = (v, n) => (finite(v) ? v.toFixed(n).replace("-", "−") : "");
+const fixed = (v, n) => (finite(v) ? v.toFixed(n).replace(/^-(?=0\.?0*$)/, "").replace("-", "−") : "");
 const signed = (v, n) => (finite(v) ? (v > 0 ? "+" : "") + fixed(v, n) : "");
 const digits = (v) => (finite(v) ? (Number.isInteger(v) ? String(v) : d3.format(".4~g")(v)).replace("-", "−") : "");
+
+/** Numbers of one chart with the same decimals: as many as their size calls for. */
+function alike(values) {
+  if (values.every(Number.isInteger)) return (v) => d3.format(",")(v).replace("-", "−");
+  const most = d3.max(values, Math.abs) || 1;
+  const places = Math.max(0, Math.min(4, 2 - Math.floor(Math.log10(most) + 0.15)));
+  return (v) => fixed(v, Math.min(places, most >= 10 ? 1 : 2));
+}
 
 /** Space for names beside an axis, and how many characters fit into it. */
 function room(names, width) {
@@ -28,6 +37,9 @@ function room(names, width) {
   const pixels = Math.min(Math.max(40, 6.6 * longest + 16), Math.max(90, width * 0.32));
   return { pixels, chars: Math.max(6, Math.floor((pixels - 14) / 6.4)) };
 }
+
+/** A scale's domain for values that may all be 0. */
+const around = (values) => (values.every((v) => !v) ? { domain: [-1, 1] } : {});
 
 /** A row of buttons of which one is pressed. */
 function choice(label, options, chosen, pick) {
@@ -62,7 +74,7 @@ function chips(label, items, on, changed) {
     return button;
   });
   box.append(...buttons);
-  if (items.length > 3) {
+  if (items.length > (items[0].run ? 3 : 8)) {
     const set = (text, all) => el("button", { type: "button", class: "chip plain", onclick: () => {
       for (const [i, item] of items.entries()) {
         if (all) on.add(item.key); else on.delete(item.key);
@@ -86,6 +98,10 @@ function chart(figure, draw) {
     const drawn = draw(width);
     rows = drawn.rows || [];
     plot.replaceChildren(drawn.node);
+    for (const svg of plot.querySelectorAll("svg")) {
+      svg.setAttribute("role", "img");
+      svg.setAttribute("aria-label", figure.querySelector("h3, h4").textContent);
+    }
   };
   figure.querySelector('[data-save="csv"]')?.addEventListener("click", () => save(figure, "csv", d3.csvFormat(rows), "text/csv"));
   figure.querySelector('[data-save="svg"]')?.addEventListener("click", () => {

@@ -28,7 +28,7 @@ const spans = (values, ratio) => values.length && d3.min(values) > 0 && d3.max(v
 
 /** One chart of curves. */
 function curvePlot(group, column, axis, on, seeds, each, width) {
-  const shown = group.runs.map((run, i) => ({ run, i })).filter(({ i }) => on.has(i));
+  const shown = group.runs.map((run, i) => ({ run, i })).filter(({ run, i }) => on.has(i) && !(axis === "mb" && run.yardstick));
   const lines = shown.map(({ run, i }) => ({ run, rows: points(group, i, column, axis, seeds) })).filter((l) => l.rows.length);
   const all = lines.flatMap((l) => l.rows);
   const ends = lines.map((l) => l.rows.at(-1).x);
@@ -58,10 +58,10 @@ function curvePlot(group, column, axis, on, seeds, each, width) {
   ].filter(Boolean).join("\n");
   if (group.target && column === group.columns[0]) marks.push(Plot.ruleY([group.target], { stroke: "var(--soft)", strokeDasharray: "3 3" }));
   marks.push(Plot.dot(all, Plot.pointer({ x: "x", y: "mean", r: 4, fill: "var(--ink)" })));
-  marks.push(Plot.tip(all, Plot.pointer({ x: "x", y: "mean", title: words, fill: "var(--paper)", stroke: "var(--line)" })));
+  marks.push(Plot.tip(all, Plot.pointer({ x: "x", y: "mean", title: words, ...TIP })));
   const node = Plot.plot({
     width, height: Math.round(Math.min(420, Math.max(260, width * 0.42))), marginLeft: 48, marginRight: 14, marginBottom: 38, insetTop: 4,
-    x: { label: AXES[axis] + (logX ? " (log scale)" : ""), type: logX ? "log" : "linear", ticks: logX ? 5 : Math.max(3, Math.round(width / 90)), tickFormat: axis === "round" ? (v) => (Number.isInteger(v) ? d3.format(",")(v) : "") : (v) => d3.format("~s")(v), labelAnchor: "center", labelArrow: "none" },
+    x: { label: AXES[axis] + (logX ? " (log scale)" : ""), type: logX ? "log" : "linear", ticks: axis === "round" ? d3.ticks(...d3.extent(all, (d) => d.x), Math.max(3, Math.round(width / 90))).filter(Number.isInteger) : logX ? 5 : Math.max(3, Math.round(width / 90)), tickFormat: (v) => (axis === "round" ? d3.format(",")(v) : d3.format(v >= 1e5 ? "~s" : ",~g")(v)), labelAnchor: "center", labelArrow: "none" },
     y: { label: null, type: logY ? "log" : "linear", ticks: logY ? 4 : 6, grid: true, nice: !logY, tickFormat: logY ? "~g" : undefined },
     marks,
   });
@@ -79,7 +79,7 @@ function drawCurves(figure, group) {
     const n = state.seeds.size;
     const spread = n > 1 ? `mean of ${n} seeds, band: one standard deviation` : "one seed";
     const hidden = group.runs.length - state.on.size;
-    note.textContent = `${state.column.label}${unit}${drawn.logY ? " (log scale)" : ""}; ${spread}${state.axis === "round" ? "" : "; across: the mean over seeds"}${hidden ? `; ${state.on.size} of ${group.runs.length} shown` : ""}.`;
+    note.textContent = `${state.column.label}${unit}${drawn.logY ? " (log scale)" : ""}; ${spread}${state.axis === "round" ? "" : "; across: the mean over seeds"}${state.axis === "mb" && group.runs.some((r) => r.yardstick) ? "; a yardstick sends nothing" : ""}${hidden ? `; ${state.on.size} of ${group.runs.length} shown` : ""}.`;
     return drawn.empty ? { node: el("p", { class: "note" }, "Nothing is switched on."), rows: [] } : drawn;
   });
   controls.append(
@@ -122,14 +122,14 @@ function drawGains(figure, group) {
     const words = (d) => `${d.run.name}\n${signed(d.gain.mean, n)} ${unit}${finite(d.gain.low) ? `\n95 %: ${signed(d.gain.low, n)} to ${signed(d.gain.high, n)}` : "\none seed"}\n${d.gain.n} seed${d.gain.n > 1 ? "s" : ""}`;
     const node = Plot.plot({
       width, height: Math.max(90, rows.length * 26 + 46), marginLeft: space.pixels, marginRight: 64, marginBottom: 36,
-      x: { label: `${group.metric.name}, ${unit ? unit + ", " : ""}positive is better`.replace(", ,", ","), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110) },
+      x: { label: `${group.metric.name}, ${unit ? unit + ", " : ""}positive is better`.replace(", ,", ","), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110), ...around(rows.flatMap((d) => [d.gain.mean, d.gain.low, d.gain.high])) },
       y: { label: null, domain: names, tickSize: 0, tickFormat: (t) => clip(t, space.chars) },
       marks: [
         Plot.ruleX([0], { stroke: "var(--ink)" }),
         Plot.ruleY(rows.filter((d) => finite(d.gain.low)), { y: (d) => d.run.name, x1: (d) => d.gain.low, x2: (d) => d.gain.high, stroke: (d) => colour(d.run), strokeWidth: 2 }),
         Plot.dot(rows, { y: (d) => d.run.name, x: (d) => d.gain.mean, r: 4.5, fill: (d) => colour(d.run) }),
         Plot.text(rows, { y: (d) => d.run.name, frameAnchor: "right", textAnchor: "start", dx: 8, text: (d) => signed(d.gain.mean, n), fill: "var(--ink)", fontVariant: "tabular-nums" }),
-        Plot.tip(rows, Plot.pointerY({ y: (d) => d.run.name, x: (d) => d.gain.mean, title: words, fill: "var(--paper)", stroke: "var(--line)" })),
+        Plot.tip(rows, Plot.pointerY({ y: (d) => d.run.name, x: (d) => d.gain.mean, title: words, ...TIP })),
       ],
     });
     return { node, rows: rows.map((d) => ({ method: d.run.name, gain: d.gain.mean, low: d.gain.low ?? "", high: d.gain.high ?? "", n: d.gain.n })) };

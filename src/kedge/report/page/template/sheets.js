@@ -1,7 +1,7 @@
 // Charts of diagnoses, from plain rows; then all figures of the page.
 function drawSheet(figure, spec) {
   const series = [...new Set(spec.rows.map((d) => d.series ?? ""))];
-  const run = (name) => { const i = series.indexOf(name ?? ""); return { colour: series.length > 1 ? i % 8 : 1, dash: Math.floor(i / 8) % 3 }; };
+  const run = (name) => { const i = series.indexOf(name ?? ""); return { colour: (i + 1) % 8, dash: Math.floor(i / 8) % 3 }; };
   if (series.length > 1) {
     const legend = figure.querySelector(".legend");
     for (const name of series) { const r = run(name); legend.append(el("span", {}, el("span", { class: `swatch c${r.colour} d${r.dash}` }), clip(String(name), 40))); }
@@ -22,11 +22,11 @@ function drawSheet(figure, spec) {
     ] }),
     bars: (width) => {
       const xs = [...new Set(rows.map((d) => d.x))], many = xs.length * series.length > width / 14, longest = d3.max(xs, (x) => String(x).length) || 1;
-      const turned = 6.8 * Math.min(longest, 18) > (width - 66) / xs.length && xs.length <= 40, step = xs.length > 40 ? Math.ceil(xs.length / (width / 36)) : 1;
-      const grouped = series.length > 1;
+      const turned = 6.8 * Math.min(longest, 18) > (width - 66) / xs.length && xs.length <= 40, step = xs.length > 40 ? Math.ceil(xs.length * (6.8 * Math.min(longest, 18) + 10) / (width - 66)) : 1;
+      const grouped = series.length > 1, full = Math.min(width, 80 + xs.length * series.length * 110);
       return Plot.plot({
-        ...style(width), marginBottom: turned ? 22 + Math.min(longest, 18) * 5.2 : 40,
-        ...(grouped ? { fx: { ...axis, domain: xs, padding: 0.15, tickFormat: (t) => clip(String(t), 18) }, x: { axis: null, domain: series, padding: 0.05 } } : { x: { ...axis, type: "band", domain: xs, padding: many ? 0.05 : 0.25, tickSize: 0, tickRotate: turned ? -40 : 0, tickFormat: (t) => (xs.indexOf(t) % step ? "" : clip(String(t), 18)) } }),
+        ...style(full), height: Math.min(380, Math.max(230, width * 0.32)), marginBottom: turned ? 22 + Math.min(longest, 18) * 5.2 : 40,
+        ...(grouped ? { fx: { ...axis, domain: xs, padding: 0.15, tickSize: 0, tickRotate: turned ? -40 : 0, tickFormat: (t) => (xs.indexOf(t) % step ? "" : clip(String(t), 18)) }, x: { axis: null, domain: series, padding: 0.05 } } : { x: { ...axis, type: "band", domain: xs, padding: many ? 0.05 : 0.25, tickSize: 0, tickRotate: turned ? -40 : 0, tickFormat: (t) => (xs.indexOf(t) % step ? "" : clip(String(t), 18)) } }),
         marks: [
           Plot.barY(rows, { ...(grouped ? { fx: "x", x: "series" } : { x: "x" }), y: "y", fill: (d) => colour(run(d.series)) }), Plot.ruleY([0], { stroke: "var(--soft)" }),
           Plot.tip(rows, Plot.pointerX({ ...(grouped ? { fx: "x", x: "series" } : { x: "x" }), y: "y", title: words, ...TIP })),
@@ -38,15 +38,16 @@ function drawSheet(figure, spec) {
       const known = rows.filter((d) => finite(d.value)), extent = d3.extent(known, (d) => d.value), both = extent[0] < 0 && extent[1] > 0;
       const most = Math.max(Math.abs(extent[0]), Math.abs(extent[1])) || 1, space = room(ys.map((t) => clip(String(t), 30)), width);
       const full = Math.min(width, space.pixels + 20 + xs.length * 70), cell = (full - space.pixels - 10) / xs.length, high = Math.max(ys.length > 30 ? 8 : 18, Math.min(34, cell));
-      const cellRows = known.map((d) => ({ x: d.x, y: d.y, text: digits(Number(d.value.toPrecision(3))), fill: both && d.value < 0 ? "var(--loss)" : both ? "var(--gain)" : "var(--accent)", shade: both ? 0.04 + 0.8 * Math.abs(d.value) / most : 0.05 + 0.85 * (d.value - extent[0]) / (extent[1] - extent[0] || 1), title: words(d) }));
+      const write = alike(known.map((d) => d.value));
+      const cellRows = known.map((d) => ({ x: d.x, y: d.y, text: write(d.value), fill: both && d.value < 0 ? "var(--loss)" : both ? "var(--gain)" : "var(--accent)", shade: both ? 0.04 + 0.8 * Math.abs(d.value) / most : 0.05 + 0.85 * (d.value - extent[0]) / (extent[1] - extent[0] || 1), title: words(d) }));
       const longest = d3.max(xs, (x) => String(x).length), turned = 6.8 * Math.min(longest, 18) > cell && xs.length <= 60;
-      const stepX = xs.length > 60 ? Math.ceil(xs.length / (full / 36)) : 1, stepY = Math.ceil(ys.length * 12 / (ys.length * high));
+      const stepX = xs.length > 60 ? Math.ceil((6.8 * Math.min(longest, 18) + 10) / cell) : 1, stepY = Math.ceil(ys.length * 12 / (ys.length * high));
       const bottom = turned ? 24 + Math.min(longest, 18) * 5 : 38;
       return Plot.plot({
         width: full, height: ys.length * high + bottom + 28, marginLeft: space.pixels, marginRight: 10, marginTop: spec.y ? 28 : 8, marginBottom: bottom,
         x: { ...axis, type: "band", domain: xs, tickSize: 0, tickRotate: turned ? -40 : 0, tickFormat: (t) => (xs.indexOf(t) % stepX ? "" : clip(String(t), 18)) },
         y: { label: spec.y || null, labelArrow: "none", labelAnchor: "top", type: "band", domain: ys, tickSize: 0, tickFormat: (t) => (ys.indexOf(t) % stepY ? "" : clip(String(t), space.chars)) },
-        marks: cells(cellRows, { text: cell > 36 && high > 15, inset: cell < 8 ? 0 : 0.5 }),
+        marks: cells(cellRows, { text: cell > 7 + 6.2 * d3.max(cellRows, (d) => d.text.length) && high > 15, inset: cell < 8 ? 0 : 0.5 }),
       });
     },
   };

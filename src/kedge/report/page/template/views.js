@@ -1,5 +1,4 @@
 // By class, by client, the partition, and the settings of a sweep.
-const TIP = { fill: "var(--paper)", stroke: "var(--line)" };
 
 /** Cells shaded by opacity, so that both themes need one colour only. */
 function cells(rows, options) {
@@ -28,18 +27,19 @@ function drawClasses(figure, group) {
       });
     });
     const extent = d3.extent(rows, (d) => d.v), most = d3.max(rows, (d) => Math.abs(d.v)) || 1;
-    const full = Math.min(width, space.pixels + 10 + classes.length * 110), cell = (full - space.pixels - 10) / classes.length;
+    const longest = d3.max(classes, (c) => c.length), wide = Math.max(64, Math.min(170, 6.8 * longest + 16));
+    const full = Math.min(width, space.pixels + 10 + classes.length * wide), cell = (full - space.pixels - 10) / classes.length;
     for (const d of rows) {
       d.fill = gains ? (d.v >= 0 ? "var(--gain)" : "var(--loss)") : "var(--accent)";
       d.shade = gains ? 0.04 + 0.76 * Math.abs(d.v) / most : 0.05 + 0.75 * (d.v - extent[0]) / (extent[1] - extent[0] || 1);
       d.text = gains ? signed(d.v, cell > 42 && n ? 1 : 0) : fixed(d.v, cell > 42 && n ? Math.min(1, n) : 0);
     }
     const shown = names.filter((name) => rows.some((d) => d.y === name));
-    const longest = d3.max(classes, (c) => c.length), turned = 6.6 * Math.min(longest, 18) > cell && classes.length <= 60;
-    const step = classes.length > 60 ? Math.ceil(classes.length / (width / 40)) : 1;
+    const turned = 6.6 * Math.min(longest, 18) > cell && classes.length <= 60;
+    const step = classes.length > 60 ? Math.ceil((6.6 * Math.min(longest, 18) + 10) / cell) : 1;
     const node = Plot.plot({
       width: full, height: shown.length * (shown.length > 20 ? 20 : 27) + (turned ? 40 + Math.min(longest, 18) * 5 : 40), marginLeft: space.pixels, marginRight: 10, marginTop: 4, marginBottom: turned ? 20 + Math.min(longest, 18) * 5 : 36,
-      x: { label: "class", domain: d3.range(classes.length), tickFormat: (c) => (c % step ? "" : clip(classes[c], 18)), tickRotate: turned ? -40 : 0, tickSize: 0, labelArrow: "none", labelAnchor: "center" },
+      x: { label: "class", domain: d3.range(classes.length), tickFormat: (c) => (c % step ? "" : clip(classes[c], turned ? 18 : 26)), tickRotate: turned ? -40 : 0, tickSize: 0, labelArrow: "none", labelAnchor: "center" },
       y: { label: null, domain: shown, tickSize: 0, tickFormat: (t) => clip(t, space.chars) },
       marks: cells(rows, { text: cell > 26, inset: cell < 8 ? 0 : 0.5 }),
     });
@@ -89,7 +89,7 @@ function drawClients(figure, group) {
     const height = shown.length * Math.max(20, Math.min(58, 420 / shown.length)) + 48;
     const node = Plot.plot({
       width, height, marginLeft: space.pixels, marginRight: gains ? (narrow ? 62 : 118) : 16, marginBottom: 36,
-      x: { label: gains ? `gain of a client over ${clip(group.runs[first].name, 30)}${unit === "%" ? ", points" : ""}` : `${group.metric.name} ${unit}`.trim(), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110) },
+      x: { label: gains ? `gain of a client over ${clip(group.runs[first].name, 30)}${unit === "%" ? ", points" : ""}` : `${group.metric.name} ${unit}`.trim(), labelAnchor: "center", labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, width / 110), ...around(rows.map((d) => d.x)) },
       y: { axis: null, domain: [shown.length - 0.5, -0.5] },
       marks: [
         ...(gains ? [Plot.ruleX([0], { stroke: "var(--ink)" })] : []),
@@ -128,7 +128,7 @@ function drawPartition(figure, group) {
       const most = d3.max(one.counts, (row) => d3.max(row)) || 1;
       one.counts.forEach((row, k) => row.forEach((v, c) => { if (v) rows.push({ x: k, y: c, v, shade: 0.1 + 0.9 * Math.sqrt(v / most), text: String(v), title: `${one.names[k]}\nclass ${classes[c]}: ${v} of ${one.sizes[k]}` }); }));
       const height = Math.max(120, Math.min(460, classes.length * 22));
-      const rowStep = Math.ceil(classes.length / (height / 13));
+      const rowStep = Math.ceil(classes.length / (height / 15));
       node.append(Plot.plot({
         width, height: height + bottom, marginLeft: left, marginRight: 10, marginTop: 2, marginBottom: bottom, x: axis,
         y: { label: null, domain: d3.range(classes.length), tickSize: 0, tickFormat: (c) => (c % rowStep ? "" : clip(classes[c], space.chars)) },
