@@ -71,7 +71,7 @@ def cosines(deltas: Sequence[Params]) -> Tensor:
     rows = [_flat(delta) for delta in deltas]
     rows = [row / norm if (norm := float(row.norm())) else row for row in rows]
     stacked = torch.stack(rows)
-    return stacked @ stacked.T
+    return (stacked @ stacked.T).cpu()
 
 
 def mean_cosine(matrix: Tensor) -> float:

@@ -39,9 +39,9 @@ def class_cosine(features: Tensor, labels: Tensor) -> float:
         features: ``[n, ...]``.
         labels: classes, ``[n]``.
     """
-    rows = _units(features)
+    rows, labels = _units(features), labels.cpu()
     sums = torch.stack([rows[labels == c].sum(0) for c in labels.unique()])
-    counts = torch.stack([(labels == c).sum() for c in labels.unique()]).double().cpu()
+    counts = torch.stack([(labels == c).sum() for c in labels.unique()]).double()
     total, within = sums.sum(0), float(sums.square().sum())
     pairs = float(counts.sum() ** 2 - counts.square().sum())
     return (float(total @ total) - within) / pairs if pairs else float("nan")

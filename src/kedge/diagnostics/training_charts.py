@@ -72,7 +72,7 @@ def _clients_tables(m: Measures) -> list[Table]:
     """What local models predict, and how their updates and features are placed."""
     count = len(m.names)
     columns: dict[str, list[Cell]] = {"client": list(m.names)}
-    note = f"{_axis(m.general)} of local models on all data"
+    note = f"{_axis(m.general).capitalize()} of local models on all data"
     if (c := m.classes) is not None:
         columns["classes"] = [int((counts > 0).sum()) for counts in c.counts]
     columns["all data"] = list(m.general.local)
@@ -213,7 +213,7 @@ def _variance_chart(rounds: Sequence[Measures]) -> Chart:
 
 def _cosines_chart(m: Measures) -> Chart:
     rows = [
-        {"x": m.names[i], "y": m.names[j], "value": float(m.cosines[i, j])}
+        {"x": m.names[i], "y": m.names[j], "value": round(float(m.cosines[i, j]), 2)}
         for i in range(len(m.names))
         for j in range(len(m.names))
     ]
@@ -229,9 +229,9 @@ def _class_charts(m: Measures) -> list[Chart]:
         shares = predicted_on_lacking(c.local[k], c.counts[k])
         lacks = classifier_bias(c.local[k], c.counts[k]) is not None
         for i, label in enumerate(c.names):
-            lost.append({"x": label, "y": name, "value": _finite(float(points[i]))})
+            lost.append({"x": label, "y": name, "value": _rounded(float(points[i]))})
             if lacks:
-                predicted.append({"x": label, "y": name, "value": 100 * float(shares[i])})
+                predicted.append({"x": label, "y": name, "value": _rounded(100 * float(shares[i]))})
     note = "Local model against the model it starts from; negative: forgotten."
     title = "Change of accuracy by local training"
     found = [Chart(title, "heatmap", lost, x="class", value="points", note=note)]
@@ -266,13 +266,18 @@ def _map_chart(m: Measures) -> Chart:
         rows.append({"x": x, "y": y, "series": series, "label": m.map.labels[sample]})
     return Chart(
         f"Features of {m.map.client} by t-SNE", "points", rows,
-        note="The client with the fewest classes; global and local features of the same samples, "
-        "as in Figure 2 of FedBR. Axes have no meaning.",
+        note="The client with the least effective number of classes; global and local features of "
+        "the same samples, as in Figure 2 of FedBR. Axes have no meaning.",
     )  # fmt: skip
 
 
 def _axis(scores: Any) -> str:
     return f"{scores.metric} {scores.unit}".rstrip()
+
+
+def _rounded(value: float) -> float | None:
+    """With one decimal, as cells of a heatmap show it."""
+    return round(value, 1) if math.isfinite(value) else None
 
 
 def _finite(value: float) -> float | None:

@@ -193,9 +193,11 @@ def _forgetting(m: Measures) -> list[str]:
     c = m.classes
     changes = [change(*three) for three in zip(c.before, c.local, c.counts, strict=True)]
     own, lacking = mean([x.own for x in changes]), mean([x.lacking for x in changes])
-    text = f"Forgetting: local training changes the accuracy on own classes by {own:+.1f} points"
+    text = (
+        f"Forgetting: local training changes the accuracy on own classes by {_points(own)} points"
+    )
     if not math.isnan(lacking):
-        text += f", on lacking ones by {lacking:+.1f}"
+        text += f", on lacking ones by {_points(lacking)}"
     return [text + " (mean over clients and classes)."]
 
 
@@ -237,12 +239,16 @@ def _gradients(m: Measures) -> str:
     if not v.total:
         return ""
     ratio = v.total / v.squared_mean if v.squared_mean else math.inf
+    text = (
+        f"Gradients: at the global model their variance between clients is {v.total:.3g}, "
+        f"{ratio:.3g} times the squared norm of their mean"
+    )
+    if not v.high:  # the upper leaves stay on the clients
+        return text + "."
     left = v.with_shared_features() / v.total
     return (
-        f"Gradients: at the global model their variance between clients is {v.total:.3g}, "
-        f"{ratio:.3g} times the squared norm of their mean; {_share(v.high_share)} of it is "
-        f"{m.high}. One shared feature for each sample there would leave {_share(left)} of the "
-        "variance (Theorem 4.2 of FedImpro)."
+        f"{text}; {_share(v.high_share)} of it is {m.high}. One shared feature for each sample "
+        f"there would leave {_share(left)} of the variance (Theorem 4.2 of FedImpro)."
     )
 
 
@@ -269,12 +275,21 @@ def _value(s: Scores, value: float) -> str:
     return f"{value:.1f} %" if s.unit == "%" else f"{s.metric} {value:.4g} {s.unit}".rstrip()
 
 
+def _points(value: float) -> str:
+    """Points with a sign, but for 0.
+
+    >>> _points(-3.14), _points(-0.01)
+    ('-3.1', '0.0')
+    """
+    return f"{value:+.1f}" if abs(value) >= 0.05 else "0.0"
+
+
 def _times(ratio: float) -> str:
     return f"{_share(ratio)} of" if ratio < 2 else f"{ratio:.3g} times"
 
 
 def _share(value: float) -> str:
-    """A share in percent: three digits below 1 %, else a whole number or one decimal."""
+    """A share in percent: a whole number from 10 % on, else with one decimal."""
     percent = 100 * value
     if not math.isfinite(percent):
         return "unknown"

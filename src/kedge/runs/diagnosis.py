@@ -229,7 +229,8 @@ class _Run:
         except KedgeError as error:
             raise DataError(f"the data of the run in {path} cannot be read: {error}") from None
         self._check_same(dataset.fingerprint)
-        device = resolve_device(config.device)
+        absent = config.device.startswith("cuda") and not torch.cuda.is_available()
+        device = resolve_device("cpu" if absent else config.device)
         execution = self._execution(device)
         pooled = bool(self.yardstick)
         sim = simulation(config, dataset, self.seed, device, execution, pooled=pooled)
