@@ -75,21 +75,30 @@ class ClassAttack(NamedTuple):
 
 
 class Attacker(NamedTuple):
-    """What an attacker starts from (None: noise), and how many steps it takes from there."""
+    """What an attacker starts from, and how many steps it takes from there."""
 
     decoder: Decoder | None
     steps: int
+    start: Tensor | float = 0.5
 
     def __call__(self, features: Features, targets: Tensor, shape: Shape, key: Tensor) -> Inversion:
         """Inputs of a shape whose features match the targets ``[B, D]``."""
-        return invert(features, targets, shape, decoder=self.decoder, steps=self.steps, key=key)
+        decoder, start, steps = self.decoder, self.start, self.steps
+        return invert(features, targets, shape, decoder=decoder, start=start, steps=steps, key=key)
 
 
 def attackers(
     federation: Federation, pixels: Pixels, features: Features, steps: int, key: Tensor
 ) -> dict[str, Attacker]:
-    """The attacker that knows only the network, and two that also have some test samples."""
-    found = {PLAIN: Attacker(None, steps)}
+    """The attacker that knows only the network, and two that also have some test samples.
+
+    The first starts from the mean of the inputs, which their standardisation tells: from a brighter
+    start, many rectified features of the networks here are 0 and have no gradient.
+    """
+    mean = torch.zeros(
+        (1, *federation.input_shape), dtype=federation.dtype, device=federation.device
+    )
+    found = {PLAIN: Attacker(None, steps, pixels.to_unit(mean)[0])}
     if not federation.has_test:
         return found
     own = torch.cat([pixels.to_unit(batch.x) for batch in federation.test_batches()])
