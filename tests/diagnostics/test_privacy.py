@@ -140,6 +140,13 @@ def test_fedavg_is_not_attacked_unless_asked() -> None:
     assert "upload" not in asked.values
 
 
+def test_clients_on_their_own_share_nothing() -> None:
+    sheet = diagnose_privacy(images().simulate("local"))
+    assert sheet.findings[0] == "local shares nothing: every client is on its own."
+    assert GRADIENT_INVERSION not in sheet.findings
+    assert (sheet.values["up_bytes"], sheet.values["down_bytes"]) == (0, 0)
+
+
 def test_copies_come_first() -> None:
     run = images().simulate("fedmix(samples=1, rows=6)")
     sheet = diagnose_privacy(run)

@@ -113,7 +113,9 @@ def diagnose_privacy(
         say(f"privacy: compare up to {samples} generated samples with the training samples")
         pieces.append(_generated(sim, pixels, client, effort, key))
         work.append(f"{samples} generated samples at most")
-    whole = join([*pieces, Piece([GRADIENT_INVERSION])])
+    if shared.numbers("up"):
+        pieces.append(Piece([GRADIENT_INVERSION]))
+    whole = join(pieces)
     seconds = time.perf_counter() - start
     device = str(sim.federation.device)
     threads = f" with {torch.get_num_threads()} thread(s)" if device == "cpu" else ""

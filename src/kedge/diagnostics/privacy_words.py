@@ -54,6 +54,8 @@ def verdict(method: str, client: str, values: dict[str, Any]) -> str:
         )
     if lines:
         return " ".join(lines)
+    if not values["shares"]:
+        return f"{method} shares nothing: every client is on its own."
     if any(share["part"] != FEDAVG for share in values["shares"]):
         return f"Nothing that {method} shares besides the model is attacked here."
     return f"{method} shares the model and its updates alone; they are not attacked here."
