@@ -83,7 +83,13 @@ def test_the_sheet_says_it_first_in_words() -> None:
     sheet = sheet_of_fedimpro()
     assert sheet.name == "privacy"
     assert sheet.title == "Privacy of fedimpro in round 2"
-    assert sheet.findings[0].startswith("FedImpro gives samples away: ")
+    upload, client = sheet.values["upload"], sheet.values["client"]
+    assert upload["lone_samples"] > 1
+    assert sheet.findings[0] == (
+        f"FedImpro sends features of single samples: {upload['lone_samples']} of the "
+        f"{upload['classes']} class means that client {client} uploads have one sample behind; "
+        f"{upload['reconstructed']} can be inverted to less than half the error of a guess."
+    )
     assert sheet.findings[-1] == GRADIENT_INVERSION
     assert "2 x 10 x 512 numbers" in sheet.findings[2]
     assert sheet.seconds > 0
@@ -132,6 +138,13 @@ def test_fedavg_is_not_attacked_unless_asked() -> None:
     asked = diagnose_privacy(run, attack=True, cut="stage1", steps=5)
     assert any("at stage1" in line for line in asked.findings)
     assert "upload" not in asked.values
+
+
+def test_clients_on_their_own_share_nothing() -> None:
+    sheet = diagnose_privacy(images().simulate("local"))
+    assert sheet.findings[0] == "local shares nothing: every client is on its own."
+    assert GRADIENT_INVERSION not in sheet.findings
+    assert (sheet.values["up_bytes"], sheet.values["down_bytes"]) == (0, 0)
 
 
 def test_copies_come_first() -> None:

@@ -48,7 +48,11 @@ def test_guesses_are_made_from_other_clients() -> None:
     assert float(own.mean[0].mean()) == pytest.approx(0.7)  # of 0.8 and 0.6
     assert float(own.mean[1].mean()) == pytest.approx(0.2)
     assert len(own.samples[0]) == 2
-    # nobody else has class 1: a guess from all other samples
+    # nobody else has class 1: a guess from the test samples, or from all other samples
+    bright = torch.full((2, 1, 2, 2), 230, dtype=torch.uint8)
+    tested = Federation(data.x, data.y, [[3, 6], [0]], Classification(2), test=(bright, [1, 0]))
+    own = guesses(tested, Pixels(data), torch.tensor([3, 6]), KEY)
+    assert float(own.mean[1].mean()) == pytest.approx(230 / 255)
     own = guesses(data, Pixels(data), torch.tensor([3, 6]), KEY)
     assert float(own.mean[1].mean()) == pytest.approx((0 + 0.2 + 0.4 + 0.8 + 0.6) / 5)
 

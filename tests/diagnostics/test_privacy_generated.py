@@ -14,7 +14,7 @@ from kedge.check.problems import images
 from kedge.core import rng, tree
 from kedge.core.task import Classification
 from kedge.data.federation import Federation
-from kedge.diagnostics.privacy_copies import chart, match, sentence, spaces, table
+from kedge.diagnostics.privacy_copies import chart, closest_of_each, match, sentence, spaces, table
 from kedge.diagnostics.privacy_generated import FEATURES, INPUTS, Generated, generated
 from kedge.diagnostics.privacy_pictures import Pixels, picture
 from kedge.sim.simulation import Simulation
@@ -135,6 +135,12 @@ def test_the_closest_samples_are_shown_beside_their_neighbours() -> None:
     assert drawn.rows[0]["image"] == picture(pixels.to_unit(own.x)[first])
     assert drawn.rows[1]["caption"] == f"{float(found[INPUTS].found.distance.min()):.3f} away"
     assert [row[1] for row in table({"fedmix": (own, found)}).rows] == [INPUTS, FEATURES]
+
+
+def test_one_sample_of_each_label_comes_first() -> None:
+    distances = torch.tensor([0.5, 0.1, 0.2, 0.3, 0.4])
+    assert closest_of_each(distances, None) == [1, 2, 3, 4, 0]
+    assert closest_of_each(distances, torch.tensor([7, 2, 2, 2, 5])) == [1, 4, 0, 2, 3]
 
 
 def test_pictures_show_the_pixels_of_the_data() -> None:

@@ -23,9 +23,10 @@ from kedge.core.optim import Adam
 
 Features = Callable[[Tensor], Tensor]  # values from 0 to 1 [B, ...] to features [B, D]
 RIDGE = 1e-2  # of the decoder, in mean squares of a feature
-SMOOTH = 0.03  # weight of the total variation, without a decoder
+SMOOTH = 0.1  # weight of the total variation, without a decoder
 STAY = 0.1  # weight of the squared distance from the decoder's answer
-RATE, RATE_NEAR = 0.05, 0.02  # first learning rates, from noise and from a decoder's answer
+RATE, RATE_NEAR = 0.1, 0.02  # first learning rates, from noise and from a decoder's answer
+NOISE = 0.02  # standard deviation of the noise in the start
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def invert(
     shape: tuple[int, ...],
     *,
     decoder: Decoder | None = None,
+    start: Tensor | float = 0.5,
     steps: int = 200,
     key: Tensor | None = None,
 ) -> Inversion:
@@ -86,8 +88,8 @@ def invert(
         features: the lower layers, from inputs between 0 and 1 to features; in evaluation mode.
         targets: features ``[B, D]``.
         shape: shape of one input.
-        decoder: the answer to start from and to stay near; None: start from noise, and prefer
-            smooth inputs.
+        decoder: the answer to start from and to stay near; None: prefer smooth inputs.
+        start: the input to start from, with some noise, without a decoder.
         steps: steps of Adam; the learning rate falls to 0 by a cosine.
         key: randomness of the start, without a decoder.
     """
@@ -95,7 +97,7 @@ def invert(
     if decoder is None:
         key = rng.key(0, targets.device) if key is None else key
         noise = rng.normal(key, shape, targets.dtype)  # the same for all targets
-        first = (0.5 + 0.1 * noise).clamp(0, 1).expand(len(targets), *shape)
+        first = (start + NOISE * noise).clamp(0, 1).expand(len(targets), *shape)
     else:
         first = decoder(targets)
     scale = targets.square().sum(1).clamp_min(torch.finfo(targets.dtype).tiny)  # [B]

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from kedge.core import rng
 from kedge.diagnostics import privacy_copies as copies
+from kedge.diagnostics.inversion import Features
 from kedge.diagnostics.privacy_attack import (
+    SIZES,
     attack_upload,
     attackers,
     classes_of,
+    evaluate,
     guesses,
     study,
 )
@@ -41,6 +44,7 @@ from kedge.errors import FieldError
 from kedge.sim.simulation import Simulation
 
 STUDIED = 1000  # samples of the client that are studied at most
+PASSES = 6  # forward passes that a step costs: two attackers, each with a gradient
 Report = Callable[[str], None]
 
 
@@ -103,14 +107,15 @@ def diagnose_privacy(
     if pixels is None:
         pieces.append(Piece(["The inputs are token ids, which are not attacked here."]))
     if pixels is not None and (stats is not None if attack is None else attack):
-        say(f"privacy: invert features of {targets} samples and of class means, {steps} steps each")
-        pieces.append(_attack(sim, pixels, stats, client, cut, effort, key))
+        pieces.append(_attack(sim, pixels, stats, client, cut, effort, key, say))
         work.append(f"attacks of {steps} steps on {targets} samples and on class means")
     if pixels is not None and any(map(makes_samples, sim.bound.parts)):
         say(f"privacy: compare up to {samples} generated samples with the training samples")
         pieces.append(_generated(sim, pixels, client, effort, key))
         work.append(f"{samples} generated samples at most")
-    whole = join([*pieces, Piece([GRADIENT_INVERSION])])
+    if shared.numbers("up"):
+        pieces.append(Piece([GRADIENT_INVERSION]))
+    whole = join(pieces)
     seconds = time.perf_counter() - start
     device = str(sim.federation.device)
     threads = f" with {torch.get_num_threads()} thread(s)" if device == "cpu" else ""
@@ -207,6 +212,7 @@ def _attack(
     cut: str | None,
     effort: _Effort,
     key: Tensor,
+    say: Report,
 ) -> Piece:
     federation = sim.federation
     keys = [k.to(federation.device) for k in rng.split(rng.fold(key, "attack"), 5)]
@@ -218,9 +224,13 @@ def _attack(
     rows = client_rows(sim, client)
     some = rows[rng.permutation(keys[0], len(rows))[:STUDIED]]
     features = feature_map(sim, pixels, sim.weights, where)
-    known = attackers(federation, pixels, features, effort.steps, keys[1])
     inputs, classes = pixels.to_unit(federation.clean(some).x), classes_of(federation, some)
     guessed = guesses(federation, pixels, rows, keys[2])
+    say(
+        f"privacy: invert features of {effort.targets} samples and of class means, {effort.steps} "
+        f"steps each: about {_seconds(features, inputs, effort):.0f} s"
+    )
+    known = attackers(federation, pixels, features, effort.steps, keys[1])
     done = study(inputs, classes, guessed, features, known, targets=effort.targets, key=keys[3])
     pieces = [study_piece(done, sim, pixels, where, client, len(some), effort.shown)]
     if stats is not None:
@@ -229,6 +239,17 @@ def _attack(
         found = attack_upload(stats, federation, pixels, guessed, own, known, keys[4])
         pieces.append(upload_piece(stats, found, sim, pixels, client, effort.shown))
     return join(pieces)
+
+
+def _seconds(features: Features, inputs: Tensor, effort: _Effort) -> float:
+    """The expected time of the attacks, from that of a forward pass."""
+    rows = min(len(inputs), 64)
+    evaluate(features, inputs[:rows])  # warm-up
+    start = time.perf_counter()
+    float(evaluate(features, inputs[:rows]).sum())  # waits for a GPU
+    forward = (time.perf_counter() - start) / rows
+    attacked = effort.targets * (len(SIZES) + 1)
+    return PASSES * forward * attacked * effort.steps
 
 
 # -- generated samples ---------------------------------------------------------------------------

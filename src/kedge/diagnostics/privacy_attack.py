@@ -75,21 +75,30 @@ class ClassAttack(NamedTuple):
 
 
 class Attacker(NamedTuple):
-    """What an attacker starts from (None: noise), and how many steps it takes from there."""
+    """What an attacker starts from, and how many steps it takes from there."""
 
     decoder: Decoder | None
     steps: int
+    start: Tensor | float = 0.5
 
     def __call__(self, features: Features, targets: Tensor, shape: Shape, key: Tensor) -> Inversion:
         """Inputs of a shape whose features match the targets ``[B, D]``."""
-        return invert(features, targets, shape, decoder=self.decoder, steps=self.steps, key=key)
+        decoder, start, steps = self.decoder, self.start, self.steps
+        return invert(features, targets, shape, decoder=decoder, start=start, steps=steps, key=key)
 
 
 def attackers(
     federation: Federation, pixels: Pixels, features: Features, steps: int, key: Tensor
 ) -> dict[str, Attacker]:
-    """The attacker that knows only the network, and two that also have some test samples."""
-    found = {PLAIN: Attacker(None, steps)}
+    """The attacker that knows only the network, and two that also have some test samples.
+
+    The first starts from the mean of the inputs, which their standardisation tells: from a brighter
+    start, many rectified features of the networks here are 0 and have no gradient.
+    """
+    mean = torch.zeros(
+        (1, *federation.input_shape), dtype=federation.dtype, device=federation.device
+    )
+    found = {PLAIN: Attacker(None, steps, pixels.to_unit(mean)[0])}
     if not federation.has_test:
         return found
     own = torch.cat([pixels.to_unit(batch.x) for batch in federation.test_batches()])
@@ -114,17 +123,29 @@ class Guesses(NamedTuple):
 def guesses(federation: Federation, pixels: Pixels, rows: Tensor, key: Tensor) -> Guesses:
     """Guesses from the training samples that are not among ``rows``, at most some of each class.
 
-    A class that only these rows have is guessed from all other samples, or from the rows
-    themselves if there are no others.
+    A class that only these rows have is guessed from the test samples; one that nobody else has,
+    from all other training samples.
     """
     others = federation.rows[~torch.isin(federation.rows, rows)]
     others = others if len(others) else rows
     others = others[rng.permutation(key, len(others))]
     y, found = classes_of(federation, others), {}
     for c in classes_of(federation, rows).unique().tolist():
-        same = others[y == c] if bool((y == c).any()) else others
-        found[c] = pixels.to_unit(federation.clean(same[:GUESSED]).x)
+        same = others[y == c][:GUESSED]
+        tested = [] if len(same) else _tested(federation, c)
+        x = tested or [federation.clean(same if len(same) else others[:GUESSED]).x]
+        found[c] = pixels.to_unit(torch.cat(x)[:GUESSED])
     return Guesses({c: x.mean(0) for c, x in found.items()}, found)
+
+
+def _tested(federation: Federation, c: int) -> list[Tensor]:
+    """The test samples of a class, in pieces."""
+    if not federation.has_test:
+        return []
+    batches = list(federation.test_batches())
+    if batches[0].y.ndim != 1 or batches[0].y.is_floating_point():
+        return []
+    return [b.x[b.y == c] for b in batches if bool((b.y == c).any())]
 
 
 def study(

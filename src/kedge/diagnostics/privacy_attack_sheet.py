@@ -176,7 +176,7 @@ def _behind(part: str, name: str, stats: Statistics, lone: int) -> str:
     return (
         f"{lone} of the {len(counts)} class means that {name} uploads "
         f"{'has' if lone == 1 else 'have'} a single sample behind: there {part} sends the features "
-        f"of this sample{noise}."
+        f"of this sample{noise}{stats.why and f' ({stats.why})'}."
     )
 
 
@@ -220,7 +220,9 @@ def _ratio(mse: float, done: Study) -> float:
 
 
 def _error(level: Level, done: Study) -> str:
-    return f"{level.mse:.2g}, {_ratio(level.mse, done):.2g} times that of the class mean"
+    ratio = _ratio(level.mse, done)
+    times = f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}"
+    return f"{level.mse:.2g}, {times} times that of the class mean"
 
 
 def _verdict(ratio: float) -> str:

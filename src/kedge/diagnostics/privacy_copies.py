@@ -150,7 +150,7 @@ def chart(
         return None
     federation, rows = sim.federation, []
     classes = federation.classes
-    first = matches[INPUTS].found.distance.argsort()[:shown].tolist()  # the closest first
+    first = closest_of_each(matches[INPUTS].found.distance, made.labels)[:shown]
     for place, i in enumerate(first):
         caption = ""
         if made.labels is not None:
@@ -167,7 +167,21 @@ def chart(
     title_ = f"{title(made.part)}: {made.what}, beside their nearest training images"
     counts = " and ".join(f"{number(m.base)} in {name}" for name, m in matches.items())
     note = (
-        f"The {len(first)} of {len(made.x)} that are closest to a training image. Nearest of "
-        f"{counts}. Values beyond black and white are cut off."
+        f"{len(first)} of {len(made.x)}: those closest to a training image, first one for each "
+        f"label. Nearest of {counts}. Values beyond black and white are cut off."
     )
     return Chart(title_, "images", rows, note=note)
+
+
+def closest_of_each(distances: Tensor, labels: Tensor | None) -> list[int]:
+    """Samples by their distance: first the closest of each label, then the others.
+
+    >>> closest_of_each(torch.tensor([3.0, 1.0, 2.0, 4.0]), torch.tensor([0, 1, 1, 0]))
+    [1, 0, 2, 3]
+    """
+    order: list[int] = distances.argsort(stable=True).tolist()
+    if labels is None:
+        return order
+    own = labels.tolist()
+    first = {own[i]: i for i in reversed(order)}  # the closest is written last
+    return sorted(order, key=lambda i: first[own[i]] != i)

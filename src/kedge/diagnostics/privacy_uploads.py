@@ -47,6 +47,7 @@ class Statistics(NamedTuple):
     behind: list[Behind]  # by class
     weights: Weights  # of the network in which the attacker inverts them
     noise: float = 0.0  # standard deviation of what the client adds
+    why: str = ""  # why so few samples are behind a mean
 
 
 def statistics(sim: Simulation, shared: Shared) -> Statistics | None:
@@ -112,7 +113,8 @@ def _of_fedimpro(sim: Simulation, shared: Shared, part: FedImpro) -> Statistics:
     means = torch.where(share > 0, own, means)
     channels, weights = part.stat_axes == "channel", local_weights(sim, shared)
     told = part.name, part.cut, channels, means, received, behind, weights
-    return Statistics(*told, part.noise)
+    why = "" if momentum else "at beta_m = 0, a mean is that of the last batch with the class"
+    return Statistics(*told, part.noise, why)
 
 
 def running_mean(

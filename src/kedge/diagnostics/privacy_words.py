@@ -31,14 +31,19 @@ def verdict(method: str, client: str, values: dict[str, Any]) -> str:
     lines = []
     upload = values.get("upload")
     if upload:
-        part, count = title(upload["part"]), upload["reconstructed"]
-        lines.append(f"The attacks tried here read no sample from {part}'s upload.")
-        if count:
-            of = f"{count} of the {upload['classes']} class means"
-            lines = [
-                f"{part} gives samples away: {of} that {client} uploads can be inverted to less "
-                "than half the error of a guess."
-            ]
+        part, count, of = title(upload["part"]), upload["reconstructed"], upload["classes"]
+        inverted = f"{count} can be inverted to less than half the error of a guess"
+        means = f"of the {of} class means that {client} uploads"
+        if upload["lone_samples"]:
+            lone = upload["lone_samples"]
+            lines.append(
+                f"{part} sends features of single samples: {lone} {means} "
+                f"{'has' if lone == 1 else 'have'} one sample behind; {inverted}."
+            )
+        elif count:
+            lines.append(f"{part} gives samples away: {means}, {inverted}.")
+        else:
+            lines.append(f"The attacks tried here read no sample from {part}'s upload.")
     for name, spaces in values.get("generated", {}).items():
         copied = max(space["copies"] for space in spaces.values())
         of = f"{copied} of {next(iter(spaces.values()))['samples']} samples"
@@ -49,6 +54,8 @@ def verdict(method: str, client: str, values: dict[str, Any]) -> str:
         )
     if lines:
         return " ".join(lines)
+    if not values["shares"]:
+        return f"{method} shares nothing: every client is on its own."
     if any(share["part"] != FEDAVG for share in values["shares"]):
         return f"Nothing that {method} shares besides the model is attacked here."
     return f"{method} shares the model and its updates alone; they are not attacked here."
