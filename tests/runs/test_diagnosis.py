@@ -104,6 +104,12 @@ def test_the_state_is_that_before_the_last_surveys(tmp_path: Path) -> None:
     assert numbers(diagnose_training(sim)) == numbers(training(tmp_path / "ccvr"))
 
 
+def test_a_checkpoint_with_best_weights(tmp_path: Path) -> None:
+    """A run with validation data keeps the weights of its best round beside the last ones."""
+    run(settings(method="fedavg", rounds=2, validation=0.2), tmp_path / "run")
+    assert training(tmp_path / "run").values["round"] == 2
+
+
 def test_a_run_that_was_cut_is_replayed(folder: Path) -> None:
     """Without a checkpoint its records tell how far it got."""
     expected = numbers(training(folder, rounds=[4]))
