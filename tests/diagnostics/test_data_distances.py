@@ -8,8 +8,8 @@ from scipy.linalg import sqrtm
 from scipy.spatial.distance import cdist
 from scipy.stats import wasserstein_distance
 
-from kedge.diagnostics import distances
-from kedge.diagnostics.distances import (
+from kedge.diagnostics.data import distances
+from kedge.diagnostics.data.distances import (
     conditional_wasserstein,
     sliced_wasserstein,
     squared_w2,
@@ -18,7 +18,7 @@ from kedge.diagnostics.distances import (
     unit_directions,
     wasserstein,
 )
-from kedge.diagnostics.gaussian import bures_wasserstein, fit_gaussian
+from kedge.diagnostics.data.gaussian import bures_wasserstein, fit_gaussian
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from kedge.data.build import federate
 from kedge.data.datasets import load
-from kedge.diagnostics.duplicates import (
+from kedge.diagnostics.data.duplicates import (
     EXPECTED_FALSE,
     equal_samples,
     hashes,
@@ -16,7 +16,7 @@ from kedge.diagnostics.duplicates import (
     near_samples,
     threshold,
 )
-from kedge.diagnostics.features import features_of
+from kedge.diagnostics.data.features import features_of
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from scipy.stats import wasserstein_distance
 
 from kedge.data.build import federate
 from kedge.data.datasets import load
-from kedge.diagnostics.data_labels import (
+from kedge.diagnostics.data.label_skew import (
     label_skew,
     skew_of_classes,
     skew_of_labels,
     skew_of_targets,
 )
-from kedge.diagnostics.labels import (
+from kedge.diagnostics.data.labels import (
     each_label,
     earth_movers,
     effective_classes,
@@ -25,7 +25,7 @@ from kedge.diagnostics.labels import (
     shares,
     target_distance,
 )
-from kedge.diagnostics.quantity import effective_clients, gini, largest_to_smallest
+from kedge.diagnostics.data.quantity import effective_clients, gini, largest_to_smallest
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
 from kedge.diagnostics.data import diagnose_data
+from kedge.diagnostics.data.verdict import EVIDENCE, LABELS, MODERATE, level
 from kedge.diagnostics.sheet import Sheet
-from kedge.diagnostics.verdict import EVIDENCE, LABELS, MODERATE, level
 from kedge.errors import DataError, FieldError
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"

@@ -11,9 +11,17 @@ from kedge.core.task import Classification, MultiLabel, Regression
 from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
-from kedge.diagnostics.data_apart import robust_scores, shifted_columns, stand_apart
-from kedge.diagnostics.data_labels import label_skew
-from kedge.diagnostics.data_sample import (
+from kedge.diagnostics.data.apart import robust_scores, shifted_columns, stand_apart
+from kedge.diagnostics.data.feature_shift import (
+    Cells,
+    Group,
+    Shift,
+    conditional_distances,
+    feature_shift,
+)
+from kedge.diagnostics.data.features import features_of, principal_components
+from kedge.diagnostics.data.label_skew import label_skew
+from kedge.diagnostics.data.sample import (
     Sample,
     class_shares,
     draw_sample,
@@ -21,14 +29,6 @@ from kedge.diagnostics.data_sample import (
     given_labels,
     groups_of,
 )
-from kedge.diagnostics.data_shift import (
-    Cells,
-    Group,
-    Shift,
-    conditional_distances,
-    feature_shift,
-)
-from kedge.diagnostics.features import features_of, principal_components
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from kedge.core import rng
 from kedge.core.task import Classification
 from kedge.core.tree import Weights
 from kedge.data.federation import Federation
-from kedge.diagnostics.inversion import fit_decoder
-from kedge.diagnostics.privacy_attack import (
+from kedge.diagnostics.privacy.attack import (
     Attacker,
     Guesses,
     attack_upload,
@@ -19,8 +18,9 @@ from kedge.diagnostics.privacy_attack import (
     guesses,
     study,
 )
-from kedge.diagnostics.privacy_pictures import Pixels
-from kedge.diagnostics.privacy_uploads import Behind, Statistics
+from kedge.diagnostics.privacy.inversion import fit_decoder
+from kedge.diagnostics.privacy.pictures import Pixels
+from kedge.diagnostics.privacy.uploads import Behind, Statistics
 
 KEY = rng.key(2)
 

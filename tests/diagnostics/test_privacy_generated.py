@@ -14,9 +14,9 @@ from kedge.check.problems import images
 from kedge.core import rng, tree
 from kedge.core.task import Classification
 from kedge.data.federation import Federation
-from kedge.diagnostics.privacy_copies import chart, closest_of_each, match, sentence, spaces, table
-from kedge.diagnostics.privacy_generated import FEATURES, INPUTS, Generated, generated
-from kedge.diagnostics.privacy_pictures import Pixels, picture
+from kedge.diagnostics.privacy.copies import chart, closest_of_each, match, sentence, spaces, table
+from kedge.diagnostics.privacy.generated import FEATURES, INPUTS, Generated, generated
+from kedge.diagnostics.privacy.pictures import Pixels, picture
 from kedge.sim.simulation import Simulation
 
 KEY = rng.key(5)

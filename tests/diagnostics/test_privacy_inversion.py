@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core import rng
-from kedge.diagnostics.inversion import (
+from kedge.diagnostics.privacy.inversion import (
     SMOOTH,
     fit_decoder,
     invert,

@@ -10,8 +10,8 @@ import torch
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.part import Part, Sum, parts
-from kedge.diagnostics.privacy_words import sentences
-from kedge.diagnostics.shares import EVERY, FIRST, LAST, Shared, declared, share_round
+from kedge.diagnostics.privacy.shares import EVERY, FIRST, LAST, Shared, declared, share_round
+from kedge.diagnostics.privacy.words import sentences
 from kedge.sim.simulation import Simulation
 
 PARTS = sorted(name for name in parts if parts[name].__module__.startswith("kedge."))

@@ -10,8 +10,9 @@ import torch
 
 from kedge.check.problems import images
 from kedge.core.optim import SGD
-from kedge.diagnostics.privacy_pictures import Pixels
-from kedge.diagnostics.privacy_uploads import (
+from kedge.diagnostics.privacy.pictures import Pixels
+from kedge.diagnostics.privacy.shares import share_round
+from kedge.diagnostics.privacy.uploads import (
     Behind,
     Statistics,
     classes_told,
@@ -20,7 +21,6 @@ from kedge.diagnostics.privacy_uploads import (
     running_mean,
     statistics,
 )
-from kedge.diagnostics.shares import share_round
 from kedge.sim.simulation import Simulation
 
 STILL = SGD(lr=1e-300)  # features do not move

@@ -8,35 +8,35 @@ import torch
 from torch import nn
 
 from kedge.core.model import Model
-from kedge.diagnostics.bias import (
+from kedge.diagnostics.training.bias import (
     classifier_bias,
     confusion,
     predicted_on_lacking,
     prediction_skew,
 )
-from kedge.diagnostics.divergence_by_layer import (
+from kedge.diagnostics.training.divergence_by_layer import (
     by_layer,
     cancelled,
     cosines,
     mean_cosine,
     weight_divergence,
 )
-from kedge.diagnostics.embedding import MAX_POINTS, embed
-from kedge.diagnostics.forgetting import (
+from kedge.diagnostics.training.embedding import MAX_POINTS, embed
+from kedge.diagnostics.training.forgetting import (
     accuracy,
     change,
     forgetting,
     per_class_accuracy,
     personal_accuracy,
 )
-from kedge.diagnostics.gradients import (
+from kedge.diagnostics.training.gradients import (
     Variance,
     gradient_variance,
     leaves_above,
     shared_factor,
 )
-from kedge.diagnostics.margin import worst_case_margin, worst_case_margins
-from kedge.diagnostics.similarity import class_cosine, linear_cka, pair_cosine
+from kedge.diagnostics.training.margin import worst_case_margin, worst_case_margins
+from kedge.diagnostics.training.similarity import class_cosine, linear_cka, pair_cosine
 
 T = torch.tensor
 

@@ -7,10 +7,10 @@ from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
 from kedge.core.part import Part, parts
 from kedge.core.tree import Tree
-from kedge.diagnostics import probe as probing
-from kedge.diagnostics.probe import probe, spread
-from kedge.diagnostics.training_findings import findings
-from kedge.diagnostics.training_measures import measure
+from kedge.diagnostics.training import probe as probing
+from kedge.diagnostics.training.findings import findings
+from kedge.diagnostics.training.measures import measure
+from kedge.diagnostics.training.probe import probe, spread
 from kedge.errors import FieldError, NotFinite
 from kedge.sim.simulation import Simulation
 

@@ -18,16 +18,16 @@ from kedge.core.task import make_task
 from kedge.core.work import LocalWork
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
-from kedge.diagnostics import training_samples
-from kedge.diagnostics.margin import worst_case_margin
-from kedge.diagnostics.probe import Probe, probe
 from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training import diagnose_training
-from kedge.diagnostics.training_charts import values
-from kedge.diagnostics.training_findings import verdict
-from kedge.diagnostics.training_measures import measure
-from kedge.diagnostics.training_results import Measures
-from kedge.diagnostics.training_samples import operations
+from kedge.diagnostics.training import samples as training_samples
+from kedge.diagnostics.training.charts import values
+from kedge.diagnostics.training.findings import verdict
+from kedge.diagnostics.training.margin import worst_case_margin
+from kedge.diagnostics.training.measures import measure
+from kedge.diagnostics.training.probe import Probe, probe
+from kedge.diagnostics.training.results import Measures
+from kedge.diagnostics.training.samples import operations
 from kedge.engines import Execution
 from kedge.errors import FieldError
 from kedge.runs.config import Config

@@ -11,8 +11,8 @@ import torch
 
 from kedge.api.fitting import fit
 from kedge.data.datasets import load
-from kedge.diagnostics import training_charts
 from kedge.diagnostics.sheet import Sheet, read_sheet
+from kedge.diagnostics.training import charts as training_charts
 from kedge.diagnostics.training import diagnose_training
 from kedge.engines import Execution
 from kedge.errors import DataError, KedgeError, NotFinite

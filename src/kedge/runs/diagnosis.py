@@ -18,9 +18,9 @@ import torch
 
 from kedge.data.datasets import load
 from kedge.data.partition import Partition
-from kedge.diagnostics.probe import Probe, probe
 from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training import diagnose_training
+from kedge.diagnostics.training.probe import Probe, probe
 from kedge.engines import Execution
 from kedge.engines.device import device_name, precise, resolve_device
 from kedge.engines.threads import restored_threads, use_threads

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kedge.core import rng
 from kedge.data.federation import Federation
-from kedge.diagnostics.inversion import (
+from kedge.diagnostics.privacy.inversion import (
     Decoder,
     Features,
     Inversion,
@@ -22,8 +22,8 @@ from kedge.diagnostics.inversion import (
     invert,
     squared_error,
 )
-from kedge.diagnostics.privacy_pictures import Pixels
-from kedge.diagnostics.privacy_uploads import Statistics
+from kedge.diagnostics.privacy.pictures import Pixels
+from kedge.diagnostics.privacy.uploads import Statistics
 
 SIZES = (1, 2, 4, 8, 16)  # samples in a mean
 Shape = tuple[int, ...]

@@ -10,9 +10,9 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.part import Part
 from kedge.core.tree import Weights
-from kedge.diagnostics.inversion import Features
-from kedge.diagnostics.privacy_pictures import Pixels
-from kedge.diagnostics.shares import Shared
+from kedge.diagnostics.privacy.inversion import Features
+from kedge.diagnostics.privacy.pictures import Pixels
+from kedge.diagnostics.privacy.shares import Shared
 from kedge.parts.fedimpro import FedImpro
 from kedge.sim.simulation import Simulation
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng
-from kedge.diagnostics.nearest import COPY, Closeness, Nearest, closeness, nearest
-from kedge.diagnostics.privacy_generated import FEATURES, INPUTS, Generated
-from kedge.diagnostics.privacy_pictures import CHUNK, Pixels, picture, unit_rows
-from kedge.diagnostics.privacy_words import number, title
+from kedge.diagnostics.privacy.generated import FEATURES, INPUTS, Generated
+from kedge.diagnostics.privacy.nearest import COPY, Closeness, Nearest, closeness, nearest
+from kedge.diagnostics.privacy.pictures import CHUNK, Pixels, picture, unit_rows
+from kedge.diagnostics.privacy.words import number, title
 from kedge.diagnostics.sheet import Cell, Chart, Table
 from kedge.sim.simulation import Simulation
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kedge.data.federation import Federation
-from kedge.diagnostics.chance import p_of_largest, p_value
-from kedge.diagnostics.labels import (
+from kedge.diagnostics.data.chance import p_of_largest, p_value
+from kedge.diagnostics.data.labels import (
     each_label,
     earth_movers,
     effective_classes,

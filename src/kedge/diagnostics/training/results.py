@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kedge.diagnostics.divergence_by_layer import Layer
-from kedge.diagnostics.gradients import Variance
+from kedge.diagnostics.training.divergence_by_layer import Layer
+from kedge.diagnostics.training.gradients import Variance
 
 
 class Scores(NamedTuple):

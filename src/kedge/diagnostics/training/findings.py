@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kedge.diagnostics.bias import classifier_bias, prediction_skew
-from kedge.diagnostics.divergence_by_layer import Layer, mean_cosine
-from kedge.diagnostics.forgetting import change
-from kedge.diagnostics.training_results import Measures, Scores
+from kedge.diagnostics.training.bias import classifier_bias, prediction_skew
+from kedge.diagnostics.training.divergence_by_layer import Layer, mean_cosine
+from kedge.diagnostics.training.forgetting import change
+from kedge.diagnostics.training.results import Measures, Scores
 
 #: Points of accuracy that local models are below the aggregate or the model before: from here on,
 #: drift is moderate or strong, unless their updates agree.

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from kedge.core.task import Batch
 from kedge.core.tree import Weights
-from kedge.diagnostics.bias import confusion
-from kedge.diagnostics.embedding import MAX_POINTS
-from kedge.diagnostics.forgetting import accuracy, personal_accuracy
-from kedge.diagnostics.probe import Probe, spread
-from kedge.diagnostics.similarity import class_cosine, linear_cka, pair_cosine
-from kedge.diagnostics.training_results import Classes, Features, Map, Scores
-from kedge.diagnostics.training_samples import even
+from kedge.diagnostics.training.bias import confusion
+from kedge.diagnostics.training.embedding import MAX_POINTS
+from kedge.diagnostics.training.forgetting import accuracy, personal_accuracy
+from kedge.diagnostics.training.probe import Probe, spread
+from kedge.diagnostics.training.results import Classes, Features, Map, Scores
+from kedge.diagnostics.training.samples import even
+from kedge.diagnostics.training.similarity import class_cosine, linear_cka, pair_cosine
 
 FEATURE_ROWS = 256  # samples for the similarity of features, and of one pass
 MAX_CUTS = 6  # layers whose features are compared

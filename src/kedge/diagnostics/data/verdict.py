@@ -9,11 +9,11 @@ import numpy as np
 
 from kedge.core.part import parts
 from kedge.core.task import Task
-from kedge.diagnostics.chance import SIGNIFICANT
-from kedge.diagnostics.data_apart import Apart, ColumnShift
-from kedge.diagnostics.data_labels import LabelSkew
-from kedge.diagnostics.data_shift import Shift
-from kedge.diagnostics.duplicates import Equal, Near
+from kedge.diagnostics.data.apart import Apart, ColumnShift
+from kedge.diagnostics.data.chance import SIGNIFICANT
+from kedge.diagnostics.data.duplicates import Equal, Near
+from kedge.diagnostics.data.feature_shift import Shift
+from kedge.diagnostics.data.label_skew import LabelSkew
 
 #: From which value on a corrected measure is called mild, moderate or strong. Dirichlet(10) has an
 #: index of about 0.12, Dirichlet(1) of 0.4, Dirichlet(0.3) of 0.63 and Dirichlet(0.1) of 0.85.

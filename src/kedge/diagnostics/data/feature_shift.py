@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kedge.diagnostics.chance import p_of_largest, p_value
-from kedge.diagnostics.distances import squared_w2, unit_directions, wasserstein, weighted
+from kedge.diagnostics.data.chance import p_of_largest, p_value
+from kedge.diagnostics.data.distances import squared_w2, unit_directions, wasserstein, weighted
 
 DIRECTIONS = 32
 DRAWS = 199  # random cells of each size

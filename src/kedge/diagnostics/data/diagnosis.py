@@ -11,16 +11,16 @@ import numpy as np
 
 from kedge.data.datasets.table_encoding import TableEncoding
 from kedge.data.federation import Federation
-from kedge.diagnostics.data_apart import shifted_columns, stand_apart
-from kedge.diagnostics.data_labels import label_skew
-from kedge.diagnostics.data_sample import class_shares, draw_sample, given_labels, groups_of
-from kedge.diagnostics.data_shift import Cells, conditional_distances, feature_shift
-from kedge.diagnostics.data_views import View, charts, tables, values
-from kedge.diagnostics.duplicates import MAX_NEAR, equal_samples, hashes, near_samples
-from kedge.diagnostics.features import features_of
-from kedge.diagnostics.quantity import gini, largest_to_smallest
+from kedge.diagnostics.data.apart import shifted_columns, stand_apart
+from kedge.diagnostics.data.duplicates import MAX_NEAR, equal_samples, hashes, near_samples
+from kedge.diagnostics.data.feature_shift import Cells, conditional_distances, feature_shift
+from kedge.diagnostics.data.features import features_of
+from kedge.diagnostics.data.label_skew import label_skew
+from kedge.diagnostics.data.quantity import gini, largest_to_smallest
+from kedge.diagnostics.data.sample import class_shares, draw_sample, given_labels, groups_of
+from kedge.diagnostics.data.verdict import Measured, advice, count_of, remarks, verdict
+from kedge.diagnostics.data.views import View, charts, tables, values
 from kedge.diagnostics.sheet import Sheet
-from kedge.diagnostics.verdict import Measured, advice, count_of, remarks, verdict
 
 SAMPLES = 20_000  # whose features are compared
 

@@ -9,18 +9,23 @@ import torch
 from torch import Tensor
 
 from kedge.core.tree import Weights
-from kedge.diagnostics.divergence_by_layer import by_layer, cancelled, cosines, weight_divergence
-from kedge.diagnostics.gradients import (
+from kedge.diagnostics.training.divergence_by_layer import (
+    by_layer,
+    cancelled,
+    cosines,
+    weight_divergence,
+)
+from kedge.diagnostics.training.gradients import (
     Variance,
     client_gradient,
     gradient_variance,
     leaves_above,
 )
-from kedge.diagnostics.margin import HALVINGS, MAX_TARGETS, STEPS, worst_case_margins
-from kedge.diagnostics.probe import Probe, spread
-from kedge.diagnostics.training_models import Outputs, personal_scores
-from kedge.diagnostics.training_results import Margins, Measures
-from kedge.diagnostics.training_samples import affordable, common_samples, even, operations
+from kedge.diagnostics.training.margin import HALVINGS, MAX_TARGETS, STEPS, worst_case_margins
+from kedge.diagnostics.training.models import Outputs, personal_scores
+from kedge.diagnostics.training.probe import Probe, spread
+from kedge.diagnostics.training.results import Margins, Measures
+from kedge.diagnostics.training.samples import affordable, common_samples, even, operations
 
 TEST_ROWS = 200, 1000  # common test samples that every model is measured on: least, most
 GRADIENT_ROWS = 128, 512  # samples of a client

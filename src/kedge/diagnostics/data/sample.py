@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.data.federation import Federation
-from kedge.diagnostics.data_shift import Group
+from kedge.diagnostics.data.feature_shift import Group
 
 MAX_CLIENTS = 200  # whose features are compared
 FIFTHS = 5  # groups of real targets

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kedge.diagnostics.inversion import psnr
-from kedge.diagnostics.privacy_attack import ClassAttack, Level, Study
-from kedge.diagnostics.privacy_pictures import Pixels, picture
-from kedge.diagnostics.privacy_piece import Piece
-from kedge.diagnostics.privacy_uploads import FEATURES, Statistics, classes_told
-from kedge.diagnostics.privacy_words import title
+from kedge.diagnostics.privacy.attack import ClassAttack, Level, Study
+from kedge.diagnostics.privacy.inversion import psnr
+from kedge.diagnostics.privacy.pictures import Pixels, picture
+from kedge.diagnostics.privacy.piece import Piece
+from kedge.diagnostics.privacy.uploads import FEATURES, Statistics, classes_told
+from kedge.diagnostics.privacy.words import title
 from kedge.diagnostics.sheet import Cell, Chart, Table
 from kedge.sim.simulation import Simulation
 

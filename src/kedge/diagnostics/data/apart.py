@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kedge.diagnostics.chance import SIGNIFICANT
-from kedge.diagnostics.data_labels import LabelSkew
-from kedge.diagnostics.data_shift import Group, Shift
+from kedge.diagnostics.data.chance import SIGNIFICANT
+from kedge.diagnostics.data.feature_shift import Group, Shift
+from kedge.diagnostics.data.label_skew import LabelSkew
 
 LIMIT = 3.5  # robust score, as Iglewicz and Hoaglin (1993) recommend
 MIN_CLIENTS = 3  # of two clients, neither stands apart from the other

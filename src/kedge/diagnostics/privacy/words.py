@@ -9,7 +9,7 @@ import torch
 
 from kedge.core.part import Part, parts
 from kedge.core.view import Spec
-from kedge.diagnostics.shares import FEDAVG, FIRST, LAST, Share, Shared
+from kedge.diagnostics.privacy.shares import FEDAVG, FIRST, LAST, Share, Shared
 from kedge.sim.simulation import Simulation
 
 #: Uploads that hold or reveal how many samples of each class a client has, by part and name.

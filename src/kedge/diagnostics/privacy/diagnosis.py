@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng
-from kedge.diagnostics import privacy_copies as copies
-from kedge.diagnostics.inversion import Features
-from kedge.diagnostics.privacy_attack import (
+from kedge.diagnostics.privacy import copies
+from kedge.diagnostics.privacy.attack import (
     SIZES,
     attack_upload,
     attackers,
@@ -26,19 +25,20 @@ from kedge.diagnostics.privacy_attack import (
     guesses,
     study,
 )
-from kedge.diagnostics.privacy_attack_sheet import study_piece, upload_piece
-from kedge.diagnostics.privacy_generated import generated, makes_samples
-from kedge.diagnostics.privacy_pictures import Pixels
-from kedge.diagnostics.privacy_piece import Piece, join
-from kedge.diagnostics.privacy_uploads import (
+from kedge.diagnostics.privacy.attack_sheet import study_piece, upload_piece
+from kedge.diagnostics.privacy.generated import generated, makes_samples
+from kedge.diagnostics.privacy.inversion import Features
+from kedge.diagnostics.privacy.pictures import Pixels
+from kedge.diagnostics.privacy.piece import Piece, join
+from kedge.diagnostics.privacy.shares import EVERY, Shared, declared, share_round
+from kedge.diagnostics.privacy.uploads import (
     FEATURES,
     Statistics,
     client_rows,
     feature_map,
     statistics,
 )
-from kedge.diagnostics.privacy_words import GRADIENT_INVERSION, number, sentences, verdict
-from kedge.diagnostics.shares import EVERY, Shared, declared, share_round
+from kedge.diagnostics.privacy.words import GRADIENT_INVERSION, number, sentences, verdict
 from kedge.diagnostics.sheet import Cell, Sheet, Table
 from kedge.errors import FieldError
 from kedge.sim.simulation import Simulation

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kedge.core import tree
 from kedge.core.task import Batch
 from kedge.data.federation import Federation
-from kedge.diagnostics.probe import Probe, spread
+from kedge.diagnostics.training.probe import Probe, spread
 
 #: Floating-point operations of one measure of all models, about; larger models are measured on
 #: fewer samples, whatever the device.
