@@ -399,3 +399,22 @@ def test_a_run_keeps_who_its_clients_are(tmp_path: Path) -> None:
     assert found.counts is not None
     assert [sum(row) for row in found.counts] == found.sizes
     assert found.classes == [str(c) for c in range(10)]
+
+
+def test_classes_have_the_metric_of_the_task_whatever_runs_are_compared_by(tmp_path: Path) -> None:
+    auroc = {"auroc": 0.8, "personal_mean": 0.8, "per_personal": [0.8, None]}
+    folder = run_folder(tmp_path / "run", changes=auroc, settings={"metric": "auroc"})
+    [group] = facts(folder)["groups"]
+    assert group["metric"]["name"] == "AUROC"
+    assert group["classes"]["metric"] == "accuracy"
+    assert group["classes"]["values"][0][0] > 1  # percent, not a value of AUROC
+
+
+def test_clients_without_a_value_are_counted(tmp_path: Path) -> None:
+    changes = {"auroc": 0.8, "personal_mean": 0.8, "per_personal": [0.8, None]}
+    of_clients = run_folder(
+        tmp_path / "own", "fedper", changes=changes, settings={"metric": "auroc"}
+    )
+    assert "1 of 2 clients have no AUROC" in " ".join(facts(of_clients)["groups"][0]["note"])
+    whole = run_folder(tmp_path / "all", "fedper", changes=changes | {"per_personal": [0.8, 0.9]})
+    assert "have no" not in " ".join(facts(whole)["groups"][0]["note"])

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from kedge.core.task import tasks
 from kedge.report.page.curves import short
-from kedge.report.page.source import Seed, Source
+from kedge.report.page.source import Seed, Source, metric_name
 from kedge.report.page.standings import Standing
 from kedge.runs.clients import Clients
 from kedge.runs.grid import format_value
@@ -18,7 +19,11 @@ MAX_CLASS_CELLS = 12_000
 
 
 def by_class(found: Sequence[Standing]) -> dict[str, Any] | None:
-    """The headline metric of the global model by class in the last test, mean over seeds."""
+    """The metric of the task for each class in the last test, mean over seeds, of the global model.
+
+    It is that of the task even where runs are compared by another one: the accuracy on the samples
+    of a class, or the F1 of a label.
+    """
     values = [_class_values(s) for s in found]
     width = max(map(len, values), default=0)
     if width < 2:
@@ -26,10 +31,22 @@ def by_class(found: Sequence[Standing]) -> dict[str, Any] | None:
     keep = max(2, MAX_CLASS_CELLS // max(1, len(found)))
     names = _classes(found, width)
     return {
+        "metric": _class_metric(found),
         "classes": names[:keep],
         "values": [[short(v) for v in row[:keep]] if row else None for row in values],
         "left_out": max(0, width - keep),
     }
+
+
+def _class_metric(found: Sequence[Standing]) -> str:
+    """The name of what ``per_class`` is, in percent."""
+    heads = [tasks[name].metrics[0] for name in tasks if tasks[name].has_classes]
+    for seed in (seed for s in found for seed in s.seeds):
+        for record in seed.records:
+            head = next((m for m in heads if m.name in record), None)
+            if record.get("per_class") and head is not None:
+                return metric_name(head)
+    return metric_name(found[0].source.metric)
 
 
 def _class_values(standing: Standing) -> list[float]:
@@ -95,6 +112,23 @@ def by_client(found: Sequence[Standing], base: int = 0) -> dict[str, Any] | None
         "averaged": same,
         "summary": [_summary(dots, i, base, s) for i, s in enumerate(found)],
     }
+
+
+def without_value(standing: Standing) -> list[str]:
+    """How many clients the means over clients leave out: AUROC needs samples of two classes."""
+    key = "per_personal" if standing.source.headline == "personal" else "per_client"
+    last = [_last(seed, key) for seed in standing.seeds]
+    clients = max(map(len, last), default=0)
+    without = [sum(value is None for value in values) for values in last]
+    if not any(without) or standing.source.headline == "global":
+        return []
+    low, high = min(without), max(without)
+    number = str(high) if low == high else f"{low} to {high}"
+    return [
+        f"{number} of {clients} clients have no {metric_name(standing.source.metric)}"
+        f"{'' if low == high else ', by seed'}, since their held-out samples are of one class only: "
+        "they are left out of the means over clients."
+    ]
 
 
 def _summary(

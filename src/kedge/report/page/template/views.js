@@ -10,7 +10,7 @@ function cells(rows, options) {
 }
 
 function drawClasses(figure, group) {
-  const { classes, values } = group.classes, n = group.metric.decimals, sign = group.metric.higher ? 1 : -1;
+  const { classes, values, metric } = group.classes, n = 2; // in percent, whatever runs are compared by
   const first = group.base, several = values.length > 1 && values[first];
   const state = { mode: "value" };
   const again = chart(figure, (width) => {
@@ -21,9 +21,9 @@ function drawClasses(figure, group) {
       if (!values[i] || (gains && i === first)) return;
       classes.forEach((name, c) => {
         const v = values[i][c], base = values[first]?.[c];
-        const shownValue = gains ? (finite(v) && finite(base) ? sign * (v - base) : null) : v;
+        const shownValue = gains ? (finite(v) && finite(base) ? v - base : null) : v;
         if (!finite(shownValue)) return;
-        rows.push({ x: c, y: run.name, v: shownValue, title: `${run.name}\nclass ${name}: ${fixed(v, n)}${i !== first && finite(base) ? `\n${signed(sign * (v - base), n)} against ${group.runs[first].name}` : ""}` });
+        rows.push({ x: c, y: run.name, v: shownValue, title: `${run.name}\nclass ${name}: ${fixed(v, n)} %${i !== first && finite(base) ? `\n${signed(v - base, n)} against ${group.runs[first].name}` : ""}` });
       });
     });
     const extent = d3.extent(rows, (d) => d.v), most = d3.max(rows, (d) => Math.abs(d.v)) || 1;
@@ -32,7 +32,7 @@ function drawClasses(figure, group) {
     for (const d of rows) {
       d.fill = gains ? (d.v >= 0 ? "var(--gain)" : "var(--loss)") : "var(--accent)";
       d.shade = gains ? 0.04 + 0.76 * Math.abs(d.v) / most : 0.05 + 0.75 * (d.v - extent[0]) / (extent[1] - extent[0] || 1);
-      d.text = gains ? signed(d.v, cell > 42 && n ? 1 : 0) : fixed(d.v, cell > 42 && n ? Math.min(1, n) : 0);
+      d.text = gains ? signed(d.v, cell > 42 ? 1 : 0) : fixed(d.v, cell > 42 ? 1 : 0);
     }
     const shown = names.filter((name) => rows.some((d) => d.y === name));
     const turned = 6.6 * Math.min(longest, 18) > cell && classes.length <= 60;
@@ -45,8 +45,7 @@ function drawClasses(figure, group) {
     });
     return { node, rows: rows.map((d) => ({ method: d.y, class: classes[d.x], [state.mode]: d.v })) };
   });
-  const name = group.metric.name;
-  if (several) figure.querySelector(".controls").append(choice("shown", [["value", name], ["gain", `gain over ${clip(group.runs[first].name, 24)}`]], "value", (v) => { state.mode = v; again(); }));
+  if (several) figure.querySelector(".controls").append(choice("shown", [["value", `${metric}, %`], ["gain", `gain over ${clip(group.runs[first].name, 24)}`]], "value", (v) => { state.mode = v; again(); }));
   again();
 }
 
@@ -82,7 +81,7 @@ function drawClients(figure, group) {
     const rows = [];
     shown.forEach(({ run, i }, row) => dots.forEach((d, k) => {
       const v = d.values[i], base = d.values[first];
-      const x = gains ? (finite(v) && finite(base) ? sign * (v - base) : null) : v;
+      const x = gains ? (finite(v) && finite(base) ? v - base : null) : v;
       if (finite(x)) rows.push({ x, y: row + 0.3 * jitter(k), run, client: label(d), v, base, i });
     }));
     const space = room(shown.map((s) => s.run.name), width), narrow = width < 520;
