@@ -31,6 +31,7 @@ from kedge.runs.folder import METRICS, PARTITION, SCORES
 from kedge.runs.grid import format_value
 from kedge.runs.result import COLUMNS, Result
 from kedge.runs.saved import read_json, read_records
+from kedge.runs.stopping import FAILED
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 DIAGNOSIS = "diagnosis"
@@ -268,7 +269,7 @@ def _log(path: Path) -> dict[int, str]:
     except OSError:
         return {}
     for line in lines:
-        match = re.search(r"  seed (\d+): (.*)", line)
+        match = re.search(rf"  (?:{FAILED})?seed (\d+): (.*)", line)
         if match and re.match(r"(started|resumed|stopped)", match[2]):
             found.pop(int(match[1]), None)
         elif match:
