@@ -163,3 +163,15 @@ def test_partitions_of_digits_are_in_order() -> None:
     assert found[0].index < 0.1
     assert 0.25 < found[1].index < 0.5
     assert found[2].index > 0.6
+
+
+def test_the_distance_to_the_other_clients_leaves_the_client_out() -> None:
+    """Samples of class 1: 2 of 10, 6 of 12 and 9 of 18; the rest of client 0 have a half."""
+    y = np.concatenate([np.arange(n) < ones for n, ones in ((10, 2), (12, 6), (18, 9))]).astype(int)
+    found = skew_of_classes(y, np.array([10, 12, 18]), 2)
+    rest = [15 / 30, 11 / 28, 8 / 22]
+    by_hand = np.abs(np.array([0.2, 0.5, 0.5]) - rest)
+    exact = found.to_others * found.distance / np.where(found.excess > 0, found.excess, np.nan)
+    known = ~np.isnan(exact)
+    assert known[0]
+    assert exact[known] == pytest.approx(by_hand[known])

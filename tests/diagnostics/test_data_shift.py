@@ -272,6 +272,14 @@ def test_a_client_stands_apart_by_its_labels_or_features(reason: str) -> None:
     assert found.found == ((4, reason),)
 
 
+def test_one_of_five_with_another_prevalence_stands_apart(rng: np.random.Generator) -> None:
+    """A client is a fifth of the pooled labels, which hides some of its distance to them."""
+    y = (rng.random(1500) < np.repeat([0.46, 0.50, 0.07, 0.45, 0.52], 300)).astype(int)
+    federation = table(rng.normal(size=(1500, 3)), 5, y)
+    found = stand_apart(label_skew(federation), measured(federation))
+    assert found.found == ((2, "labels"),)
+
+
 def test_columns_that_shift_are_found_with_their_clients(rng: np.random.Generator) -> None:
     """Column 1 of client 2 is in another unit, column 0 of client 0 is moved a little."""
     y = rng.integers(0, 2, 400)

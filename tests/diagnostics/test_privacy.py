@@ -192,6 +192,18 @@ def test_token_ids_are_left_alone() -> None:
     assert "The inputs are token ids, which are not attacked here." in sheet.findings
 
 
+def test_the_client_that_has_most_to_lose_is_named_and_can_be_chosen() -> None:
+    sizes, names = digits("fedimpro").federation.sizes, digits("fedimpro").federation.client_names
+    largest, smallest = (names[sizes.index(pick(sizes))] for pick in (max, min))
+    [hint] = [line for line in sheet_of_fedimpro().findings if "the fewest of all" in line]
+    assert hint.startswith(f"{largest} has {max(sizes)} samples; {smallest} has")
+    own = diagnose_privacy(digits("fedimpro"), targets=1, steps=1, client=smallest)
+    assert own.values["client"] == sizes.index(min(sizes))
+    assert not any("the fewest of all" in line for line in own.findings)
+    with pytest.raises(UnknownName, match="client 9"):
+        diagnose_privacy(digits("fedimpro"), client="client 9")
+
+
 def test_wrong_arguments() -> None:
     run = images().simulate("fedavg")
     with pytest.raises(FieldError, match="client = 3 is not between 0 and 2"):

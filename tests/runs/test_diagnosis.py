@@ -163,6 +163,9 @@ def test_every_diagnosis_gets_its_state(folder: Path) -> None:
     """The partition of the seed; and the state at the last wanted round, whatever comes first."""
     privacy, data, drift = diagnose_run(folder, ("privacy", "data", "training"), rounds=[3, 1])
     assert [s.name for s in (privacy, data, drift)] == ["privacy", "data", "training"]
+    [other] = diagnose_run(folder, ("privacy",), rounds=[3], client="client 1")
+    assert other.values["client"] == 1
+    assert other.command.endswith("--client 'client 1'")
     [alone] = diagnose_run(folder, ("privacy",), rounds=[3])
     assert numbers(alone) == numbers(privacy)
     names = sorted(p.name for p in (folder / "diagnosis").iterdir())

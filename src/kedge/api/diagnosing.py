@@ -25,7 +25,7 @@ from kedge.runs.result import Result
 from kedge.runs.runner import federation_of, partition_of
 
 OF_DATA = ("partition", "clients", "split", "samples")  # options that do not concern a run
-OF_RUNS = ("rounds",)
+OF_RUNS = ("rounds", "client")
 OF_CLIENTS = ("label", "task", "test", "missing", "drop", "id")
 
 
@@ -39,6 +39,7 @@ def diagnose(
     seed: int | None = None,
     samples: int | None = None,
     rounds: Sequence[int] | None = None,
+    client: int | str | None = None,
     label: Any = None,
     task: str | None = None,
     test: Any = None,
@@ -59,6 +60,8 @@ def diagnose(
         samples: number of samples whose features are compared, at most; 20,000 by default.
         rounds: of a run: rounds that are done when its training is diagnosed; None for the last
             one, whose checkpoint is there. For others it is replayed.
+        client: of a run: the client whose privacy is diagnosed, by its number or name; None for the
+            largest.
         label, task, test, missing, drop, id: of clients, as in :func:`fit`; all of their samples
             are diagnosed, none is held out. Whole numbers are taken as numbers; for token ids give
             a ``Federation(..., tokens=True)``.
@@ -83,8 +86,8 @@ def diagnose(
     """
     options = {
         "partition": partition, "clients": clients, "split": split, "samples": samples,
-        "rounds": rounds, "label": label, "task": task, "test": test, "missing": missing,
-        "drop": drop, "id": id,
+        "rounds": rounds, "client": client, "label": label, "task": task, "test": test,
+        "missing": missing, "drop": drop, "id": id,
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
     if isinstance(subject, Result) and subject.folder is None:
@@ -95,8 +98,8 @@ def diagnose(
         if isinstance(subject, Run) and seed is None:
             seed = subject.seed
         chosen = _diagnoses(what, ("data", "training"))
-        return diagnose_run(folder, chosen, rounds, seed, report)
-    _check_options(given, OF_RUNS, "data, which have no rounds")
+        return diagnose_run(folder, chosen, rounds, seed, report, client)
+    _check_options(given, OF_RUNS, "data before training")
     if _diagnoses(what, ("data",)) != ("data",):
         raise FieldError(
             f"{_named(subject)} is data, of which only the data can be diagnosed; train first "

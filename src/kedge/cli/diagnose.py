@@ -50,6 +50,12 @@ def diagnose(
         str | None,
         typer.Option(help="of a run: rounds to diagnose, such as 1,10; others are replayed"),
     ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="of a run: the client whose privacy is diagnosed, else the largest"
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -80,6 +86,7 @@ def diagnose(
         seed=seed,
         samples=samples,
         rounds=_numbers(rounds),
+        client=client,
         report=None if as_json else dim,
     )
     if target is not None:

@@ -49,6 +49,7 @@ def diagnose_run(
     rounds: Sequence[int] | None = None,
     seed: int | None = None,
     report: Report | None = None,
+    client: int | str | None = None,
 ) -> list[Sheet]:
     """Diagnose the run in a folder, and write a sheet for each diagnosis into it.
 
@@ -63,6 +64,7 @@ def diagnose_run(
             the checkpoint, which is the default. Privacy is diagnosed at the last of them.
         seed: one of the run's seeds; the first for None.
         report: called with lines about the work and its cost before it starts.
+        client: the client whose privacy is diagnosed, by its number or name; the largest for None.
 
     Returns:
         The sheets in the order of ``what``; of a comparison, run by run.
@@ -77,7 +79,7 @@ def diagnose_run(
         raise KedgeError(f"what = {list(what)}; choose from: {', '.join(DIAGNOSES)}")
     say = report or (lambda line: None)
     if (path / CONFIG).is_file():
-        return _Run(path, seed, say, _yardstick(path)).diagnose(what, rounds)
+        return _Run(path, seed, say, _yardstick(path), client).diagnose(what, rounds)
     if not (path / LISTING).is_file():
         raise KedgeError(_no_run(path))
     sheets = []
@@ -89,18 +91,25 @@ def diagnose_run(
             say(f"{inside} is left out: it has not started")
         else:
             say(f"{row['name']}:")
-            sheets += _Run(inside, seed, say).diagnose(what, rounds)
+            sheets += _Run(inside, seed, say, client=client).diagnose(what, rounds)
     return sheets
 
 
 class _Run:
     """A run in its folder, with the means to rebuild it."""
 
-    def __init__(self, path: Path, seed: int | None, say: Report, yardstick: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        seed: int | None,
+        say: Report,
+        yardstick: str = "",
+        client: int | str | None = None,
+    ) -> None:
         self.path, self.folder, self.say = path, Folder(path), say
         self.config = stored_config(path)
         self.seed = self.config.seeds[0] if seed is None else seed
-        self.yardstick = yardstick
+        self.yardstick, self.client = yardstick, client
         if self.seed not in self.config.seeds:
             known = ", ".join(map(str, self.config.seeds))
             raise KedgeError(f"{path} has no seed {seed}; it has: {known}")
@@ -141,7 +150,7 @@ class _Run:
         if sim.round != rounds[-1]:
             for _ in self._states(sim, rounds[-1:], state):
                 pass
-        return diagnose_privacy(sim, report=self.say)
+        return diagnose_privacy(sim, report=self.say, client=self.client)
 
     # -- states of the run ---------------------------------------------------------------------
 
@@ -297,6 +306,8 @@ class _Run:
             command += f" --rounds {','.join(map(str, sorted(set(rounds))))}"
         if self.seed != self.config.seeds[0]:
             command += f" --seed {self.seed}"
+        if self.client is not None and sheet.name == "privacy":
+            command += f" --client {shlex.quote(str(self.client))}"
         date = time.strftime("%Y-%m-%d %H:%M")
         return dataclasses.replace(sheet, command=command + load_options(), date=date)
 

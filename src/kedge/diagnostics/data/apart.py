@@ -53,7 +53,9 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
     """Clients whose labels or features are further from the rest than those of other clients.
 
     Scores are of squared distances beyond chance, whose noise is known, too. A client must have a
-    high score, be far from the median client, and be further than the furthest one by chance.
+    high score, be far from the median client, and be further than the furthest one by chance. How
+    far its labels are is measured to the *other* clients: of few clients, each one is a good part
+    of the pooled labels itself.
     """
     own = labels.distance**2 - labels.chance**2
     by_label = robust_scores(own, 2 * labels.chance * labels.chance_sd)
@@ -63,7 +65,7 @@ def stand_apart(labels: LabelSkew, shift: Shift) -> Apart:
         by_feature = np.nan_to_num(robust_scores(squares, shift.noise))
     of_labels = "targets" if labels.kind == "targets" else "labels"
     far = {
-        of_labels: (by_label > LIMIT) & (_beyond(labels.excess) > MIN_LABELS),
+        of_labels: (by_label > LIMIT) & (_beyond(labels.to_others) > MIN_LABELS),
         "features": (by_feature > LIMIT) & (_beyond(shift.client) > MIN_FEATURES),
     }
     far[of_labels] &= labels.client_p <= SIGNIFICANT

@@ -49,6 +49,7 @@ class LabelSkew:
             quadrature: sqrt(d^2 - chance^2), which is zero at chance and d for large d.
         p: share of the permutations with as large a mean distance.
         client_p: share of the permutations with a client as far as this one, ``[K]``.
+        sizes: samples of each client, ``[K]``.
         counts: samples of each class on each client, ``[K, C]``; None for targets.
     """
 
@@ -63,12 +64,24 @@ class LabelSkew:
     index: float
     p: float
     client_p: Array
+    sizes: Array
     counts: Array | None = None
 
     @property
     def excess(self) -> Array:
         """The distance of each client beyond its chance level, ``[K]``."""
         return np.sqrt(np.maximum(self.distance**2 - self.chance**2, 0.0))
+
+    @property
+    def to_others(self) -> Array:
+        """The same to the labels of the other clients, ``[K]``.
+
+        With the share w of a client in all samples, pooled q = w p + (1 - w) r, so that its
+        distance to the rest r is that to q divided by 1 - w: all distances here are linear in the
+        difference of two distributions.
+        """
+        share = self.sizes / self.sizes.sum()
+        return self.excess / np.maximum(1 - share, 1e-9)
 
 
 def label_skew(federation: Federation, seed: int = 0) -> LabelSkew:
@@ -190,6 +203,7 @@ def _corrected(
         index=index,
         p=p_value(mean, means),
         client_p=p_of_largest(distance**2 - levels, permuted**2 - levels),
+        sizes=sizes,
         counts=counts,
     )
 

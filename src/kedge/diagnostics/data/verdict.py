@@ -164,7 +164,10 @@ def _apart(found: Measured) -> str:
     names = [f"{found.names[k]} (by its {reason})" for k, reason in apart[:NAMED]]
     more = f" and {len(apart) - NAMED} more" if len(apart) > NAMED else ""
     verb = "stands" if len(apart) == 1 else "stand"
-    return f"{', '.join(names)}{more} {verb} apart"
+    listed = (
+        ", ".join(names) if more or len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
+    )
+    return f"{listed}{more} {verb} apart"
 
 
 # -- further findings -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ a better attacker.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from kedge.diagnostics.privacy.uploads import (
 )
 from kedge.diagnostics.privacy.words import GRADIENT_INVERSION, number, sentences, verdict
 from kedge.diagnostics.sheet import Cell, Sheet, Table
-from kedge.errors import FieldError
+from kedge.errors import FieldError, UnknownName
 from kedge.sim.simulation import Simulation
 
 STUDIED = 1000  # samples of the client that are studied at most
@@ -53,7 +54,7 @@ def diagnose_privacy(
     *,
     seed: int = 0,
     report: Report | None = None,
-    client: int | None = None,
+    client: int | str | None = None,
     attack: bool | None = None,
     cut: str | None = None,
     targets: int = 16,
@@ -71,7 +72,7 @@ def diagnose_privacy(
         sim: the simulation, in any round.
         seed: seed of what is drawn for the diagnosis.
         report: called with a line before each piece of work.
-        client: the client; None: the largest of the round's cohort.
+        client: the client, by its number or its name; None: the largest of the round's cohort.
         attack: whether to invert features; None: if the method makes clients upload class means of
             features (FedImpro, FedProto, FedTR, CCVR).
         cut: where features are inverted if no part says so; None: before the head.
@@ -93,7 +94,7 @@ def diagnose_privacy(
     start = time.perf_counter()
     say = report or (lambda line: None)
     effort = _Effort(targets, steps, samples, rows, shown)
-    client = _client(sim, client)
+    chosen, client = client, _client(sim, client)
     if cut is not None and cut != FEATURES:
         sim.bound.model.check_cut(cut)
     key = rng.fold(rng.key(seed), "privacy")
@@ -108,6 +109,7 @@ def diagnose_privacy(
         pieces.append(Piece(["The inputs are token ids, which are not attacked here."]))
     if pixels is not None and (stats is not None if attack is None else attack):
         pieces.append(_attack(sim, pixels, stats, client, cut, effort, key, say))
+        pieces += _smaller(sim, client) if chosen is None else []
         work.append(f"attacks of {steps} steps on {targets} samples and on class means")
     if pixels is not None and any(map(makes_samples, sim.bound.parts)):
         say(f"privacy: compare up to {samples} generated samples with the training samples")
@@ -118,7 +120,8 @@ def diagnose_privacy(
     whole = join(pieces)
     seconds = time.perf_counter() - start
     device = str(sim.federation.device)
-    threads = f" with {torch.get_num_threads()} thread(s)" if device == "cpu" else ""
+    count = torch.get_num_threads()
+    threads = f" with {count} thread{'s' if count > 1 else ''}" if device == "cpu" else ""
     return Sheet(
         "privacy",
         f"Privacy of {sim.bound.method} in round {sim.round + 1}",
@@ -147,13 +150,33 @@ class _Effort:
                 raise FieldError(f"{name} = {count} is below 1")
 
 
-def _client(sim: Simulation, client: int | None) -> int:
-    sizes = sim.federation.sizes
+def _client(sim: Simulation, client: int | str | None) -> int:
+    sizes, names = sim.federation.sizes, sim.federation.client_names
     if client is None:
         return max(sim.draw_cohort(sim.round), key=lambda k: sizes[k])
+    if isinstance(client, str) and client in names:
+        return names.index(client)
+    if isinstance(client, str) and not client.isdecimal():
+        raise UnknownName("client", client, names)
+    client = int(client)
     if not 0 <= client < len(sizes):
         raise FieldError(f"client = {client} is not between 0 and {len(sizes) - 1}")
     return client
+
+
+def _smaller(sim: Simulation, client: int) -> list[Piece]:
+    """Who has more to lose than the client that was attacked."""
+    sizes = sim.federation.sizes
+    least = min(range(len(sizes)), key=lambda k: sizes[k])
+    if sizes[least] == sizes[client]:
+        return []
+    name, least_name = (sim.federation.client_names[k] for k in (client, least))
+    text = (
+        f"{name} has {number(sizes[client])} samples; {least_name} has the fewest of all "
+        f"clients, {sizes[least]}. Means over fewer samples tell more about each of them: attack "
+        f"that client, too (--client {shlex.quote(least_name)})."
+    )
+    return [Piece([text])]
 
 
 # -- what is shared ------------------------------------------------------------------------------

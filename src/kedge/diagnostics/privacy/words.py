@@ -43,7 +43,9 @@ def verdict(method: str, client: str, values: dict[str, Any]) -> str:
         elif count:
             lines.append(f"{part} gives samples away: {means}, {inverted}.")
         else:
-            lines.append(f"The attacks tried here read no sample from {part}'s upload.")
+            lines.append(
+                f"The attacks tried here read no sample from what {client} uploads for {part}."
+            )
     for name, spaces in values.get("generated", {}).items():
         copied = max(space["copies"] for space in spaces.values())
         of = f"{copied} of {next(iter(spaces.values()))['samples']} samples"
@@ -230,9 +232,9 @@ def number(count: int) -> str:
     """A whole number in groups of three.
 
     >>> number(44426)
-    '44 426'
+    '44,426'
     """
-    return f"{count:,}".replace(",", " ")
+    return f"{count:,}"
 
 
 def _join(names: Sequence[str]) -> str:

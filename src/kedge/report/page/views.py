@@ -126,8 +126,8 @@ def without_value(standing: Standing) -> list[str]:
     number = str(high) if low == high else f"{low} to {high}"
     return [
         f"{number} of {clients} clients have no {metric_name(standing.source.metric)}"
-        f"{'' if low == high else ', by seed'}, since their held-out samples are of one class only: "
-        "they are left out of the means over clients."
+        f"{'' if low == high else ', by seed'}, since their held-out samples are of one class "
+        "only: they are left out of the means over clients."
     ]
 
 
