@@ -16,6 +16,8 @@ from fabricate import fabricate
 
 import kedge
 from kedge.board.catalogue import Catalogue
+from kedge.board.files import Reader
+from kedge.board.tail import Tail
 from kedge.errors import Interrupted, KedgeError
 from kedge.runs.stopping import request_stop
 
@@ -259,3 +261,13 @@ def test_a_run_that_starts_while_the_board_is_open_is_found(runs: Path) -> None:
     assert (row["name"], row["state"]) == ("late", "interrupted")
     shutil.rmtree(runs / "late")
     assert catalogue.refresh() == ([], [row["id"]])
+
+
+def test_columns_have_the_order_of_the_records(runs: Path) -> None:
+    """A set of names would have another order in every process."""
+    path = runs / "both/fedavg/seed-0/metrics.jsonl"
+    names = [f"own_{letter}" for letter in "qwertyuiopasdfghjkl"]
+    path.write_text(json.dumps({"round": 1} | dict.fromkeys(names, 1.0)) + "\n")
+    tail = Tail(path)
+    tail.refresh(Reader())
+    assert [name for name in tail.columns if name.startswith("own_")] == names

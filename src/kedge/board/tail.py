@@ -75,8 +75,8 @@ class Tail:
     def _append(self, record: dict[str, Any]) -> None:
         have = len(self)
         row = dict(numbers_of(record))
-        for name in row.keys() - self.columns.keys():
-            if len(self.columns) < MAX_COLUMNS:
+        for name in row:  # in the order of the records
+            if name not in self.columns and len(self.columns) < MAX_COLUMNS:
                 self.columns[name] = array("d", [NAN] * have)
         for name, column in self.columns.items():
             column.append(row.get(name, NAN))

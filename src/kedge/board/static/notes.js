@@ -4,11 +4,12 @@ import { fill, h, later } from "./dom.js";
 import { put, send } from "./store.js";
 
 let drawn = { id: "", tags: null };
+let writing = 0; // what is on its way; until it is there, the page is newer than the server's row
 
 export function drawNotes(element, row) {
   const tags = JSON.stringify(row.tags);
   if (drawn.id === row.id && element.firstChild) {
-    if (drawn.tags !== tags) { drawn.tags = tags; drawTags(element.querySelector(".tags"), row); }
+    if (drawn.tags !== tags && !writing) { drawn.tags = tags; drawTags(element.querySelector(".tags"), row); }
     const area = element.querySelector("textarea");
     if (document.activeElement !== area && !save.isWaiting()) area.value = row.note;
     return;
@@ -23,7 +24,7 @@ export function drawNotes(element, row) {
     event.preventDefault();
     const now = state();
     if (!input.value.trim()) return;
-    write(row.id, { ...now, tags: [...now.tags, input.value] });
+    write(row.id, { ...now, tags: [...new Set([...now.tags, input.value.trim()])] });
     input.value = "";
   } }, input);
   fill(element, h("div", { class: "tagline" }, list, form), area, h("span", { class: "saved", role: "status" }));
@@ -40,12 +41,18 @@ const save = later(600, write);
 
 async function write(id, notes) {
   save.cancel();
-  const status = document.querySelector("#notes .saved");
+  const status = document.querySelector("#notes .saved"), list = document.querySelector("#notes .tags");
+  writing += 1;
+  if (list && drawn.id === id) { drawn.tags = JSON.stringify(notes.tags); drawTags(list, { id, tags: notes.tags }); }
   try {
-    put([(await send(`/run/${id}/notes`, notes)).row]);
+    const { row } = await send(`/run/${id}/notes`, notes);
+    writing -= 1;
+    put([row]);
     if (status) status.textContent = "saved";
     setTimeout(() => { if (status) status.textContent = ""; }, 1500);
   } catch (error) {
+    writing -= 1;
+    drawn.tags = null;
     if (status) status.textContent = error.message;
   }
 }
