@@ -79,10 +79,20 @@ def pack(kind: str, value: Tree, **notes: str) -> bytes:
     >>> unpack(pack("state", {"w": torch.ones(2)}), "state", {"w": Leaf(torch.float32, (2,))})
     {'w': tensor([1., 1.])}
     """
-    arrays = {name: leaf.detach().cpu().contiguous() for name, leaf in _named(value).items()}
+    arrays = _apart({n: leaf.detach().cpu().contiguous() for n, leaf in _named(value).items()})
     head = json.dumps({"version": VERSION, "kind": kind, **notes}, sort_keys=True)
     # one entry, so that equal trees are equal bytes
     return sealed(save(arrays, {"kedge": "0" * CHECKSUM_DIGITS + head}))
+
+
+def _apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays of which no two share memory, which safetensors rejects."""
+    seen: set[int] = set()
+    for name, array in arrays.items():
+        place = array.untyped_storage().data_ptr()
+        arrays[name] = array.clone() if place in seen else array
+        seen.add(place)
+    return arrays
 
 
 def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:

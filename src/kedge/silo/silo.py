@@ -116,12 +116,18 @@ class Silo:
         """The personal weights of this client."""
         return client.personal(self.bound.at(ask.round), self._work(ask, down, accepted).job)
 
-    def evaluate(self, weights: Weights) -> dict[str, Tensor]:
+    def evaluate(self, weights: Weights, detailed: bool = False) -> dict[str, Tensor]:
         """The task's metric sums on this client's held-out rows. Sums of several clients add up to
-        exact metrics. Raises a KedgeError without held-out rows."""
+        exact metrics; ``detailed`` adds those of costly ones, such as AUROC. Raises a KedgeError
+        without held-out rows."""
         if not self.data.held_out:
             raise KedgeError("this client holds nothing out for testing; set holdout, e.g. 0.2")
-        return sums_over(self.bound, weights, self.data.held_out[0])
+        bound = self.bound.detailed() if detailed else self.bound
+        return sums_over(bound, weights, self.data.held_out[0])
+
+    def full(self, public: Weights) -> Weights:
+        """All weights of the global model: the public ones, and initial values of private ones."""
+        return layout_of(self.bound.model).place(_all_weights(self.bound, public))
 
     def _state(self, accepted: int) -> Tree:
         if accepted == NEVER:
@@ -172,14 +178,23 @@ def pack_down(session: Session) -> bytes:
 
 def unpack_down(bound: Bound, message: bytes) -> Down:
     """Read the server's broadcast; a WireError if its weights do not fit the model."""
-    down = wire.unpack(message, "down") or Down(
-        Weights({}, {}), {}
-    )  # empty if all weights are private
-    if not isinstance(down.weights, Weights):
-        down = down._replace(weights=Weights({}, {}))
-    if wire.template_of(down.weights) != wire.template_of(bound.only_public(bound.initial)):
+    return checked_down(bound, wire.unpack(message, "down"))
+
+
+def checked_down(bound: Bound, value: Tree) -> Down:
+    """A broadcast as it was unpacked; a WireError if its weights do not fit the model."""
+    down = value or Down(Weights({}, {}), {})  # empty if all weights are private
+    if not isinstance(down, Down):
+        raise WireError("the message is no broadcast of a server")
+    return down._replace(weights=checked_weights(bound, down.weights))
+
+
+def checked_weights(bound: Bound, value: Tree) -> Weights:
+    """Public weights as they were unpacked; a WireError if they do not fit the model."""
+    weights = value if isinstance(value, Weights) else Weights({}, {})
+    if wire.template_of(weights) != wire.template_of(bound.only_public(bound.initial)):
         raise WireError("the server's weights are not those of this model; compare the terms")
-    return down
+    return weights
 
 
 def collect(session: Session, ask: Ask, messages: Iterable[bytes]) -> Totals:
