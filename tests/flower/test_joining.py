@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faulty import Faulty
 from federations import QUICK, Members, assert_same, coordinator, datasets, net, replay, settings
 from PIL import Image
 
@@ -15,6 +16,7 @@ from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.dataset import mean_and_std
 from kedge.errors import TermsError, WireError
 from kedge.flower.joining import agree, difference
+from kedge.flower.messages import Request, pack_refusal
 from kedge.flower.own_data import own_federation, read_data
 from kedge.flower.plan import terms_of
 from kedge.flower.statement import Question, Statement, state
@@ -212,7 +214,9 @@ def test_statements_of_strangers_are_read_with_care() -> None:
     for change in (
         {"train": -1}, {"train": 10**12}, {"train": 3.5}, {"name": ""}, {"name": "a\nb"},
         {"name": 7}, {"counts": [1, 2]}, {"schema": []}, {"moments": {}}, {"more": 1},
-        {"encoding": "x"}, {"versions": {"kedge": 1}},
+        {"encoding": "x"}, {"encoding": {"kind": "array"}}, {"encoding": {"kind": "other"}},
+        {"encoding": {"kind": "array", "shape": [3], "dtype": "x", "columns": [], "from_files": 1}},
+        {"versions": {"kedge": 1}},
     ):  # fmt: skip
         with pytest.raises(WireError):
             Statement.from_json(json.dumps(json.loads(text) | change))
@@ -228,6 +232,43 @@ def test_statements_of_strangers_are_read_with_care() -> None:
     for nonsense in ("", "[]", "[" * 100_000, "null", '{"name": 1}'):
         with pytest.raises(WireError):
             Statement.from_json(nonsense)
+
+
+def test_columns_of_strangers_are_read_with_care(tmp_path: Path) -> None:
+    text = stated("north", table(tmp_path / "north.csv", NORTH)).to_json()
+    for change in (
+        {"words": [1]}, {"words": "x"}, {"kind": "code"}, {"name": 3}, {"fill": ["x"]},
+        {"indicator": 1}, {"more": 1}, {"name": "other"},
+    ):  # fmt: skip
+        values = json.loads(text)
+        values["encoding"]["columns"][1] |= change
+        with pytest.raises(WireError):
+            Statement.from_json(json.dumps(values))
+
+
+def test_another_release_is_refused() -> None:
+    one, other, *_ = (stated(name, data) for name, data in zip("abcd", datasets(), strict=True))
+    old = dataclasses.replace(other, versions={**other.versions, "kedge": "0.0.1"})
+    agreement = agree([one, old])
+    assert "b has kedge 0.0.1, the server" in agreement.refusals["b"]
+
+
+def test_a_member_that_fails_for_a_while_joins_later(tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+    handle, failed = members.handles["node of south"], []
+
+    def failing(message: bytes) -> bytes:
+        if len(failed) < 3:
+            failed.append(message)
+            return pack_refusal(Request.unpack(message), "FAILED")
+        return handle(message)
+
+    members.handles["node of south"] = failing
+    patient = dataclasses.replace(QUICK, join_s=20.0)
+    transport = Faulty(members, lambda name, request, reply: reply)
+    run = coordinator(members, settings(), tmp_path / "run", transport=transport, rules=patient)
+    run.run()
+    assert len(run.roster.seats) == 4
 
 
 def test_nobody_comes(tmp_path: Path) -> None:
