@@ -208,6 +208,11 @@ class Coordinator:
         traffic = self.courier.received - received, self.courier.sent - sent
         seconds = time.perf_counter() - start
         self.recording.record_round(session, totals, asked.clients, traffic, seconds)
+        loss = self.recording.records[-1]["train_loss"]
+        self.log(
+            f"round {session.round} of {self.config.rounds}: {len(asked.clients)} of "
+            f"{len(ask.clients)} replied, loss {loss:.4g}, {seconds:.1f} s"
+        )
 
     def _ask(self, ask: Ask, test: Test | None = None) -> Collected:
         """Ask clients but for excluded ones; Paused if too few of all reply."""
