@@ -176,13 +176,13 @@ class Coordinator:
         if extended:
             self.recording.forget_test()
         self.recording.save_bundle(self.bound)
-        weights = self.bound.model.weights()
+        initial = self.bound.model.weights  # made when asked for: it may be large
         self.asking = Asking(
-            self.session, roster, self.courier, gathering, self.rules, self.log, weights,
+            self.session, roster, self.courier, gathering, self.rules, self.log, initial,
             self.recording.save_roster,
         )  # fmt: skip
         if is_new:
-            gathering.tell(roster, weights)
+            gathering.tell(roster, initial)
             self.log(f"{len(roster.seats)} members agree on the terms {terms.hash}")
 
     # -- rounds -------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Gathering:
 
     # -- a run with members -------------------------------------------------------------------
 
-    def refresh(self, roster: Roster, initial: Weights) -> None:
+    def refresh(self, roster: Roster, initial: Callable[[], Weights]) -> None:
         """See who is connected, let members back in, and tell the terms to those that need them."""
         nodes = list(self.courier.transport.members())
         self.strangers = {n: reason for n, reason in self.strangers.items() if n in nodes}
@@ -144,7 +144,7 @@ class Gathering:
                 self.log(f"{statement.name} is back")
         self.tell(roster, initial)
 
-    def tell(self, roster: Roster, initial: Weights) -> None:
+    def tell(self, roster: Roster, initial: Callable[[], Weights]) -> None:
         """Send the terms to present members that do not know them."""
         wanted: Mapping[str, Callable[[float], Request]] = {
             seat.node: _agreement(self.run, roster, seat.client, initial)
@@ -164,12 +164,12 @@ class Gathering:
 
 
 def _agreement(
-    run: str, roster: Roster, client: int, initial: Weights
+    run: str, roster: Roster, client: int, initial: Callable[[], Weights]
 ) -> Callable[[float], Request]:
     def make(deadline: float) -> Request:
         terms, token = roster.terms, roster.seats[client].token
         text = agreement_text(terms, token)
-        value = {"initial": initial}
+        value = {"initial": initial()}
         return Request("agree", run, client=client, terms=terms.hash, text=text, value=value)
 
     return make
