@@ -14,9 +14,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE_NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}
-# Imported where they are found only: other libraries to compare with, an export, and what comes
-# with some builds of torch.
+# Imported where they are found only: other libraries to compare with, an export, what comes with
+# some builds of torch, the server of the board, and trackers.
 OPTIONAL = {"datasets", "fedlab", "flwr", "pfl", "torchvision", "triton"}
+OPTIONAL |= {"starlette", "uvicorn", "tensorboard", "mlflow", "wandb"}
 
 
 def imported() -> set[str]:
