@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diagnostics",),
     ("runs",),
     ("check", "bench", "loggers", "report"),
-    ("reproduction", "board"),
+    ("reproduction", "board", "flower"),
     ("api",),
     ("cli",),
 )

@@ -19,6 +19,7 @@
     ├── OutOfMemory         memory ran out, with what to lower
     ├── WireError           a message differs from what its receiver expects
     ├── TermsError          terms of a federation cannot be parsed, or differ between its members
+    ├── Paused              too few members of a federation replied; the run is saved
     ├── CheckFailed         a part violates a law or an identity of its paper
     └── Interrupted         interrupt (Ctrl-C); the current round was finished and saved
 """
@@ -148,6 +149,10 @@ class WireError(KedgeError):
 
 class TermsError(KedgeError):
     """Terms of a federation that cannot be parsed, or data that violate them."""
+
+
+class Paused(KedgeError):
+    """Too few members of a federation replied. The run is saved and can be resumed."""
 
 
 class CheckFailed(KedgeError):

@@ -46,7 +46,7 @@ def test_terms_travel_as_text_and_their_hash_tells_them_apart() -> None:
         ("", "no terms"),
         ("[]", "no terms"),
         ("{}", "another format"),
-        (TERMS.to_json().replace('"format": 1', '"format": 9'), "another format"),
+        (TERMS.to_json().replace('"format": 2', '"format": 9'), "another format"),
         (TERMS.to_json().replace('"seed"', '"sed"'), "unknown or missing: sed, seed"),
     ],
 )

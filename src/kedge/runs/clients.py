@@ -61,7 +61,12 @@ def save_clients(folder: Folder, seed: int, federation: Federation) -> None:
     """Write the clients of a seed; not those of pooled data, which are one client of all."""
     if len(federation.client_names) != len(federation.sizes):
         return
-    content = {"format": FORMAT} | clients_of(federation)._asdict()
+    save_known_clients(folder, seed, clients_of(federation))
+
+
+def save_known_clients(folder: Folder, seed: int, clients: Clients) -> None:
+    """Write the clients of a seed, of which perhaps only names and sizes are known."""
+    content = {"format": FORMAT} | clients._asdict()
     folder.seed(seed)
     folder.write(f"seed-{seed}/{CLIENTS}", json.dumps(content).encode())
 

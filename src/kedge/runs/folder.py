@@ -8,6 +8,7 @@
         log.txt                events with times
         bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
+        federation.json        terms and members, of a run with remote members
         notes.json             tags and a note of the user, see kedge.runs.notes
         stop                   asks the training to stop after its round, see kedge.runs.stopping
         log-NAME/              what a logger wrote
@@ -55,7 +56,7 @@ CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
 BEST_PERSONAL = "best_personal.safetensors"
 #: Files of a run that exist before its first checkpoint.
-OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json")
+OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json", "federation.json")
 #: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
 opened: list[Path] = []
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.

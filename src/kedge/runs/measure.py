@@ -42,17 +42,25 @@ def measure(sim: Simulation, config: Config, final: bool) -> dict[str, Any]:
     wanted = final and len(names) > 1 and numbers <= MAX_HISTOGRAM_NUMBERS
     detailed = wanted or bool(task.headline.needs)
     reports = sim.evaluate_clients(False, detailed, names)
-    record |= _over_clients("client", reports, task, names)
+    record |= over_clients("client", reports, task, names)
     if config.personal:
         if sim.has_personal_models:
             reports = sim.evaluate_clients(True, detailed, names)
-        record |= _over_clients("personal", reports, task, names)
+        record |= over_clients("personal", reports, task, names)
     return record
 
 
-def _over_clients(
+def over_clients(
     kind: str, reports: Sequence[dict[str, float]], task: Task, names: Sequence[str]
 ) -> dict[str, Any]:
+    """Mean, worst and spread of a metric over clients, for the record of a round.
+
+    Args:
+        kind: the prefix of the keys, ``client`` or ``personal``.
+        reports: metrics of each client; empty for one without a test.
+        task: whose headline metric is taken.
+        names: that metric, then others of which the mean is recorded, too.
+    """
     values = [report.get(task.metric) for report in reports]
     known = [value for value in values if value is not None] or [math.nan]
     mean = sum(known) / len(known)

@@ -13,7 +13,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from kedge.errors import Interrupted
+from kedge.errors import Interrupted, Paused
 
 STOP = "stop"
 #: How the last lines of ``log.txt`` begin if a run did not complete.
@@ -49,6 +49,6 @@ def end_line(error: BaseException) -> str:
     'interrupted: stopped after round 3 of seed 0'
     """
     text = (str(error).strip().splitlines() or [""])[0]
-    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+    if isinstance(error, (Interrupted, KeyboardInterrupt, Paused)):
         return INTERRUPTED + (text.split(". ")[0] or "Ctrl-C")
     return FAILED + (text or type(error).__name__)[:MAX_REASON]

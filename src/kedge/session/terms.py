@@ -22,12 +22,13 @@ from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.optim import make_optimizer
 from kedge.core.task import Task, make_task
+from kedge.core.task_custom import with_class_weights, with_metric
 from kedge.core.view import Data
 from kedge.core.work import LocalWork
 from kedge.errors import TermsError
 from kedge.session.session import Session
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class DataSchema:
         columns: names of a table's inputs in order; a one-hot column is ``name=word``.
         mean: subtracted from inputs, one number per channel or column; empty for the member's own.
         std: divides inputs, likewise.
+        dtype: type of the inputs before scaling: ``"uint8"`` is divided by 255, ``"int64"`` are
+            token ids, which are not scaled.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +54,7 @@ class DataSchema:
     columns: tuple[str, ...] | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ class Terms:
     rounds: int = 1
     seed: int = 0
     dtype: str = "float32"
+    precision: str = "fp32"
+    augment: str = "none"
+    split: str = "auto"  # what a member tests on, see kedge.flower.own_data
+    metric: str = "auto"
+    class_weights: tuple[float, ...] = ()  # of the loss; empty: all 1
 
     @property
     def work(self) -> LocalWork:
@@ -87,7 +96,10 @@ class Terms:
 
     @property
     def task(self) -> Task:
-        return make_task(self.data.task, self.data.outputs)
+        task = make_task(self.data.task, self.data.outputs)
+        if self.class_weights:
+            task = with_class_weights(task, self.class_weights)
+        return task if self.metric == "auto" else with_metric(task, self.metric)
 
     @property
     def hash(self) -> str:

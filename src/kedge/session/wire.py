@@ -79,10 +79,20 @@ def pack(kind: str, value: Tree, **notes: str) -> bytes:
     >>> unpack(pack("state", {"w": torch.ones(2)}), "state", {"w": Leaf(torch.float32, (2,))})
     {'w': tensor([1., 1.])}
     """
-    arrays = {name: leaf.detach().cpu().contiguous() for name, leaf in _named(value).items()}
+    arrays = _apart({n: leaf.detach().cpu().contiguous() for n, leaf in _named(value).items()})
     head = json.dumps({"version": VERSION, "kind": kind, **notes}, sort_keys=True)
     # one entry, so that equal trees are equal bytes
     return sealed(save(arrays, {"kedge": "0" * CHECKSUM_DIGITS + head}))
+
+
+def _apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays of which no two share memory, which safetensors rejects."""
+    seen: set[int] = set()
+    for name, array in arrays.items():
+        place = array.untyped_storage().data_ptr()
+        arrays[name] = array.clone() if place in seen else array
+        seen.add(place)
+    return arrays
 
 
 def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
@@ -102,13 +112,15 @@ def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
         arrays = load(message)
     except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
         raise WireError(f"the arrays of the {kind} cannot be read: {error}") from None
+    for name, array in arrays.items():
+        arrays[name] = array.clone()  # aligned as torch's own: some kernels round by alignment
     return _structured(arrays) if template is None else _filled(template, arrays)
 
 
 def sealed(message: bytes) -> bytes:
     """A message with its checksum, in place of the zeros that stand there."""
     at, digits = _checksum(message)
-    return message[:at] + digits + message[at + CHECKSUM_DIGITS :]
+    return b"".join((message[:at], digits, memoryview(message)[at + CHECKSUM_DIGITS :]))
 
 
 def notes_of(message: bytes) -> dict[str, str]:
@@ -217,11 +229,11 @@ def _filled(template: Tree, arrays: dict[str, Tensor], prefix: str = "") -> Tree
 
 
 def _structured(arrays: dict[str, Tensor]) -> Tree:
-    """Arrays in the structure that their names describe; empty branches are lost."""
+    """Arrays in the structure that their names describe, sorted; empty branches are lost."""
     if arrays.keys() == {""}:
         return arrays[""]
     root: dict[str, Any] = {}
-    for name, value in arrays.items():
+    for name, value in sorted(arrays.items()):  # safetensors gives them in random order
         *path, last = name.split(tree.SEPARATOR)
         node = root
         for key in (*path, None):

@@ -124,4 +124,5 @@ def schema_of(dataset: Dataset) -> DataSchema:
         columns=dataset.columns,
         mean=tuple(float(v) for v in np.ravel(dataset.mean)),
         std=tuple(float(v) for v in np.ravel(dataset.std)),
+        dtype=str(dataset.x_train.dtype),
     )

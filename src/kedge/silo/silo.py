@@ -7,6 +7,7 @@ messages (:mod:`kedge.session.wire`); the client's state between rounds stays in
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -94,10 +95,24 @@ class Silo:
             WireError: the broadcast does not fit the model.
             KedgeError: the state of the accepted round is missing.
         """
-        received = unpack_down(self.bound, down)
+        received = self.read_down(wire.unpack(down, "down"))
         if ask.kind == "survey":
             return wire.pack("answer", self.survey(ask, received, accepted), round=str(ask.round))
         return wire.pack("reply", self.train(ask, received, accepted), round=str(ask.round))
+
+    def read_down(self, value: Tree) -> Down:
+        """A broadcast as it was unpacked, in the order of the method's own trees: a sum over leaves
+        must not depend on the order in which they arrive. Raises a WireError if it does not fit."""
+        down = value or Down(Weights({}, {}), {})  # empty if all weights are private
+        if not isinstance(down, Down):
+            raise WireError("the message is no broadcast of a server")
+        sent = _in_order(down.sent, self._sent)
+        return Down(checked_weights(self.bound, down.weights), sent)
+
+    @cached_property
+    def _sent(self) -> Tree:
+        """What parts broadcast before the first round; later broadcasts have its structure."""
+        return self.bound.sent(self.bound.server())
 
     def train(self, ask: Ask, down: Down, accepted: int = NEVER) -> client.Reply:
         """Train one round; the next state is stored until the server accepts the reply."""
@@ -116,12 +131,18 @@ class Silo:
         """The personal weights of this client."""
         return client.personal(self.bound.at(ask.round), self._work(ask, down, accepted).job)
 
-    def evaluate(self, weights: Weights) -> dict[str, Tensor]:
+    def evaluate(self, weights: Weights, detailed: bool = False) -> dict[str, Tensor]:
         """The task's metric sums on this client's held-out rows. Sums of several clients add up to
-        exact metrics. Raises a KedgeError without held-out rows."""
+        exact metrics; ``detailed`` adds those of costly ones, such as AUROC. Raises a KedgeError
+        without held-out rows."""
         if not self.data.held_out:
             raise KedgeError("this client holds nothing out for testing; set holdout, e.g. 0.2")
-        return sums_over(self.bound, weights, self.data.held_out[0])
+        bound = self.bound.detailed() if detailed else self.bound
+        return sums_over(bound, weights, self.data.held_out[0])
+
+    def full(self, public: Weights) -> Weights:
+        """All weights of the global model: the public ones, and initial values of private ones."""
+        return layout_of(self.bound.model).place(_all_weights(self.bound, public))
 
     def _state(self, accepted: int) -> Tree:
         if accepted == NEVER:
@@ -170,16 +191,12 @@ def pack_down(session: Session) -> bytes:
     return wire.pack("down", session.down(), round=str(session.round))
 
 
-def unpack_down(bound: Bound, message: bytes) -> Down:
-    """Read the server's broadcast; a WireError if its weights do not fit the model."""
-    down = wire.unpack(message, "down") or Down(
-        Weights({}, {}), {}
-    )  # empty if all weights are private
-    if not isinstance(down.weights, Weights):
-        down = down._replace(weights=Weights({}, {}))
-    if wire.template_of(down.weights) != wire.template_of(bound.only_public(bound.initial)):
+def checked_weights(bound: Bound, value: Tree) -> Weights:
+    """Public weights as they were unpacked; a WireError if they do not fit the model."""
+    weights = value if isinstance(value, Weights) else Weights({}, {})
+    if wire.template_of(weights) != wire.template_of(bound.only_public(bound.initial)):
         raise WireError("the server's weights are not those of this model; compare the terms")
-    return down
+    return weights
 
 
 def collect(session: Session, ask: Ask, messages: Iterable[bytes]) -> Totals:
@@ -205,6 +222,19 @@ def collect(session: Session, ask: Ask, messages: Iterable[bytes]) -> Totals:
         return session.reduce_survey(ask, answers, FOREACH)
     reply = wire.reply_template(bound, session.server, session.work.batch)
     return session.reduce((place(wire.unpack(m, "reply", reply)) for m in messages), FOREACH)
+
+
+def _in_order(value: Tree, like: Tree, name: str = "sent") -> Tree:
+    """A tree in the order of another one; empty branches, which messages lose, are restored."""
+    if isinstance(like, dict) and isinstance(value, dict):
+        known = {key: _in_order(value.get(key, {}), like[key], key) for key in like}
+        return known | {key: item for key, item in value.items() if key not in like}
+    if isinstance(like, tuple) and type(value) is type(like):
+        pairs = zip(value, like, strict=True)
+        return type(like)(*(_in_order(item, other, name) for item, other in pairs))
+    if isinstance(like, Tensor) and not isinstance(value, Tensor):
+        raise WireError(f"the server's broadcast lacks {name!r}; compare the terms")
+    return value
 
 
 def _all_weights(bound: Bound, public: Weights) -> Weights:

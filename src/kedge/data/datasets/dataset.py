@@ -183,23 +183,39 @@ def assemble(
     x, y, groups = splits["train"] or (None, None, None)
     if x is None or y is None:
         raise DataError(f"{paths[0]}: there is no training data")
-    if tasks[result.task].one_class and len(np.unique(y)) < 2:
-        only = result.classes[int(y[0])][:60] if result.classes else int(y[0])
-        raise DataError(
-            f"{_describe(paths)}: all {len(y)} training samples are of one class ({only!r}); "
-            "there is nothing to learn. Are the labels right?"
-        )
     mean, std = moments or mean_and_std([source["train"][0] for source in result.sources])
     x_test, y_test, groups_test = splits["test"] or (None, None, None)
     if result.common_test is not None:
         x_test, y_test = result.common_test
     x_val, y_val, _ = splits["val"] or (None, None, None)
-    return Dataset(
+    dataset = Dataset(
         name, x, y, mean, std, result.task, result.outputs, x_test, y_test, x_val, y_val,
         result.classes, result.columns,
         groups if group_names else None, groups_test if group_names else None, group_names,
         result.encoding,
     )  # fmt: skip
+    if tasks[result.task].one_class and len(np.unique(y)) < 2:
+        only = result.classes[int(y[0])][:60] if result.classes else int(y[0])
+        raise OneClass(
+            f"{_describe(paths)}: all {len(y)} training samples are of one class ({only!r}); "
+            "there is nothing to learn. Are the labels right?",
+            dataset,
+        )
+    return dataset
+
+
+class OneClass(DataError):
+    """Training samples of one class: nothing to learn alone, but a fair share of a federation.
+
+    ``dataset`` is what was read.
+    """
+
+    def __init__(self, message: str, dataset: Dataset) -> None:
+        super().__init__(message)
+        self.dataset = dataset
+
+    def __reduce__(self) -> tuple[type, tuple[str, Dataset]]:
+        return type(self), (str(self), self.dataset)
 
 
 def mean_and_std(xs: Sequence[Array]) -> Pair:

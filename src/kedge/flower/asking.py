@@ -1,0 +1,241 @@
+"""Ask the clients of a round, and collect what they reply.
+
+Replies are checked as they come, and stored until all are there: they are averaged in the order of
+the clients, so that the sum does not depend on who was faster. A client that does not reply, or
+replies with a code, has failed; it may succeed in the next attempt or round. A bad reply is dropped
+and counted against its sender. A client whose state is lost is excluded: it cannot take part as
+itself any more, and a fresh state in its place would not be that of the method.
+
+A test of the model rides along with the first request of a round. Members without such a request
+get one for the test alone, at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kedge.core.tree import Tree, Weights
+from kedge.engines.layout import layout_of
+from kedge.engines.ops import FOREACH
+from kedge.errors import WireError
+from kedge.flower.checks import Checks
+from kedge.flower.courier import Courier, Stored
+from kedge.flower.gathering import Gathering
+from kedge.flower.messages import CODES, Request
+from kedge.flower.roster import Roster, Seat
+from kedge.flower.rules import Rules
+from kedge.flower.transport import Failure
+from kedge.session.session import Ask, Session
+
+#: Codes that say that a member can never answer in this run.
+FINAL_CODES = ("NO_STATE", "POLICY", "STALE")
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test that rides along.
+
+    Attributes:
+        detail: ``plain`` or ``detailed``.
+        output: the weights to test; None if they are those that clients start from.
+        personal: whether to test the clients' own models, too.
+        clients: whom to ask.
+    """
+
+    __test__ = False  # for pytest: this is no test
+
+    detail: str
+    output: Weights | None
+    personal: bool
+    clients: Collection[int]
+
+
+@dataclass
+class Collected:
+    """What the clients of an ask replied."""
+
+    replies: dict[int, Stored] = field(default_factory=dict)
+    sums: dict[int, Tree] = field(default_factory=dict)
+    personal: dict[int, Tree] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)  # to what was asked, not the test alone
+    _requests: dict[int, Request] = field(default_factory=dict)
+
+
+@dataclass
+class Asking:
+    """Asks clients, with attempts and a deadline.
+
+    Attributes:
+        session: the server's session.
+        roster: the members.
+        courier: carries the messages.
+        gathering: lets members back in.
+        rules: patience and distrust.
+        log: told of every failure.
+        initial: makes the initial weights, for members that must hear the terms again.
+        changed: called when strikes or exclusions have changed.
+    """
+
+    session: Session
+    roster: Roster
+    courier: Courier
+    gathering: Gathering
+    rules: Rules
+    log: Callable[[str], None]
+    initial: Callable[[], Weights]
+    changed: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.checks = Checks(self.session, self.rules, self.roster.sizes)
+
+    def ask(
+        self, ask: Ask, needed: int, test: Test | None = None, patient: bool = False
+    ) -> Collected:
+        """Ask clients until enough have replied, or all attempts are spent.
+
+        Args:
+            ask: the ask; its clients may be fewer than were drawn, without excluded ones.
+            needed: replies that are enough.
+            test: a test that rides along.
+            patient: whether to repeat until *all* have replied, as for surveys that are made once.
+
+        Returns:
+            What was collected, perhaps fewer replies than needed.
+        """
+        found = Collected()
+        for attempt in range(self.rules.attempts):
+            if attempt:
+                self.courier.transport.wait(self.rules.wait_s)
+            self.gathering.refresh(self.roster, self.initial)
+            missing = self._missing(ask, found)
+            also = [k for k in test.clients if k not in ask.clients] if test and not attempt else []
+            self._attempt(ask, missing, also, attempt, test, found)
+            enough = len(ask.clients) if patient else needed
+            if len(found.answered) >= enough or not self._missing(ask, found):
+                break
+        return found
+
+    def _missing(self, ask: Ask, found: Collected) -> list[int]:
+        return [k for k in ask.clients if k not in found.answered and not self._seat(k).excluded]
+
+    def replies(self, ask: Ask, found: Collected) -> Iterator[Any]:
+        """The checked replies of an ask in the order of its clients, one at a time."""
+        place = layout_of(self.session.bound.model).place
+        kind = "answer" if ask.kind == "survey" else "reply"
+        for client in ask.clients:
+            if client in found.replies:
+                message = found.replies.pop(client).take()
+                opened = self.checks.open(message, found._requests[client])
+                yield place(opened.value[kind])
+
+    def reduce(self, ask: Ask, found: Collected) -> Any:
+        """The totals of an ask."""
+        replies = self.replies(ask, found)
+        if ask.kind == "survey":
+            return self.session.reduce_survey(ask, replies, FOREACH)
+        return self.session.reduce(replies, FOREACH)
+
+    # -- one attempt --------------------------------------------------------------------------
+
+    def _attempt(
+        self,
+        ask: Ask,
+        clients: Collection[int],
+        also: Collection[int],
+        attempt: int,
+        test: Test | None,
+        found: Collected,
+    ) -> None:
+        requests: dict[str, Callable[[float], Request]] = {}
+        for client in (*clients, *also):
+            seat = self._seat(client)
+            if not seat.present or not seat.agreed or seat.excluded:
+                if client not in also:
+                    found.failures[client] = seat.excluded or "is not connected"
+                continue
+            chosen = ask if client in clients else ask._replace(kind="evaluate", part="")
+            requests[seat.node] = self._request(chosen, client, attempt, test)
+        for _, request, reply in self.courier.exchange(requests, self.rules.deadline_s):
+            self._receive(ask, request, reply, found)
+        for client in clients:
+            if client in found.failures:
+                self.log(f"{self._where(ask)}: {self._seat(client).name} {found.failures[client]}")
+
+    def _request(
+        self, ask: Ask, client: int, attempt: int, test: Test | None
+    ) -> Callable[[float], Request]:
+        asked = test is not None and client in test.clients
+
+        def make(deadline: float) -> Request:
+            down, value = self.session.down(), dict[str, Tree]()
+            output = test.output if test is not None else None
+            personal = asked and test is not None and test.personal
+            if ask.kind != "evaluate" or personal:
+                value["down"] = down
+            if asked and (output is not None or ask.kind == "evaluate"):
+                value["output"] = down.weights if output is None else output
+            return Request(
+                ask.kind, self.roster.run, ask.round, attempt, client, self.roster.terms.hash,
+                ask.part, test.detail if asked and test else "",
+                accepted=self.session.ledger[client], deadline=deadline, personal=personal,
+                value=value,
+            )  # fmt: skip
+
+        return make
+
+    def _receive(
+        self, ask: Ask, request: Request, reply: bytes | Failure, found: Collected
+    ) -> None:
+        client, seat = request.client, self._seat(request.client)
+        if isinstance(reply, Failure):
+            found.failures[client] = f"did not reply ({reply.reason})"
+            return
+        try:
+            code, value = self.checks.open(reply, request)
+        except WireError as error:
+            self._strike(seat, str(error), found)
+            return
+        if code:
+            self._refused(seat, code, request.kind, found)
+            return
+        found.failures.pop(client, None)
+        if request.kind == ask.kind:
+            found.answered.add(client)
+        if request.kind != "evaluate":
+            found.replies[client] = Stored(reply)
+            found._requests[client] = request
+        for name, into in (("sums", found.sums), ("personal", found.personal)):
+            if value.get(name):
+                into[client] = value[name]
+
+    def _refused(self, seat: Seat, code: str, kind: str, found: Collected) -> None:
+        found.failures[seat.client] = f"{CODES[code]} ({code})"
+        if code == "TERMS":
+            seat.agreed = False  # it hears them again before the next request
+        elif code in FINAL_CODES and kind != "evaluate":  # it may train without testing
+            self._exclude(seat, CODES[code])
+
+    def _strike(self, seat: Seat, reason: str, found: Collected) -> None:
+        seat.strikes += 1
+        found.failures[seat.client] = (
+            f"sent a bad reply, which was dropped: {reason} (strike {seat.strikes} of "
+            f"{self.rules.strikes})"
+        )
+        if seat.strikes >= self.rules.strikes:
+            self._exclude(seat, f"sent {seat.strikes} bad replies")
+        self.changed()
+
+    def _exclude(self, seat: Seat, reason: str) -> None:
+        seat.excluded = reason
+        self.log(f"{seat.name} is excluded: it {reason}")
+        self.changed()
+
+    def _seat(self, client: int) -> Seat:
+        return self.roster.seats[client]
+
+    def _where(self, ask: Ask) -> str:
+        what = f"survey of {ask.part}" if ask.kind == "survey" else ask.kind
+        return f"round {ask.round + 1}, {what}"

@@ -1,0 +1,224 @@
+"""Distrust: what a reply must be before it is averaged.
+
+Checks go from cheap to costly, and the first that fails drops the reply: its size; version and
+kind; the run, round, attempt, client and terms of the request that it answers; names, types, shapes
+and lengths of all arrays, and a checksum, before an array is allocated; then that all numbers are
+finite and of a plausible size, that the client weight is the one that follows from the number of
+samples with which the member joined, and that a test was on as many samples as it has.
+
+A client's number is known from its connection. Where a part uploads it (as ``client``), it is
+overwritten, so nobody can speak for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.bound import Bound
+from kedge.core.client import Reply
+from kedge.core.part import Stack
+from kedge.core.tree import Tree, Weights
+from kedge.core.work import share_of
+from kedge.engines.reference import metric_sums
+from kedge.errors import WireError
+from kedge.flower.messages import REPLY, Header, reply_header
+from kedge.flower.rules import Rules
+from kedge.session import wire
+from kedge.session.session import Answer, Session
+
+MAX_HEADER_BYTES = 1 << 20  # of a reply, beyond the names of its arrays
+#: Sums of a test that count samples.
+COUNTS = ("count", "right", "predicted", "samples", "histogram", "hits", "said")
+
+
+class Opened(NamedTuple):
+    """A reply that has passed all checks."""
+
+    code: str  # of a refusal, or empty
+    value: Tree
+
+
+class Checks:
+    """The checks of replies in one session.
+
+    Args:
+        session: the server's session.
+        rules: bounds.
+        sizes: training and test samples of each client, as it stated when it joined.
+    """
+
+    def __init__(self, session: Session, rules: Rules, sizes: list[tuple[int, int]]) -> None:
+        self.session, self.rules, self.sizes = session, rules, sizes
+        self._templates: dict[Any, Tree] = {}
+
+    def open(self, message: bytes, request: Header) -> Opened:
+        """Read a reply to a request.
+
+        Raises:
+            WireError: it is bad; the text says why, for the log of the coordinator.
+        """
+        largest = self._size(request)
+        if len(message) > largest:
+            raise WireError(f"{len(message)} bytes, of {largest} at most")
+        if int.from_bytes(message[:8], "little") > largest:
+            raise WireError("a header that is larger than the message may be")
+        header, notes = reply_header(message)
+        for name, value in vars(header).items():
+            if value != getattr(request, name):
+                expected = getattr(request, name)
+                raise WireError(f"{name} {value!r:.40} of another request, not {expected!r:.40}")
+        if notes["code"]:
+            wire.check(message, REPLY, {})
+            return Opened(notes["code"], {})
+        tested = notes.get("tested", "0")
+        if tested != "0" and (not request.test or tested != str(self.sizes[request.client][1])):
+            raise WireError(f"a test on {tested!r:.20} samples, which the member does not have")
+        value = wire.unpack(message, REPLY, self._template(request, tested != "0"))
+        self._check_numbers(value)
+        if "reply" in value:
+            value["reply"] = self._checked_reply(value["reply"], request.client)
+        if "answer" in value:
+            value["answer"] = self._checked_answer(value["answer"], request.client)
+        for kind in ("sums", "personal"):
+            if kind in value:
+                check_sums(value[kind], int(tested), self.session.bound.task.one_class)
+        return Opened("", value)
+
+    # -- before decoding ----------------------------------------------------------------------
+
+    def _size(self, request: Header) -> int:
+        """The largest size that a reply may have, in bytes."""
+        template = self._template(request, bool(request.test))
+        leaves = list(_leaves(template))
+        return MAX_HEADER_BYTES + sum(leaf.nbytes + 1000 for leaf in leaves)
+
+    def _template(self, request: Header, tested: bool) -> Tree:
+        bound = self.session.bound.at(request.round)
+        personal = getattr(request, "personal", False)
+        key = (request.kind, request.part, tested and request.test, personal, id(bound))
+        if key not in self._templates:
+            self._templates[key] = self._derive(request, bound, tested, personal)
+        return self._templates[key]
+
+    def _derive(self, request: Header, bound: Bound, tested: bool, personal: bool) -> Tree:
+        session, found = self.session, dict[str, Tree]()
+        if request.kind == "train":
+            batch = session.work.batch
+            found["reply"] = wire.reply_template(bound, session.server, batch)
+        elif request.kind == "survey":
+            value = wire.survey_template(bound, session.server, bound.part(request.part))
+            found["answer"] = Answer(value, wire.Leaf(bound.spec.dtype, ()))  # type: ignore[arg-type]
+        if tested:
+            found["sums"] = self._sums_template(bound, request.test == "detailed")
+            if personal:
+                found["personal"] = found["sums"]
+        return found
+
+    def _sums_template(self, bound: Bound, detailed: bool) -> Tree:
+        blank = wire.Blank(bound).clean(torch.zeros(2, dtype=torch.int64))
+        chosen = bound.detailed() if detailed else bound
+        return wire.template_of(metric_sums(chosen, self.session.server.weights, [blank]))
+
+    # -- after decoding -----------------------------------------------------------------------
+
+    def _check_numbers(self, value: Tree) -> None:
+        for leaf in tree.leaves(value):
+            if not leaf.is_floating_point():
+                continue
+            if not bool(torch.isfinite(leaf).all()):
+                raise WireError("a number that is not finite")
+            if leaf.numel() and float(leaf.abs().max()) > self.rules.max_number:
+                raise WireError(f"a number above {self.rules.max_number:g}")
+
+    def _checked_reply(self, reply: Reply, client: int) -> Reply:
+        session, size = self.session, self.sizes[client][0]
+        weight = float(size) if session.weighting == "size" else 1.0
+        share = share_of(size, session.num_clients, session.examples, session.weighting)
+        self._check_weight(reply.weight, weight)
+        self._check_weight(reply.share, share)
+        anchor = session.bound.only_public(session.server.weights)
+        _check_norm(reply.delta.params, anchor.params, self.rules.max_norm, "an update")
+        floats = {n: b for n, b in anchor.buffers.items() if b.is_floating_point()}
+        changes = {n: reply.delta.buffers[n] for n in floats}
+        _check_norm(changes, floats, self.rules.max_statistics, "statistics")
+        return reply._replace(uploads=with_client(reply.uploads, client))
+
+    def _checked_answer(self, answer: Answer, client: int) -> Answer:
+        size = self.sizes[client][0]
+        weight = float(size) if self.session.weighting == "size" else 1.0
+        self._check_weight(answer.weight, weight)
+        return answer._replace(value=with_client(answer.value, client))
+
+    def _check_weight(self, value: Tensor, expected: float) -> None:
+        wanted = torch.tensor(expected, dtype=value.dtype)
+        if not bool(value == wanted):
+            raise WireError(
+                f"the weight {float(value):g}; from its samples it is {float(wanted):g}"
+            )
+
+
+def _check_norm(change: Tree, of: Tree, factor: float, what: str) -> None:
+    norm, size = _norm(change), _norm(of)
+    bound = factor * max(1.0, size)
+    if norm > bound:
+        raise WireError(f"{what} of norm {norm:.3g}, above {bound:.3g} = {factor:g} x max(1, |w|)")
+
+
+def _norm(values: Tree) -> float:
+    return float(tree.sq_norm(tree.map(Tensor.double, values)).sqrt())
+
+
+def with_client(uploads: Tree, client: int) -> Tree:
+    """Uploads in which every client number, a stacked whole number called ``client``, is the
+    sender's.
+
+    >>> with_client({"client": Stack(torch.tensor(7))}, 2)
+    {'client': Stack(value=tensor(2))}
+    """
+    if not isinstance(uploads, dict):
+        return uploads
+    found = {}
+    for name, value in uploads.items():
+        found[name] = with_client(value, client)
+        if name == "client" and isinstance(value, Stack) and _is_number(value.value):
+            found[name] = Stack(torch.full_like(value.value, client))
+    return found
+
+
+def _is_number(value: Tree) -> bool:
+    return isinstance(value, Tensor) and not value.is_floating_point() and value.numel() == 1
+
+
+def check_sums(sums: dict[str, Tensor], samples: int, one_class: bool) -> None:
+    """Raise a WireError for sums of a test that cannot be those of ``samples`` samples."""
+    for name in COUNTS:
+        if name in sums and bool((sums[name] < 0).any()):
+            raise WireError("a negative number of samples in a test")
+    if one_class and "count" in sums and float(sums["count"].sum()) != samples:
+        raise WireError("a test on other samples than the member has")
+    if "samples" in sums and float(sums["samples"]) != samples:
+        raise WireError("a test on other samples than the member has")
+    for part, whole in (("right", "count"), ("hits", "count"), ("hits", "said")):
+        if part in sums and whole in sums and bool((sums[part] > sums[whole]).any()):
+            raise WireError("a test with more right answers than samples")
+
+
+def _leaves(template: Tree) -> Iterator[wire.Leaf]:
+    if isinstance(template, wire.Leaf):
+        yield template
+    elif isinstance(template, dict):
+        for item in template.values():
+            yield from _leaves(item)
+    elif isinstance(template, tuple):
+        for item in template:
+            yield from _leaves(item)
+
+
+def finite(weights: Weights) -> bool:
+    """Whether all weights are finite."""
+    return all(bool(torch.isfinite(w).all()) for w in tree.leaves(weights))

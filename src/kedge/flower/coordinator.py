@@ -1,0 +1,325 @@
+"""The server's loop of a real federation: join, rounds, tests, checkpoints, the run folder.
+
+The order of writes makes a crash harmless at any moment. Terms and members are on disk before a
+member hears them; the checkpoint of a round, with the ledger of accepted replies, is on disk before
+any request of the next round is sent. So what a resumed run asks of a member is what it asked
+before, or the step after it, and the member has both states.
+
+The run pauses, and says so, if too few members reply in all attempts: it never averages less than
+the minimum, and never nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.core.bound import Bound
+from kedge.core.model import Model
+from kedge.core.task import Batch, tasks
+from kedge.engines import Execution
+from kedge.engines.loop import Loop
+from kedge.errors import FieldError, Interrupted, KedgeError, NotFinite, Paused
+from kedge.flower.asking import Asking, Collected, Test
+from kedge.flower.checks import finite
+from kedge.flower.courier import Courier
+from kedge.flower.gathering import Gathering
+from kedge.flower.joining import Scaling
+from kedge.flower.messages import Request
+from kedge.flower.plan import check_config, question_of, terms_of
+from kedge.flower.recording import Recording
+from kedge.flower.roster import Roster
+from kedge.flower.rules import Rules
+from kedge.flower.seat import Own, make_module
+from kedge.flower.transport import Transport
+from kedge.runs.checks import check_batchnorm
+from kedge.runs.config import Config
+from kedge.runs.environment import CONFIG, environment
+from kedge.runs.folder import Folder
+from kedge.runs.headline import with_personal
+from kedge.runs.result import Result
+from kedge.runs.runner import advise, given_back, resume_hint
+from kedge.runs.stopping import clear_stop, is_stop_requested
+from kedge.session.session import Ask, Session
+from kedge.session.terms import Terms
+
+
+class NoData:
+    """The data of a server: none. It knows only whether inputs are token ids."""
+
+    is_random = False
+
+    def __init__(self, tokens: bool) -> None:
+        self.tokens = tokens
+
+    def batch(self, index: Tensor, key: Tensor) -> Batch:
+        raise KedgeError("the server of a federation has no data")
+
+    def clean(self, index: Tensor) -> Batch:
+        raise KedgeError("the server of a federation has no data")
+
+
+class Coordinator:
+    """Runs a federation over a transport, and writes a run folder.
+
+    Args:
+        config: the settings, as for a simulated run, with one seed. ``clients`` is the number of
+            members to wait for; 0 takes those that come within ``rules.join_s``.
+        transport: what carries messages.
+        out: the folder of the run.
+        resume: continue the run in ``out``, if there is one. ``config`` may have more rounds than
+            before. Members that were excluded may try again, but for those that sent bad replies.
+        model: a module of one's own (then every member has it, too), or a function that makes it.
+        rules: patience and distrust.
+        scaling: mean and standard deviation of inputs, in place of those of the members' data.
+        watch: called as ``watch(seed, record)`` after every round.
+        report: called with each line of the log.
+        hint: what to type to resume; derived from ``out`` if empty.
+
+    Raises:
+        KedgeError: the settings are not for a real federation, or the folder cannot be used.
+
+    Example::
+
+        result = Coordinator(config, transport, "runs/hospitals").run()
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        transport: Transport,
+        out: str | Path,
+        *,
+        resume: bool = False,
+        model: Own = None,
+        rules: Rules | None = None,
+        scaling: Scaling | None = None,
+        watch: Callable[[int, dict[str, Any]], Any] | None = None,
+        report: Callable[[str], None] | None = None,
+        hint: str = "",
+    ) -> None:
+        [config] = with_personal([config])
+        check_config(config)
+        if resume and (Path(out) / CONFIG).exists() and not (Path(out) / CONFIG).stat().st_size:
+            (Path(out) / CONFIG).unlink()  # killed before the settings were written
+        if resume and (Path(out) / CONFIG).exists():
+            self.folder, self.config = Folder.resume(out, config)
+        else:
+            self.folder, self.config = Folder.create(out, config), config
+        self.transport, self.rules, self.scaling = transport, rules or Rules(), scaling
+        self.model, self.watch, self.report = model, watch, report
+        self.hint = hint or resume_hint(out)
+        self.courier = Courier(transport, self.log)
+
+    def log(self, text: str) -> None:
+        """Note something in the log of the run."""
+        self.folder.log(text)
+        if self.report is not None:
+            self.report(text)
+
+    def run(self) -> Result:
+        """Run all rounds that are left.
+
+        Raises:
+            Paused: too few members replied; the run is saved, and the message says how to resume.
+            Interrupted: someone asked for a stop, see :mod:`kedge.runs.stopping`.
+            TermsError: members did not join, or do not fit each other.
+        """
+        start = time.perf_counter()
+        advise([self.config])
+        with given_back(self.folder):
+            self.folder.claim()
+            clear_stop(self.folder.path)
+            self._save_environment()
+            self._join()
+            try:
+                while self.session.round < self.config.rounds:
+                    self._round()
+                    self._stop_if_asked()
+                return self._finish(start)
+            except Paused as pause:
+                self.log(str(pause))
+                raise
+
+    def _stop_if_asked(self) -> None:
+        round = self.session.round
+        if round < self.config.rounds and is_stop_requested(self.folder.path):
+            raise Interrupted(
+                f"stopped after round {round} of seed {self.recording.seed}. {self.hint}"
+            )
+
+    def _save_environment(self) -> None:
+        if not self.folder.has_environment:
+            found = environment(Execution("loop"), torch.device("cpu"), self.config.precision)
+            self.folder.save_environment(found)
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        roster = Roster.load(self.folder.path)
+        question = question_of(self.config)
+        run = secrets.token_hex(8) if roster is None else roster.run
+        gathering = Gathering(self.courier, run, question, self.rules, self.log)
+        is_new = roster is None
+        if roster is None:
+            agreement, nodes = gathering.gather(self.config.clients, self.scaling)
+            terms = terms_of(self.config, agreement, own=self.model is not None)
+            roster = Roster.of(run, terms, agreement, nodes)
+        roster.forgive(self.rules.strikes)
+        extended = roster.terms.rounds < self.config.rounds
+        if extended:
+            roster.terms = dataclasses.replace(roster.terms, rounds=self.config.rounds)
+        self.roster, terms = roster, roster.terms
+        module = make_module(terms, self.model)
+        self.bound = server_bound(terms, module)
+        self.session: Session = terms.session(self.bound)
+        self.recording = Recording(self.folder, self.config, roster, terms.task, self.watch)
+        if is_new or extended:
+            self.recording.save_roster()
+        self.recording.start(self.session)
+        if extended:
+            self.recording.forget_test()
+        self.recording.save_bundle(self.bound)
+        initial = self.bound.model.weights  # made when asked for: it may be large
+        self.asking = Asking(
+            self.session, roster, self.courier, gathering, self.rules, self.log, initial,
+            self.recording.save_roster,
+        )  # fmt: skip
+        if is_new:
+            gathering.tell(roster, initial)
+            self.log(f"{len(roster.seats)} members agree on the terms {terms.hash}")
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        """One round; the session changes only if it succeeds."""
+        start, session, before = time.perf_counter(), self.session, self.session.server
+        sent, received = self.courier.sent, self.courier.received
+        test = self._test() if self.recording.lacks_test(session) else None
+        try:
+            for ask in session.asks(session.draw_clients(session.round)):
+                found = self._ask(ask, test)
+                test = None
+                asked = ask._replace(clients=[k for k in ask.clients if k in found.replies])
+                totals = self.asking.reduce(asked, found)
+                if ask.kind == "survey":
+                    session.absorb(asked, totals)
+                else:
+                    self._take(asked, totals)
+        except BaseException:
+            session.server = before  # a failed round can be repeated
+            raise
+        traffic = self.courier.received - received, self.courier.sent - sent
+        seconds = time.perf_counter() - start
+        self.recording.record_round(session, totals, asked.clients, traffic, seconds)
+        loss = self.recording.records[-1]["train_loss"]
+        self.log(
+            f"round {session.round} of {self.config.rounds}: {len(asked.clients)} of "
+            f"{len(ask.clients)} replied, loss {loss:.4g}, {seconds:.1f} s"
+        )
+
+    def _ask(self, ask: Ask, test: Test | None = None) -> Collected:
+        """Ask clients but for excluded ones; Paused if too few of all reply."""
+        needed = self.rules.needed(len(ask.clients))
+        ask = ask._replace(clients=self._left(ask.clients))
+        once = ask.kind == "survey" and self.bound.part(ask.part).surveys() != "every"
+        found = self.asking.ask(ask, needed, test, patient=once)
+        if len(found.replies) < needed:
+            raise Paused(self._too_few(ask, found, needed))
+        if test is not None:
+            self.recording.add_test(found.sums, found.personal)
+        return found
+
+    def _take(self, ask: Ask, totals: Any) -> None:
+        session = self.session
+        session.check_finite(totals, ask.clients)
+        after = session.aggregate(totals)
+        if not finite(after.weights):
+            raise NotFinite(
+                f"the global weights are not finite after round {session.round + 1}, though all "
+                f"replies were; lower the learning rate. The run is saved before it. {self.hint}"
+            )
+        session.accept(after, ask.clients)
+
+    def _left(self, clients: list[int]) -> list[int]:
+        """Clients that are not excluded."""
+        return [k for k in clients if not self.roster.seats[k].excluded]
+
+    def _test(self, detail: str = "plain") -> Test:
+        output = None
+        if self.bound.parts_with("output"):
+            output = self.bound.only_public(self.session.output())
+        everybody = self._left(list(range(self.session.num_clients)))
+        testers = [k for k in everybody if self.roster.seats[k].test]
+        if self.bound.task.headline.needs:
+            detail = "detailed"
+        return Test(detail, output, self.config.personal, testers)
+
+    def _too_few(self, ask: Ask, found: Collected, needed: int) -> str:
+        names = self.roster.seats
+        excluded = [f"{s.name}: {s.excluded}" for s in names if s.excluded]
+        failed = [f"{names[k].name} {reason}" for k, reason in sorted(found.failures.items())]
+        reasons = "; ".join([*failed, *(f"excluded are {text}" for text in excluded)])
+        return (
+            f"paused in round {ask.round + 1}: {len(found.replies)} of {len(ask.clients)} members "
+            f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
+            f"round {self.session.round}. {self.hint}"
+        )
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _finish(self, start: float) -> Result:
+        """Surveys after the last round, the test of the model, and the files of a complete run."""
+        session, recording = self.session, self.recording
+        for ask in session.last_surveys():
+            found = self._ask(ask)
+            asked = ask._replace(clients=[k for k in ask.clients if k in found.replies])
+            session.absorb(asked, self.asking.reduce(asked, found))
+        module = self.bound.model.module(session.output())
+        recording.save_model(module)
+        test = self._test("detailed")
+        tested = Collected()
+        if test.clients:
+            ask = Ask("evaluate", session.round, list(test.clients))
+            tested = self.asking.ask(ask, len(test.clients), test)
+            if not tested.sums and not tested.personal:
+                self.log("no member tested the model; its metrics are unknown")
+        recording.add_test(tested.sums, tested.personal)
+        recording.save_scores(tested.sums, tested.personal)
+        result = recording.result(module, time.perf_counter() - start)
+        self._tell_finish()
+        return result
+
+    def _tell_finish(self) -> None:
+        run, terms = self.roster.run, self.roster.terms.hash
+
+        def make(client: int) -> Callable[[float], Request]:
+            return lambda deadline: Request("finish", run, client=client, terms=terms)
+
+        seats = [s for s in self.roster.seats if s.present and s.agreed]
+        requests = {seat.node: make(seat.client) for seat in seats}
+        for _ in self.courier.exchange(requests, min(60.0, self.rules.deadline_s)):
+            pass  # the run is complete, whoever hears of it
+
+
+def server_bound(terms: Terms, module: nn.Module) -> Bound:
+    """Bind the method of the terms on the server, which has no data."""
+    model = Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
+    check_batchnorm(terms.method, model)
+    device, dtype = torch.device("cpu"), getattr(torch, terms.dtype)
+    prepared = Loop().prepare(model, device, dtype)
+    bound = terms.bind(prepared, NoData(terms.data.dtype == "int64"), device)
+    if terms.task.headline.function is not None:
+        raise FieldError(
+            f"metric = {terms.metric!r} is a function of all labels and scores, which stay with "
+            f"the members; use one of: {', '.join(m.name for m in tasks[terms.data.task].metrics)}",
+            "metric",
+        )
+    return bound

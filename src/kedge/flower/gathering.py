@@ -1,0 +1,213 @@
+"""Join: who is there, what do they have, and do they know the terms?"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kedge.core.tree import Weights
+from kedge.errors import TermsError, WireError
+from kedge.flower.courier import Courier
+from kedge.flower.joining import Agreement, Scaling, agree
+from kedge.flower.messages import CODES, REPLY, Request, reply_header
+from kedge.flower.roster import Roster
+from kedge.flower.rules import Rules
+from kedge.flower.seat import agreement_text
+from kedge.flower.statement import Question, Statement
+from kedge.flower.transport import Failure
+from kedge.session import wire
+
+MAX_STATEMENT_BYTES = 16 << 20
+JOIN_WAIT_S = 1.0  # between two looks at who is there
+MANY_SAMPLES = 20  # times the median is worth a line in the log
+MAX_FAILURES = 5  # of a node to join
+#: What a node may say now and not later.
+PASSING = tuple(CODES[code] for code in ("BUSY", "FAILED", "LATE"))
+
+
+@dataclass
+class Gathering:
+    """Asks nodes to join, and members to agree.
+
+    Attributes:
+        courier: carries the messages.
+        run: id of the run.
+        question: what members are asked.
+        rules: how long to wait.
+        log: told of every member, refusal and failure.
+        strangers: nodes that were refused, with the reason; they are not asked again.
+        failures: how often each node failed to answer; after ``MAX_FAILURES`` it is a stranger.
+    """
+
+    courier: Courier
+    run: str
+    question: Question
+    rules: Rules
+    log: Callable[[str], None]
+    strangers: dict[str, str] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    # -- a new run ----------------------------------------------------------------------------
+
+    def gather(self, clients: int, scaling: Scaling | None) -> tuple[Agreement, dict[str, str]]:
+        """Wait for members, and unite what they have.
+
+        Args:
+            clients: how many members the run needs; 0 takes all that come within ``join_s``.
+            scaling: mean and standard deviation to use in place of the members' own.
+
+        Returns:
+            The agreement, and the node of each member by name.
+
+        Raises:
+            TermsError: too few members came, or they do not fit each other; the message has a
+                sentence for each that was refused.
+        """
+        courier, found = self.courier, dict[str, tuple[str, Statement]]()
+        end = courier.clock() + self.rules.join_s
+        while True:
+            known = {node for node, _ in found.values()} | self.strangers.keys()
+            fresh = [node for node in courier.transport.members() if node not in known]
+            for node, statement in self.ask(fresh).items():
+                if statement.name in found:
+                    self.refuse(node, _taken(statement.name))
+                else:
+                    found[statement.name] = node, statement
+                    self.log(f"{statement.name} has joined: {_described(statement)}")
+            if (clients and len(found) >= clients) or courier.clock() >= end:
+                break
+            courier.transport.wait(min(JOIN_WAIT_S, self.rules.join_s))
+        nodes = {name: node for name, (node, _) in found.items()}
+        if not found:
+            raise TermsError(f"no member has joined within {self.rules.join_s:g} s")
+        self._warn_of_sizes([statement for _, statement in found.values()])
+        agreement = agree([statement for _, statement in found.values()], scaling)
+        for name, reason in agreement.refusals.items():
+            self.refuse(nodes[name], reason)
+        surplus = agreement.members[clients:] if clients else ()
+        for statement in surplus:  # more came than the run has places
+            self.refuse(nodes[statement.name], f"the run has {clients} members already")
+        if surplus:
+            kept = [s for s in agreement.members if s not in surplus]
+            agreement = agree(kept, scaling)
+        if len(agreement.members) < max(1, clients):
+            sentences = "; ".join(self.strangers.values())
+            raise TermsError(
+                f"{len(agreement.members)} of {clients} members can take part"
+                + (f". {sentences}" if sentences else f" after {self.rules.join_s:g} s")
+            )
+        return agreement, nodes
+
+    def _warn_of_sizes(self, statements: list[Statement]) -> None:
+        """Log members that state far more samples than the others: nobody can check it, and with
+        the weighting ``size`` the average is nearly theirs."""
+        typical = statistics.median(s.train for s in statements)
+        for statement in statements:
+            if statement.train > MANY_SAMPLES * typical:
+                self.log(
+                    f"{statement.name} states {statement.train} samples, the median is "
+                    f"{typical:g}; if that is wrong, use weighting = uniform"
+                )
+
+    def ask(self, nodes: list[str]) -> dict[str, Statement]:
+        """What nodes state of themselves; those that fail or talk nonsense are left out."""
+
+        def make(deadline: float) -> Request:
+            return Request("join", self.run, deadline=deadline, text=self.question.to_json())
+
+        found: dict[str, Statement] = {}
+        seconds = min(self.rules.join_s, self.rules.deadline_s)
+        for node, request, reply in self.courier.exchange(dict.fromkeys(nodes, make), seconds):
+            try:
+                text = _text(request, reply)
+                found[node] = Statement.from_json(text)
+            except WireError as error:
+                self.log(f"node {node} did not join: it {error}")
+                self.failures[node] += 1
+                passing = isinstance(reply, Failure) or str(error) in PASSING
+                if not passing or self.failures[node] >= MAX_FAILURES:
+                    self.strangers[node] = f"node {node} {error}"
+        return found
+
+    def refuse(self, node: str, reason: str) -> None:
+        """Tell a node why it cannot take part."""
+        self.strangers[node] = reason
+        self.log(f"refused: {reason}")
+
+        def make(deadline: float) -> Request:
+            return Request("refuse", self.run, text=reason)
+
+        for _ in self.courier.exchange({node: make}, min(30.0, self.rules.deadline_s)):
+            pass  # whether it listens is its own affair
+
+    # -- a run with members -------------------------------------------------------------------
+
+    def refresh(self, roster: Roster, initial: Callable[[], Weights]) -> None:
+        """See who is connected, let members back in, and tell the terms to those that need them."""
+        nodes = list(self.courier.transport.members())
+        self.strangers = {n: reason for n, reason in self.strangers.items() if n in nodes}
+        self.failures = Counter({n: count for n, count in self.failures.items() if n in nodes})
+        fresh = [node for node in roster.see(nodes) if node not in self.strangers]
+        for node, statement in self.ask(fresh).items():
+            reason = roster.admit(node, statement)
+            if reason:
+                self.refuse(node, reason)
+            else:
+                self.log(f"{statement.name} is back")
+        self.tell(roster, initial)
+
+    def tell(self, roster: Roster, initial: Callable[[], Weights]) -> None:
+        """Send the terms to present members that do not know them."""
+        wanted: Mapping[str, Callable[[float], Request]] = {
+            seat.node: _agreement(self.run, roster, seat.client, initial)
+            for seat in roster.seats
+            if seat.present and not seat.agreed and not seat.excluded
+        }
+        for _, request, reply in self.courier.exchange(wanted, self.rules.deadline_s):
+            seat = roster.seats[request.client]
+            try:
+                _text(request, reply)
+                seat.agreed = True
+            except WireError as error:
+                self.log(f"{seat.name} did not agree to the terms: it {error}")
+                if str(error) in (CODES["TERMS"], CODES["POLICY"]):
+                    seat.excluded = f"it {error}"
+                    self.log(f"{seat.name} is excluded: {seat.excluded}")
+
+
+def _agreement(
+    run: str, roster: Roster, client: int, initial: Callable[[], Weights]
+) -> Callable[[float], Request]:
+    def make(deadline: float) -> Request:
+        terms, token = roster.terms, roster.seats[client].token
+        text = agreement_text(terms, token)
+        value = {"initial": initial()}
+        return Request("agree", run, client=client, terms=terms.hash, text=text, value=value)
+
+    return make
+
+
+def _text(request: Request, reply: bytes | Failure) -> str:
+    """The text of an answer without arrays; a WireError with the reason if it is none."""
+    if isinstance(reply, Failure):
+        raise WireError(f"did not reply ({reply.reason})")
+    if len(reply) > MAX_STATEMENT_BYTES:
+        raise WireError(f"sent {len(reply)} bytes where a short answer belongs")
+    header, notes = reply_header(reply)
+    wire.check(reply, REPLY, {})
+    if any(value != getattr(request, name) for name, value in vars(header).items()):
+        raise WireError("answered another request")
+    if notes["code"]:
+        raise WireError(CODES[notes["code"]])
+    return notes.get("text", "")
+
+
+def _taken(name: str) -> str:
+    return f"there is a member {name} already; give this one another name"
+
+
+def _described(statement: Statement) -> str:
+    shape = "x".join(map(str, statement.schema.shape))
+    return f"{statement.train} samples to train on, {statement.test} to test on, inputs {shape}"

@@ -1,0 +1,244 @@
+"""A member of a federation: bytes in, bytes out.
+
+:meth:`Member.handle` answers every request with a message, whatever happens: an answer, or a code
+of :data:`~kedge.flower.messages.CODES`. No text of an exception, no path and no pickle leaves. The
+reason of a refusal is in the member's log.
+
+::
+
+    FOLDER/log.txt                     requests, answers, refusals with their reasons
+    FOLDER/secret                      key of the noise, see kedge.flower.policy
+    FOLDER/released.txt                the rounds that were answered, one line each
+    FOLDER/runs/RUN/seat.json          terms, number and seat of this member in a run
+    FOLDER/runs/RUN/initial.safetensors
+    FOLDER/runs/RUN/state-*.safetensors
+
+All that a member needs after a restart is in the folder and in its data. The initial weights come
+from the server, once, and are kept: private leaves and first states depend on them, and they must
+be equal everywhere, whatever the machine that draws them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from kedge.core.tree import Tree, Weights
+from kedge.data.datasets import Dataset
+from kedge.errors import TermsError, WireError
+from kedge.flower.messages import Refused, Request, pack_refusal, pack_reply
+from kedge.flower.own_data import read_data
+from kedge.flower.policy import Policy, PolicyRefusal, written
+from kedge.flower.seat import MemberFolder, Own, Place, Seat, make_silo, read_agreement
+from kedge.flower.statement import Question, state
+from kedge.flower.states import States
+from kedge.session.session import Ask
+from kedge.silo.silo import checked_weights
+
+
+class Member:
+    """A member with its data, its states and its release policy.
+
+    Args:
+        name: name of the member, unique in its federation.
+        data: a dataset, or what :func:`kedge.data.datasets.load` reads.
+        folder: where state, log and secrets are kept; for this member alone.
+        policy: what may leave; everything for None.
+        model: a module of one's own, for terms with the model ``own``, or a function that makes it.
+        device: where to compute.
+        clock: seconds since 1970, for deadlines.
+
+    Example::
+
+        member = Member("north", "hospital.csv", "/var/lib/kedge", Policy.load("policy.toml"))
+        reply = member.handle(request)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: str | Path | Dataset,
+        folder: str | Path,
+        policy: Policy | None = None,
+        *,
+        model: Own = None,
+        device: torch.device | str = "cpu",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name, self.policy = name, policy or Policy()
+        self.folder = MemberFolder(Path(folder))
+        self._source, self._model, self._device, self._clock = data, model, device, clock
+        self._busy = threading.Lock()
+        self._seat: Seat | None = None
+        self.folder.log(f"{name} is ready; {written(self.policy)}")
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The member's data, with its own numbering; read at the first request."""
+        return read_data(self._source)
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def handle(self, message: bytes) -> bytes:
+        """The answer to a request, or a code; never raises an Exception."""
+        request: Request | None = None
+        try:
+            request = Request.unpack(message)
+            if not self._busy.acquire(blocking=False):
+                raise Refused("BUSY", "another request is being answered")
+            try:
+                reply = self._answer(request)
+            finally:
+                self._busy.release()
+            self.folder.log(f"{_what(request)}: answered, {len(reply) / 1e6:.2f} MB")
+            return reply
+        except Refused as refusal:
+            return self._refuse(request, refusal.code, str(refusal))
+        except TermsError as error:
+            return self._refuse(request, "TERMS", str(error))
+        except WireError as error:
+            return self._refuse(request, "BAD_REQUEST", str(error))
+        except Exception:  # noqa: BLE001  whatever it is, its text stays here
+            return self._refuse(request, "FAILED", traceback.format_exc())
+
+    def _refuse(self, request: Request | None, code: str, reason: str) -> bytes:
+        self.folder.log(f"{_what(request)}: refused with {code}: {reason}")
+        return pack_refusal(request, code)
+
+    def _answer(self, request: Request) -> bytes:
+        self.policy.check_kind(request.kind)
+        late = self._clock() - request.deadline if request.deadline else -1.0
+        if late > 0 and request.kind in ("train", "survey", "evaluate"):
+            raise Refused("LATE", f"the deadline was {late:.0f} s ago")
+        handlers: dict[str, Callable[[Request], bytes]] = {
+            "join": self._join,
+            "agree": self._agree,
+            "refuse": self._refused,
+            "train": self._train,
+            "survey": self._survey,
+            "evaluate": self._evaluate,
+            "finish": self._finish,
+        }
+        return handlers[request.kind](request)
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def _join(self, request: Request) -> bytes:
+        question = Question.from_json(request.text)
+        statement = state(self.dataset, question, self.name, self.folder.token(request.run))
+        names = statement.schema.classes or tuple(map(str, range(statement.schema.outputs)))
+        by_class = dict(zip(names, statement.counts, strict=False))
+        self.policy.check_samples(statement.train, by_class)
+        return pack_reply(request, {}, text=statement.to_json())
+
+    def _agree(self, request: Request) -> bytes:
+        terms, token = read_agreement(request.text)
+        if terms.hash != request.terms:
+            raise TermsError("the terms do not have the hash of the request")
+        initial = request.value.get("initial")
+        if not isinstance(initial, Weights):
+            raise WireError("the request lacks the initial weights")
+        place = Place(terms, request.client, token, initial)
+        seat = self._take(request.run, place)
+        self.policy.check_terms(terms, seat.silo.bound)
+        self.policy.check_samples(seat.silo.data.sizes[0], seat.by_class())
+        self.folder.save_place(request.run, place, self.dataset.fingerprint)
+        self._seat = seat
+        return pack_reply(request, {})
+
+    def _refused(self, request: Request) -> bytes:
+        self.folder.log(f"the coordinator refused this member: {request.text[:1000]!r}")
+        return pack_reply(request, {})
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def _train(self, request: Request) -> bytes:
+        seat = self._at_work(request)
+        received = seat.silo.read_down(request.value.get("down"))
+        ask = Ask("train", request.round, [request.client])
+        if not self.folder.may_release(request.run, request.round, self.policy.max_rounds):
+            raise PolicyRefusal(f"max_rounds={self.policy.max_rounds} rounds were answered already")
+        seat.load(request.round, request.accepted)
+        tested = self._tests(request, seat)
+        reply = seat.silo.train(ask, received, request.accepted)
+        value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, self.folder.secret)}
+        message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
+        self._sized(message)
+        seat.save(request.round, request.accepted)
+        self.folder.note_release(request.run, request.round)
+        return message
+
+    def _survey(self, request: Request) -> bytes:
+        seat = self._at_work(request)
+        self.policy.check_survey(request.part)
+        received = seat.silo.read_down(request.value.get("down"))
+        if request.part not in [part.name for part in seat.silo.bound.parts_with("survey")]:
+            raise WireError(f"the method has no survey of {request.part!r}")
+        seat.load(request.round, request.accepted)
+        ask = Ask("survey", request.round, [request.client], request.part)
+        tested = self._tests(request, seat)
+        value: Tree = {"answer": seat.silo.survey(ask, received, request.accepted)}
+        return self._sized(pack_reply(request, value | tested, tested=str(seat.tested(tested))))
+
+    def _evaluate(self, request: Request) -> bytes:
+        seat = self._at_work(request)
+        if request.personal:
+            seat.load(request.round, request.accepted)
+        tested = self._tests(request, seat)
+        return self._sized(pack_reply(request, tested, tested=str(seat.tested(tested))))
+
+    def _sized(self, message: bytes) -> bytes:
+        self.policy.check_size(message)
+        return message
+
+    def _finish(self, request: Request) -> bytes:
+        self.folder.log(f"run {request.run} is over")
+        self._seat = None
+        return pack_reply(request, {})
+
+    def _tests(self, request: Request, seat: Seat) -> Tree:
+        """Sums of metrics on held-out samples, of the global and of the personal model."""
+        silo = seat.silo
+        if not request.test or not silo.data.held_out:
+            return {}
+        if not self.policy.allows_test(len(silo.data.held_out[0])):
+            return {}  # the training goes on without it
+        detailed, bound = request.test == "detailed", silo.bound
+        given = request.value.get("output")
+        down = request.value.get("down")
+        public = checked_weights(bound, given) if given else silo.read_down(down).weights
+        found: Tree = {"sums": silo.evaluate(silo.full(public), detailed)}
+        if request.personal:
+            ask = Ask("evaluate", request.round, [request.client])
+            own = silo.personal(ask, silo.read_down(down), request.accepted)
+            found["personal"] = silo.evaluate(own, detailed)
+        return found
+
+    def _at_work(self, request: Request) -> Seat:
+        """The seat of this member in the run of a request, from its folder if need be."""
+        if self._seat is None or self._seat.run != request.run:
+            place = self.folder.place(request.run, self.dataset.fingerprint)
+            if place is None:
+                raise TermsError("this member has not agreed to the terms of this run")
+            self._seat = self._take(request.run, place)
+        seat = self._seat
+        if (seat.terms.hash, seat.silo.client) != (request.terms, request.client):
+            raise TermsError("the request has other terms, or another client's number")
+        return seat
+
+    def _take(self, run: str, place: Place) -> Seat:
+        silo = make_silo(self.dataset, self.name, place, self._model, self._device)
+        return Seat(run, place.terms, silo, States(self.folder.run(run)))
+
+
+def _what(request: Request | None) -> str:
+    if request is None:
+        return "a request that cannot be read"
+    where = f" of round {request.round + 1}" if request.kind in ("train", "survey") else ""
+    return f"run {request.run[:8]}, {request.kind}{where}"

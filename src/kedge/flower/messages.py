@@ -1,0 +1,187 @@
+"""Requests and replies of a federation as bytes.
+
+Each is one message of :mod:`kedge.session.wire`: named arrays, and a header of short texts. There
+is no second format, since the header of a wire message is checked already. A member that does not
+answer says so by a code of a fixed list, never by text: an error message may contain data.
+
+=============  ====================================================================================
+``join``       who are you? answer: name, versions, data schema, summed moments, numbers of samples
+``agree``      these are the terms, and your number; answer: their hash
+``refuse``     you cannot take part, and why; answer: empty
+``train``      train one round; may ask for a test of the model on the way
+``survey``     answer a part's survey
+``evaluate``   test the model
+``finish``     the run is over; answer: empty
+=============  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from kedge.core.tree import Tree
+from kedge.errors import WireError
+from kedge.session import wire
+from kedge.session.session import NEVER
+
+KINDS = ("join", "agree", "refuse", "train", "survey", "evaluate", "finish")
+REQUEST, REPLY = "request", "reply"
+#: What a member says in place of an answer, with its meaning for people at the server.
+CODES = {
+    "BAD_REQUEST": "did not understand the request; compare the releases of kedge",
+    "BUSY": "was busy with another request",
+    "FAILED": "failed; the reason is in its own log",
+    "LATE": "got the request after its deadline; it is slow, or its clock is wrong",
+    "NO_STATE": "has lost its state of the accepted round",
+    "POLICY": "may not answer; its release policy says why, in its own log",
+    "STALE": "got a request that is older than one it has answered",
+    "TERMS": "does not know these terms",
+}
+#: Whether a test is asked for on the way, and with how many details.
+TESTS = ("", "plain", "detailed")
+RUN_ID = re.compile(r"[0-9a-f]{8,64}")
+MAX_TEXT = 1 << 20  # characters of a text in a header
+
+
+class Refused(Exception):
+    """A request that is not answered: the code that leaves, and the reason, which stays."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        assert code in CODES
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Header:
+    """What identifies a request; the reply repeats it.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        run: id of the run, hexadecimal.
+        round: number of the round, from 0.
+        attempt: counts requests of one round to one client.
+        client: number of the client; -1 before it has one.
+        terms: hash of the terms; empty before there are any.
+        part: the part whose survey is asked.
+        test: one of ``TESTS``.
+    """
+
+    kind: str
+    run: str
+    round: int = 0
+    attempt: int = 0
+    client: int = -1
+    terms: str = ""
+    part: str = ""
+    test: str = ""
+
+    def notes(self) -> dict[str, str]:
+        return {f.name: str(getattr(self, f.name)) for f in fields(Header) if f.name != "kind"}
+
+
+@dataclass(frozen=True)
+class Request(Header):
+    """A request of the coordinator to one member.
+
+    Attributes:
+        accepted: the last round in which the server accepted this client's reply.
+        deadline: when the server stops waiting, in seconds since 1970 UTC; 0: never. Clocks should
+            agree to a few seconds.
+        personal: whether the client's own model is tested, too.
+        text: JSON of ``join`` and ``agree``, the sentence of ``refuse``.
+        value: arrays.
+    """
+
+    accepted: int = NEVER
+    deadline: float = 0.0
+    personal: bool = False
+    text: str = ""
+    value: Tree = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        notes = self.notes() | {
+            "accepted": str(self.accepted),
+            "deadline": repr(float(self.deadline)),
+            "personal": str(int(self.personal)),
+            "text": self.text,
+            "ask": self.kind,
+        }
+        return wire.pack(REQUEST, self.value, **notes)
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Request:
+        """Read a request; a WireError for anything else."""
+        value = wire.unpack(message, REQUEST)
+        notes = wire.notes_of(message)
+        deadline = _number(notes, "deadline")
+        return cls(
+            **_header(notes),
+            accepted=_int(notes, "accepted", NEVER),
+            deadline=deadline,
+            personal=notes.get("personal") == "1",
+            text=notes.get("text", ""),
+            value=value,
+        )
+
+
+def pack_reply(request: Header, value: Tree, **notes: str) -> bytes:
+    """The answer to a request."""
+    return wire.pack(REPLY, value, **request.notes(), ask=request.kind, code="", **notes)
+
+
+def pack_refusal(request: Header | None, code: str) -> bytes:
+    """A code in place of an answer; ``request`` is None if it could not be read."""
+    assert code in CODES
+    header = request or Header("join", "00000000")
+    return wire.pack(REPLY, {}, **header.notes(), ask=header.kind, code=code)
+
+
+def reply_header(message: bytes) -> tuple[Header, dict[str, str]]:
+    """What a reply says it answers, and all of its notes; a WireError for anything else."""
+    notes = wire.notes_of(message)
+    if notes.get("version") != wire.VERSION:
+        raise WireError(f"version {notes.get('version')!r:.20} of the wire, not {wire.VERSION!r}")
+    if notes.get("kind") != REPLY:
+        raise WireError(f"a message of kind {notes.get('kind')!r:.40}, not a reply")
+    if notes.get("code", "") not in ("", *CODES):
+        raise WireError("an unknown code")
+    return Header(**_header(notes)), notes
+
+
+def _header(notes: dict[str, str]) -> dict[str, Any]:
+    kind, run, test = notes.get("ask", ""), notes.get("run", ""), notes.get("test", "")
+    if kind not in KINDS or test not in TESTS or not RUN_ID.fullmatch(run):
+        raise WireError("the header names no known request, run or test")
+    if any(len(value) > MAX_TEXT for value in notes.values()):
+        raise WireError("a text in the header is too long")
+    return {
+        "kind": kind,
+        "run": run,
+        "round": _int(notes, "round", 0),
+        "attempt": _int(notes, "attempt", 0),
+        "client": _int(notes, "client", -1),
+        "terms": notes.get("terms", ""),
+        "part": notes.get("part", ""),
+        "test": test,
+    }
+
+
+def _int(notes: dict[str, str], name: str, least: int) -> int:
+    text = notes.get(name, "")
+    if not re.fullmatch(r"-?[0-9]{1,9}", text) or int(text) < least:
+        raise WireError(f"the header has no valid {name}")
+    return int(text)
+
+
+def _number(notes: dict[str, str], name: str) -> float:
+    try:
+        value = float(notes[name])
+    except (KeyError, ValueError):
+        raise WireError(f"the header has no valid {name}") from None
+    if not (math.isfinite(value) and value >= 0):
+        raise WireError(f"the header has no valid {name}")
+    return value

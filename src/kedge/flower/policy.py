@@ -1,0 +1,263 @@
+"""The release policy of a member: an allow-list of what may leave it.
+
+A policy is a TOML file that the owner of the data writes::
+
+    kinds = ["join", "train", "survey", "evaluate"]  # requests that are answered
+    parts = ["scaffold", "fedprox"]                  # parts of methods; fedavg is always allowed
+    uploads = ["update", "loss", "scaffold", "test"] # what may leave, see `declared`
+    max_mb = 50.0          # size of one reply
+    max_rounds = 500       # rounds that are answered, over all runs
+    min_samples = 50       # training samples, below which nothing leaves
+    min_test_samples = 20  # likewise for tests
+    min_per_class = 10     # of every class that is present, where samples are counted by class
+    clip = 1.0             # bound on the norm of the update
+    noise = 0.5            # standard deviation of the noise on it, in units of clip
+
+What is left out of the file is not restricted; an unknown key is an error. The method of the
+terms is checked when a member joins, against what its parts declare (``kedge show PART``), and
+every reply is checked once more, array by array, before it leaves. A refusal is a code at the
+server; the reason is in the member's own log. Joining tells the number of samples and, unless
+``join`` is not among the kinds, names of classes and columns and summed moments.
+
+With ``noise`` the update is clipped to the norm ``clip``, and normal noise of the standard
+deviation ``noise * clip`` is added to every number of it. This changes results: a run with noise
+is no longer that of a simulation. Only the update is clipped and made noisy, so a policy with
+either refuses methods that send anything else about the data: uploads of parts, surveys,
+BatchNorm statistics. A loss that may not leave, or that would leave without noise, is replaced by
+zeros. The noise is drawn from a secret key of the member and from the update itself: a request
+that is repeated gets the same noise, so it cannot be averaged away, and another update gets other
+noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.core import tree
+from kedge.core.bound import Bound
+from kedge.core.client import Reply
+from kedge.core.method import parse
+from kedge.core.tree import Tree
+from kedge.errors import FieldError
+from kedge.flower.messages import KINDS, Refused
+from kedge.session import wire
+from kedge.session.terms import Terms
+
+ANY = ("*",)
+UPDATE, BUFFERS, LOSS, TEST = "update", "statistics", "loss", "test"
+
+
+class PolicyRefusal(Refused):
+    """What a policy forbids; the text is for the member's own log."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("POLICY", reason)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may leave a member; see the module. ``("*",)`` allows everything of a kind."""
+
+    kinds: tuple[str, ...] = ANY
+    parts: tuple[str, ...] = ANY
+    uploads: tuple[str, ...] = ANY
+    max_mb: float = math.inf
+    max_rounds: int = 0
+    min_samples: int = 1
+    min_test_samples: int = 1
+    min_per_class: int = 0
+    clip: float = 0.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        numbers = {f: getattr(self, f) for f in ("max_mb", "clip", "noise")}
+        counts = ("max_rounds", "min_samples", "min_test_samples", "min_per_class")
+        wrong = [name for name, value in numbers.items() if not value >= 0]
+        wrong += [name for name in counts if getattr(self, name) < 0]
+        if wrong:
+            raise FieldError(f"{wrong[0]} = {getattr(self, wrong[0])!r} is below 0", wrong[0])
+        if self.noise and not self.clip:
+            raise FieldError("noise is in units of clip; set clip, the bound on the norm", "noise")
+        unknown = [kind for kind in self.kinds if kind not in (*KINDS, *ANY)]
+        if unknown:
+            raise FieldError(f"kinds: {unknown[0]!r} is not one of: {', '.join(KINDS)}", "kinds")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Policy:
+        """Read a policy.
+
+        Raises:
+            FieldError: the file cannot be read, or has an unknown key or a wrong value.
+        """
+        try:
+            return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise FieldError(f"{path}: cannot be read as a policy ({error})") from None
+        except FieldError as error:
+            raise FieldError(f"{path}: {error}", error.field) from None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Policy:
+        """A policy from the values of a TOML file."""
+        types = get_type_hints(cls)
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in types:
+                raise FieldError(f"unknown key {name!r}; known are: {', '.join(types)}", name)
+            if types[name] is float and type(value) is int:
+                value = float(value)
+            if types[name] in (int, float):
+                valid = type(value) is types[name]
+            else:
+                valid = isinstance(value, list) and all(isinstance(v, str) for v in value)
+            if not valid:
+                raise FieldError(f"{name} = {value!r} has the wrong type", name)
+            found[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**found)
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def check_kind(self, kind: str) -> None:
+        """Raise a PolicyRefusal for a kind of request that is not answered."""
+        if kind in ("join", "train", "survey", "evaluate") and not _allows(self.kinds, kind):
+            raise PolicyRefusal(f"requests of kind {kind!r} are not answered")
+
+    def check_terms(self, terms: Terms, bound: Bound) -> None:
+        """Raise a PolicyRefusal for a method that declares what may not leave."""
+        for part in parse(terms.method).parts:
+            if not _allows(self.parts, part.name):
+                raise PolicyRefusal(f"the method has the part {part.name!r}, which is not allowed")
+        for name, what in declared(bound).items():
+            if name != TEST:
+                self._check_upload(name, what)
+        if self.max_rounds and terms.rounds > self.max_rounds:
+            raise PolicyRefusal(f"{terms.rounds} rounds are more than max_rounds={self.max_rounds}")
+        megabytes = tree.nbytes(bound.only_public(bound.initial)) / 1e6
+        if megabytes > self.max_mb:
+            raise PolicyRefusal(f"an update has {megabytes:.1f} MB, more than max_mb={self.max_mb}")
+
+    def check_samples(self, train: int, by_class: Mapping[str, int] | None = None) -> None:
+        """Raise a PolicyRefusal for too few training samples, in all or of a class."""
+        if train < self.min_samples:
+            raise PolicyRefusal(f"{train} training samples are fewer than {self.min_samples}")
+        few = [c for c, n in (by_class or {}).items() if 0 < n < self.min_per_class]
+        if few:
+            raise PolicyRefusal(f"class {few[0]!r} has fewer than {self.min_per_class} samples")
+
+    def allows_test(self, samples: int) -> bool:
+        """Whether the sums of a test on so many samples may leave."""
+        allowed = _allows(self.uploads, TEST) and _allows(self.kinds, "evaluate")
+        return allowed and samples >= self.min_test_samples
+
+    # -- replies ------------------------------------------------------------------------------
+
+    def release(self, reply: Reply, bound: Bound, secret: bytes) -> Reply:
+        """What leaves in place of a reply.
+
+        Raises:
+            PolicyRefusal: the reply contains what may not leave.
+        """
+        for name, value in contents(reply, bound).items():
+            if tree.numel(value):
+                self._check_upload(name, name)
+        if self.noise or not _allows(self.uploads, LOSS):
+            reply = reply._replace(terms=tree.zeros_like(reply.terms))
+        if not self.clip:
+            return reply
+        norm = float(tree.sq_norm(tree.map(Tensor.double, reply.delta.params)).sqrt())
+        factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
+        params = tree.scale(reply.delta.params, factor)
+        if self.noise:
+            params = _noisy(params, self.noise * self.clip, secret)
+        return reply._replace(delta=reply.delta._replace(params=params))
+
+    def check_survey(self, part: str) -> None:
+        """Raise a PolicyRefusal if the answer to a part's survey may not leave."""
+        self._check_upload(survey_name(part), f"the survey of {part}")
+
+    def check_size(self, message: bytes) -> None:
+        """Raise a PolicyRefusal for a message that is too large."""
+        if len(message) > self.max_mb * 1e6:
+            raise PolicyRefusal(f"{len(message) / 1e6:.1f} MB are more than max_mb={self.max_mb}")
+
+    def _check_upload(self, name: str, what: str) -> None:
+        if name == LOSS:
+            return  # zeros leave in its place
+        if not _allows(self.uploads, name):
+            raise PolicyRefusal(f"{what} ({name!r}) is not among the uploads that may leave")
+        if (self.clip or self.noise) and name != UPDATE:
+            raise PolicyRefusal(
+                f"{what} ({name!r}) would leave without clip and noise; use a method that sends "
+                "the update alone, and a model whose statistics stay here (batchnorm = local)"
+            )
+
+
+def _allows(allowed: tuple[str, ...], name: str) -> bool:
+    return allowed == ANY or name in allowed
+
+
+def survey_name(part: str) -> str:
+    """How the answer to a part's survey is called in a policy."""
+    return f"survey:{part}"
+
+
+def declared(bound: Bound) -> dict[str, str]:
+    """What leaves a member in a run, by the name in a policy, in words.
+
+    ``update`` is the change of the weights, ``statistics`` that of BatchNorm's, ``loss`` the mean
+    training loss, ``test`` the sums of metrics. A part that declares uploads adds its own name, one
+    with a survey adds ``survey:NAME``.
+    """
+    public = bound.only_public(bound.initial)
+    found = {
+        UPDATE: f"the update of {tree.numel(public.params)} numbers",
+        LOSS: "the training loss",
+    }
+    if public.buffers:
+        found[BUFFERS] = f"{tree.numel(public.buffers)} running statistics"
+    for part in bound.parts:
+        if part.uploads != "0" or part.has("contribute"):
+            found[part.name] = f"uploads of {part.name}: {part.uploads} numbers"
+        if part.has("survey"):
+            found[survey_name(part.name)] = f"the survey of {part.name}"
+    return found | {TEST: "sums of metrics on held-out samples"}
+
+
+def contents(reply: Reply, bound: Bound) -> dict[str, Tree]:
+    """The arrays of a reply by the name in a policy."""
+    named: dict[str, Tree] = {UPDATE: reply.delta.params, BUFFERS: reply.delta.buffers}
+    named |= {name: {"uploads": value} for name, value in reply.uploads.items()}
+    for part in bound.parts_with("contribute"):
+        named[part.name] = {"sum": reply.contribution} | named.get(part.name, {})
+    return named | {LOSS: reply.terms}
+
+
+def _noisy(params: dict[str, Tensor], sigma: float, secret: bytes) -> dict[str, Tensor]:
+    """Normal noise from a generator that is keyed by a secret and by what it is added to."""
+    digest = hmac.new(secret, wire.pack("noise", params), hashlib.sha256).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    found = {}
+    for name in sorted(params):
+        value = params[name]
+        noise = torch.from_numpy(sigma * generator.standard_normal(tuple(value.shape)))
+        found[name] = value + noise.to(value.device, value.dtype)
+    return {name: found[name] for name in params}
+
+
+def written(policy: Policy) -> str:
+    """The policy in words, for the log."""
+    values = dataclasses.asdict(policy).items()
+    defaults = dataclasses.asdict(Policy())
+    return ", ".join(f"{k} = {v}" for k, v in values if v != defaults[k]) or "everything may leave"

@@ -1,0 +1,94 @@
+"""Members, bytes and a coordinator: bit for bit the loop engine, with the same cohorts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from federations import Members, assert_same, coordinator, datasets, net, replay, settings
+
+from kedge.core import tree
+from kedge.core.method import parse
+from kedge.core.part import Part, parts
+from kedge.flower.coordinator import Coordinator
+from kedge.sim.simulation import Simulation
+
+
+def tiny(name: str) -> str:
+    cls: type[Part] = parts[name]
+    return repr(parse(dataclasses.replace(cls(), **cls.tiny)))
+
+
+def assert_same_states(run: Coordinator, sim: Simulation, members: Members) -> None:
+    """The states on disk, as a member that restarts finds them."""
+    for k, name in enumerate(members.names):
+        accepted, member = run.session.ledger[k], members.start(name)
+        place = member.folder.place(run.roster.run, member.dataset.fingerprint)
+        assert place is not None
+        seat = member._take(run.roster.run, place)
+        seat.load(accepted + 1, accepted)
+        state = tree.to_wire(seat.silo._state(accepted))
+        assert tree.equal(state, tree.to_wire(tree.take(sim.store.rows, k)))
+
+
+def run_both(tmp_path: Path, members: Members, method: str, **changes: object) -> Coordinator:
+    run = coordinator(members, settings(method, **changes), tmp_path / "run")
+    run.run()
+    sim = replay(run, members)
+    sim.finish()
+    assert_same(run, sim)
+    assert_same_states(run, sim, members)
+    return run
+
+
+@pytest.mark.parametrize("name", ["fedavg", *sorted(parts)])
+def test_every_part(name: str, tmp_path: Path) -> None:
+    """And no honest reply is taken for a bad one."""
+    cls = parts[name] if name != "fedavg" else Part
+    model = net(outputs=1 if cls.tasks[0] == "regression" else 3)
+    members = Members(tmp_path, datasets(cls.tasks[0]), model)
+    method = name if name == "fedavg" else tiny(name)
+    run = run_both(tmp_path, members, method, rounds=2)
+    assert not any(seat.strikes or seat.excluded for seat in run.roster.seats)
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "frozen", "batch"])
+def test_a_composition_and_the_policies_of_batchnorm(policy: str, tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+    run_both(tmp_path, members, "scaffold+fedprox(mu=0.1)+fedexp", batchnorm=policy)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedbn", "ditto"])
+def test_private_leaves_and_personal_models(method: str, tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+    run = run_both(tmp_path, members, method)
+    sim = replay(run, members)
+    reports = sim.evaluate_clients(personal=True)
+    expected = [report["accuracy"] for report in reports]
+    assert run.recording.records[-1]["per_personal"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("refresh", ["round", "once"])
+def test_surveys_before_every_round_and_before_the_first(refresh: str, tmp_path: Path) -> None:
+    """Those after the last round are of ccvr and spherefed, among all parts."""
+    method = f"fedbr(rows=4, samples=3, width=5, out=3, refresh={refresh})"
+    run_both(tmp_path, Members(tmp_path, model=net()), method)
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_other_tasks(task: str, tmp_path: Path) -> None:
+    model = net("gn", 1 if task == "regression" else 3)
+    run_both(tmp_path, Members(tmp_path, datasets(task), model), "fedprox(mu=0.1)")
+
+
+def test_a_model_of_the_zoo_with_augmentation_and_a_schedule(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    config = settings(
+        model="mlp(hidden=[8], norm=bn)", augment="crop(1)+flip", schedule="exponential(0.9)",
+        optimizer="sgd", momentum=0.5, weighting="uniform", epochs=2.0,
+    )  # fmt: skip
+    run = coordinator(members, config, tmp_path / "run")
+    run.run()
+    members.model = run.bound.model.template
+    assert_same(run, replay(run, members))
