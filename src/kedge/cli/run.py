@@ -48,7 +48,7 @@ def run(
     from kedge.runs.folder import new_path
 
     load_files(load)
-    config = _config(file, override, settings, resume, out)
+    config = config_of(file, override, settings, resume, out)
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
         show = partial(watcher.show, config)
@@ -181,7 +181,7 @@ def demo(
     )
 
 
-def _config(
+def config_of(
     file: str | None,
     override: list[str] | None,
     settings: dict[str, Any],
