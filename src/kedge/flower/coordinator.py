@@ -73,7 +73,8 @@ class Coordinator:
             members to wait for; 0 takes those that come within ``rules.join_s``.
         transport: what carries messages.
         out: the folder of the run.
-        resume: continue the run in ``out``. ``config`` may have more rounds than before.
+        resume: continue the run in ``out``, if there is one. ``config`` may have more rounds than
+            before. Members that were excluded may try again, but for those that sent bad replies.
         model: a module of one's own (then every member has it, too), or a function that makes it.
         rules: patience and distrust.
         scaling: mean and standard deviation of inputs, in place of those of the members' data.
@@ -160,6 +161,7 @@ class Coordinator:
             agreement, nodes = gathering.gather(self.config.clients, self.scaling)
             terms = terms_of(self.config, agreement, own=self.model is not None)
             roster = Roster.of(run, terms, agreement, nodes)
+        roster.forgive(self.rules.strikes)
         extended = roster.terms.rounds < self.config.rounds
         if extended:
             roster.terms = dataclasses.replace(roster.terms, rounds=self.config.rounds)

@@ -81,3 +81,6 @@ class Stored:
         message = self._file.read()
         self._file.close()
         return message
+
+    def __del__(self) -> None:
+        self._file.close()

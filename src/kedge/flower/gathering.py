@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kedge.core.tree import Weights
-from kedge.errors import Paused, TermsError, WireError
+from kedge.errors import TermsError, WireError
 from kedge.flower.courier import Courier
 from kedge.flower.joining import Agreement, Scaling, agree
 from kedge.flower.messages import CODES, REPLY, Request, reply_header
@@ -19,6 +20,9 @@ from kedge.session import wire
 
 MAX_STATEMENT_BYTES = 16 << 20
 JOIN_WAIT_S = 1.0  # between two looks at who is there
+MAX_FAILURES = 5  # of a node to join
+#: What a node may say now and not later.
+PASSING = tuple(CODES[code] for code in ("BUSY", "FAILED", "LATE"))
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Gathering:
         rules: how long to wait.
         log: told of every member, refusal and failure.
         strangers: nodes that were refused, with the reason; they are not asked again.
+        failures: how often each node failed to answer; after ``MAX_FAILURES`` it is a stranger.
     """
 
     courier: Courier
@@ -40,6 +45,7 @@ class Gathering:
     rules: Rules
     log: Callable[[str], None]
     strangers: dict[str, str] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
 
     # -- a new run ----------------------------------------------------------------------------
 
@@ -104,8 +110,10 @@ class Gathering:
                 text = _text(request, reply)
                 found[node] = Statement.from_json(text)
             except WireError as error:
-                self.log(f"node {node} did not join: {error}")
-                if not isinstance(reply, Failure) and "BUSY" not in str(error):
+                self.log(f"node {node} did not join: it {error}")
+                self.failures[node] += 1
+                passing = isinstance(reply, Failure) or str(error) in PASSING
+                if not passing or self.failures[node] >= MAX_FAILURES:
                     self.strangers[node] = f"node {node} {error}"
         return found
 
@@ -126,6 +134,7 @@ class Gathering:
         """See who is connected, let members back in, and tell the terms to those that need them."""
         nodes = list(self.courier.transport.members())
         self.strangers = {n: reason for n, reason in self.strangers.items() if n in nodes}
+        self.failures = Counter({n: count for n, count in self.failures.items() if n in nodes})
         fresh = [node for node in roster.see(nodes) if node not in self.strangers]
         for node, statement in self.ask(fresh).items():
             reason = roster.admit(node, statement)
@@ -188,11 +197,3 @@ def _taken(name: str) -> str:
 def _described(statement: Statement) -> str:
     shape = "x".join(map(str, statement.schema.shape))
     return f"{statement.train} samples to train on, {statement.test} to test on, inputs {shape}"
-
-
-def check_enough(roster: Roster, needed: int) -> None:
-    """Raise Paused if fewer than ``needed`` members are left."""
-    left = [seat for seat in roster.seats if not seat.excluded]
-    if len(left) < needed:
-        reasons = "; ".join(f"{s.name}: {s.excluded}" for s in roster.seats if s.excluded)
-        raise Paused(f"{len(left)} members are left, {needed} are needed ({reasons})")

@@ -39,7 +39,7 @@ from kedge.flower.seat import MemberFolder, Own, Place, Seat, make_silo, read_ag
 from kedge.flower.statement import Question, state
 from kedge.flower.states import States
 from kedge.session.session import Ask
-from kedge.silo.silo import checked_down, checked_weights
+from kedge.silo.silo import checked_weights
 
 
 class Member:
@@ -125,9 +125,7 @@ class Member:
             "evaluate": self._evaluate,
             "finish": self._finish,
         }
-        message = handlers[request.kind](request)
-        self.policy.check_size(message)
-        return message
+        return handlers[request.kind](request)
 
     # -- joining ------------------------------------------------------------------------------
 
@@ -161,8 +159,8 @@ class Member:
     # -- rounds -------------------------------------------------------------------------------
 
     def _train(self, request: Request) -> bytes:
-        seat, down = self._at_work(request), request.value.get("down")
-        received = checked_down(seat.silo.bound, down)
+        seat = self._at_work(request)
+        received = seat.silo.read_down(request.value.get("down"))
         ask = Ask("train", request.round, [request.client])
         if not self.folder.may_release(request.run, request.round, self.policy.max_rounds):
             raise PolicyRefusal(f"max_rounds={self.policy.max_rounds} rounds were answered already")
@@ -171,7 +169,7 @@ class Member:
         reply = seat.silo.train(ask, received, request.accepted)
         value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, self.folder.secret)}
         message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
-        self.policy.check_size(message)
+        self._sized(message)
         seat.save(request.round, request.accepted)
         self.folder.note_release(request.run, request.round)
         return message
@@ -179,21 +177,25 @@ class Member:
     def _survey(self, request: Request) -> bytes:
         seat = self._at_work(request)
         self.policy.check_survey(request.part)
-        received = checked_down(seat.silo.bound, request.value.get("down"))
+        received = seat.silo.read_down(request.value.get("down"))
         if request.part not in [part.name for part in seat.silo.bound.parts_with("survey")]:
             raise WireError(f"the method has no survey of {request.part!r}")
         seat.load(request.round, request.accepted)
         ask = Ask("survey", request.round, [request.client], request.part)
         tested = self._tests(request, seat)
         value: Tree = {"answer": seat.silo.survey(ask, received, request.accepted)}
-        return pack_reply(request, value | tested, tested=str(seat.tested(tested)))
+        return self._sized(pack_reply(request, value | tested, tested=str(seat.tested(tested))))
 
     def _evaluate(self, request: Request) -> bytes:
         seat = self._at_work(request)
         if request.personal:
             seat.load(request.round, request.accepted)
         tested = self._tests(request, seat)
-        return pack_reply(request, tested, tested=str(seat.tested(tested)))
+        return self._sized(pack_reply(request, tested, tested=str(seat.tested(tested))))
+
+    def _sized(self, message: bytes) -> bytes:
+        self.policy.check_size(message)
+        return message
 
     def _finish(self, request: Request) -> bytes:
         self.folder.log(f"run {request.run} is over")
@@ -210,11 +212,11 @@ class Member:
         detailed, bound = request.test == "detailed", silo.bound
         given = request.value.get("output")
         down = request.value.get("down")
-        public = checked_weights(bound, given) if given else checked_down(bound, down).weights
+        public = checked_weights(bound, given) if given else silo.read_down(down).weights
         found: Tree = {"sums": silo.evaluate(silo.full(public), detailed)}
         if request.personal:
             ask = Ask("evaluate", request.round, [request.client])
-            own = silo.personal(ask, checked_down(bound, down), request.accepted)
+            own = silo.personal(ask, silo.read_down(down), request.accepted)
             found["personal"] = silo.evaluate(own, detailed)
         return found
 

@@ -108,6 +108,13 @@ class Roster:
         seat.node, seat.present, seat.agreed = node, True, shows_token
         return ""
 
+    def forgive(self, strikes: int) -> None:
+        """Let excluded members try again when a run is resumed, since somebody may have restored a
+        state or changed a policy; not those with so many strikes."""
+        for seat in self.seats:
+            if seat.strikes < strikes:
+                seat.excluded = ""
+
     # -- saving -------------------------------------------------------------------------------
 
     def to_json(self) -> str:

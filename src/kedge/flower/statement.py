@@ -16,6 +16,8 @@ import torch
 from kedge._version import __version__
 from kedge.core.task import tasks
 from kedge.data.datasets import Dataset
+from kedge.data.datasets.column_encoding import ColumnEncoding
+from kedge.data.encoding import encodings
 from kedge.data.encodings import encoding_of
 from kedge.errors import WireError
 from kedge.flower.own_data import Moments, moments_of, split_rows
@@ -93,7 +95,7 @@ class Statement:
         found = cls(
             name=name,
             schema=_schema(schema),
-            encoding=_object(values["encoding"]),
+            encoding=_encoding(_object(values["encoding"])),
             moments=_moments(moments),
             train=_count(values["train"], least=1),
             test=_count(values["test"]),
@@ -118,6 +120,11 @@ class Statement:
             raise WireError("the moments are not complete")
         if self.counts and (len(self.counts) != schema.outputs or sum(self.counts) != self.train):
             raise WireError("the samples of all classes are not the samples")
+        if self.encoding["kind"] == "table":
+            if schema.columns != encodings["table"].from_dict(_options(self.encoding)).names:  # type: ignore[attr-defined]
+                raise WireError("the columns are not those of the encoding")
+        elif tuple(self.encoding.get("shape", ())) != schema.shape:
+            raise WireError("the shape of the inputs is not that of the encoding")
         for names, count in ((schema.classes, schema.outputs), (schema.columns, width)):
             if names is not None and (len(names) != count or len(set(names)) != count):
                 raise WireError("the names of classes or columns are not as many as these")
@@ -165,6 +172,40 @@ def _schema(values: Mapping[str, Any]) -> DataSchema:
     shape = tuple(_count(n, least=1) for n in _list(values["shape"]))
     outputs = _count(values["outputs"], least=1)
     return DataSchema(shape, task, outputs, classes, columns, dtype=dtype)
+
+
+def _encoding(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A description of an encoding that can be read; nothing else passes."""
+    kind = _text(values.get("kind"))
+    if kind not in encodings:
+        raise WireError("the encoding is unknown")
+    for column in _list(values["columns"]) if kind == "table" and "columns" in values else ():
+        _column(_object(column))
+    try:
+        again = encodings[kind].from_dict(_options(values)).to_dict()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise WireError("the encoding cannot be read") from None
+    return {"kind": kind} | dict(_object(json.dumps(again)))
+
+
+def _column(values: Mapping[str, Any]) -> None:
+    """Check one column of a table."""
+    if values.keys() != {field.name for field in dataclasses.fields(ColumnEncoding)}:
+        raise WireError("a column has unknown or missing fields")
+    for key in ("name", "kind", "format"):
+        _text(values[key])
+    for word in _list(values["words"]):
+        _text(word)
+    for number in _list(values["fill"]) if values["fill"] is not None else ():
+        _real(number)
+    if values["kind"] not in ("number", "boolean", "date", "words"):
+        raise WireError("a column is of an unknown kind")
+    if type(values["indicator"]) is not bool:
+        raise WireError("a column has no valid mark of missing values")
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "kind"}
 
 
 def _moments(values: Mapping[str, Any]) -> Moments:

@@ -109,7 +109,8 @@ def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
     """
     check(message, kind, template)
     try:
-        arrays = load(message)
+        # in memory that is aligned as torch's own: some kernels round by alignment
+        arrays = {name: array.clone() for name, array in load(message).items()}
     except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
         raise WireError(f"the arrays of the {kind} cannot be read: {error}") from None
     return _structured(arrays) if template is None else _filled(template, arrays)
@@ -227,11 +228,11 @@ def _filled(template: Tree, arrays: dict[str, Tensor], prefix: str = "") -> Tree
 
 
 def _structured(arrays: dict[str, Tensor]) -> Tree:
-    """Arrays in the structure that their names describe; empty branches are lost."""
+    """Arrays in the structure that their names describe, sorted; empty branches are lost."""
     if arrays.keys() == {""}:
         return arrays[""]
     root: dict[str, Any] = {}
-    for name, value in arrays.items():
+    for name, value in sorted(arrays.items()):  # safetensors gives them in random order
         *path, last = name.split(tree.SEPARATOR)
         node = root
         for key in (*path, None):

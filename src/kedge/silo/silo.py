@@ -7,6 +7,7 @@ messages (:mod:`kedge.session.wire`); the client's state between rounds stays in
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -94,10 +95,24 @@ class Silo:
             WireError: the broadcast does not fit the model.
             KedgeError: the state of the accepted round is missing.
         """
-        received = unpack_down(self.bound, down)
+        received = self.read_down(wire.unpack(down, "down"))
         if ask.kind == "survey":
             return wire.pack("answer", self.survey(ask, received, accepted), round=str(ask.round))
         return wire.pack("reply", self.train(ask, received, accepted), round=str(ask.round))
+
+    def read_down(self, value: Tree) -> Down:
+        """A broadcast as it was unpacked, in the order of the method's own trees: a sum over leaves
+        must not depend on the order in which they arrive. Raises a WireError if it does not fit."""
+        down = value or Down(Weights({}, {}), {})  # empty if all weights are private
+        if not isinstance(down, Down):
+            raise WireError("the message is no broadcast of a server")
+        sent = _in_order(down.sent, self._sent)
+        return Down(checked_weights(self.bound, down.weights), sent)
+
+    @cached_property
+    def _sent(self) -> Tree:
+        """What parts broadcast before the first round; later broadcasts have its structure."""
+        return self.bound.sent(self.bound.server())
 
     def train(self, ask: Ask, down: Down, accepted: int = NEVER) -> client.Reply:
         """Train one round; the next state is stored until the server accepts the reply."""
@@ -176,19 +191,6 @@ def pack_down(session: Session) -> bytes:
     return wire.pack("down", session.down(), round=str(session.round))
 
 
-def unpack_down(bound: Bound, message: bytes) -> Down:
-    """Read the server's broadcast; a WireError if its weights do not fit the model."""
-    return checked_down(bound, wire.unpack(message, "down"))
-
-
-def checked_down(bound: Bound, value: Tree) -> Down:
-    """A broadcast as it was unpacked; a WireError if its weights do not fit the model."""
-    down = value or Down(Weights({}, {}), {})  # empty if all weights are private
-    if not isinstance(down, Down):
-        raise WireError("the message is no broadcast of a server")
-    return down._replace(weights=checked_weights(bound, down.weights))
-
-
 def checked_weights(bound: Bound, value: Tree) -> Weights:
     """Public weights as they were unpacked; a WireError if they do not fit the model."""
     weights = value if isinstance(value, Weights) else Weights({}, {})
@@ -220,6 +222,19 @@ def collect(session: Session, ask: Ask, messages: Iterable[bytes]) -> Totals:
         return session.reduce_survey(ask, answers, FOREACH)
     reply = wire.reply_template(bound, session.server, session.work.batch)
     return session.reduce((place(wire.unpack(m, "reply", reply)) for m in messages), FOREACH)
+
+
+def _in_order(value: Tree, like: Tree, name: str = "sent") -> Tree:
+    """A tree in the order of another one; empty branches, which messages lose, are restored."""
+    if isinstance(like, dict) and isinstance(value, dict):
+        known = {key: _in_order(value.get(key, {}), like[key], key) for key in like}
+        return known | {key: item for key, item in value.items() if key not in like}
+    if isinstance(like, tuple) and type(value) is type(like):
+        pairs = zip(value, like, strict=True)
+        return type(like)(*(_in_order(item, other, name) for item, other in pairs))
+    if isinstance(like, Tensor) and not isinstance(value, Tensor):
+        raise WireError(f"the server's broadcast lacks {name!r}; compare the terms")
+    return value
 
 
 def _all_weights(bound: Bound, public: Weights) -> Weights:

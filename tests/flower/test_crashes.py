@@ -1,0 +1,162 @@
+"""Killed at any file operation, a coordinator resumes and a member restarts: nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Members, coordinator, datasets, settings
+
+from kedge.core import tree
+from kedge.core.bound import Server
+from kedge.flower.transport import Direct
+
+
+class Killed(BaseException):
+    """The process is gone: nothing catches this."""
+
+
+class HalfWritten:
+    """A file that is killed in the middle of its first write."""
+
+    def __init__(self, file: Any, operation: Any) -> None:
+        self.file, self.operation, self.first = file, operation, True
+
+    def write(self, data: Any) -> int:
+        if self.first:
+            self.first = False
+            try:
+                self.operation()
+            except Killed:
+                self.file.write(data[: len(data) // 2])
+                self.file.flush()
+                raise
+        return self.file.write(data)
+
+    def __enter__(self) -> HalfWritten:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@contextmanager
+def killed_at(number: int, folder: Path) -> Iterator[list[str]]:
+    """Raise Killed at the n-th operation that changes a file in a folder; yields what happened."""
+    happened: list[str] = []
+    real = {name: getattr(Path, name) for name in ("open", "replace", "unlink", "mkdir")}
+
+    def operation(what: str, path: Path) -> None:
+        happened.append(f"{what} {path.name}")
+        if len(happened) == number:
+            raise Killed
+
+    def inside(path: Path) -> bool:
+        return path.is_relative_to(folder) and path.name != "log.txt"  # nobody reads it back
+
+    def opening(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not inside(self) or not set(mode) & set("wax"):
+            return real["open"](self, mode, *args, **kwargs)
+        operation("open", self)
+        file = real["open"](self, mode, *args, **kwargs)
+        return HalfWritten(file, lambda: operation("write", self))
+
+    def acting(name: str) -> Any:
+        def act(self: Path, *args: Any, **kwargs: Any) -> Any:
+            if inside(self):
+                operation(name, self)
+            return real[name](self, *args, **kwargs)
+
+        return act
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", opening)
+        for name in ("replace", "unlink", "mkdir"):
+            patch.setattr(Path, name, acting(name))
+        yield happened
+
+
+CONFIG = settings("scaffold", rounds=2, model="linear", steps=1, clients=3, per_round=2)
+
+
+def few(folder: Path) -> Members:
+    return Members(folder, datasets(sizes=(4, 5, 6)))
+
+
+def undisturbed(tmp_path: Path) -> Server:
+    members = few(tmp_path / "undisturbed")
+    run = coordinator(members, CONFIG, tmp_path / "undisturbed" / "run")
+    run.run()
+    return run.session.server
+
+
+def test_a_coordinator_that_is_killed_at_any_operation_resumes(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path)
+    for number in itertools.count(1):
+        members, out = few(tmp_path / str(number)), tmp_path / str(number) / "run"
+        with killed_at(number, out) as happened:
+            try:
+                coordinator(members, CONFIG, out).run()
+                break
+            except Killed:
+                pass
+        again = coordinator(members, CONFIG, out, resume=True)
+        result = again.run()
+        assert tree.equal(again.session.server, expected), happened[-1]
+        assert [r["round"] for r in result.records[0]] == [1, 2], happened[-1]
+        assert all("accuracy" in r for r in result.records[0]), happened[-1]
+        assert (out / "result.json").exists()
+    assert number > 40  # it was killed that often
+
+
+def test_a_member_that_is_killed_at_any_operation_restarts(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path)
+    for number in itertools.count(1):
+        server, count = run_with_a_kill(tmp_path / str(number), number)
+        assert tree.equal(server, expected)
+        if count < number:
+            break
+    assert number > 15
+
+
+def run_with_a_kill(folder: Path, number: int) -> tuple[Server, int]:
+    """A run in which south dies at its n-th operation; the server, and how many it had."""
+    members, count = few(folder), 0
+
+    def guarded(message: bytes) -> bytes:
+        nonlocal count
+        with killed_at(number - count, folder / "south") as happened:
+            try:
+                return members.members["south"].handle(message)
+            except Killed:
+                members.handles["node of south"] = members.start("south").handle
+                raise OSError("its process has died") from None
+            finally:
+                count += len(happened)
+
+    members.handles["node of south"] = guarded
+    run = coordinator(members, CONFIG, folder / "run", transport=Surviving(members))
+    run.run()
+    return run.session.server, count
+
+
+class Surviving(Direct):
+    """Sends a request once more to a process that has died."""
+
+    def __init__(self, members: Members) -> None:
+        super().__init__(members.handles)
+
+    def receive(self, ids: Any, deadline: float) -> Iterator[tuple[str, Any]]:
+        for number in ids:
+            node, message = self._sent.pop(number)
+            try:
+                yield number, self.nodes[node](message)
+            except OSError:
+                yield number, self.nodes[node](message)
