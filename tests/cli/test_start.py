@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import typer
 from commands import kedge_command
 
 from kedge.cli import app as cli
@@ -39,7 +40,9 @@ print(json.dumps([list(sys.modules), sum(__import__("os").times()[:2])]))
 
 def test_help_lines_are_the_docstrings() -> None:
     for name, entry in cli.COMMANDS.items():
-        first = (inspect.getdoc(cli.function_of(name)) or "").split("\n\n")[0]
+        function = cli.function_of(name)
+        text = function.info.help if isinstance(function, typer.Typer) else inspect.getdoc(function)
+        first = str(text or "").split("\n\n")[0]
         assert " ".join(first.split()) == entry.help, name
 
 

@@ -43,7 +43,7 @@ RULE = Annotated[
 def _needs_flower() -> None:
     """Real federations on Flower: the same methods, with data that stay where they are."""
     if importlib.util.find_spec("flwr") is None:
-        from kedge.flower.local import INSTALL
+        from kedge.flower.spec import INSTALL
 
         raise KedgeError(INSTALL)
 
@@ -98,10 +98,11 @@ def up(
     kedge flower up                                after `down`, with the same members and runs
     """
     from kedge.flower import local
+    from kedge.flower.spec import FILE, Spec
 
     folder = at.resolve()
-    if (folder / local.FILE).exists():
-        spec = local.Spec.load(folder)
+    if (folder / FILE).exists():
+        spec = Spec.load(folder)
         dim(f"the federation in {at} starts again, with the members that it has")
     else:
         spec = local.create(
@@ -138,7 +139,7 @@ def run(
     kedge flower run --method scaffold --rounds 5 --out runs/first
     kedge flower run --out runs/first --resume             after a crash or a pause
     """
-    from kedge.flower.local import Spec
+    from kedge.flower.spec import Spec
     from kedge.flower.submit import follow, submit
     from kedge.report.progress import Watcher
     from kedge.runs.folder import new_path
@@ -160,12 +161,13 @@ def run(
 def status(*, at: AT = HERE, as_json: JSON = False) -> None:
     """Show the processes of a federation and its runs."""
     from kedge.flower import local
+    from kedge.flower.spec import SUPERLINK
     from kedge.flower.submit import runs
 
     folder = at.resolve()
     rows = local.status(folder)
     known: list[dict[str, Any]] = []
-    if any(row["name"] == local.SUPERLINK and row["running"] for row in rows):
+    if any(row["name"] == SUPERLINK and row["running"] for row in rows):
         known = runs(folder)
     if as_json:
         typer.echo(json.dumps({"processes": rows, "runs": known}))

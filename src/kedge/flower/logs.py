@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kedge.errors import KedgeError, UnknownName
-from kedge.flower.local import SUPERLINK, Spec
+from kedge.flower.spec import SUPERLINK, Spec
 
 BLOCK = 1 << 16
 
@@ -32,7 +32,11 @@ def log_lines(folder: Path, name: str, count: int) -> Iterator[str]:
     if name not in (*names, SUPERLINK, "supervisor"):
         raise UnknownName("log", name, [*names, SUPERLINK, "supervisor"])
     files = {SUPERLINK: [logs / f"{SUPERLINK}.txt"], "supervisor": [folder / "supervisor.txt"]}
-    own = [logs / f"{name}.txt", logs / f"member-{name}.txt", folder / "nodes" / name / "state/log.txt"]
+    own = [
+        logs / f"{name}.txt",
+        logs / f"member-{name}.txt",
+        folder / "nodes" / name / "state/log.txt",
+    ]
     for path in files.get(name, own):
         if path.exists() and path.stat().st_size:
             yield f"== {path}"

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from kedge.errors import KedgeError
 from kedge.flower.forward import MAX_BYTES, read, write
@@ -68,7 +69,11 @@ class Node:
         self.users = {os.getuid(), *users}
         self._turn, self._stopping = threading.Lock(), threading.Event()
         self._lock = _locked(folder)
-        self._socket = self._listen()
+        try:
+            self._socket = self._listen()
+        except BaseException:
+            self._lock.close()
+            raise
 
     def _listen(self) -> socket.socket:
         if len(str(self.path)) > MAX_PATH:
@@ -85,6 +90,9 @@ class Node:
         before = os.umask(0o177)
         try:
             listening.bind(str(self.path))
+        except OSError as error:
+            listening.close()
+            raise KedgeError(f"{self.path}: there can be no socket ({error})") from None
         finally:
             os.umask(before)
         if others:
@@ -138,6 +146,7 @@ class Node:
             self.path.unlink()
         if self._turn.acquire(timeout=STOP_S):
             self._turn.release()
+        self._lock.close()
 
     def serve_until_signal(self) -> None:
         """Answer requests until SIGTERM or SIGINT."""
@@ -155,7 +164,7 @@ def peer(connection: socket.socket) -> int | None:
     return int(struct.unpack("3i", found)[1])
 
 
-def _locked(folder: Path) -> object:
+def _locked(folder: Path) -> IO[str]:
     """Hold the folder as long as this process lives."""
     if fcntl is None:
         raise KedgeError("resident nodes need Unix sockets; this system has none")

@@ -182,8 +182,23 @@ def start_supervisor(folder: Path, token: str, owner: int = 0) -> int:
         owner: a process with whose end the federation ends, too; 0: none.
     """
     command = [sys.executable, "-m", "kedge.flower.processes", str(folder), str(owner)]
-    with (folder / "supervisor.txt").open("ab") as log:
-        return _spawn(command, {TOKEN: token}, log).pid
+    environment = os.environ | {TOKEN: token}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return int(done.stdout)
+
+
+def _main(folder: Path, owner: int) -> None:
+    """Run the supervisor in a process that nobody waits for; print its id."""
+    log = os.open(folder / "supervisor.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    child = os.fork()
+    if child:
+        os.write(1, str(child).encode())
+        os._exit(0)
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    Supervisor(folder, owner).run()
 
 
 def _spawn(
@@ -287,4 +302,4 @@ def _send(pid: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    Supervisor(Path(sys.argv[1]), int(sys.argv[2])).run()
+    _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -17,9 +17,9 @@ from typing import Any
 
 from kedge.errors import KedgeError, Paused
 from kedge.flower.init import write_app
-from kedge.flower.local import CONNECTION, SUPERLINK, Spec, environment, flower
 from kedge.flower.processes import is_open, is_running, read_processes
 from kedge.flower.rules import Rules
+from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower
 from kedge.runs.config import Config
 
 POLL_S = 0.25
