@@ -34,7 +34,10 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 SLEEP = "import time; time.sleep(600)"
 #: A program that starts another one in a session of its own, as SuperLinks do.
-PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}], start_new_session=True)"
+PARENT = (
+    "import subprocess, sys; "
+    f"subprocess.run([sys.executable, '-c', {SLEEP!r}], start_new_session=True)"
+)
 SERVER = (
     "import socket, sys, time; time.sleep(0.3); s = socket.socket(); "
     "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "

@@ -43,7 +43,7 @@ def read_rules(path: Path) -> tuple[Rules, Scaling | None]:
 def make_rules(values: Mapping[str, Any]) -> Rules:
     """Rules from values by name."""
     types = {f.name: type(f.default) for f in dataclasses.fields(Rules)}
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in types:
             raise UnknownName("rule", name, types)

@@ -109,8 +109,9 @@ def _write(path: Path, arrays: dict[str, Any], dataset: Dataset) -> None:
     if names is None and tasks[dataset.task].one_class:
         names = tuple(map(str, range(dataset.outputs)))  # a member may lack the last ones
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    known = {} if names is None else {"classes": np.array(names)}
-    np.savez(path, **arrays, **known)
+    if names is not None:
+        arrays = arrays | {"classes": np.array(names)}
+    np.savez(path, **arrays)
 
 
 def _options(dataset: Dataset) -> str:

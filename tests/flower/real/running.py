@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -59,20 +60,20 @@ class Running:
 
     def client_process(self, name: str, seconds: float = 60.0) -> int:
         """The next process in which a client app of a node runs."""
+        before = self._client_processes(name)  # they have answered, and are about to end
+        found: set[int] = wait(lambda: self._client_processes(name) - before, seconds)
+        return found.pop()
+
+    def _client_processes(self, name: str) -> set[int]:
         home = f"FLWR_HOME={self.folder}/nodes/{name}/flower".encode()
-
-        def find() -> int:
-            for pid in processes_of(self.spec.token):
-                try:
-                    words = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    own = home in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue
+        found = set()
+        for pid in processes_of(self.spec.token):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                own = home in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 if own and b"flwr-clientapp" in words:
-                    return pid
-            return 0
-
-        return wait(find, seconds)
+                    found.add(pid)
+        return found
 
 
 def wait(look: Callable[[], Any], seconds: float = 60.0) -> Any:
