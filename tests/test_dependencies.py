@@ -14,9 +14,11 @@ import torch
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE_NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}
-# Imported where they are found only: other libraries to compare with, an export, and what comes
-# with some builds of torch.
-OPTIONAL = {"datasets", "fedlab", "flwr", "pfl", "torchvision", "triton"}
+# Imported where they are found only: other libraries to compare with, an export, Flower and what
+# comes with it, and what comes with some builds of torch.
+OPTIONAL = {
+    "cryptography", "datasets", "fedlab", "flwr", "httpx", "pfl", "torchvision", "triton",
+}  # fmt: skip
 
 
 def imported() -> set[str]:

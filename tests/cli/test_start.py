@@ -57,7 +57,8 @@ def test_help_of_a_command_lists_its_options() -> None:
 def test_a_wrong_option_is_said_to_be_one() -> None:
     done = kedge_command("show", "--nope")
     assert done.returncode == 2
-    assert "No such option: --nope" in done.stderr
+    assert "No such option" in done.stderr
+    assert "--nope" in done.stderr
     start = time.process_time()
     assert "Did you mean 'run'?" in kedge_command("rum").stderr
     assert time.process_time() - start < 1

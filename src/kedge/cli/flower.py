@@ -69,7 +69,7 @@ def init(
 
     load_files(load)
     config = _config(file, override, settings, resume=False, out=None)
-    write_app(folder, config, _rules(rule))
+    write_app(folder, config, _rules(rule), own=load or [])
     console.print(f"{folder} holds the app; run it with: flwr run {folder}", highlight=False)
 
 
@@ -91,6 +91,7 @@ def up(
     policy: Annotated[str, typer.Option(help="release policy of all members, a TOML file")] = "",
     threads: Annotated[int, typer.Option(help="threads of torch in each process", min=1)] = 1,
     at: AT = HERE,
+    load: LOAD = None,
 ) -> None:
     """Start a whole federation on this machine: a SuperLink, a SuperNode per member, keys, TLS.
 
@@ -100,6 +101,7 @@ def up(
     from kedge.flower import local
     from kedge.flower.spec import FILE, Spec
 
+    load_files(load)
     folder = at.resolve()
     if (folder / FILE).exists():
         spec = Spec.load(folder)
@@ -107,7 +109,7 @@ def up(
     else:
         spec = local.create(
             folder, data, partition, nodes, split=split, seed=seed, resident=resident,
-            policy=policy, threads=threads,
+            policy=policy, threads=threads, own=load or [],
         )  # fmt: skip
     start = time.perf_counter()
     local.up(folder, spec)
@@ -151,7 +153,7 @@ def run(
     where = "" if at == HERE else f" --at {at}"
     hint = f"Resume with: kedge flower run --out {path} --resume{where}"
     with Watcher(config.rounds, console=errors) as watcher:
-        run = submit(folder, config, path, resume=resume, rules=_rules(rule))
+        run = submit(folder, config, path, resume=resume, rules=_rules(rule), own=load or [])
         watcher.report(f"Flower's run {run.number}; log: {path / 'log.txt'}")
         follow(folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r))
     _print_result(path, as_json)

@@ -17,9 +17,11 @@ neither data nor state if the resident node has a user of its own.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,38 +32,51 @@ if TYPE_CHECKING:
 
 #: Settings of a run that `flwr run --run-config` can set, with their defaults.
 RUN_CONFIG: dict[str, Any] = {"out": "", "resume": False, "rounds": 0, "journal": ""}
-SETTINGS, RULES = "settings.toml", "rules.toml"
+SETTINGS, RULES, OWN = "settings.toml", "rules.toml", "own_*.py"
 NODE_DOWN, MEMBER_FAILED = 101, 102  # codes beside those of Flower
 
 
 # -- the client -----------------------------------------------------------------------------------
 
 
-def client_app() -> ClientApp:
-    """The ClientApp of every kedge federation."""
+def client_app(folder: str | Path) -> ClientApp:
+    """The ClientApp of every kedge federation.
+
+    Args:
+        folder: of the app, where files with parts of one's own may be. Resident nodes ignore them.
+    """
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    app.train()(answer)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answer(message, context.node_config, Path(folder))
+
     return app
 
 
-def answer(message: Message, context: Context) -> Message:
-    """Answer a message; whatever happens, no text of an exception leaves."""
+def answer(message: Message, config: Mapping[str, Any], folder: Path) -> Message:
+    """Answer a message; whatever happens, no text of an exception leaves.
+
+    Args:
+        message: of the server.
+        config: that of the node.
+        folder: of the app.
+    """
     from flwr.app import Error
     from flwr.app import Message as Reply
 
     from kedge.flower.forward import NodeDown, forward
     from kedge.flower.parcel import NoParcel, unwrap, wrap
 
-    config = context.node_config
     deadline = message.metadata.created_at + message.metadata.ttl
     try:
         request = unwrap(message)
         if "socket" in config:
             reply = forward(str(config["socket"]), request, deadline)
         else:
-            reply = _member(config).handle(request)
+            reply = _member(config, folder).handle(request)
         return Reply(wrap(reply), reply_to=message)
     except NodeDown:
         return Reply(Error(NODE_DOWN, "NODE_DOWN"), reply_to=message)
@@ -72,13 +87,22 @@ def answer(message: Message, context: Context) -> Message:
         return Reply(Error(MEMBER_FAILED, "FAILED"), reply_to=message)
 
 
-def _member(config: Any) -> Any:
+def _member(config: Mapping[str, Any], folder: Path) -> Any:
     """The member in this process."""
     from kedge.flower.member import Member
     from kedge.flower.policy import Policy
 
+    _load_own(folder)
     policy = Policy.load(str(config["policy"])) if "policy" in config else None
     return Member(str(config["member"]), str(config["data"]), str(config["folder"]), policy)
+
+
+def _load_own(folder: Path) -> None:
+    """Register the parts and models in files of the app."""
+    from kedge.loading import load_file
+
+    for file in sorted(folder.glob(OWN)):
+        load_file(str(file))
 
 
 # -- the server -----------------------------------------------------------------------------------
@@ -150,6 +174,7 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
     from kedge.runs.reading import load_config
     from kedge.runs.result import plain
 
+    _load_own(folder)
     flags: dict[str, Any] = {"rounds": settings["rounds"]} if settings["rounds"] else {}
     config = load_config(folder / SETTINGS, flags=flags)
     rules, scaling = read_rules(folder / RULES)
@@ -157,6 +182,10 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
 
     def watch(seed: int, record: dict[str, Any]) -> None:
         journal.write(seed=seed, record=plain(record))
+
+    def report(text: str) -> None:
+        journal.write(line=text)
+        logging.getLogger("flwr").info(text)  # for `flwr log`
 
     Coordinator(
         config,
@@ -166,6 +195,6 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
         rules=rules,
         scaling=scaling,
         watch=watch,
-        report=lambda text: journal.write(line=text),
+        report=report,
         hint=f"Resume with: kedge flower run --out {out} --resume",
     ).run()

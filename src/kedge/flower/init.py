@@ -7,11 +7,12 @@ A bundle of Flower holds Python, TOML, Markdown, YAML and JSON files, but nothin
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from kedge._version import __version__
 from kedge.errors import KedgeError
-from kedge.flower.apps import RULES, RUN_CONFIG, SETTINGS
+from kedge.flower.apps import OWN, RULES, RUN_CONFIG, SETTINGS
 from kedge.flower.joining import Scaling
 from kedge.flower.plan import check_config
 from kedge.flower.rules import Rules
@@ -53,9 +54,11 @@ app = server_app(Path(__file__).parent)
 CLIENT = '''\
 """The client of this federation: data and policy are those of its node, nothing is set here."""
 
+from pathlib import Path
+
 from kedge.flower.apps import client_app
 
-app = client_app()
+app = client_app(Path(__file__).parent)
 '''
 
 README = """\
@@ -79,6 +82,7 @@ def write_app(
     scaling: Scaling | None = None,
     name: str = "",
     replace: bool = False,
+    own: Sequence[str | Path] = (),
 ) -> Path:
     """Write an app.
 
@@ -89,6 +93,8 @@ def write_app(
         scaling: mean and standard deviation of inputs; agreed from the members' data for None.
         name: name of the app; that of the folder if empty.
         replace: whether to overwrite an app that is there.
+        own: Python files that register parts or models of one's own. Resident nodes do not take
+            code from an app, and need the same files: ``kedge flower node --load FILE.py``.
 
     Returns:
         The folder.
@@ -119,6 +125,10 @@ def write_app(
         package / SETTINGS: config.to_toml(),
         package / RULES: write_rules(rules or Rules(), scaling),
     }
+    for old in package.glob(OWN):
+        old.unlink()
+    for number, file in enumerate(own):
+        files[package / f"own_{number}.py"] = Path(file).read_text(encoding="utf-8")
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
     return folder

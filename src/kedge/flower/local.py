@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def create(
     resident: bool = True,
     policy: str = "",
     threads: int = 1,
+    own: Sequence[str] = (),
 ) -> Spec:
     """Write the files of a federation; nothing is started.
 
@@ -67,13 +69,13 @@ def create(
     port, *ports = free_ports(len(shares) + 1)
     policy = str(Path(policy).resolve()) if policy else ""
     specs = []
-    for share, own in zip(shares, ports, strict=True):
+    for share, its_port in zip(shares, ports, strict=True):
         (folder / "nodes" / share.name).mkdir(parents=True, exist_ok=True, mode=0o700)
         make_node_key(folder / "keys" / share.name)
-        specs.append(NodeSpec(share.name, share.data, own, policy))
+        specs.append(NodeSpec(share.name, share.data, its_port, policy))
     spec = Spec(
         secrets.token_hex(8), port, tuple(specs), resident, threads, data, partition, split, seed,
-        scaling or (),
+        scaling or (), tuple(str(Path(file).resolve()) for file in own),
     )  # fmt: skip
     _write_connection(folder, port)
     spec.save(folder)

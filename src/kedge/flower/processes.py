@@ -134,6 +134,8 @@ class Supervisor:
                 if code is None:
                     continue
                 process.running, process.exit = False, code
+                with contextlib.suppress(OSError):  # what it started itself
+                    os.killpg(process.pid, signal.SIGKILL)
                 if now - process.since > STEADY_S:
                     self._pause.pop(name, None)
                 pause = self._pause.get(name, FIRST_PAUSE_S)

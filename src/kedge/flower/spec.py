@@ -45,6 +45,7 @@ class Spec:
         threads: threads of torch in each process.
         data, partition, split, seed: where the members' data come from.
         scaling: mean and standard deviation of the dataset; empty if they are agreed.
+        own: files with parts of one's own, which resident nodes load.
     """
 
     token: str
@@ -57,6 +58,7 @@ class Spec:
     split: str = "auto"
     seed: int = 0
     scaling: tuple[tuple[float, ...], ...] = field(default=())
+    own: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
         values = {"format": FORMAT, **dataclasses.asdict(self)}
@@ -75,7 +77,8 @@ class Spec:
                 raise KedgeError(f"{folder / FILE} is of another release of kedge")
             nodes = tuple(NodeSpec(**node) for node in values.pop("nodes"))
             scaling = tuple(tuple(row) for row in values.pop("scaling"))
-            return cls(nodes=nodes, scaling=scaling, **values)
+            own = tuple(values.pop("own"))
+            return cls(nodes=nodes, scaling=scaling, own=own, **values)
         except FileNotFoundError:
             raise KedgeError(
                 f"there is no federation in {folder}; start one with: kedge flower up --nodes 4"
@@ -129,7 +132,7 @@ def programs(folder: Path, spec: Spec) -> list[Program]:
         if not (keys / f"{node.name}.registered").exists():
             found.append(_registration(folder, node, base))
     if spec.resident:
-        found += [_resident(folder, node, base) for node in spec.nodes]
+        found += [_resident(folder, spec, node, base) for node in spec.nodes]
     return found + [_supernode(folder, spec, node) for node in spec.nodes]
 
 
@@ -157,7 +160,7 @@ def socket_of(folder: Path, node: NodeSpec) -> Path:
     return folder / "nodes" / node.name / "socket"
 
 
-def _resident(folder: Path, node: NodeSpec, base: dict[str, str]) -> Program:
+def _resident(folder: Path, spec: Spec, node: NodeSpec, base: dict[str, str]) -> Program:
     home = folder / "nodes" / node.name
     command = [
         sys.executable, "-m", "kedge", "flower", "node", "--name", node.name, "--data",
@@ -165,6 +168,8 @@ def _resident(folder: Path, node: NodeSpec, base: dict[str, str]) -> Program:
     ]  # fmt: skip
     if node.policy:
         command += ["--policy", node.policy]
+    for file in spec.own:
+        command += ["--load", file]
     return Program(f"member-{node.name}", command, base)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def submit(
     *,
     resume: bool = False,
     rules: Rules | None = None,
+    own: Sequence[str] = (),
 ) -> Submitted:
     """Hand a run to the SuperLink of a federation.
 
@@ -51,6 +52,7 @@ def submit(
         out: folder of the run.
         resume: continue the run in ``out``.
         rules: patience and distrust.
+        own: files with parts of one's own.
 
     Raises:
         KedgeError: the federation does not run, or Flower refuses the app.
@@ -59,7 +61,7 @@ def submit(
     if not read_processes(folder)[0]:
         raise KedgeError(f"the federation in {folder} does not run; start it: kedge flower up")
     scaling: Any = spec.scaling or None
-    app = write_app(folder / "app", config, rules, scaling, name="kedge", replace=True)
+    app = write_app(folder / "app", config, rules, scaling, "kedge", replace=True, own=own)
     journal = folder / "journals" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
     journal.parent.mkdir(exist_ok=True)
     _wait_for_superlink(spec.port)
