@@ -40,9 +40,10 @@ RULE = Annotated[
 
 
 @app.callback()
-def _needs_flower() -> None:
+def _needs_flower(context: typer.Context) -> None:
     """Real federations on Flower: the same methods, with data that stay where they are."""
-    if importlib.util.find_spec("flwr") is None:
+    starts = context.invoked_subcommand in ("up", "run", "status")  # programs of Flower
+    if starts and importlib.util.find_spec("flwr") is None:
         from kedge.flower.spec import INSTALL
 
         raise KedgeError(INSTALL)

@@ -27,6 +27,7 @@ from kedge.flower.processes import (
     free_ports,
     is_running,
     read_processes,
+    read_token,
     start_supervisor,
     stop,
     write_programs,
@@ -159,7 +160,7 @@ def node_id(folder: Path, name: str) -> str:
 
 def down(folder: Path) -> None:
     """End a federation and all its processes; its files stay."""
-    stop(folder, Spec.load(folder).token)
+    stop(folder, read_token(folder) or Spec.load(folder).token)
 
 
 def status(folder: Path) -> list[dict[str, Any]]:

@@ -175,6 +175,14 @@ def write_programs(folder: Path, token: str, programs: list[Program]) -> None:
     (folder / PROGRAMS).write_text(json.dumps(values, indent=1), encoding="utf-8")
 
 
+def read_token(folder: Path) -> str:
+    """The token of the programs in a folder; empty if there are none."""
+    try:
+        return str(json.loads((folder / PROGRAMS).read_text(encoding="utf-8"))["token"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
 def start_supervisor(folder: Path, token: str, owner: int = 0) -> int:
     """Start a supervisor that outlives this process, and return its id.
 
