@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from kedge._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from kedge.api import Run, compare, fit, load, reproduce, run, sweep
+    from kedge.api import Run, compare, fit, load, reproduce, run, sweep, write_report
+    from kedge.api.diagnosing import diagnose
     from kedge.check import Claim, check_part, oracle
     from kedge.core.method import Method, parse
     from kedge.core.model import Model
@@ -34,7 +35,8 @@ else:
     from importlib import import_module as _import_module
 
     _PUBLIC = {
-        "api": ("Run", "compare", "fit", "load", "reproduce", "run", "sweep"),
+        "api": ("Run", "compare", "fit", "load", "reproduce", "run", "sweep", "write_report"),
+        "api.diagnosing": ("diagnose",),
         "check": ("Claim", "check_part", "oracle"),
         "core.method": ("Method", "parse"),
         "core.model": ("Model",),
@@ -100,6 +102,7 @@ __all__ = [
     "Weights",
     "check_part",
     "compare",
+    "diagnose",
     "fit",
     "load",
     "oracle",
@@ -109,4 +112,5 @@ __all__ = [
     "reproduce",
     "run",
     "sweep",
+    "write_report",
 ]

@@ -34,6 +34,10 @@ def test_a_sheet_survives_a_file(tmp_path: Path) -> None:
     assert back.to_dict() == sheet().to_dict()
 
 
+def test_a_sheet_prints_its_findings() -> None:
+    assert str(sheet()) == "Data of 2 clients\nStrong label skew."
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', '{"format": 1}'])
 def test_damaged_files_are_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "data.json"

@@ -320,3 +320,63 @@ def test_requests_of_other_terms_or_clients_are_refused(tmp_path: Path) -> None:
         assert reply_header(member.handle(request.pack()))[1]["code"] == "TERMS"
     request = Request("train", "cd" * 8, **good)
     assert reply_header(member.handle(request.pack()))[1]["code"] == "TERMS"
+
+
+def test_a_round_that_fails_after_its_survey_changes_nothing(tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+
+    def fault(name: str, request: Request, reply: bytes) -> Any:
+        return None if training(request, 1) else reply
+
+    method = "fedbr(rows=4, samples=3, width=5, out=3, refresh=round)"
+    transport = Faulty(members, fault)
+    run = coordinator(members, settings(method), tmp_path / "run", transport=transport)
+    with pytest.raises(Paused):
+        run.run()
+    saved = run.folder.load(0)
+    assert saved is not None
+    assert tree.equal(run.session.state(), saved)
+
+
+def test_an_excluded_member_is_back_after_its_state_was_restored(tmp_path: Path) -> None:
+    members, kept = Members(tmp_path, model=net()), dict[Path, bytes]()
+
+    def fault(name: str, request: Request, reply: bytes) -> Any:
+        if name == "south" and training(request, 1):
+            for state in (tmp_path / "south").glob("runs/*/state-*"):
+                kept[state] = state.read_bytes()
+                state.unlink()
+            members.start("south")
+        return reply
+
+    config = settings("scaffold", rounds=3, per_round=0)
+    transport = Faulty(members, fault)
+    run = coordinator(members, config, tmp_path / "run", transport=transport)
+    run.run()
+    assert run.roster.seats[2].excluded
+    for state, content in kept.items():
+        state.write_bytes(content)
+    members.start("south")
+    config = settings("scaffold", rounds=5, per_round=0)
+    again = coordinator(members, config, tmp_path / "run", resume=True)
+    again.run()
+    assert [2 in cohort for cohort in cohorts(again)] == [True, True, False, True, True]
+    assert_same(again, replay(again, members))
+
+
+def test_a_node_that_cannot_be_reached(tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+    transport = Faulty(members, lambda name, request, reply: reply)
+    send = transport.send
+
+    def refuse(node: str, message: bytes, deadline: float) -> str:
+        if "south" in node and training(Request.unpack(message)):
+            raise ConnectionRefusedError
+        return send(node, message, deadline)
+
+    transport.send = refuse  # type: ignore[method-assign]
+    config = settings("scaffold", per_round=0)
+    run = coordinator(members, config, tmp_path / "run", transport=transport)
+    run.run()
+    assert cohorts(run) == [[0, 1, 3]] * 3
+    assert_same(run, replay(run, members))

@@ -1,4 +1,4 @@
-"""The folder of a federation is that of a run: predict, load, evaluate and resume work on it."""
+"""The folder of a federation is that of a run: predict, report and resume work on it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 import kedge
 from kedge.cli.app import app
 from kedge.core import tree
-from kedge.errors import FieldError, KedgeError
+from kedge.errors import FieldError, Interrupted, KedgeError
 from kedge.flower.coordinator import Coordinator
 from kedge.flower.member import Member
 from kedge.flower.messages import Request
 from kedge.flower.transport import Direct
+from kedge.runs.stopping import request_stop
 
 NORTH = [f"{a},{'fm'[a % 2]},{'no' if a < 9 else 'yes'}" for a in range(18)]
 SOUTH = [f"{'yes' if a > 9 else 'maybe'},x,{a}" for a in range(16)]
@@ -44,14 +45,14 @@ def tables(tmp_path: Path, **changes: Any) -> tuple[Coordinator, dict[str, Any]]
     return run, handles
 
 
-def test_predict_load_and_evaluate(tmp_path: Path) -> None:
+def test_predict_load_evaluate_and_report(tmp_path: Path) -> None:
     run, _ = tables(tmp_path)
     folder = tmp_path / "run"
     found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert found == {
         "config.toml", "environment.json", "log.txt", "bundle.json", "result.json",
         "federation.json", "seed-0/metrics.jsonl", "seed-0/checkpoint.safetensors",
-        "seed-0/model.safetensors", "seed-0/scores.json",
+        "seed-0/model.safetensors", "seed-0/scores.json", "seed-0/clients.json",
     }  # fmt: skip
     loaded = kedge.load(folder)
     new = tmp_path / "new.csv"
@@ -66,7 +67,11 @@ def test_predict_load_and_evaluate(tmp_path: Path) -> None:
     assert loaded.model.predict_proba(str(new)) == pytest.approx(probs, abs=1e-6)
     labelled = tmp_path / "labelled.csv"
     labelled.write_text("sex,age,label\nf,3,no\nx,12,yes\nm,1,no\n")
-    for command in (["predict", str(folder), str(new)], ["evaluate", str(folder), str(labelled)]):
+    for command in (
+        ["predict", str(folder), str(new)],
+        ["evaluate", str(folder), str(labelled)],
+        ["report", str(folder)],
+    ):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
     assert "fedavg" in str(loaded)
@@ -193,6 +198,21 @@ def test_settings_of_a_simulation_are_refused(tmp_path: Path) -> None:
     coordinator(members, settings(rounds=1), tmp_path / "run").run()
     with pytest.raises(KedgeError, match="holds a run already"):
         coordinator(members, settings(rounds=1), tmp_path / "run")
+
+
+def test_a_run_is_stopped_from_outside_and_goes_on(tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+    config = settings("scaffold", rounds=4)
+
+    def watch(seed: int, record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            request_stop(tmp_path / "run")
+
+    with pytest.raises(Interrupted, match="stopped after round 2 of seed 0. Resume with"):
+        coordinator(members, config, tmp_path / "run", watch=watch).run()
+    again = coordinator(members, config, tmp_path / "run", resume=True)
+    again.run()
+    assert_same(again, replay(again, members))
 
 
 def test_messages_contain_no_pickle_and_one_blob(tmp_path: Path) -> None:

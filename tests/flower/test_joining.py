@@ -224,6 +224,7 @@ def test_statements_of_strangers_are_read_with_care() -> None:
         ("moments", {"mean": [float("nan")]}), ("moments", {"squares": [-1.0]}),
         ("moments", {"mean": [0.0, 0.0]}), ("schema", {"task": "x"}), ("schema", {"outputs": 0}),
         ("schema", {"dtype": "object"}), ("schema", {"shape": [-1]}),
+        ("schema", {"outputs": 10**9}), ("schema", {"shape": [10**5, 10**5]}),
     ):  # fmt: skip
         values = json.loads(text)
         values[inner] |= change
@@ -269,6 +270,15 @@ def test_a_member_that_fails_for_a_while_joins_later(tmp_path: Path) -> None:
     run = coordinator(members, settings(), tmp_path / "run", transport=transport, rules=patient)
     run.run()
     assert len(run.roster.seats) == 4
+
+
+def test_a_member_with_very_many_samples_is_noted(tmp_path: Path) -> None:
+    data = datasets()
+    many = np.repeat(data[2].x_train, 30, 0), np.repeat(data[2].y_train, 30, 0)
+    data[2] = dataclasses.replace(data[2], x_train=many[0], y_train=many[1])
+    members, said = Members(tmp_path, data, net()), list[str]()
+    coordinator(members, settings(rounds=1), tmp_path / "run", report=said.append).run()
+    assert any("south states 450 samples, the median is" in line for line in said)
 
 
 def test_nobody_comes(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_seeds_of_a_run_train_together_and_equal_runs_of_one_seed(stacks, tmp_pa
         files = {p.name for p in (tmp_path / "run" / f"seed-{seed}").iterdir()}
         assert files == {
             "partition.json", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors",
-            "scores.json",
+            "scores.json", "clients.json",
         }  # fmt: skip
     assert stacks == [3, 1, 1, 1]
 

@@ -1,6 +1,7 @@
 """The Python interface: ``run`` takes names, ``fit`` your own model and data."""
 
 from kedge.api.fitting import fit as fit
+from kedge.api.reporting import write_report as write_report
 from kedge.api.reproducing import reproduce as reproduce
 from kedge.api.saved import Run as Run
 from kedge.api.saved import load as load

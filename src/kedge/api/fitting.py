@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kedge.api.clients import check_test_labels, read_clients, with_outputs
-from kedge.api.training import method_setting
+from kedge.api.training import Log, method_setting
 from kedge.core.adapting import adapt, check_logits, check_module, one_logit
 from kedge.core.method import Method
 from kedge.core.model import Model
@@ -22,6 +22,7 @@ from kedge.data.datasets import Dataset
 from kedge.engines import Execution
 from kedge.engines.device import resolve_device
 from kedge.errors import DataError, FieldError, ModelError
+from kedge.loggers import observer
 from kedge.models import HF
 from kedge.runs import runner
 from kedge.runs.config import Config
@@ -50,6 +51,7 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     watch: runner.Watch | None = None,
+    log: Log = None,
     **settings: Any,
 ) -> Result:
     """Train your own model on your own clients.
@@ -80,7 +82,7 @@ def fit(
             ``metric(y_true, y_score)`` such as those of scikit-learn.
         class_weights: factors of the classes in the loss: ``"balanced"``, one number per class, or
             ``{"sick": 5}`` by name.
-        out, resume, watch: as in :func:`run`.
+        out, resume, watch, log: as in :func:`run`.
         **settings: as in :func:`run`; ``seeds`` is ``(0,)`` by default.
 
     Returns:
@@ -97,6 +99,7 @@ def fit(
     >>> result.models[0]
     Linear(in_features=8, out_features=2, bias=True)
     """
+    loggers = observer(log, saved=out is not None)
     if clients is None:
         raise DataError("there are no clients; give them: kedge.fit(model, clients)")
     columns = {"missing": missing, "drop": drop, "id": id}
@@ -137,7 +140,7 @@ def fit(
     folder = None
     if out is not None:
         folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
-    return runner.run_seeds(config, make, device, folder, watch)
+    return runner.run_seeds(config, make, device, folder, watch, observe=loggers)
 
 
 def _written(weights: str | Sequence[float] | Mapping[str, float]) -> str:

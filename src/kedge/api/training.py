@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kedge.core.method import Method, parse
 from kedge.core.part import Part
 from kedge.errors import FieldError
+from kedge.loggers import observer
+from kedge.loggers.host import Given
 from kedge.runs import compare as comparisons
 from kedge.runs import runner
 from kedge.runs import sweep as sweeps
 from kedge.runs.grid import combine
 from kedge.runs.reading import load_config
 from kedge.runs.result import Result
+
+Log = str | Iterable[Given] | None  # loggers of a run
 
 
 def run(
@@ -24,6 +28,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     watch: runner.Watch | None = None,
+    log: Log = None,
     **settings: Any,
 ) -> Result:
     """Train with a method on a named dataset, once per seed.
@@ -34,6 +39,8 @@ def run(
         out: folder for the run; None saves nothing.
         resume: continue the run in ``out``.
         watch: called as ``watch(seed, record)`` after every round.
+        log: loggers: ``"csv"``, ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, or your own (an
+            object with the methods of :class:`kedge.loggers.Logger`, or its class).
         **settings: any setting of ``kedge run --help``, e.g. ``rounds=100``.
 
     Returns:
@@ -48,7 +55,8 @@ def run(
     ('accuracy', (2, 2))
     """
     settings |= method_setting(method)
-    return runner.run(load_config(config, flags=settings), out, resume, watch)
+    loggers = observer(log, saved=out is not None)
+    return runner.run(load_config(config, flags=settings), out, resume, watch, observe=loggers)
 
 
 def compare(
@@ -58,6 +66,7 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     pooled: bool = False,
+    log: Log = None,
     **settings: Any,
 ) -> list[Result]:
     """Run several methods on the same partitions, cohorts and initial weights.
@@ -68,6 +77,7 @@ def compare(
         out: folder with one subfolder per method; None saves nothing.
         resume: continue the runs in ``out``.
         pooled: also train on the pooled data of all clients, as a yardstick.
+        log: loggers, as in :func:`run`; each run has its own.
         **settings: any setting of ``kedge run --help`` but ``method``.
 
     Returns:
@@ -86,7 +96,9 @@ def compare(
     if not texts:
         raise FieldError("there is nothing to compare; name at least one method")
     configs = [load_config(config, flags=settings | {"method": text}) for text in texts]
-    return comparisons.compare(comparisons.rows_of(configs, pooled), out, resume)
+    loggers = observer(log, saved=out is not None)
+    rows = comparisons.rows_of(configs, pooled)
+    return comparisons.compare(rows, out, resume, observe=loggers)
 
 
 def sweep(
@@ -97,6 +109,7 @@ def sweep(
     out: str | Path | None = None,
     resume: bool = False,
     watch: sweeps.Watch | None = None,
+    log: Log = None,
     **settings: Any,
 ) -> list[Result]:
     """Run all combinations of some settings.
@@ -111,6 +124,7 @@ def sweep(
         out: folder with one subfolder per combination; None saves nothing.
         resume: continue the sweep in ``out``.
         watch: called as ``watch(config, seed, record, name)`` after every round.
+        log: loggers, as in :func:`run`; own ones as classes, since several runs train at once.
         **settings: any other setting of ``kedge run --help``.
 
     Returns:
@@ -127,7 +141,9 @@ def sweep(
     ['fedprox(mu=0.1)', 'fedprox(mu=1.0)']
     """
     settings |= method_setting(method)
-    return sweeps.sweep(combine(grid or {}, config, settings), out, resume, watch).results
+    loggers = observer(log, saved=out is not None, several=True)
+    grid_of = combine(grid or {}, config, settings)
+    return sweeps.sweep(grid_of, out, resume, watch, observe=loggers).results
 
 
 def method_setting(method: str | Method | Part | None) -> dict[str, str]:

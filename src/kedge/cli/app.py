@@ -87,6 +87,12 @@ COMMANDS = {
         "Use",
         "Write the model of a run as a program for other software, with its scaling inside.",
     ),
+    "report": Entry(
+        "kedge.cli.report:report",
+        "Look",
+        "Write a page about runs: who wins and how sure that is, curves, classes, clients, "
+        "settings.",
+    ),
     "data": Entry(
         "kedge.cli.look:data",
         "Look",
@@ -97,6 +103,11 @@ COMMANDS = {
         "Look",
         "Draw a partition: how many samples of each class each client holds.",
     ),
+    "diagnose": Entry(
+        "kedge.cli.diagnose:diagnose",
+        "Look",
+        "Measure how unlike clients are, or what training made of it, with a verdict in words.",
+    ),
     "list": Entry(
         "kedge.cli.look:list_things",
         "Look",
@@ -106,6 +117,11 @@ COMMANDS = {
         "kedge.cli.look:show",
         "Look",
         "Show a part, a model, a partition, ...: what it does, its paper, options and ranges.",
+    ),
+    "board": Entry(
+        "kedge.cli.board:board",
+        "Look",
+        "Watch the runs below a folder on a local page: live curves, comparisons, notes, stop.",
     ),
     "check": Entry(
         "kedge.cli.prove:check",

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from kedge.check import Report
 from kedge.check.conformance import Row
-from kedge.cli.mathtext import title
 from kedge.core.part import parts
 from kedge.core.task import tasks
 from kedge.data.build import silo_names
@@ -20,6 +19,7 @@ from kedge.data.datasets import Dataset, available
 from kedge.data.datasets.find import places
 from kedge.data.datasets.listing import Listing
 from kedge.data.partition import Partition
+from kedge.report.mathtext import title
 
 
 def methods_markdown() -> str:

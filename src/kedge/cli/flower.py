@@ -258,7 +258,7 @@ def _config(
     spec: Any = None,
 ) -> Config:
     """The settings of a command line, with one seed and the members of a federation."""
-    from kedge.cli.run import config_of
+    from kedge.cli.run import _config as config_of
 
     if not resume and settings.get("seeds") is None:
         settings["seeds"] = "0"

@@ -38,6 +38,15 @@ LOAD = Annotated[
         show_default=False,
     ),
 ]
+LOG = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="NAMES",
+        help="also log to csv, tensorboard, mlflow or wandb; several with commas",
+        show_default=False,
+    ),
+]
 JSON = Annotated[bool, typer.Option("--json", help="print one JSON object only")]
 
 

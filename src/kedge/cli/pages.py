@@ -14,7 +14,6 @@ from rich.text import Text
 
 from kedge.cli.display import DATA_HINT, data_table
 from kedge.cli.kinds import BY_WORD, KINDS, Kind, find
-from kedge.cli.mathtext import plain_doc, title
 from kedge.core.method import FedAvg
 from kedge.core.part import Part
 from kedge.data.datasets.known import Known
@@ -22,6 +21,7 @@ from kedge.data.datasets.readers import EXAMPLES, FORMATS
 from kedge.data.partition.registries import aliases
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.grammar import write_value
+from kedge.report.mathtext import plain_doc, title
 from kedge.schema import Schema
 
 _HINTS = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kedge.cli.options import JSON, LOAD, load_files
+from kedge.cli.report import NO_REPORT, after_reproduction
 from kedge.cli.screen import console, dim, errors, print_table, warn
 from kedge.errors import FieldError, Interrupted, KedgeError
 
@@ -65,6 +66,7 @@ def reproduce(
         int | None, typer.Option(help="worker processes on a CPU", rich_help_panel=_RUN)
     ] = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
 ) -> None:
     """Run the tables of papers, and print the paper's numbers and ours side by side.
@@ -107,6 +109,7 @@ def reproduce(
             "workers": workers,
         }  # fmt: skip
         found = _run(chosen, _numbers(seeds), results, minutes, rounds, execution, as_json)
+        after_reproduction(found, Path(results), no_report)
     _finish(found, as_json, printed=not (show or merge is not None))
 
 

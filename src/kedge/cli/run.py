@@ -13,7 +13,8 @@ import typer
 from rich.text import Text
 
 from kedge.cli import next_steps
-from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
+from kedge.cli.options import JSON, LOAD, LOG, OUT, RESUME, load_files, with_settings
+from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import KedgeError
 
@@ -33,7 +34,9 @@ def run(
     *,
     out: OUT = None,
     resume: RESUME = False,
+    log: LOG = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -43,18 +46,23 @@ def run(
     kedge run experiment.toml lr=0.03 seeds=0,1,2,3,4
     kedge run --data hospitals/ --out runs/hospitals          after an interrupt: --resume
     """
+    from kedge.loggers import observer
     from kedge.report.progress import Watcher
     from kedge.runs import runner
     from kedge.runs.folder import new_path
 
     load_files(load)
-    config = config_of(file, override, settings, resume, out)
+    loggers = observer(log, saved=True)
+    config = _config(file, override, settings, resume, out)
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
         show = partial(watcher.show, config)
-        result = runner.run(config, path, resume, show, None, watcher.report, numbered=not out)
+        result = runner.run(
+            config, path, resume, show, None, watcher.report, not out, observe=loggers
+        )
     folder = str(result.folder)
     _finish([result], as_json, f"saved in {folder}; load it with kedge.load({folder!r})")
+    after_training(result.folder, no_report)
     if not as_json and not result.diverged:
         next_steps.show(next_steps.after_run(result))
     _fail_if_diverged([result])
@@ -73,7 +81,9 @@ def compare(
     out: OUT = None,
     resume: RESUME = False,
     plot: Annotated[str | None, typer.Option(help="plot the curves to a .png or .svg file")] = None,
+    log: LOG = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -82,12 +92,14 @@ def compare(
     kedge compare fedavg scaffold "fedprox(mu=0.1)" scaffold+fedsam --rounds 50 --target 90
     kedge compare fedavg scaffold --validation 0.1 --unseen 0.2 --pooled
     """
+    from kedge.loggers import observer
     from kedge.report import figures
     from kedge.report.progress import Watcher
     from kedge.runs import compare as comparisons
     from kedge.runs.folder import new_path
 
     load_files(load)
+    loggers = observer(log, saved=True)
     if plot:
         figures.check_path(plot)
     rows = _rows(methods or [], config_file, settings, pooled, resume, out)
@@ -96,10 +108,11 @@ def compare(
     total = sum(row.config.rounds * len(row.config.seeds) for row in rows)
     with Watcher(total, console=errors, names=[*by_name]) as watcher:
         show = lambda m, s, r: watcher.show(by_name[m], s, r, name=m)  # noqa: E731
-        results = comparisons.compare(rows, path, resume, show, watcher.report, not out)
+        results = comparisons.compare(rows, path, resume, show, watcher.report, not out, loggers)
     folder = results[0].folder
     assert folder is not None
     _finish(results, as_json, f"saved in {folder.parent}")
+    after_training(folder.parent, no_report)
     if plot:
         figures.curves(results, [plot], rows[0].config.data)
     if not as_json and not all(result.diverged for result in results):
@@ -116,7 +129,9 @@ def sweep(
     *,
     out: OUT = None,
     resume: RESUME = False,
+    log: LOG = None,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     load: LOAD = None,
     **settings: Any,
 ) -> None:
@@ -126,6 +141,7 @@ def sweep(
     kedge sweep lr=0.03,0.1 fedprox.mu=0.01,0.1,1 seeds=0,1,2 --method fedprox --out runs/mu
     kedge sweep experiment.toml "partition=iid,dirichlet(0.1)" "method=fedavg,scaffold"
     """
+    from kedge.loggers import observer
     from kedge.report import tables
     from kedge.report.progress import Watcher
     from kedge.runs import sweep as sweeps
@@ -133,20 +149,25 @@ def sweep(
     from kedge.runs.result import plain
 
     load_files(load)
+    loggers = observer(log, saved=True, several=True)
     grid = _grid(words or [], settings, resume, out)
     path = Path(out) if out else new_path(grid[0].config, kind="sweep")
     rounds = sum(s.config.rounds * len(s.config.seeds) for s in grid)
     with Watcher(rounds, console=errors) as watcher:
         watcher.report(sweeps.count(grid))
-        result = sweeps.sweep(grid, path, resume, watcher.show, watcher.report, not out)
+        result = sweeps.sweep(
+            grid, path, resume, watcher.show, watcher.report, not out, observe=loggers
+        )
     if as_json:
         typer.echo(json.dumps(plain(result.to_dict())))
+        after_training(result.folder, no_report)
         return
     print_table(tables.grid(result.settings, result.results))
     dim(f"{result.computed}; saved in {result.folder}")
     if len(result.settings) > 1:
         dim(result.choice())
     assert result.folder is not None
+    after_training(result.folder, no_report)
     next_steps.show(next_steps.after_sweep(result.results, result.folder))
 
 
@@ -181,7 +202,7 @@ def demo(
     )
 
 
-def config_of(
+def _config(
     file: str | None,
     override: list[str] | None,
     settings: dict[str, Any],

@@ -160,6 +160,11 @@ class Federation:
         return len(self._test[0]) if self._test is not None else 0
 
     @property
+    def test_data(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs as they are stored, and labels, of the test set; None if there is none."""
+        return self._test
+
+    @property
     def nbytes(self) -> int:
         """Size of all samples and row indices on the device, in bytes."""
         return tree.nbytes((self.x, self.y, self.rows, *(self._test or ())))

@@ -77,6 +77,10 @@ class Sheet:
     command: str = ""
     date: str = ""
 
+    def __str__(self) -> str:
+        """The title and the findings."""
+        return "\n".join([self.title, *self.findings])
+
     def to_dict(self) -> dict[str, Any]:
         """The sheet as plain data; numbers that are not finite are null."""
         return {"format": FORMAT} | _plain(asdict(self))

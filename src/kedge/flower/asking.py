@@ -75,7 +75,7 @@ class Asking:
         gathering: lets members back in.
         rules: patience and distrust.
         log: told of every failure.
-        initial: the initial weights, for members that must hear the terms again.
+        initial: makes the initial weights, for members that must hear the terms again.
         changed: called when strikes or exclusions have changed.
     """
 
@@ -85,7 +85,7 @@ class Asking:
     gathering: Gathering
     rules: Rules
     log: Callable[[str], None]
-    initial: Weights
+    initial: Callable[[], Weights]
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:

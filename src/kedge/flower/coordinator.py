@@ -26,7 +26,7 @@ from kedge.core.model import Model
 from kedge.core.task import Batch, tasks
 from kedge.engines import Execution
 from kedge.engines.loop import Loop
-from kedge.errors import FieldError, KedgeError, NotFinite, Paused
+from kedge.errors import FieldError, Interrupted, KedgeError, NotFinite, Paused
 from kedge.flower.asking import Asking, Collected, Test
 from kedge.flower.checks import finite
 from kedge.flower.courier import Courier
@@ -46,6 +46,7 @@ from kedge.runs.folder import Folder
 from kedge.runs.headline import with_personal
 from kedge.runs.result import Result
 from kedge.runs.runner import advise, given_back, resume_hint
+from kedge.runs.stopping import clear_stop, is_stop_requested
 from kedge.session.session import Ask, Session
 from kedge.session.terms import Terms
 
@@ -128,21 +129,31 @@ class Coordinator:
 
         Raises:
             Paused: too few members replied; the run is saved, and the message says how to resume.
+            Interrupted: someone asked for a stop, see :mod:`kedge.runs.stopping`.
             TermsError: members did not join, or do not fit each other.
         """
         start = time.perf_counter()
         advise([self.config])
         with given_back(self.folder):
             self.folder.claim()
+            clear_stop(self.folder.path)
             self._save_environment()
             self._join()
             try:
                 while self.session.round < self.config.rounds:
                     self._round()
+                    self._stop_if_asked()
                 return self._finish(start)
             except Paused as pause:
                 self.log(str(pause))
                 raise
+
+    def _stop_if_asked(self) -> None:
+        round = self.session.round
+        if round < self.config.rounds and is_stop_requested(self.folder.path):
+            raise Interrupted(
+                f"stopped after round {round} of seed {self.recording.seed}. {self.hint}"
+            )
 
     def _save_environment(self) -> None:
         if not self.folder.has_environment:
@@ -176,13 +187,13 @@ class Coordinator:
         if extended:
             self.recording.forget_test()
         self.recording.save_bundle(self.bound)
-        weights = self.bound.model.weights()
+        initial = self.bound.model.weights  # made when asked for: it may be large
         self.asking = Asking(
-            self.session, roster, self.courier, gathering, self.rules, self.log, weights,
+            self.session, roster, self.courier, gathering, self.rules, self.log, initial,
             self.recording.save_roster,
         )  # fmt: skip
         if is_new:
-            gathering.tell(roster, weights)
+            gathering.tell(roster, initial)
             self.log(f"{len(roster.seats)} members agree on the terms {terms.hash}")
 
     # -- rounds -------------------------------------------------------------------------------
@@ -208,6 +219,11 @@ class Coordinator:
         traffic = self.courier.received - received, self.courier.sent - sent
         seconds = time.perf_counter() - start
         self.recording.record_round(session, totals, asked.clients, traffic, seconds)
+        loss = self.recording.records[-1]["train_loss"]
+        self.log(
+            f"round {session.round} of {self.config.rounds}: {len(asked.clients)} of "
+            f"{len(ask.clients)} replied, loss {loss:.4g}, {seconds:.1f} s"
+        )
 
     def _ask(self, ask: Ask, test: Test | None = None) -> Collected:
         """Ask clients but for excluded ones; Paused if too few of all reply."""

@@ -48,9 +48,13 @@ class Courier:
             request = make(deadline)
             message = request.pack()
             self.sent += len(message)
-            number = self.transport.send(node, message, deadline)
+            try:
+                number = self.transport.send(node, message, deadline)
+            except ConnectionError:
+                number = f"not sent to {node}"
             waiting[number] = node, _without_arrays(request)
-        for number, reply in self.transport.receive(list(waiting), deadline):
+        sent = [number for number in waiting if not number.startswith("not sent")]
+        for number, reply in self.transport.receive(sent, deadline):
             if number not in waiting:
                 self.log("a reply that nobody waits for was ignored")
                 continue

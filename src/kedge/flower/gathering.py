@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from kedge.session import wire
 
 MAX_STATEMENT_BYTES = 16 << 20
 JOIN_WAIT_S = 1.0  # between two looks at who is there
+MANY_SAMPLES = 20  # times the median is worth a line in the log
 MAX_FAILURES = 5  # of a node to join
 #: What a node may say now and not later.
 PASSING = tuple(CODES[code] for code in ("BUSY", "FAILED", "LATE"))
@@ -80,6 +82,7 @@ class Gathering:
         nodes = {name: node for name, (node, _) in found.items()}
         if not found:
             raise TermsError(f"no member has joined within {self.rules.join_s:g} s")
+        self._warn_of_sizes([statement for _, statement in found.values()])
         agreement = agree([statement for _, statement in found.values()], scaling)
         for name, reason in agreement.refusals.items():
             self.refuse(nodes[name], reason)
@@ -96,6 +99,17 @@ class Gathering:
                 + (f". {sentences}" if sentences else f" after {self.rules.join_s:g} s")
             )
         return agreement, nodes
+
+    def _warn_of_sizes(self, statements: list[Statement]) -> None:
+        """Log members that state far more samples than the others: nobody can check it, and with
+        the weighting ``size`` the average is nearly theirs."""
+        typical = statistics.median(s.train for s in statements)
+        for statement in statements:
+            if statement.train > MANY_SAMPLES * typical:
+                self.log(
+                    f"{statement.name} states {statement.train} samples, the median is "
+                    f"{typical:g}; if that is wrong, use weighting = uniform"
+                )
 
     def ask(self, nodes: list[str]) -> dict[str, Statement]:
         """What nodes state of themselves; those that fail or talk nonsense are left out."""
@@ -130,7 +144,7 @@ class Gathering:
 
     # -- a run with members -------------------------------------------------------------------
 
-    def refresh(self, roster: Roster, initial: Weights) -> None:
+    def refresh(self, roster: Roster, initial: Callable[[], Weights]) -> None:
         """See who is connected, let members back in, and tell the terms to those that need them."""
         nodes = list(self.courier.transport.members())
         self.strangers = {n: reason for n, reason in self.strangers.items() if n in nodes}
@@ -144,7 +158,7 @@ class Gathering:
                 self.log(f"{statement.name} is back")
         self.tell(roster, initial)
 
-    def tell(self, roster: Roster, initial: Weights) -> None:
+    def tell(self, roster: Roster, initial: Callable[[], Weights]) -> None:
         """Send the terms to present members that do not know them."""
         wanted: Mapping[str, Callable[[float], Request]] = {
             seat.node: _agreement(self.run, roster, seat.client, initial)
@@ -164,12 +178,12 @@ class Gathering:
 
 
 def _agreement(
-    run: str, roster: Roster, client: int, initial: Weights
+    run: str, roster: Roster, client: int, initial: Callable[[], Weights]
 ) -> Callable[[float], Request]:
     def make(deadline: float) -> Request:
         terms, token = roster.terms, roster.seats[client].token
         text = agreement_text(terms, token)
-        value = {"initial": initial}
+        value = {"initial": initial()}
         return Request("agree", run, client=client, terms=terms.hash, text=text, value=value)
 
     return make

@@ -71,6 +71,8 @@ def agree(statements: Sequence[Statement], scaling: Scaling | None = None) -> Ag
     columns = None if reference.schema.columns is None else _columns(members)
     shape = reference.schema.shape if columns is None else (len(columns),)
     mean, std = scaling or pooled_scaling(members, columns)
+    if not len(mean) == len(std) == (1 if reference.schema.dtype == "int64" else shape[0]):
+        raise TermsError(f"{len(mean)} means for {shape[0]} channels or columns of the inputs")
     outputs = len(classes) if classes else max(s.schema.outputs for s in members)
     schema = DataSchema(
         shape, reference.schema.task, outputs, classes, columns, mean, std, reference.schema.dtype

@@ -24,6 +24,7 @@ from kedge.core.task import Task
 from kedge.core.tree import Tree
 from kedge.flower.roster import FILE, Roster
 from kedge.runs.bundle import PROBE_KEY, probe, save_bundle
+from kedge.runs.clients import Clients, save_known_clients
 from kedge.runs.config import Config
 from kedge.runs.folder import SCORES, Folder
 from kedge.runs.headline import COMPANIONS, headline_of, is_imbalanced
@@ -69,6 +70,7 @@ class Recording:
         """Load the checkpoint into the session; write the first one if there is none."""
         state = self.folder.load(self.seed)
         self.folder.seed(self.seed)
+        save_known_clients(self.folder, self.seed, self._clients())
         if state:
             session.load_state(state)
         self.records = self.folder.records(self.seed, session.round)
@@ -77,6 +79,11 @@ class Recording:
         else:
             self.folder.save(self.seed, session.state())
             self.folder.log("started")
+
+    def _clients(self) -> Clients:
+        """Names and sizes; how many samples of each class a member has is its own affair."""
+        seats = self.roster.seats
+        return Clients([seat.name for seat in seats], [seat.train for seat in seats])
 
     def record_round(
         self, session: Session, totals: Totals, cohort: Sequence[int], traffic: tuple[int, int],

@@ -23,7 +23,8 @@ class Rules:
         max_norm: an update whose norm is above ``max_norm * max(1, norm of the global weights)`` is
             bad. Honest updates are far below it, since training moves weights by less than their
             own size. It stops overflow and vandalism, not a careful attack: for that there are
-            robust parts, such as ``krum`` and ``trimmedmean``.
+            robust parts, such as ``krum`` and ``trimmedmean``. Where policies of members add much
+            noise, it must be larger.
         max_statistics: the same for running statistics, which may be far from their first values.
         max_number: any other number of a reply is bad if it is larger than this.
     """

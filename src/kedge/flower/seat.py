@@ -116,12 +116,14 @@ def make_silo(
         TermsError: the data or the model do not fit the terms.
     """
     terms, client, _, initial = place
-    model = Model(make_module(terms, own), batchnorm=terms.batchnorm, precision=terms.precision)
+    module = make_module(terms, own)
+    state, sent = module.state_dict(), initial.params | initial.buffers
+    if any(n not in state or state[n].shape != value.shape for n, value in sent.items()):
+        raise TermsError("the initial weights are not those of the model of the terms")
+    module.load_state_dict(sent, strict=False)
+    model = Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
     if wire.template_of(model.weights()) != wire.template_of(initial):
         raise TermsError("the initial weights are not those of the model of the terms")
-    module = copy.deepcopy(model.template)
-    module.load_state_dict(initial.params | initial.buffers, strict=False)
-    model = Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
     return Silo(terms, model, own_federation(dataset, terms, name, device), client)
 
 

@@ -27,6 +27,7 @@ from kedge.silo import schema_of
 
 MAX_NAME, MAX_NAMES, MAX_WORD = 100, 100_000, 1000
 MAX_SAMPLES = 10**9  # more is implausible
+MAX_INPUT = 10**8  # numbers of one input
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ def _schema(values: Mapping[str, Any]) -> DataSchema:
     if task not in tasks or dtype not in ("uint8", "float32", "int64"):
         raise WireError("the schema has an unknown task or type")
     shape = tuple(_count(n, least=1) for n in _list(values["shape"]))
-    outputs = _count(values["outputs"], least=1)
+    outputs = _count(values["outputs"], least=1, most=MAX_NAMES)
+    if not shape or math.prod(shape) > MAX_INPUT:
+        raise WireError("the inputs have an implausible shape")
     return DataSchema(shape, task, outputs, classes, columns, dtype=dtype)
 
 

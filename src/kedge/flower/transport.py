@@ -34,6 +34,9 @@ class Transport(Protocol):
             node: id of the node.
             message: the bytes.
             deadline: when no reply is wanted any more, in seconds since 1970.
+
+        Raises:
+            ConnectionError: the node cannot be reached.
         """
         ...
 

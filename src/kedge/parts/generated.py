@@ -34,13 +34,7 @@ from kedge.parts.distil import (
     pass_key,
     teacher_logits,
 )
-from kedge.parts.generators import (
-    Generator,
-    diversity,
-    feature_generator,
-    image_generator,
-    in_layout,
-)
+from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
 
 _FLBOOST = {
     "generator_lr": 0.01,
@@ -130,8 +124,9 @@ class FedGen(Taught):
             raise FieldError(f"{self.name}.width = 1 leaves no room for the label; write 2 or more")
         if self.level == "feature":
             spec.model.require_head(self.name)
-        self._client_generator(spec)  # built now: the first pass may be inside a trace
-        first = self._generator(spec).init(spec.key, spec.dtype, spec.device)
+        generator = self._generator(spec)
+        generator.in_layout(spec.model.layout)  # built now: the first pass may be inside a trace
+        first = generator.init(spec.key, spec.dtype, spec.device)
         moments = {"moments": Adam().init(first.params)} if self.keep_moments else {}
         return {"generator": first._asdict()} | moments
 
@@ -218,7 +213,8 @@ class FedGen(Taught):
     def _generated_logits(self, v: View, params: Params, key: Tensor, labels: Tensor) -> Tensor:
         """Logits ``[B, C]`` of the local model on samples generated for ``labels``."""
         z = self._noise(key, len(labels), v.spec)
-        x, _ = self._client_generator(v.spec)(Weights(**v.sent), z, labels, train=False)
+        generate = self._generator(v.spec).in_layout(v.spec.model.layout)
+        x = generate(Weights(**v.sent), z, labels, train=False)[0]
         return v.head(params, x) if self.level == "feature" else v.forward(params, x).logits
 
     def _weight(self, v: View, first: float) -> Tensor:
@@ -230,9 +226,6 @@ class FedGen(Taught):
     def _noise(self, key: Tensor, rows: int, spec: Spec) -> Tensor:
         draw = rng.uniform if self.prior == "uniform" else rng.normal
         return draw(key, (rows, self.noise), spec.dtype)
-
-    def _client_generator(self, spec: Spec) -> Generator:
-        return in_layout(self._generator(spec), spec.model.layout)
 
     def _generator(self, spec: Spec) -> Generator:
         shape = spec.shapes["features"] if self.level == "feature" else tuple(spec.input_shape)
@@ -285,10 +278,7 @@ class FedDF(Distiller):
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
 
-    presets = {
-        "flboost": {"generator_steps": 50, "student_steps": 20},
-        "cifar100": {"noise": 256},
-    }
+    presets = {"flboost": {"generator_steps": 50, "student_steps": 20}, "cifar100": {"noise": 256}}
     neutral = {"student_steps": 0}
     tiny = {"generator_steps": 2, "student_steps": 2, "batch": 6, "noise": 3, "width": 4}
     aim = "distil into"

@@ -60,6 +60,10 @@ class Generator:
         generator._model = prepare(self._model)
         return generator
 
+    def in_layout(self, layout: Layout) -> Generator:
+        """The same generator in the layout of the clients' model."""
+        return _in_layout(self, layout)
+
     def __call__(
         self, weights: Weights, z: Tensor, y: Tensor, train: bool
     ) -> tuple[Tensor, Params]:
@@ -71,9 +75,8 @@ class Generator:
         return out.logits.reshape(-1, *self.shape), out.buffers
 
 
-@lru_cache(maxsize=64)  # simulations without an engine's layout have one of their own each
-def in_layout(generator: Generator, layout: Layout) -> Generator:
-    """The generator in the layout of the clients' model."""
+@lru_cache(maxsize=64)  # models without an engine have a layout of their own each
+def _in_layout(generator: Generator, layout: Layout) -> Generator:
     return generator.prepared(lambda model: model.prepared(layout))
 
 

@@ -15,6 +15,7 @@ from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
 from kedge.runs.headline import like_with_like, split_of, with_personal
 from kedge.runs.listing import Listing, settings_row
+from kedge.runs.observing import Observe
 from kedge.runs.planning import PLANNING
 from kedge.runs.result import Result
 from kedge.runs.runner import Report, run, simulation, slug
@@ -67,6 +68,7 @@ def compare(
     watch: Watch | None = None,
     report: Report | None = None,
     numbered: bool = False,
+    observe: Observe | None = None,
 ) -> list[Result]:
     """Run several methods on the same partitions, cohorts and initial weights.
 
@@ -79,13 +81,15 @@ def compare(
         watch: called as ``watch(name, seed, record)`` after every round.
         report: called with each line of the plans.
         numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
+        observe: makes the observer of each run, such as its loggers.
     """
     dataset = load(rows[0].config.data)
     rows = _alike(rows, dataset)
     first = rows[0].config
     if out is None:
         _check(rows, dataset)
-        return like_with_like([_run(row, None, False, watch, report, dataset) for row in rows])
+        results = [_run(row, None, False, watch, report, dataset, observe) for row in rows]
+        return like_with_like(results)
     renumber = (lambda: new_path(first, Path(out).parent, "compare")) if numbered else None
     listing = _listing(out, renumber)
     known = listing.read(TYPES) if resume and listing.path.exists() else []
@@ -106,7 +110,7 @@ def compare(
     listing.write([*(row for row in known if row["folder"] not in folders), *own], resume)
     with listing.given_back():
         results = [
-            _run(row, listing.root / name, is_started, watch, report, dataset)
+            _run(row, listing.root / name, is_started, watch, report, dataset, observe)
             for row, name, is_started in zip(rows, folders, started, strict=True)
         ]
     return like_with_like(results)
@@ -134,10 +138,13 @@ def _run(
     watch: Watch | None,
     report: Report | None,
     dataset: Dataset,
+    observe: Observe | None,
 ) -> Result:
     watch_one = None if watch is None else (lambda seed, record: watch(row.name, seed, record))
     try:
-        return run(row.config, path, resume, watch_one, dataset, report, yardstick=row.yardstick)
+        return run(
+            row.config, path, resume, watch_one, dataset, report, False, row.yardstick, observe
+        )
     except Interrupted as error:  # the comparison is resumed, not this run alone
         whole = "" if path is None else str(path.parent)
         raise Interrupted(str(error).replace(f"--out {path} ", f"--out {whole} ")) from None

@@ -9,7 +9,11 @@
         bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
         federation.json        terms and members, of a run with remote members
+        notes.json             tags and a note of the user, see kedge.runs.notes
+        stop                   asks the training to stop after its round, see kedge.runs.stopping
+        log-NAME/              what a logger wrote
         seed-0/partition.json
+        seed-0/clients.json    names, sizes and class counts of the clients
         seed-0/metrics.jsonl   one line per round
         seed-0/checkpoint.safetensors
         seed-0/model.safetensors     weights of the global model, once the seed is complete
@@ -45,6 +49,7 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
 from kedge.runs.saved import read_records
+from kedge.runs.stopping import clear_stop
 from kedge.runs.tensors import safetensors_of
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
@@ -59,6 +64,7 @@ opened: list[Path] = []
 #: from before the surveys after the last round, and may hold the best weights.
 FORMAT, FORMAT_KEY = 2, "kedge.format"
 METRICS, PARTITION, SCORES = "metrics.jsonl", "partition.json", "scores.json"
+CLIENTS = "clients.json"
 
 
 class Folder:
@@ -69,7 +75,7 @@ class Folder:
         self._pending: Config | None = None  # written by `claim`
         self._numbered = False
         self._created: list[Path] = []  # folders made by `claim`
-        self._is_new = self._is_resumed = False
+        self._is_new = self._is_resumed = self.is_claimed = False
         self.lock = Lock()
 
     @classmethod
@@ -151,6 +157,8 @@ class Folder:
             self.write(CONFIG, config.to_toml().encode())
             self.log(f"extended to {config.rounds} rounds")
         opened.append(self.path)
+        clear_stop(self.path)
+        self.is_claimed = True
 
     def _is_extension(self, config: Config) -> bool:
         return stored_config(self.path).rounds < config.rounds
@@ -185,7 +193,8 @@ class Folder:
         if not self._is_new or any(self.path.glob(f"seed-*/{CHECKPOINT}")):
             return
         self.lock.give_back()
-        for pattern in (*OWN_FILES, *(f"seed-*/{n}" for n in (PARTITION, METRICS)), "**/.*.part"):
+        early = (PARTITION, CLIENTS, METRICS)
+        for pattern in (*OWN_FILES, *(f"seed-*/{n}" for n in early), "**/.*.part"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files stay

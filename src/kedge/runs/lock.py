@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
+import sys
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +17,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
+#: The C structure ``flock``: type, whence, start, length and process, in the system's order.
+_FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi4x"
 
 
 class Lock:
@@ -67,3 +71,29 @@ class Lock:
 
     def __del__(self) -> None:
         self.give_back()
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Whether another process trains in a folder; None if this cannot be told.
+
+    The lock is asked for, not taken, so that a run that starts meanwhile is not refused. Not for
+    the process that trains: closing the file would give its own lock back.
+    """
+    if fcntl is None:
+        return None
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        file = os.open(folder / NAME, flags)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    mac = sys.platform == "darwin"
+    fields = (0, 0, 0, fcntl.F_RDLCK, 0) if mac else (fcntl.F_RDLCK, 0, 0, 0, 0)
+    try:
+        found = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_FLOCK, *fields))
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return bool(struct.unpack(_FLOCK, found)[3 if mac else 0] != fcntl.F_UNLCK)

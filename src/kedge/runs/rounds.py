@@ -21,6 +21,7 @@ from kedge.runs.config import Config
 from kedge.runs.divergence import LossGuard, explained
 from kedge.runs.folder import Folder
 from kedge.runs.measure import measure
+from kedge.runs.stopping import FAILED, is_stop_requested
 from kedge.runs.validation import Choice, choice_of, further_tests
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
@@ -62,6 +63,13 @@ class Member:
     @property
     def finished(self) -> bool:
         return bool(self.failed) or self.stopped or self.sim.round == self.config.rounds
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """By ``watch``, or by a file in the folder."""
+        return self.stop_requested or (
+            self.folder is not None and is_stop_requested(self.folder.path)
+        )
 
     def start(self) -> None:
         """Load the checkpoint, if there is one."""
@@ -143,7 +151,7 @@ class Member:
         """End this seed before its last round."""
         self.failed = reason
         if self.folder:
-            self.folder.log(f"seed {self.seed}: {reason}")
+            self.folder.log(f"{FAILED}seed {self.seed}: {reason}")
 
     def _end(self) -> None:
         """Run the surveys after the last round."""
@@ -185,8 +193,8 @@ def train(
         The number of lanes of each stack; empty if all members were complete before.
 
     Raises:
-        Interrupted: the user pressed Ctrl-C, or ``watch`` requested a stop; the checkpoints are
-            saved.
+        Interrupted: the user pressed Ctrl-C, or ``watch`` or a file in a folder requested a stop;
+            the checkpoints are saved.
         NotFinite: a loss is not finite, and ``strict`` is set.
     """
     for member in members:
@@ -215,7 +223,7 @@ def train(
                 if member.stopped:
                     fleet.end(i)
             done = all(member.finished for member in members)
-            stop = interrupted.is_set() or any(member.stop_requested for member in members)
+            stop = interrupted.is_set() or any(member.is_asked_to_stop for member in members)
             saver.save(force=done or stop)
             if stop and not done:
                 seeds = sorted({member.seed for member in members})

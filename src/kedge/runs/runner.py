@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from kedge.engines import Execution
 from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device
 from kedge.engines.threads import restored_threads
-from kedge.errors import KedgeError, ModelError
+from kedge.errors import DataError, KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build
 from kedge.runs.checks import check_batchnorm, check_tokens
@@ -31,11 +31,13 @@ from kedge.runs.config import Config
 from kedge.runs.folder import Folder
 from kedge.runs.headline import headline_of, split_of, task_of, with_personal
 from kedge.runs.memory import memory_errors
+from kedge.runs.observing import Observe, followed
 from kedge.runs.planning import choose
 from kedge.runs.result import Result
 from kedge.runs.rounds import Interrupted as Interrupted
 from kedge.runs.rounds import Watch
 from kedge.runs.seeds import Make, SeedJob, SeedResult, train_seeds
+from kedge.runs.stopping import clear_stop, end_line
 from kedge.runs.yardsticks import pooled_config
 from kedge.sim.simulation import Simulation
 
@@ -51,6 +53,7 @@ def run(
     report: Report | None = None,
     numbered: bool = False,
     yardstick: str = "",
+    observe: Observe | None = None,
 ) -> Result:
     """Run all seeds of a configuration.
 
@@ -63,6 +66,7 @@ def run(
         report: called with each line of the plan before training.
         numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
         yardstick: train on the pooled data of all clients instead; the name of the result.
+        observe: makes the observer that is told of the run, such as loggers.
 
     Raises:
         KedgeError: the settings do not fit the data, the device or the folder.
@@ -80,7 +84,7 @@ def run(
     def make(seed: int, execution: Execution) -> Simulation:
         return simulation(config, dataset, seed, device, execution, pooled=bool(yardstick))
 
-    result = run_seeds(config, make, device, folder, watch, report, dataset)
+    result = run_seeds(config, make, device, folder, watch, report, dataset, observe)
     return dataclasses.replace(result, yardstick=yardstick)
 
 
@@ -92,6 +96,7 @@ def run_seeds(
     watch: Watch | None = None,
     report: Report | None = None,
     data: Dataset | None = None,
+    observe: Observe | None = None,
 ) -> Result:
     """Run every seed on the simulation that ``make(seed, execution)`` returns, and summarise.
 
@@ -110,27 +115,36 @@ def run_seeds(
         if report is not None:
             for line in planned.lines():
                 report(line)
-        jobs = [SeedJob(config, seed, make, folder, watch) for seed in config.seeds]
-        hint = resume_hint(folder.path if folder else None)
-        results, _ = train_seeds(jobs, planned.execution, hint)
-        return result_of(config, results, planned, time.perf_counter() - start, folder)
+        path = folder.path if folder else None
+        with followed(observe, config, path, watch) as run:
+            jobs = [SeedJob(config, seed, make, folder, run.watch) for seed in config.seeds]
+            results, _ = train_seeds(jobs, planned.execution, resume_hint(path))
+            seconds = time.perf_counter() - start
+            run.result = result_of(config, results, planned, seconds, folder)
+        return run.result
 
 
 @contextmanager
 def given_back(*folders: Folder | None) -> Iterator[None]:
     """Give folders without a checkpoint back if a run is interrupted or cannot go on; other
     processes may then train in them."""
+    given = [folder for folder in folders if folder is not None]
     try:
         yield
-    except (KeyboardInterrupt, KedgeError):
-        for folder in folders:
-            if folder is not None:
+    except BaseException as error:
+        for folder in given:
+            if folder.is_claimed:
+                clear_stop(folder.path)
+                with suppress(DataError):  # the disk may be full
+                    folder.log(end_line(error))
+            if isinstance(error, (KeyboardInterrupt, KedgeError)):
                 folder.release()
         raise
     finally:
-        for folder in folders:
-            if folder is not None:
-                folder.lock.give_back()
+        for folder in given:
+            if folder.is_claimed:
+                clear_stop(folder.path)
+            folder.lock.give_back()
 
 
 def resume_hint(out: str | Path | None) -> str:
@@ -186,6 +200,35 @@ def partition_of(text: str, dataset: Dataset) -> str:
     return "dirichlet(0.1)" if tasks[dataset.task].one_class else "iid"
 
 
+def federation_of(
+    config: Config, dataset: Dataset, seed: int, device: torch.device | str = "cpu"
+) -> Federation:
+    """Partition a dataset among clients as the settings say; neither model nor method is needed.
+
+    Raises:
+        KedgeError: the settings do not fit the data, e.g. more clients than samples.
+    """
+    partition: str | Partition = partition_of(config.partition, dataset)
+    if config.partition.endswith(".json"):
+        partition = Partition.load(config.partition)
+    silos = dataset.groups is not None
+    clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
+    if config.partition == "central":
+        clients = config.clients or 1
+    return federate(
+        dataset,
+        partition,
+        clients=clients,
+        split=split_of(config, dataset),
+        validation=config.validation,
+        unseen=config.unseen,
+        augment=config.augment,
+        angles=config.angles,
+        seed=seed,
+        device=device,
+    )
+
+
 def simulation(
     config: Config,
     dataset: Dataset,
@@ -205,25 +248,7 @@ def simulation(
     Raises:
         KedgeError: the settings do not fit the data, e.g. more clients than samples.
     """
-    partition: str | Partition = partition_of(config.partition, dataset)
-    if config.partition.endswith(".json"):
-        partition = Partition.load(config.partition)
-    silos = dataset.groups is not None
-    clients = config.clients or (len(dataset.group_names or ()) if silos else 20)
-    if config.partition == "central":
-        clients = config.clients or 1
-    federation = federate(
-        dataset,
-        partition,
-        clients=clients,
-        split=split_of(config, dataset),
-        validation=config.validation,
-        unseen=config.unseen,
-        augment=config.augment,
-        angles=config.angles,
-        seed=seed,
-        device=device,
-    )
+    federation = federation_of(config, dataset, seed, device)
     if adjust is not None:
         federation.task = adjust(federation.task)
     if own is not None:

@@ -14,6 +14,7 @@ from kedge.data.partition import Partition
 from kedge.engines import Execution, engines
 from kedge.errors import KedgeError
 from kedge.runs.bundle import personal_state, save_bundle, save_personal, save_weights
+from kedge.runs.clients import save_clients
 from kedge.runs.config import Config
 from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, CHECKPOINT, PARTITION, SCORES, Folder
 from kedge.runs.result import plain
@@ -104,6 +105,7 @@ def _member(job: SeedJob, execution: Execution) -> Member:
         _check_partition(job.folder, job.seed, partition)
         partition.save(job.folder.seed(job.seed) / PARTITION)
     if job.folder is not None:
+        save_clients(job.folder, job.seed, sim.federation)
         save_bundle(job.folder, job.config, sim)
     return Member(job.config, job.seed, sim, job.folder, job.watch)
 

@@ -23,6 +23,7 @@ from kedge.engines.device import precise, resolve_device
 from kedge.engines.lane_bound import static
 from kedge.engines.threads import restored_threads
 from kedge.errors import KedgeError
+from kedge.runs import rounds
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
@@ -30,6 +31,7 @@ from kedge.runs.grid import Setting
 from kedge.runs.headline import like_with_like, with_personal
 from kedge.runs.listing import Listing, settings_row
 from kedge.runs.memory import memory_errors
+from kedge.runs.observing import Followed, Observe, followed
 from kedge.runs.planning import PLANNING
 from kedge.runs.result import COLUMNS, Result, plain
 from kedge.runs.runner import (
@@ -96,6 +98,7 @@ def sweep(
     report: Report | None = None,
     numbered: bool = False,
     execution: Execution | None = None,
+    observe: Observe | None = None,
 ) -> SweepResult:
     """Run all settings. If a loss is not finite, only that run ends, with NaN as its metric.
 
@@ -107,6 +110,7 @@ def sweep(
         report: called with each line of the plans.
         numbered: whether ``out`` is from :func:`~kedge.runs.folder.new_path`.
         execution: of new runs; None measures which is fastest.
+        observe: makes the observer of each run, such as its loggers.
 
     Raises:
         KedgeError: a setting does not fit the data, the device or its folder.
@@ -128,26 +132,32 @@ def sweep(
         for group in _groups(settings, folders):
             config = settings[group[0]].config
             dataset = datasets[config.data]
-            jobs = [job for i in group for job in _jobs(settings[i], dataset, folders[i], watch)]
             with (
                 precise(config.precision, resolve_device(config.device)),
                 restored_threads(),
                 given_back(*(folders[i] for i in group)),
                 memory_errors(config),
+                _followed([(settings[i], folders[i]) for i in group], observe, watch) as runs,
             ):
+                jobs = [
+                    job
+                    for i, run in zip(group, runs, strict=True)
+                    for job in _jobs(settings[i], dataset, folders[i], run.watch)
+                ]
                 planned = plan_together(jobs, dataset, execution)
                 if report is not None:
                     for line in planned.lines():
                         report(line)
                 hint = resume_hint(listing.root if listing else None)
                 found, stacks = train_seeds(jobs, planned.execution, hint, strict=False)
+                for i, run in zip(group, runs, strict=True):
+                    seeds, found = found[: len(config.seeds)], found[len(config.seeds) :]
+                    run.result = _result(settings[i].config, seeds, planned, folders[i])
+                    results[i] = run.result
             if engines[planned.execution.engine].batches_clients:
                 lanes += stacks
             else:
                 sequential.append(planned.execution.engine)
-            for i in group:
-                seeds, found = found[: len(config.seeds)], found[len(config.seeds) :]
-                results[i] = _result(settings[i].config, seeds, planned, folders[i])
     ordered = like_with_like([results[i] for i in range(len(settings))])
     computed = count(settings) + _in_words(lanes, sequential)
     return SweepResult(list(settings), ordered, computed, listing.root if listing else None)
@@ -249,8 +259,28 @@ def _groups(settings: Sequence[Setting], folders: Sequence[Folder | None]) -> li
     return list(found.values())
 
 
+@contextlib.contextmanager
+def _followed(
+    runs: Sequence[tuple[Setting, Folder | None]], observe: Observe | None, watch: Watch | None
+) -> Iterator[list[Followed]]:
+    """Follow all runs of a group."""
+
+    def watching(setting: Setting) -> rounds.Watch | None:
+        if watch is None:
+            return None
+        return lambda seed, record: watch(setting.config, seed, record, setting.name)
+
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                followed(observe, s.config, folder.path if folder else None, watching(s))
+            )
+            for s, folder in runs
+        ]
+
+
 def _jobs(
-    setting: Setting, dataset: Dataset, folder: Folder | None, watch: Watch | None
+    setting: Setting, dataset: Dataset, folder: Folder | None, watch: rounds.Watch | None
 ) -> Iterator[SeedJob]:
     config = setting.config
     device = resolve_device(config.device)
@@ -262,11 +292,8 @@ def _jobs(
             error.args = (f"{setting.name}: {error}",)
             raise
 
-    watch_one = (
-        None if watch is None else (lambda seed, record: watch(config, seed, record, setting.name))
-    )
     for seed in config.seeds:
-        yield SeedJob(config, seed, make, folder, watch_one)
+        yield SeedJob(config, seed, make, folder, watch)
 
 
 def _result(

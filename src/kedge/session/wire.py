@@ -109,17 +109,18 @@ def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
     """
     check(message, kind, template)
     try:
-        # in memory that is aligned as torch's own: some kernels round by alignment
-        arrays = {name: array.clone() for name, array in load(message).items()}
+        arrays = load(message)
     except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
         raise WireError(f"the arrays of the {kind} cannot be read: {error}") from None
+    for name, array in arrays.items():
+        arrays[name] = array.clone()  # aligned as torch's own: some kernels round by alignment
     return _structured(arrays) if template is None else _filled(template, arrays)
 
 
 def sealed(message: bytes) -> bytes:
     """A message with its checksum, in place of the zeros that stand there."""
     at, digits = _checksum(message)
-    return message[:at] + digits + message[at + CHECKSUM_DIGITS :]
+    return b"".join((message[:at], digits, memoryview(message)[at + CHECKSUM_DIGITS :]))
 
 
 def notes_of(message: bytes) -> dict[str, str]:

@@ -1,0 +1,86 @@
+"""Read files below the folder of the board. Links are not followed, and what is read is counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAX_BYTES = 64 * 2**20  # of one reading
+FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # a pipe does not block the board
+    | getattr(os, "O_CLOEXEC", 0)
+)
+
+
+class Stamp(NamedTuple):
+    """What changes with a file."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class Reader:
+    """Reads files, and counts: ``files`` opened and ``bytes`` read."""
+
+    def __init__(self) -> None:
+        self.files = self.bytes = 0
+
+    def read(self, path: Path, start: int = 0, size: int = MAX_BYTES) -> bytes:
+        """Bytes of a regular file from ``start``; from its end if that is negative.
+
+        Raises:
+            OSError: there is no such file, or it is a link, a pipe or a device.
+        """
+        descriptor = os.open(path, FLAGS)
+        with os.fdopen(descriptor, "rb") as file:
+            self.files += 1
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(f"{path} is not a file")
+            if start:
+                file.seek(start if start > 0 else max(0, found.st_size + start))
+            content = file.read(size)
+        self.bytes += len(content)
+        return content
+
+    def json(self, path: Path) -> dict[str, Any]:
+        """An object in a JSON file; empty if there is none."""
+        try:
+            found = json.loads(self.read(path))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def toml(self, path: Path) -> dict[str, Any]:
+        """The table in a TOML file; empty if there is none."""
+        try:
+            return tomllib.loads(self.read(path).decode())
+        except (OSError, ValueError, RecursionError):
+            return {}
+
+
+def stamp(path: Path) -> Stamp | None:
+    """The stamp of a file; None if there is no such file, or if it is a link."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def has_links(folder: Path) -> bool:
+    """Whether a folder has links anywhere: what reads it otherwise might follow them."""
+    return any(
+        os.path.islink(os.path.join(place, name))
+        for place, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    )

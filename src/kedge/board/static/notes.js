@@ -1,0 +1,51 @@
+// Tags and a note of a run, saved as they are written.
+
+import { fill, h, later } from "./dom.js";
+import { put, send } from "./store.js";
+
+let drawn = { id: "", tags: null };
+
+export function drawNotes(element, row) {
+  const tags = JSON.stringify(row.tags);
+  if (drawn.id === row.id && element.firstChild) {
+    if (drawn.tags !== tags) { drawn.tags = tags; drawTags(element.querySelector(".tags"), row); }
+    const area = element.querySelector("textarea");
+    if (document.activeElement !== area && !save.isWaiting()) area.value = row.note;
+    return;
+  }
+  save.cancel();
+  drawn = { id: row.id, tags };
+  const list = h("div", { class: "tags" });
+  const area = h("textarea", { id: "note", rows: 2, maxlength: 20000, placeholder: "A note about this run …", "aria-label": "Note", input: () => save(row.id, state()), value: row.note });
+  const state = () => ({ tags: [...list.querySelectorAll("[data-tag]")].map((one) => one.dataset.tag), note: area.value });
+  const input = h("input", { id: "new-tag", placeholder: "add a tag", maxlength: 40, "aria-label": "Add a tag", autocomplete: "off" });
+  const form = h("form", { submit: (event) => {
+    event.preventDefault();
+    const now = state();
+    if (!input.value.trim()) return;
+    write(row.id, { ...now, tags: [...now.tags, input.value] });
+    input.value = "";
+  } }, input);
+  fill(element, h("div", { class: "tagline" }, list, form), area, h("span", { class: "saved", role: "status" }));
+  drawTags(list, row);
+}
+
+function drawTags(list, row) {
+  fill(list, row.tags.map((tag) => h("span", { class: "tag", "data-tag": tag }, tag,
+    h("button", { type: "button", "aria-label": `Remove the tag ${tag}`, click: () =>
+      write(row.id, { tags: row.tags.filter((other) => other !== tag), note: document.getElementById("note").value }) }, "✕"))));
+}
+
+const save = later(600, write);
+
+async function write(id, notes) {
+  save.cancel();
+  const status = document.querySelector("#notes .saved");
+  try {
+    put([(await send(`/run/${id}/notes`, notes)).row]);
+    if (status) status.textContent = "saved";
+    setTimeout(() => { if (status) status.textContent = ""; }, 1500);
+  } catch (error) {
+    if (status) status.textContent = error.message;
+  }
+}

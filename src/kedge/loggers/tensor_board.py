@@ -1,0 +1,55 @@
+"""Scalars for TensorBoard: ``RUN/log-tensorboard/seed-N``, one folder per seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kedge.loggers.protocol import numbers, own_folder
+from kedge.runs.config import Config
+from kedge.runs.result import Result
+
+FLUSH_S = 5  # a page of TensorBoard is at most so late
+
+
+class TensorBoard:
+    """Writes event files. A resumed run gets a further one, from the first missing round on."""
+
+    def __init__(self) -> None:
+        self.writers: dict[int, Any] = {}
+
+    def start(self, config: Config, folder: Path | None) -> None:
+        """Make the folder."""
+        self.folder, self.config = own_folder(folder, "tensorboard"), config
+
+    def logged(self, seed: int) -> int:
+        """The last round in the event files of a seed."""
+        path = self.folder / f"seed-{seed}"
+        if not path.is_dir():
+            return 0
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(path), size_guidance={"scalars": 0})
+        events.Reload()
+        if "train_loss" not in events.Tags()["scalars"]:
+            return 0
+        return max((event.step for event in events.Scalars("train_loss")), default=0)
+
+    def log(self, seed: int, record: dict[str, Any]) -> None:
+        """Write the numbers of a round."""
+        if seed not in self.writers:
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(str(self.folder / f"seed-{seed}"), flush_secs=FLUSH_S)
+            if record["round"] == 1:
+                text = "".join(f"    {line}\n" for line in self.config.to_toml().splitlines())
+                writer.add_text("settings", text, 0)
+            self.writers[seed] = writer
+        for name, value in numbers(record).items():
+            self.writers[seed].add_scalar(name, value, record["round"])
+
+    def end(self, result: Result | None) -> None:
+        """Close the files."""
+        for writer in self.writers.values():
+            writer.close()
+        self.writers = {}

@@ -1,0 +1,1 @@
+"""Reports: one self-contained HTML page about runs, which loads nothing from elsewhere."""

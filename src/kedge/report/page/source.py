@@ -1,0 +1,334 @@
+"""Runs as a report reads them: settings and records as plain data.
+
+Nothing here needs the data, the model or the code of a run: a folder from another machine, one
+whose parts are not installed here, or one that was killed can be read. What is missing or damaged
+beside the settings and records is left out, with a sentence in ``notes``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kedge.core.method import parse
+from kedge.core.task import tasks
+from kedge.core.task_base import Metric
+from kedge.core.task_custom import own_metrics
+from kedge.data.partition import Partition
+from kedge.diagnostics.sheet import Sheet, read_sheet
+from kedge.errors import DataError, KedgeError
+from kedge.runs.clients import Clients, read_clients
+from kedge.runs.config import Config
+from kedge.runs.environment import CONFIG, ENVIRONMENT
+from kedge.runs.folder import METRICS, PARTITION, SCORES
+from kedge.runs.grid import format_value
+from kedge.runs.result import COLUMNS, Result
+from kedge.runs.saved import read_json, read_records
+from kedge.runs.stopping import FAILED
+
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
+DIAGNOSIS = "diagnosis"
+Record = dict[str, Any]
+METRIC_NAMES = {
+    "rmse": "RMSE", "mae": "MAE", "r2": "R²", "auroc": "AUROC", "f1": "F1", "f1_macro": "macro F1",
+    "map": "mAP", "ece": "calibration error",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One seed of a run: its records so far."""
+
+    number: int
+    records: list[Record]
+    partition_hash: str = ""
+    partition: str = ""  # what it was drawn from, such as dirichlet(0.1)
+    clients: Clients | None = None
+    scores: dict[str, Any] | None = None
+    failed: str = ""  # the reason, if it ended before its last round
+
+    @property
+    def last(self) -> Record:
+        return self.records[-1] if self.records else {}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run to report on, with seeds that have at least one record."""
+
+    name: str
+    settings: Mapping[str, Any]
+    seeds: list[Seed]
+    metric: Metric
+    headline: str = "global"
+    folder: Path | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    yardstick: str = ""
+    values: dict[str, Any] = field(default_factory=dict)  # of a sweep
+    sheets: list[Sheet] = field(default_factory=list)
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        return str(self.settings["method"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.settings["rounds"])
+
+    @property
+    def column(self) -> str:
+        """The key of the records that the headline is in."""
+        return COLUMNS[self.headline] or self.metric.name
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all seeds have their last round, or were stopped by validation data."""
+        wanted = set(self.settings["seeds"])
+        done = {s.number for s in self.seeds if _is_done(s.last, self.rounds)}
+        return bool(wanted) and wanted <= done
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a seed ended with a loss that has exploded, or that is not a number."""
+        return any(
+            s.failed or "diverged" in s.last or math.isnan(s.last.get("train_loss", 0.0))
+            for s in self.seeds
+        )
+
+    def has(self, name: str) -> bool:
+        """Whether all tested rounds have a column."""
+        tested = [r for s in self.seeds for r in s.records if self.metric.name in r]
+        return bool(tested) and all(name in r for r in tested)
+
+
+def _is_done(record: Record, rounds: int) -> bool:
+    return bool(record) and (record["round"] >= rounds or bool(record.get("stopped")))
+
+
+def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
+    """A run from its folder; None before its first test.
+
+    Raises:
+        KedgeError: there is no run, or its settings or records are damaged.
+    """
+    settings = _settings(path)
+    result = _optional(path / "result.json")
+    notes: list[str] = []
+    log = _log(path)
+    seeds = []
+    for number in settings["seeds"]:
+        folder = path / f"seed-{number}"
+        records = read_records(folder / METRICS)
+        if not records:
+            continue
+        clients = None
+        try:
+            clients = read_clients(folder)
+        except DataError as error:
+            notes.append(str(error))
+        scores = _optional(folder / SCORES)
+        seeds.append(
+            Seed(number, records, *_partition(folder), clients, scores or None, log.get(number, ""))
+        )
+    metric = _metric(settings, seeds, result)
+    if metric is None:
+        return None
+    sheets = []
+    for file in sorted((path / DIAGNOSIS).glob("*.json"), key=_place):
+        try:
+            sheets.append(read_sheet(file))
+        except DataError as error:
+            notes.append(str(error))
+    seconds = result.get("seconds")
+    return Source(
+        name=name or settings["method"],
+        settings=settings,
+        seeds=seeds,
+        metric=metric,
+        headline=_headline(settings, seeds, metric, result),
+        folder=path,
+        environment=_optional(path / ENVIRONMENT),
+        yardstick=yardstick,
+        sheets=sheets,
+        seconds=float(seconds) if isinstance(seconds, (int, float)) else _seconds(seeds),
+        notes=tuple(notes),
+    )
+
+
+def _place(file: Path) -> tuple[int, str]:
+    """Diagnoses in the order in which one reads them."""
+    order = {"data": 0, "training": 1, "privacy": 2}
+    return order.get(file.stem, len(order)), file.name
+
+
+def why_untested(path: Path) -> str:
+    """Why a run has no tested round: ``"has no tested round yet"``, or that it diverged."""
+    reasons = list(_log(path).values())
+    return f"diverged before its first test: {reasons[0]}" if reasons else "has no tested round yet"
+
+
+def of_result(result: Result) -> Source:
+    """A run from its result; from its folder, if it has one."""
+    if result.folder is not None and (result.folder / CONFIG).is_file():
+        found = read_run(result.folder, result.title, result.yardstick)
+        if found is not None:
+            return found
+    hashes = [*result.partition_hash, *[""] * len(result.records)]
+    seeds = [
+        Seed(number, records, partition)
+        for number, records, partition in zip(
+            result.config.seeds, result.records, hashes, strict=False
+        )
+    ]
+    metric = Metric(
+        result.metric, lambda sums: None, result.unit, result.higher_is_better, result.decimals
+    )
+    return Source(
+        name=result.title,
+        settings=_plain(dataclasses.asdict(result.config)),
+        seeds=seeds,
+        metric=metric,
+        headline=result.headline,
+        environment={"device": result.device, "how": {"engine": result.engine}},
+        yardstick=result.yardstick,
+        seconds=result.seconds,
+    )
+
+
+def like_with_like(sources: Sequence[Source]) -> list[Source]:
+    """Runs that are compared: if one is personal, all are means over clients."""
+    if all(source.headline == "global" for source in sources):
+        return list(sources)
+    return [
+        dataclasses.replace(source, headline="client")
+        if source.headline == "global" and source.has(COLUMNS["client"])
+        else source
+        for source in sources
+    ]
+
+
+def setting_name(values: Mapping[str, Any]) -> str:
+    """The name of a setting of a sweep: ``lr=0.1, fedprox.mu=1``."""
+    return ", ".join(f"{key}={format_value(value)}" for key, value in values.items())
+
+
+def metric_name(metric: Metric) -> str:
+    """The name of a metric for people: ``rmse`` is RMSE."""
+    return METRIC_NAMES.get(metric.name, metric.name.replace("_", " "))
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """All settings of a run; those that are newer than its folder have their defaults."""
+    try:
+        given = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KedgeError(f"{path} holds no run: there is no {CONFIG} in it") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"{path / CONFIG} cannot be read: {error}") from None
+    found = DEFAULTS | given
+    types = {"method": str, "data": str, "rounds": int}
+    seeds = found["seeds"]
+    if (
+        not all(isinstance(found[key], kind) for key, kind in types.items())
+        or not isinstance(seeds, (list, tuple))
+        or not all(isinstance(seed, int) for seed in seeds)
+    ):
+        raise DataError(f"{path / CONFIG} is damaged: it lacks method, data, rounds or seeds")
+    return _plain(found)
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if the file is missing or damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path, "")
+    except DataError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _log(path: Path) -> dict[int, str]:
+    """Why seeds ended before their last round, from the log."""
+    file, found = path / "log.txt", dict[int, str]()
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        match = re.search(rf"  (?:{FAILED})?seed (\d+): (.*)", line)
+        if match and re.match(r"(started|resumed|stopped)", match[2]):
+            found.pop(int(match[1]), None)
+        elif match:
+            found[int(match[1])] = match[2]
+    return found
+
+
+#: Hash and name of partitions, by the digest of their file.
+_partitions: dict[str, tuple[str, str]] = {}
+
+
+def _partition(folder: Path) -> tuple[str, str]:
+    """Hash and name of a seed's partition; methods of a comparison share the file's content."""
+    try:
+        content = (folder / PARTITION).read_bytes()
+    except OSError:
+        return "", ""
+    digest = hashlib.sha256(content).hexdigest()
+    if digest not in _partitions:
+        try:
+            found = Partition.load(folder / PARTITION)
+            _partitions[digest] = found.hash, found.name
+        except KedgeError:
+            _partitions[digest] = "", ""
+    return _partitions[digest]
+
+
+def _metric(
+    settings: Mapping[str, Any], seeds: Sequence[Seed], result: Mapping[str, Any]
+) -> Metric | None:
+    """The headline metric; None before the first test."""
+    tested = [r for s in seeds for r in s.records if "per_class" in r or "loss" in r]
+    name = result.get("metric") or (settings["metric"] if settings["metric"] != "auto" else None)
+    heads = [tasks[task].metrics[0] for task in tasks]
+    known = {m.name: m for task in tasks for m in tasks[task].metrics}
+    known |= {key: own_metrics[key] for key in own_metrics}
+    for record in tested:
+        if name is None:
+            head = next((m for m in heads if m.name in record), None)
+            if head is not None:
+                return head
+        elif name in record:
+            higher = bool(result.get("higher_is_better", True))
+            return known.get(name) or Metric(name, lambda sums: None, "", higher, 3)
+    return None
+
+
+def _headline(
+    settings: Mapping[str, Any], seeds: Sequence[Seed], metric: Metric, result: Mapping[str, Any]
+) -> str:
+    if result.get("headline") in COLUMNS:
+        return str(result["headline"])
+    tested = all(any("personal_mean" in r for r in s.records) for s in seeds)
+    try:
+        personal = parse(settings["method"]).personal_model
+    except KedgeError:
+        personal = False
+    return "personal" if tested and personal else "global"
+
+
+def _seconds(seeds: Sequence[Seed]) -> float:
+    return sum(float(r.get("seconds", 0.0)) for s in seeds for r in s.records)

@@ -1,0 +1,304 @@
+"""The page of reproduced tables: the paper's numbers beside ours, with the curves of our runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.core.task import tasks
+from kedge.errors import KedgeError
+from kedge.report.page import methods
+from kedge.report.page.curves import lttb, short
+from kedge.report.page.facts import COLOURS, SHOWN
+from kedge.report.page.table import Cell, Column
+from kedge.report.page.verdict import Verdict
+from kedge.report.page.wording import name
+from kedge.report.page.write import empty, write_page
+from kedge.reproduction import recipes
+from kedge.reproduction.command import Reproduction, read_table
+from kedge.reproduction.printing import METRIC_NAMES, heading
+from kedge.reproduction.records import RUNS, Record
+from kedge.reproduction.summary import Summary
+from kedge.runs.environment import CONFIG
+from kedge.runs.result import Stat
+
+MAX_POINTS = 160  # of a curve
+
+
+def is_results(folder: Path) -> bool:
+    """Whether a folder holds records of ``kedge reproduce``."""
+    if not folder.is_dir() or (folder / CONFIG).is_file():
+        return False
+    return (folder / RUNS).is_dir() or any(
+        any(folder.glob(f"*/*/*.seed*.{scale}.json")) for scale in recipes.SCALES
+    )
+
+
+def reproduction_facts(folder: Path, title: str = "") -> dict[str, Any]:
+    """The facts of all tables that have a record in a folder.
+
+    Raises:
+        KedgeError: there is no record of a known table.
+    """
+    found = []
+    for one in recipes.find(["all"], None):
+        if not (folder / one).is_dir():
+            continue
+        recipe = recipes.read(one, None)
+        scales = recipes.SCALES if recipe.has_quick else recipes.SCALES[:1]
+        tables = [read_table(recipe.at(scale), folder) for scale in scales]
+        found += [table for table in tables if table.records]
+    if not found:
+        raise KedgeError(f"{folder} holds no record of a table; kedge reproduce lists them")
+    return facts_of(found, title)
+
+
+def write_reproduction(found: Sequence[Reproduction], path: str | Path) -> Path:
+    """Write the page of some tables."""
+    return write_page(facts_of(found), path)
+
+
+def facts_of(found: Sequence[Reproduction], title: str = "") -> dict[str, Any]:
+    """The facts of reproduced tables."""
+    found = [one for one in found if one.records]
+    names = [one.table.title for one in found]
+    rows = {record.method: None for one in found for record in one.records}
+    commands = dict.fromkeys(_command(one) for one in found)
+    environments: dict[str, dict[str, Any]] = {}
+    for record in (record for one in found for record in one.records):
+        text = {k: str(v) for k, v in record.environment.items() if k not in ("how", "data")}
+        own = environments.setdefault(repr(text), {"runs": [], "rows": text})["runs"]
+        if record.row not in own:
+            own.append(record.row)
+    return empty() | {
+        "kind": "reproduction",
+        "title": title or (names[0] if len(set(names)) == 1 else f"{len(found)} tables of papers"),
+        "date": time.strftime("%Y-%m-%d"),
+        "paper": [_table(one) for one in found],
+        "parts": methods.parts_of(list(rows)),
+        "environments": list(environments.values()),
+        "commands": list(commands),
+    }
+
+
+def _command(one: Reproduction) -> str:
+    scale = "" if one.table.scale == "full" else f" --scale {one.table.scale}"
+    return f"kedge reproduce {one.table.name}{scale}"
+
+
+def _table(one: Reproduction) -> dict[str, Any]:
+    table, rows = one.table, one.rows
+    return {
+        "title": heading(table),
+        "paper": table.paper,
+        "verdict": _verdict(one),
+        "names": [s.row.name for s in rows],
+        "columns": _columns(one),
+        "notes": _notes(one),
+        "rows": [s.to_dict() for s in rows],
+        "group": _group(one),
+    }
+
+
+def _columns(one: Reproduction) -> list[Column]:
+    table, rows = one.table, one.rows
+    like_paper = table.scale == "full"  # a quick form has another network
+    columns = [
+        Column(
+            "ours",
+            f"ours ({table.metric})",
+            f"{METRIC_NAMES[table.metric]}, mean ± sd over seeds",
+            [_stat(s.ours) for s in rows],
+        ),
+        Column("n", "n", "seeds", [Cell(str(s.n), s.n) if s.n else Cell() for s in rows]),
+        Column("gain", "gain", "over its base, paired by seed", [_gain(s.gain) for s in rows]),
+        Column("interval", "95 % interval", "of the gain", [_interval(s.gain) for s in rows]),
+        Column(
+            "paper_gain",
+            "paper's gain",
+            "in the paper, over the same base",
+            [_signed(s.paper_gain) for s in rows],
+        ),
+        Column(
+            "tail",
+            f"mean of last {table.tail}",
+            "tested rounds, which swings less than one round",
+            [_stat(s.tail) for s in rows],
+        ),
+        Column("rounds", "rounds", "done, of those of the recipe", [_rounds(s) for s in rows]),
+    ]
+    if like_paper:
+        paper = [_paper(s) for s in rows]
+        columns[:0] = [Column("paper", "paper", "the number in the paper", paper)]
+        differences = [_signed(s.difference) for s in rows]
+        columns.insert(
+            3, Column("difference", "difference", "ours minus the paper's number", differences)
+        )
+    return [column for column in columns if any(cell.text for cell in column.cells)]
+
+
+def _paper(s: Summary) -> Cell:
+    if s.row.paper is None:
+        return Cell()
+    sd = f"± {s.row.paper_sd:.2f}" if s.row.paper_sd is not None else ""
+    return Cell(f"{s.row.paper:.2f}", s.row.paper, sd)
+
+
+def _stat(stat: Stat | None) -> Cell:
+    if stat is None:
+        return Cell()
+    if stat.mean != stat.mean:
+        return Cell("diverged", None, style="loss")
+    return Cell(f"{stat.mean:.2f}", stat.mean, "" if stat.sd is None else f"± {stat.sd:.2f}")
+
+
+def _signed(value: float | None) -> Cell:
+    if value is None or value != value:
+        return Cell()
+    return Cell(f"{value:+.2f}".replace("-", "−"), value)
+
+
+def _gain(stat: Stat | None) -> Cell:
+    if stat is None:
+        return Cell()
+    interval = stat.interval()
+    clear = interval is not None and (interval[0] > 0 or interval[1] < 0)
+    return _signed(stat.mean)._replace(style=("gain" if stat.mean > 0 else "loss") if clear else "")
+
+
+def _interval(stat: Stat | None) -> Cell:
+    interval = stat.interval() if stat is not None else None
+    if interval is None:
+        return Cell("one seed", None, style="dim") if stat is not None else Cell()
+    low, high = (f"{v:+.2f}".replace("-", "−") for v in interval)
+    return Cell(f"{low} to {high}", interval[0])
+
+
+def _rounds(s: Summary) -> Cell:
+    if not s.n:
+        return Cell("not run", None, style="dim")
+    return Cell(str(s.rounds) if s.rounds >= s.total else f"{s.rounds} of {s.total}", s.rounds)
+
+
+def _verdict(one: Reproduction) -> Verdict:
+    """Whether the paper's gains are found here, too."""
+    done = [s for s in one.rows if s.n]
+    claims = [s for s in done if s.gain is not None and s.paper_gain and s.paper_gain > 0]
+    held = [s for s in claims if s.gain and s.gain.mean > 0]
+    clear = [s for s in held if s.gain and (i := s.gain.interval()) and i[0] > 0]
+    warnings = [
+        f"{name(s.row.name)} has {s.rounds} of {s.total} rounds."
+        for s in done
+        if s.rounds < s.total and not s.diverged
+    ]
+    missing = [s.row.name for s in one.rows if not s.n]
+    if missing:
+        warnings.append(f"Not run: {', '.join(missing)}.")
+    if one.table.scale != "full":
+        warnings.append(
+            "This is the quick form, with a smaller network and fewer rounds: only the direction "
+            "of a gain can be compared with the paper."
+        )
+    warnings += one.left_out
+    if len(claims) == 1:
+        s = claims[0]
+        lead = (
+            f"The paper's gain of {name(s.row.name)} over {name(s.row.base)} "
+            f"{_outcome(s)}: {_claim(s)}."
+        )
+        return Verdict(lead, (), tuple(warnings))
+    if claims:
+        sure = f"; {len(clear)} of them with a 95 % interval above 0"
+        lead = f"Of {len(claims)} gains in the paper, {len(held)} point the same way here{sure}."
+        lost = [f"{name(s.row.name)}: {_claim(s)}." for s in claims if s not in held]
+        return Verdict(lead, tuple(lost[:4]), tuple(warnings))
+    gains = [s for s in done if s.gain is not None]
+    if gains:
+        lead = "The paper has no gains to compare these rows with."
+        own = [f"{name(s.row.name)} over {name(s.row.base)}: {_own(s)}." for s in gains]
+        return Verdict(lead, tuple(own[:4]), tuple(warnings))
+    lead = f"{len(done)} of {len(one.rows)} rows have records; none has a gain yet."
+    return Verdict(lead, (), tuple(warnings))
+
+
+def _outcome(s: Summary) -> str:
+    assert s.gain is not None
+    interval = s.gain.interval()
+    if not s.gain.mean > 0:
+        return "is not found here"
+    if interval is None or interval[0] <= 0:
+        return "points the same way here, but may be chance"
+    return "is found here, too"
+
+
+def _claim(s: Summary) -> str:
+    assert s.paper_gain is not None
+    return f"{_own(s)} against {s.paper_gain:+.2f} in the paper".replace("-", "−")
+
+
+def _own(s: Summary) -> str:
+    assert s.gain is not None
+    interval = s.gain.interval()
+    how = (
+        "one seed"
+        if interval is None
+        else f"95 % interval {interval[0]:+.2f} to {interval[1]:+.2f}, {s.gain.n} seeds"
+    )
+    return f"{s.gain.mean:+.2f} ({how})".replace("-", "−")
+
+
+def _notes(one: Reproduction) -> list[str]:
+    bases = " or ".join(dict.fromkeys(s.row.base for s in one.rows if s.row.base)) or "no row"
+    lines = [f"Gains over {bases}, paired by seed, in the rounds that both have."]
+    lines += [f"{s.row.name}: {s.row.note}" for s in one.rows if s.row.note]
+    return lines + ([one.table.note] if one.table.note else [])
+
+
+def _group(one: Reproduction) -> dict[str, Any]:
+    """The curves of the rows, as the charts of a page read them."""
+    by_row: dict[tuple[str, str], list[Record]] = {}
+    for record in one.records:
+        by_row.setdefault((record.recipe, record.row), []).append(record)
+    shown = [s for s in one.rows if by_row.get(s.row.home)]
+    metric = next((s.metric for s in shown if s.metric), "accuracy")
+    known = {m.name: m for task in tasks for m in tasks[task].metrics}
+    unit = known[metric].unit if metric in known else ""
+    runs, curves = [], []
+    for i, s in enumerate(shown):
+        runs.append(
+            {"name": s.row.name, "mark": "", "colour": i % COLOURS, "dash": i // COLOURS % 3,
+             "on": i < SHOWN, "yardstick": bool(s.row.yardstick), "best": False,
+             "status": "complete"}
+        )  # fmt: skip
+        records = sorted(by_row[s.row.home], key=lambda record: record.seed)
+        curves.append({"seeds": [r.seed for r in records], "test": _block(records)})
+    column = {"key": "value", "label": metric.replace("_", " "), "unit": unit, "decimals": 2,
+              "higher": True, "kind": "test"}  # fmt: skip
+    return {
+        "metric": {"name": metric.replace("_", " "), "unit": unit, "decimals": 2, "higher": True},
+        "runs": runs, "base": 0, "curves": curves, "columns": [column], "target": 0.0,
+        "standings": [],
+    }  # fmt: skip
+
+
+def _block(records: Sequence[Record]) -> dict[str, Any]:
+    rounds = sorted({point[0] for r in records for point in r.curve})
+    points = [{point[0]: point for point in r.curve} for r in records]
+    values = [sum(own[k][1] or 0.0 for own in points if k in own) / len(records) for k in rounds]
+    kept = [rounds[i] for i in lttb(rounds, values, MAX_POINTS)]
+    rate = [(r.up_mb or 0.0) + (r.down_mb or 0.0) for r in records]
+
+    def rows(pick: Callable[[int, Any], Any]) -> list[list[Any]]:
+        return [
+            [short(pick(j, own[k])) if k in own else None for k in kept]
+            for j, own in enumerate(points)
+        ]
+
+    return {
+        "rounds": kept,
+        "mb": rows(lambda j, point: rate[j] * point[0]),
+        "s": rows(lambda j, point: point[2]),
+        "y": {"value": rows(lambda j, point: point[1])},
+    }
