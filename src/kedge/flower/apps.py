@@ -148,7 +148,7 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
     Raises:
         KedgeError: the run paused or failed; Flower lists it as failed, and it can be resumed.
     """
-    from kedge.errors import KedgeError, Paused
+    from kedge.errors import Interrupted, KedgeError, Paused
 
     settings = RUN_CONFIG | settings
     journal = Journal(str(settings["journal"]))
@@ -158,6 +158,9 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
         journal.write(end="complete")
     except Paused as pause:
         journal.write(end="paused", text=str(pause))
+        raise
+    except Interrupted as stop:
+        journal.write(end="stopped", text=str(stop))
         raise
     except KedgeError as error:
         journal.write(end="failed", text=str(error))

@@ -51,16 +51,14 @@ class GridTransport:
         ttl = max(1.0, deadline - time.time()) + MARGIN_S
         parcel = Message(wrap(message), int(node), MessageType.TRAIN, ttl=ttl)
         found = list(_patiently(lambda: self.grid.push_messages([parcel])))
-        # without an id the message was refused, and nothing will be received
-        return str(found[0]) if found and found[0] else f"refused {node} {time.monotonic_ns()}"
+        if not found or not found[0]:
+            raise ConnectionError("the SuperLink refused the message")
+        return str(found[0])
 
     def receive(
         self, ids: Collection[str], deadline: float
     ) -> Iterator[tuple[str, bytes | Failure]]:
         waiting = dict.fromkeys(ids)
-        for number in [n for n in waiting if n.startswith("refused ")]:
-            del waiting[number]
-            yield number, Failure("the SuperLink refused the message")
         while waiting:
             for number in list(waiting):
                 for message in self._pull(number):

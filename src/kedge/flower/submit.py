@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import KedgeError, Paused
+from kedge.errors import Interrupted, KedgeError, Paused
 from kedge.flower.init import write_app
 from kedge.flower.processes import is_open, is_running, read_processes
 from kedge.flower.rules import Rules
@@ -23,6 +24,7 @@ from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower
 from kedge.runs.config import Config
 
 POLL_S = 0.25
+ROUND = re.compile(r"round \d+ of \d+:")
 START_S = 120.0  # until the ServerApp must have started
 SUBMIT_S = 120.0  # until a SuperLink that restarts must be there
 
@@ -113,15 +115,19 @@ def follow(
 
     Raises:
         Paused: too few members replied.
+        Interrupted: someone asked for a stop.
         KedgeError: the run failed or crashed.
     """
     for entry in entries(folder, run, hint):
         if "line" in entry and report is not None:
-            report(str(entry["line"]))
+            if not ROUND.match(entry["line"]):  # shown by watch
+                report(str(entry["line"]))
         elif "record" in entry and watch is not None:
             watch(int(entry["seed"]), entry["record"])
         elif entry.get("end") == "paused":
             raise Paused(entry["text"])
+        elif entry.get("end") == "stopped":
+            raise Interrupted(entry["text"])
         elif entry.get("end") == "failed":
             raise KedgeError(entry["text"])
         elif entry.get("end") == "crashed":
