@@ -119,7 +119,7 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(processes.time, "time", lambda: clock[0])
 
     class Dead:
-        pid = 0
+        pid = 1 << 30  # nobody's
 
         def poll(self) -> int:
             return 1

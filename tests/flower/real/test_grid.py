@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'kedge[flower]'")
+
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 

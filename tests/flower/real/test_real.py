@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'kedge[flower]'")
+
 import json
 import os
 import subprocess
 from pathlib import Path
 
-import pytest
 from running import (
     NODES,
     Running,
