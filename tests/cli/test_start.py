@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import typer
 from commands import kedge_command
 
 from kedge.cli import app as cli
@@ -39,7 +40,9 @@ print(json.dumps([list(sys.modules), sum(__import__("os").times()[:2])]))
 
 def test_help_lines_are_the_docstrings() -> None:
     for name, entry in cli.COMMANDS.items():
-        first = (inspect.getdoc(cli.function_of(name)) or "").split("\n\n")[0]
+        function = cli.function_of(name)
+        text = function.info.help if isinstance(function, typer.Typer) else inspect.getdoc(function)
+        first = str(text or "").split("\n\n")[0]
         assert " ".join(first.split()) == entry.help, name
 
 
@@ -54,7 +57,8 @@ def test_help_of_a_command_lists_its_options() -> None:
 def test_a_wrong_option_is_said_to_be_one() -> None:
     done = kedge_command("show", "--nope")
     assert done.returncode == 2
-    assert "No such option: --nope" in done.stderr
+    assert "No such option" in done.stderr
+    assert "--nope" in done.stderr
     start = time.process_time()
     assert "Did you mean 'run'?" in kedge_command("rum").stderr
     assert time.process_time() - start < 1

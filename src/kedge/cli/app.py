@@ -33,7 +33,8 @@ app = typer.Typer(
 
 
 class Entry(NamedTuple):
-    """A subcommand: its function, and its help text, the first paragraph of the docstring."""
+    """A subcommand: its function, or a group of commands, and its help text, the first paragraph of
+    the docstring."""
 
     function: str  # module:name
     panel: str
@@ -65,6 +66,11 @@ COMMANDS = {
         "kedge.cli.reproduce:reproduce",
         "Run",
         "Run the tables of papers, and print the paper's numbers and ours side by side.",
+    ),
+    "flower": Entry(
+        "kedge.cli.flower:app",
+        "Run",
+        "Real federations on Flower: the same methods, with data that stay where they are.",
     ),
     "predict": Entry(
         "kedge.cli.use:predict",
@@ -138,10 +144,12 @@ COMMANDS = {
 }
 
 
-def function_of(name: str) -> Callable[..., None]:
-    """Import the function behind a command."""
+def function_of(name: str) -> Callable[..., None] | typer.Typer:
+    """Import the function behind a command, or the commands below it."""
     module, attribute = COMMANDS[name].function.split(":")
-    function: Callable[..., None] = getattr(importlib.import_module(module), attribute)
+    function: Callable[..., None] | typer.Typer = getattr(
+        importlib.import_module(module), attribute
+    )
     return function
 
 
@@ -151,8 +159,12 @@ class LazyCommand(TyperCommand):
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         """The context of the imported subcommand, which parses ``args``."""
         assert self.name is not None
+        function = function_of(self.name)
+        if isinstance(function, typer.Typer):
+            group = typer.main.get_command(function)
+            return group.make_context(info_name, args, parent, **extra)
         single = typer.Typer(add_completion=False)
-        single.command(self.name)(function_of(self.name))
+        single.command(self.name)(function)
         return typer.main.get_command(single).make_context(info_name, args, parent, **extra)
 
 

@@ -1,0 +1,203 @@
+"""The two apps that Flower runs: a ServerApp around a coordinator, and one generic ClientApp.
+
+The app that `kedge flower init` writes has two modules of two lines each, which call the functions
+here; the settings are TOML files beside them. A ClientApp learns from the configuration of its
+SuperNode (``--node-config``) what to do:
+
+=============================  ====================================================================
+``socket="PATH"``              carry messages to the resident node at this Unix socket
+``member="NAME" data="..."     be the member itself, in the client process, which imports torch and
+folder="DIR"``                 reads the data for every message; ``policy="FILE"`` may be added
+=============================  ====================================================================
+
+With a socket, the client process imports neither torch nor the core of kedge, and it can read
+neither data nor state if the resident node has a user of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+#: Settings of a run that `flwr run --run-config` can set, with their defaults.
+RUN_CONFIG: dict[str, Any] = {"out": "", "resume": False, "rounds": 0, "journal": ""}
+SETTINGS, RULES, OWN = "settings.toml", "rules.toml", "own_*.py"
+NODE_DOWN, MEMBER_FAILED = 101, 102  # codes beside those of Flower
+
+
+# -- the client -----------------------------------------------------------------------------------
+
+
+def client_app(folder: str | Path) -> ClientApp:
+    """The ClientApp of every kedge federation.
+
+    Args:
+        folder: of the app, where files with parts of one's own may be. Resident nodes ignore them.
+    """
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answer(message, context.node_config, Path(folder))
+
+    return app
+
+
+def answer(message: Message, config: Mapping[str, Any], folder: Path) -> Message:
+    """Answer a message; whatever happens, no text of an exception leaves.
+
+    Args:
+        message: of the server.
+        config: that of the node.
+        folder: of the app.
+    """
+    from flwr.app import Error
+    from flwr.app import Message as Reply
+
+    from kedge.flower.forward import NodeDown, forward
+    from kedge.flower.parcel import NoParcel, unwrap, wrap
+
+    deadline = message.metadata.created_at + message.metadata.ttl
+    try:
+        request = unwrap(message)
+        if "socket" in config:
+            reply = forward(str(config["socket"]), request, deadline)
+        else:
+            reply = _member(config, folder).handle(request)
+        return Reply(wrap(reply), reply_to=message)
+    except NodeDown:
+        return Reply(Error(NODE_DOWN, "NODE_DOWN"), reply_to=message)
+    except NoParcel:
+        return Reply(Error(MEMBER_FAILED, "BAD_REQUEST"), reply_to=message)
+    except Exception:  # noqa: BLE001  its text stays on this machine
+        traceback.print_exc()
+        return Reply(Error(MEMBER_FAILED, "FAILED"), reply_to=message)
+
+
+def _member(config: Mapping[str, Any], folder: Path) -> Any:
+    """The member in this process."""
+    from kedge.flower.member import Member
+    from kedge.flower.policy import Policy
+
+    _load_own(folder)
+    policy = Policy.load(str(config["policy"])) if "policy" in config else None
+    return Member(str(config["member"]), str(config["data"]), str(config["folder"]), policy)
+
+
+def _load_own(folder: Path) -> None:
+    """Register the parts and models in files of the app."""
+    from kedge.loading import load_file
+
+    for file in sorted(folder.glob(OWN)):
+        load_file(str(file))
+
+
+# -- the server -----------------------------------------------------------------------------------
+
+
+def server_app(folder: str | Path) -> ServerApp:
+    """The ServerApp of a federation.
+
+    Args:
+        folder: where ``settings.toml`` (those of a run) and ``rules.toml`` are.
+    """
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run_server(Path(folder), grid, dict(context.run_config))
+
+    return app
+
+
+class Journal:
+    """What happens in a run, one JSON object per line, for the command that started it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def write(self, **values: Any) -> None:
+        if self.path:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+
+
+def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
+    """Run a federation to its end.
+
+    Args:
+        folder: where the two TOML files are.
+        grid: Flower's grid.
+        settings: as ``RUN_CONFIG``.
+
+    Raises:
+        KedgeError: the run paused or failed; Flower lists it as failed, and it can be resumed.
+    """
+    from kedge.errors import Interrupted, KedgeError, Paused
+
+    settings = RUN_CONFIG | settings
+    journal = Journal(str(settings["journal"]))
+    journal.write(pid=os.getpid(), run=str(grid.run.run_id))
+    try:
+        _coordinate(folder, grid, settings, journal)
+        journal.write(end="complete")
+    except Paused as pause:
+        journal.write(end="paused", text=str(pause))
+        raise
+    except Interrupted as stop:
+        journal.write(end="stopped", text=str(stop))
+        raise
+    except KedgeError as error:
+        journal.write(end="failed", text=str(error))
+        raise
+    except BaseException as error:
+        journal.write(end="crashed", text=f"{type(error).__name__}: {error}"[:1000])
+        raise
+
+
+def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Journal) -> None:
+    from kedge.flower.coordinator import Coordinator
+    from kedge.flower.grid import GridTransport
+    from kedge.flower.rules_file import read_rules
+    from kedge.runs.reading import load_config
+    from kedge.runs.result import plain
+
+    _load_own(folder)
+    flags: dict[str, Any] = {"rounds": settings["rounds"]} if settings["rounds"] else {}
+    config = load_config(folder / SETTINGS, flags=flags)
+    rules, scaling = read_rules(folder / RULES)
+    out = str(settings["out"]) or time.strftime("runs/flower-%Y%m%d-%H%M%S")
+
+    def watch(seed: int, record: dict[str, Any]) -> None:
+        journal.write(seed=seed, record=plain(record))
+
+    def report(text: str) -> None:
+        journal.write(line=text)
+        logging.getLogger("flwr").info(text)  # for `flwr log`
+
+    Coordinator(
+        config,
+        GridTransport(grid),
+        out,
+        resume=bool(settings["resume"]),
+        rules=rules,
+        scaling=scaling,
+        watch=watch,
+        report=report,
+        hint=f"Resume with: kedge flower run --out {out} --resume",
+    ).run()

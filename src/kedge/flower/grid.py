@@ -1,0 +1,104 @@
+"""Flower's Grid as a transport: own push and pull, one blob per message.
+
+Replies are matched by the id of the message that they answer: errors of dead nodes come from the
+SuperLink, not from the node. They are pulled one message at a time, so the memory does not grow
+with the number of members.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import httpx
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from kedge.flower.parcel import NoParcel, unwrap, wrap
+from kedge.flower.transport import Failure
+
+POLL_S = 0.2  # between two looks for replies
+MARGIN_S = 60.0  # that the SuperLink keeps a message after its deadline
+#: What Flower's error codes mean here. The reason is not read: a client app may write anything.
+REASONS = {
+    1: "the client app cannot be loaded",
+    2: "the client app failed",
+    3: "unreachable",
+    4: "unreachable",
+    5: "unreachable",
+    7: "the node rejects the app",
+    8: "the client process died",
+    101: "its resident node does not run",
+}
+
+
+class GridTransport:
+    """Nodes of a SuperLink, by their ids.
+
+    Args:
+        grid: what Flower gives to a ServerApp.
+        poll_s: seconds between two looks for replies.
+    """
+
+    def __init__(self, grid: Grid, poll_s: float = POLL_S) -> None:
+        self.grid, self.poll_s = grid, poll_s
+
+    def members(self) -> Collection[str]:
+        return [str(node) for node in sorted(_patiently(self.grid.get_node_ids))]
+
+    def send(self, node: str, message: bytes, deadline: float) -> str:
+        ttl = max(1.0, deadline - time.time()) + MARGIN_S
+        parcel = Message(wrap(message), int(node), MessageType.TRAIN, ttl=ttl)
+        found = list(_patiently(lambda: self.grid.push_messages([parcel])))
+        if not found or not found[0]:
+            raise ConnectionError("the SuperLink refused the message")
+        return str(found[0])
+
+    def receive(
+        self, ids: Collection[str], deadline: float
+    ) -> Iterator[tuple[str, bytes | Failure]]:
+        waiting = dict.fromkeys(ids)
+        while waiting:
+            for number in list(waiting):
+                for message in self._pull(number):
+                    if message.metadata.reply_to_message_id != number:
+                        continue
+                    del waiting[number]
+                    yield number, _content(message)
+                    break
+            if not waiting or time.time() >= deadline:
+                return
+            time.sleep(self.poll_s)
+
+    def _pull(self, number: str) -> list[Message]:
+        try:
+            return list(_patiently(lambda: self.grid.pull_messages([number])))
+        except ValueError:  # content that Flower itself cannot put together
+            return []
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _content(message: Message) -> bytes | Failure:
+    if message.has_error():
+        code = message.error.code
+        return Failure(REASONS.get(code, f"error {code} of Flower"))
+    try:
+        return unwrap(message)
+    except NoParcel as error:
+        return Failure(f"sent what is no message of kedge: {error}")
+
+
+def _patiently(call: Callable[[], Any], attempts: int = 5) -> Any:
+    """Repeat a request that the SuperLink could not answer for a moment."""
+    for attempt in range(attempts):
+        try:
+            return call()
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            status = getattr(getattr(error, "response", None), "status_code", 503)
+            if status < 500 or attempt == attempts - 1:
+                raise
+            time.sleep(2.0**attempt / 2)
+    raise AssertionError

@@ -1,0 +1,181 @@
+"""A whole federation on this machine as real processes: SuperLink, SuperNodes, resident nodes.
+
+::
+
+    FOLDER/federation.json        what was asked for: members, ports, data
+    FOLDER/programs.json          what the supervisor runs, see kedge.flower.processes
+    FOLDER/processes.json         who runs now
+    FOLDER/keys/                  certificates and keys
+    FOLDER/superlink.db           Flower's database: runs and registered nodes
+    FOLDER/flower/                Flower's configuration, with the connection "kedge"
+    FOLDER/nodes/NAME/            data, state, log and socket of a member
+    FOLDER/logs/NAME.txt          output of each process
+    FOLDER/app/                   the app of the last run
+    FOLDER/journals/              what happened in each run, for the command that started it
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import KedgeError
+from kedge.flower.processes import (
+    free_ports,
+    is_running,
+    read_processes,
+    read_token,
+    start_supervisor,
+    stop,
+    write_programs,
+)
+from kedge.flower.spec import CONNECTION, NodeSpec, Spec, programs, socket_of
+
+DEFAULT_FOLDER = "kedge-federation"
+READY_S = 180.0
+MAX_STARTS = 8  # of one program while a federation gets ready; the pauses are a minute together
+ONLINE = b"SuperNode ID:"  # in the log of a SuperNode that was let in
+
+
+def create(
+    folder: Path,
+    data: str,
+    partition: str = "auto",
+    nodes: int = 0,
+    *,
+    split: str = "auto",
+    seed: int = 0,
+    resident: bool = True,
+    policy: str = "",
+    threads: int = 1,
+    own: Sequence[str] = (),
+) -> Spec:
+    """Write the files of a federation; nothing is started.
+
+    Raises:
+        KedgeError: the folder is in use, or the data cannot be divided so.
+    """
+    from kedge.flower.keys import make_authority, make_node_key, make_server
+    from kedge.flower.shares import shares_of
+
+    if folder.exists() and any(folder.iterdir()):
+        raise KedgeError(f"{folder} is not empty; choose another folder: --at FOLDER")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shares, scaling = shares_of(data, partition, nodes, split, seed, folder / "nodes")
+    make_authority(folder / "keys")
+    make_server(folder / "keys")
+    port, *ports = free_ports(len(shares) + 1)
+    policy = str(Path(policy).resolve()) if policy else ""
+    specs = []
+    for share, its_port in zip(shares, ports, strict=True):
+        (folder / "nodes" / share.name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_node_key(folder / "keys" / share.name)
+        specs.append(NodeSpec(share.name, share.data, its_port, policy))
+    spec = Spec(
+        secrets.token_hex(8), port, tuple(specs), resident, threads, data, partition, split, seed,
+        scaling or (), tuple(str(Path(file).resolve()) for file in own),
+    )  # fmt: skip
+    _write_connection(folder, port)
+    spec.save(folder)
+    return spec
+
+
+def _write_connection(folder: Path, port: int) -> None:
+    home = folder / "flower"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "127.0.0.1:{port}"\nroot-certificates = "{folder / "keys" / "ca.crt"}"\n',
+        encoding="utf-8",
+    )
+
+
+# -- up and down --------------------------------------------------------------------------------
+
+
+def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> None:
+    """Start a federation, and wait until all its nodes are connected.
+
+    Args:
+        folder: its folder.
+        spec: what :func:`create` returned, or :meth:`Spec.load`.
+        owner: a process with whose end the federation ends, too; 0: none.
+        ready_s: how long to wait.
+
+    Raises:
+        KedgeError: it runs already, or does not get ready.
+    """
+    if read_processes(folder)[0]:
+        raise KedgeError(f"the federation in {folder} runs already; see: kedge flower status")
+    stop(folder, spec.token)  # what a supervisor that was killed has left behind
+    for log in (folder / "logs").glob("*.txt"):
+        log.replace(log.with_suffix(".old"))
+    write_programs(folder, spec.token, programs(folder, spec))
+    supervisor = start_supervisor(folder, spec.token, owner)
+    end = time.time() + ready_s
+    while time.time() < end:
+        if not is_running(supervisor):
+            break
+        if all(is_ready(folder, spec, node) for node in spec.nodes):
+            return
+        _check_starts(folder, spec)
+        time.sleep(0.25)
+    missing = [node.name for node in spec.nodes if not is_ready(folder, spec, node)]
+    stop(folder, spec.token)
+    raise KedgeError(
+        f"the federation did not get ready within {ready_s:g} s; missing: {', '.join(missing)}. "
+        f"See the logs in {folder / 'logs'}"
+    )
+
+
+def _check_starts(folder: Path, spec: Spec) -> None:
+    """Give up if a program ends as often as it is started."""
+    for name, process in read_processes(folder)[1].items():
+        if process.starts > (MAX_STARTS if name in (n.name for n in spec.nodes) else 3):
+            stop(folder, spec.token)
+            log = folder / "logs" / f"{name}.txt"
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise KedgeError(f"{name} does not start: {' '.join(lines[-1:])} See {log}")
+
+
+def is_ready(folder: Path, spec: Spec, node: NodeSpec) -> bool:
+    """Whether a node is connected, and its member answers."""
+    if spec.resident and not socket_of(folder, node).exists():
+        return False
+    return node_id(folder, node.name) != ""
+
+
+def node_id(folder: Path, name: str) -> str:
+    """The last id that the SuperLink gave to a node; empty if it has not let it in yet."""
+    try:
+        content = (folder / "logs" / f"{name}.txt").read_bytes()
+    except OSError:
+        return ""
+    line = content.rpartition(ONLINE)[2].partition(b"\n")[0] if ONLINE in content else b""
+    return line.strip().decode(errors="replace")
+
+
+def down(folder: Path) -> None:
+    """End a federation and all its processes; its files stay."""
+    stop(folder, read_token(folder) or Spec.load(folder).token)
+
+
+def status(folder: Path) -> list[dict[str, Any]]:
+    """One row per process: name, id, since when, how often it was started, its last exit code."""
+    spec, (supervisor, processes) = Spec.load(folder), read_processes(folder)
+    rows: list[dict[str, Any]] = []
+    for name, process in processes.items():
+        if name.startswith("register-"):
+            continue
+        running = bool(supervisor) and process.running and is_running(process.pid)
+        row: dict[str, Any] = {
+            "name": name, "pid": process.pid if running else 0, "running": running,
+            "since": process.since, "starts": process.starts, "exit": process.exit,
+        }  # fmt: skip
+        if name in {node.name for node in spec.nodes}:
+            row["node"] = node_id(folder, name)
+        rows.append(row)
+    return rows

@@ -1,0 +1,172 @@
+"""Start a run on a federation of this machine, and follow it to its end.
+
+The ServerApp writes a journal; it tells how the run goes and how it ended. If its process ends
+without an end in the journal, it crashed, or the SuperLink did: the run can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import Interrupted, KedgeError, Paused
+from kedge.flower.init import write_app
+from kedge.flower.processes import is_open, is_running, read_processes
+from kedge.flower.rules import Rules
+from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower
+from kedge.runs.config import Config
+
+POLL_S = 0.25
+ROUND = re.compile(r"round \d+ of \d+:")
+START_S = 120.0  # until the ServerApp must have started
+SUBMIT_S = 120.0  # until a SuperLink that restarts must be there
+
+
+@dataclass
+class Submitted:
+    """A run that was handed to the SuperLink: Flower's number of it, and its journal."""
+
+    number: str
+    journal: Path
+
+
+def submit(
+    folder: Path,
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    rules: Rules | None = None,
+    own: Sequence[str] = (),
+) -> Submitted:
+    """Hand a run to the SuperLink of a federation.
+
+    Args:
+        folder: of the federation, see :mod:`kedge.flower.local`.
+        config: settings of the run.
+        out: folder of the run.
+        resume: continue the run in ``out``.
+        rules: patience and distrust.
+        own: files with parts of one's own.
+
+    Raises:
+        KedgeError: the federation does not run, or Flower refuses the app.
+    """
+    spec = Spec.load(folder)
+    if not read_processes(folder)[0]:
+        raise KedgeError(f"the federation in {folder} does not run; start it: kedge flower up")
+    scaling: Any = spec.scaling or None
+    app = write_app(folder / "app", config, rules, scaling, "kedge", replace=True, own=own)
+    journal = folder / "journals" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
+    journal.parent.mkdir(exist_ok=True)
+    _wait_for_superlink(spec.port)
+    values = {"out": str(out.resolve()), "journal": str(journal), "resume": resume}
+    words = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+    answer = call(folder, "run", str(app), CONNECTION, "--run-config", words, "--format", "json")
+    return Submitted(str(answer.get("run-id", "")), journal)
+
+
+def call(folder: Path, *words: str) -> dict[str, Any]:
+    """Run a command of Flower that answers in JSON.
+
+    Raises:
+        KedgeError: it failed, with what it said.
+    """
+    done = subprocess.run(
+        [flower("flwr"), *words],
+        env=os.environ | environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    start = done.stdout.find("{")
+    try:
+        found = json.loads(done.stdout[start:]) if start >= 0 else {}
+    except ValueError:
+        found = {}
+    if done.returncode or not found or found.get("success") is False:
+        said = found.get("error-message") or done.stderr.strip() or done.stdout.strip()
+        raise KedgeError(f"flwr {words[0]} failed: {said}")
+    return dict(found)
+
+
+def follow(
+    folder: Path,
+    run: Submitted,
+    hint: str,
+    report: Callable[[str], None] | None = None,
+    watch: Callable[[int, dict[str, Any]], Any] | None = None,
+) -> None:
+    """Wait until a run has ended.
+
+    Args:
+        folder: of the federation.
+        run: what :func:`submit` returned.
+        hint: what to type to resume.
+        report: called with each line of the log.
+        watch: called as ``watch(seed, record)`` after every round.
+
+    Raises:
+        Paused: too few members replied.
+        Interrupted: someone asked for a stop.
+        KedgeError: the run failed or crashed.
+    """
+    for entry in entries(folder, run, hint):
+        if "line" in entry and report is not None:
+            if not ROUND.match(entry["line"]):  # shown by watch
+                report(str(entry["line"]))
+        elif "record" in entry and watch is not None:
+            watch(int(entry["seed"]), entry["record"])
+        elif entry.get("end") == "paused":
+            raise Paused(entry["text"])
+        elif entry.get("end") == "stopped":
+            raise Interrupted(entry["text"])
+        elif entry.get("end") == "failed":
+            raise KedgeError(entry["text"])
+        elif entry.get("end") == "crashed":
+            raise KedgeError(f"the server of the run ended ({entry['text']}). {hint}")
+
+
+def entries(folder: Path, run: Submitted, hint: str) -> Iterator[dict[str, Any]]:
+    """The entries of a journal as they come, up to the end of the run."""
+    place, pid, start = 0, 0, time.time()
+    while True:
+        alive = not pid or is_running(pid)
+        content = run.journal.read_bytes() if run.journal.exists() else b""
+        for line in content[place:].splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            place += len(line)
+            entry = json.loads(line)
+            pid = int(entry.get("pid", pid))
+            yield entry
+            if "end" in entry:
+                return
+        if not alive:
+            raise KedgeError(f"the server of the run has died. {hint}")
+        if not pid and time.time() - start > START_S:
+            raise KedgeError(
+                f"Flower has not started the run; see {folder / 'logs' / SUPERLINK}.txt. {hint}"
+            )
+        time.sleep(POLL_S)
+
+
+def runs(folder: Path) -> list[dict[str, Any]]:
+    """The runs that the SuperLink knows, newest first."""
+    found = call(folder, "list", CONNECTION, "--format", "json")
+    return list(found.get("runs", []))
+
+
+def _wait_for_superlink(port: int) -> None:
+    end = time.time() + SUBMIT_S
+    while not is_open(port):
+        if time.time() > end:
+            raise KedgeError("the SuperLink does not answer; see: kedge flower log superlink")
+        time.sleep(POLL_S)

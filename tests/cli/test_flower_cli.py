@@ -1,0 +1,80 @@
+"""``kedge flower`` where Flower is not needed, or not there."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from commands import kedge_command
+
+from kedge.flower.processes import write_programs
+from kedge.flower.rules_file import read_rules
+from kedge.flower.spec import NodeSpec, Spec
+from kedge.runs.reading import load_config
+
+
+def test_help_lists_the_commands() -> None:
+    said = kedge_command("flower", "--help").stdout
+    for name in ("init", "up", "run", "status", "log", "down", "node"):
+        assert f" {name} " in said
+    assert "--policy" in kedge_command("flower", "node", "--help").stdout
+    assert "--method" in kedge_command("flower", "init", "--help").stdout
+
+
+@pytest.mark.parametrize("command", ["up", "run", "status"])
+def test_without_flower_there_is_one_line(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else find(name, *a)
+    )
+    done = kedge_command("flower", command)
+    assert done.returncode == 2
+    assert done.stderr == "error: this needs Flower; install it with: pip install 'kedge[flower]'\n"
+
+
+def test_init_writes_settings_and_rules(tmp_path: Path) -> None:
+    words = ("--method", "scaffold", "--model", "mlp(hidden=[8])", "--clients", "3")
+    done = kedge_command("flower", "init", str(tmp_path / "app"), *words, "--rule", "minimum=1.0")
+    assert done.returncode == 0, done.stderr
+    config = load_config(tmp_path / "app" / "kedge_app" / "settings.toml")
+    assert (config.method, config.model, config.clients) == ("scaffold", "mlp(hidden=[8])", 3)
+    assert config.seeds == (0,)
+    assert read_rules(tmp_path / "app" / "kedge_app" / "rules.toml")[0].minimum == 1.0
+    again = kedge_command("flower", "init", str(tmp_path / "app"))
+    assert again.returncode == 2
+    assert "is not empty" in again.stderr
+    wrong = kedge_command("flower", "init", str(tmp_path / "b"), "--rule", "deadline")
+    assert "--rule takes key=value" in wrong.stderr
+
+
+def test_an_app_has_files_with_parts_of_ones_own(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import kedge\n\n\n@kedge.register\nclass Tether(kedge.Part):\n    '''Nothing.'''\n"
+    )
+    words = ("--method", "tether", "--load", str(mine))
+    done = kedge_command("flower", "init", str(tmp_path / "app"), *words)
+    assert done.returncode == 0, done.stderr
+    copied = tmp_path / "app" / "kedge_app" / "own_0.py"
+    assert copied.read_text() == mine.read_text()
+
+
+def test_where_there_is_no_federation(tmp_path: Path) -> None:
+    for command in ("log", "down"):
+        done = kedge_command("flower", command, "--at", str(tmp_path))
+        assert done.returncode == 2
+        assert "there is no federation" in done.stderr
+
+
+def test_logs_of_members(tmp_path: Path) -> None:
+    Spec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
+    write_programs(tmp_path, "token", [])
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "north.txt").write_text("".join(f"line {i}\n" for i in range(90_000)))
+    done = kedge_command("flower", "log", "north", "-n", "2", "--at", str(tmp_path))
+    assert done.stdout.splitlines()[1:] == ["line 89998", "line 89999"]
+    done = kedge_command("flower", "log", "nort", "--at", str(tmp_path))
+    assert "Did you mean 'north'?" in done.stderr
+    assert "no run yet" in kedge_command("flower", "log", "--at", str(tmp_path)).stderr
+    assert kedge_command("flower", "down", "--at", str(tmp_path)).returncode == 0

@@ -1,0 +1,19 @@
+"""One federation of real processes for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Three members as resident nodes, each behind a SuperNode with a key of its own."""
+    from running import Running
+
+    running = Running(tmp_path_factory.mktemp("fed") / "f")
+    try:
+        yield running
+    finally:
+        running.end()

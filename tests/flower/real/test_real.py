@@ -1,0 +1,155 @@
+"""Real processes on loopback: SuperLink, SuperNodes with keys, TLS, resident nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra: pip install 'kedge[flower]'")
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from running import (
+    NODES,
+    Running,
+    assert_same,
+    kill,
+    rounds_of,
+    settings,
+    simulate,
+    wait,
+)
+from safetensors.torch import load_file
+
+from kedge.core import tree
+from kedge.errors import KedgeError
+from kedge.flower import local, spec
+from kedge.flower.keys import make_authority, make_node_key
+from kedge.flower.processes import TOKEN, free_ports, is_running, processes_of, read_processes
+from kedge.flower.submit import follow
+
+pytestmark = pytest.mark.flower
+
+
+def train(running: Running, config: object, out: Path, resume: bool = False) -> None:
+    follow(running.folder, running.submit(config, out, resume), "")  # type: ignore[arg-type]
+
+
+def test_scaffold_by_command_is_the_simulation(federation: Running, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ("--method", "scaffold", "--rounds", "3", "--out", str(out), "--json")
+    done = federation.command("run", *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["engine"] == "flower"
+    simulated = simulate(settings("scaffold", 3), tmp_path / "simulated")
+    assert_same(out, simulated)
+    assert_same_states(federation, out, simulated)
+    # what works on a run works on this one
+    predicted = subprocess.run(
+        ["kedge", "predict", str(out), "digits", "-o", str(tmp_path / "predicted.csv")],
+        env=os.environ | spec.environment(federation.folder), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert predicted.returncode == 0, predicted.stderr
+    assert len((tmp_path / "predicted.csv").read_text().splitlines()) > 300
+    shown = federation.command("status", "--json")
+    rows = {row["name"]: row for row in json.loads(shown.stdout)["processes"]}
+    assert len(rows) == 1 + 2 * NODES
+    assert all(row["running"] for row in rows.values())
+    assert json.loads(shown.stdout)["runs"][0]["status"] == "finished:completed"
+    assert "complete" in federation.command("log").stdout
+    assert "train of round 3: answered" in federation.command("log", "client-1").stdout
+
+
+def assert_same_states(federation: Running, out: Path, simulated: Path) -> None:
+    """What members keep on disk is the client state of the simulation."""
+    run = json.loads((out / "federation.json").read_bytes())["run"]
+    expected = load_file(simulated / "seed-0" / "checkpoint.safetensors")
+    for k, node in enumerate(federation.spec.nodes):
+        folder = federation.folder / "nodes" / node.name / "state" / "runs" / run
+        newest = max(folder.glob("state-*.safetensors"))
+        found = load_file(newest)
+        rows = {key[8:]: value[k] for key, value in expected.items() if key[:8] == "clients|"}
+        assert found
+        assert tree.equal(found, {key: rows[key] for key in found})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbr(rows=4, samples=3, width=5, out=3)"])
+def test_methods_are_the_simulation(method: str, federation: Running, tmp_path: Path) -> None:
+    config = settings(method, 2)
+    train(federation, config, tmp_path / "run")
+    assert_same(tmp_path / "run", simulate(config, tmp_path / "simulated"))
+
+
+def test_processes_are_killed_and_the_run_ends_as_the_simulation(
+    federation: Running, tmp_path: Path
+) -> None:
+    """One kill of each kind in one run; after that of the SuperLink it is resumed."""
+    config, out = settings("scaffold", 5), tmp_path / "run"
+    run = federation.submit(config, out)
+    wait(lambda: rounds_of(out) >= 1, 120)
+    kill(federation.client_process("client-0"))
+    kill(federation.pid("member-client-1"))
+    wait(lambda: rounds_of(out) >= 2, 200)
+    kill(federation.pid("client-2"))
+    wait(lambda: rounds_of(out) >= 3, 300)
+    kill(federation.pid("superlink"))
+    with pytest.raises(KedgeError, match="the server of the run"):
+        follow(federation.folder, run, "")
+    assert rounds_of(out) in (3, 4)
+    train(federation, config, out, resume=True)
+    assert_same(out, simulate(config, tmp_path / "simulated"))
+    processes = read_processes(federation.folder)[1]
+    assert processes["superlink"].starts == 2
+    assert processes["member-client-1"].starts == 2
+    assert processes["client-2"].starts >= 2
+    log = (out / "log.txt").read_text()
+    assert "client-2 did not reply (unreachable)" in log
+    assert "resumed after round" in log
+
+
+def test_strangers_are_not_let_in(federation: Running, tmp_path: Path) -> None:
+    """A key that was not registered, no key, and a server that the node does not trust."""
+    own_spec, keys = federation.spec, federation.folder / "keys"
+    make_node_key(tmp_path / "stranger")
+    make_authority(tmp_path / "other")
+    trusted, own = str(keys / "ca.crt"), str(tmp_path / "stranger")
+    for words, said in (
+        (("--root-certificates", trusted, "--auth-supernode-private-key", own), "2004"),
+        (("--root-certificates", trusted), "2001"),
+        (("--root-certificates", str(tmp_path / "other" / "ca.crt"),
+          "--auth-supernode-private-key", str(keys / "client-0")), "CERTIFICATE_VERIFY_FAILED"),
+    ):  # fmt: skip
+        log = tmp_path / "log.txt"  # no pipe: what a SuperNode starts may outlive it
+        with log.open("wb") as file:
+            done = subprocess.run(
+                [spec.flower("flower-supernode"), "--superlink", f"127.0.0.1:{own_spec.port}",
+                 *words, "--host", "127.0.0.1", "--port", str(free_ports(1)[0]),
+                 "--max-retries", "1"],
+                env=os.environ | spec.environment(tmp_path) | {TOKEN: own_spec.token},
+                stdout=file, stderr=subprocess.STDOUT, check=False, timeout=60,
+            )  # fmt: skip
+        assert done.returncode != 0
+        assert said in log.read_text()
+
+
+def test_members_in_client_processes_and_a_clean_end(tmp_path: Path) -> None:
+    """Without resident nodes; the federation is ended, started again and ended."""
+    running = Running(tmp_path / "f", resident=False)
+    try:
+        config, out = settings("scaffold", 3), tmp_path / "run"
+        run = running.submit(config, out)
+        wait(lambda: rounds_of(out) >= 1, 120)
+        local.down(running.folder)
+        assert not processes_of(running.spec.token)
+        with pytest.raises(KedgeError):
+            follow(running.folder, run, "")
+        local.up(running.folder, running.spec, owner=os.getpid())
+        train(running, config, out, resume=True)
+        assert_same(out, simulate(config, tmp_path / "simulated"))
+    finally:
+        supervisor = read_processes(running.folder)[0]
+        running.end()
+    assert not supervisor or not is_running(supervisor)

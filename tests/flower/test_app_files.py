@@ -1,0 +1,145 @@
+"""Keys, rules, apps and shares as files; no Flower."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kedge.data.build import federate
+from kedge.data.datasets import load
+from kedge.errors import FieldError, KedgeError, UnknownName
+from kedge.flower.init import PACKAGE, write_app
+from kedge.flower.rules import Rules
+from kedge.flower.rules_file import make_rules, read_rules, write_rules
+from kedge.flower.shares import shares_of
+from kedge.runs.config import Config
+from kedge.runs.reading import load_config
+
+
+def test_rules_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    assert read_rules(path) == (Rules(), None)
+    rules, scaling = Rules(deadline_s=7.5, minimum=1.0, attempts=9), ((0.1, 1 / 3), (0.2, 1.0))
+    path.write_text(write_rules(rules, scaling))
+    assert read_rules(path) == (rules, scaling)
+    path.write_text(write_rules(rules, None))
+    assert read_rules(path) == (rules, None)
+
+
+def test_wrong_rules_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'deadline_s'"):
+        make_rules({"deadline": 5})
+    with pytest.raises(FieldError, match="attempts = 1.5 is no int"):
+        make_rules({"attempts": 1.5})
+    with pytest.raises(FieldError, match="minimum"):
+        make_rules({"minimum": 2})
+    path = tmp_path / "rules.toml"
+    for text in ("[scaling]\nmean = [1]", "[scaling]\nmean = [1]\nstd = [1, 2]", "scaling = 3"):
+        path.write_text(text)
+        with pytest.raises(FieldError):
+            read_rules(path)
+
+
+def test_an_app_has_what_a_bundle_takes(tmp_path: Path) -> None:
+    config = Config(method='scaffold+fedprox(mu=0.1)', rounds=7, seeds=(3,), clients=2)  # fmt: skip
+    folder = write_app(tmp_path / "My Hospitals!", config, Rules(minimum=1.0))
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "my-hospitals"
+    parts = project["tool"]["flwr"]["app"]["components"]
+    assert parts == {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"}
+    assert project["tool"]["flwr"]["app"]["config"]["resume"] is False
+    assert load_config(folder / PACKAGE / "settings.toml") == config
+    assert read_rules(folder / PACKAGE / "rules.toml")[0] == Rules(minimum=1.0)
+    for path in folder.rglob("*"):
+        assert path.is_dir() or path.suffix in (".py", ".toml", ".md")
+        assert path.name not in ("lib", "parts", "build", "env", "venv")
+        assert not path.name.startswith("test_")
+    with pytest.raises(KedgeError, match="is not empty"):
+        write_app(folder, config)
+    assert write_app(folder, config, replace=True) == folder
+
+
+def test_an_app_for_settings_of_a_simulation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match="seeds"):
+        write_app(tmp_path / "app", Config())
+    assert not (tmp_path / "app").exists()
+
+
+def test_shares_are_the_clients_of_a_simulation(tmp_path: Path) -> None:
+    shares, scaling = shares_of("digits", "dirichlet(0.3)", 12, "auto", 5, tmp_path)
+    dataset = load("digits")
+    federation = federate(dataset, "dirichlet(0.3)", clients=12, seed=5)
+    assert [share.name for share in shares] == [f"client-{k:02d}" for k in range(12)]
+    assert scaling == (tuple(dataset.mean.tolist()), tuple(dataset.std.tolist()))
+    tests = []
+    for k, share in enumerate(shares):
+        own = load(share.data)
+        start = federation.offsets[k]
+        rows = federation.rows[start : start + federation.sizes[k]]
+        assert np.array_equal(own.x_train, federation.x[rows].numpy())
+        assert np.array_equal(own.y_train, federation.y[rows].numpy())
+        assert own.classes == dataset.classes  # also where a class is missing
+        tests.append(own.x_test)
+    assert dataset.x_test is not None
+    together = np.concatenate(tests)
+    assert sorted(map(bytes, together)) == sorted(map(bytes, dataset.x_test))
+
+
+def test_shares_with_held_out_rows(tmp_path: Path) -> None:
+    shares, _ = shares_of("digits", "iid", 3, "holdout(0.25)", 0, tmp_path)
+    federation = federate(load("digits"), "iid", clients=3, split="holdout(0.25)")
+    for k, share in enumerate(shares):
+        own = load(share.data)
+        assert np.array_equal(own.x_test, federation.x[federation.held_out[k]].numpy())
+
+
+def test_silos_stay_where_they_are(tmp_path: Path) -> None:
+    for name in ("south", "north"):
+        rows = "\n".join(f"{i},{i % 2}" for i in range(30))
+        (tmp_path / f"{name}.csv").write_text(f"age,sick\n{rows}\n")
+    shares, scaling = shares_of(f"{tmp_path}(label=sick)", "auto", 0, "auto", 0, tmp_path / "new")
+    assert [share.name for share in shares] == ["north", "south"]
+    assert shares[0].data == f"{tmp_path / 'north.csv'}(label=sick)"
+    assert load(shares[0].data).sizes["train"] == 30
+    assert scaling is None  # it is agreed
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(KedgeError, match="has 2 silos"):
+        shares_of(f"{tmp_path}(label=sick)", "auto", 3, "auto", 0, tmp_path / "new")
+    with pytest.raises(KedgeError, match="how many nodes"):
+        shares_of("digits", "auto", 0, "auto", 0, tmp_path / "new")
+
+
+def test_keys_are_private_and_the_authority_signs_the_server(tmp_path: Path) -> None:
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
+
+    from kedge.flower.keys import make_authority, make_node_key, make_server
+
+    with pytest.raises(KedgeError, match="no authority"):
+        make_server(tmp_path)
+    make_authority(tmp_path)
+    make_server(tmp_path, ["fed.example.org", "10.0.0.7"])
+    authority, server = (
+        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
+        for name in ("ca.crt", "server.pem")
+    )
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    public = make_node_key(tmp_path / "north")
+    private = load_ssh_private_key((tmp_path / "north").read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    shown = load_ssh_public_key(public.read_bytes())
+    assert isinstance(shown, ec.EllipticCurvePublicKey)
+    assert shown.public_numbers() == private.public_key().public_numbers()
+    for secret in ("ca.key", "server.key", "north"):
+        assert stat.S_IMODE((tmp_path / secret).stat().st_mode) == 0o600
