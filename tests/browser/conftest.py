@@ -23,7 +23,7 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
-TIMEOUT_MS = 8000  # of one step
+TIMEOUT_MS = 30_000  # of one step, on a busy machine
 INSIDE = ("data:", "blob:", "about:")  # what a page may load from itself
 OpenPage = Callable[..., Any]
 

@@ -418,3 +418,10 @@ def test_clients_without_a_value_are_counted(tmp_path: Path) -> None:
     assert "1 of 2 clients have no AUROC" in " ".join(facts(of_clients)["groups"][0]["note"])
     whole = run_folder(tmp_path / "all", "fedper", changes=changes | {"per_personal": [0.8, 0.9]})
     assert "have no" not in " ".join(facts(whole)["groups"][0]["note"])
+
+
+def test_names_have_no_more_settings_than_it_takes(tmp_path: Path) -> None:
+    for lr, rounds in ((0.1, 5), (0.2, 6), (0.3, 7)):  # the number of rounds tells them apart
+        run_folder(tmp_path / f"run{rounds}", rounds=rounds, settings={"lr": lr, "target": 1.0})
+    names = [s["name"] for g in facts(tmp_path)["groups"] for s in g["standings"]]
+    assert names == ["fedavg (rounds=5)", "fedavg (rounds=6)", "fedavg (rounds=7)"]

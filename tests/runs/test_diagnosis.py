@@ -300,6 +300,17 @@ def test_a_folder_that_cannot_be_written(folder: Path) -> None:
         training(folder)
 
 
+def test_a_run_that_is_read_only_is_diagnosed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    lines: list[str] = []
+    [sheet] = diagnose_run(folder, ("data",), report=lines.append)
+    assert sheet.findings
+    assert "so that the diagnosis is not kept there" in lines[0]
+    assert not (folder / "diagnosis").exists()
+
+
 def test_the_number_of_threads_is_that_of_before(finished: Path) -> None:
     assert torch.get_num_threads() == 1
     training(finished)

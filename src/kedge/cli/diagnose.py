@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,10 +90,10 @@ def diagnose(
         client=client,
         report=None if as_json else dim,
     )
-    if target is not None:
-        write_sheets(sheets, target, _title(subject, sheets))
     if as_json:
         typer.echo(json.dumps({"sheets": [sheet.to_dict() for sheet in sheets]}))
+        if target is not None:
+            write_sheets(sheets, target, _title(subject, sheets))
         return
     from kedge.cli.sheets import print_sheet
 
@@ -100,7 +101,8 @@ def diagnose(
         if i:
             console.print()
         print_sheet(sheet)
-    if target is not None:
+    if target is not None:  # last, so that a full disk does not keep the findings from being read
+        write_sheets(sheets, target, _title(subject, sheets))
         dim(f"wrote {target}")
     _next(subject, sheets)
 
@@ -126,6 +128,8 @@ def _next(subject: str, sheets: list[Sheet]) -> None:
     if is_run(subject):
         names = ", ".join(dict.fromkeys(sheet.name for sheet in sheets))
         single = (Path(subject) / "config.toml").is_file()
+        if not os.access(subject, os.W_OK):
+            return
         dim(f"kept in {Path(subject) / ('' if single else '*') / 'diagnosis'}: {names}")
         show([f"kedge report {shlex.quote(subject)}"])
         return

@@ -7,6 +7,7 @@ The sheets are in ``diagnosis/data.json``, ``diagnosis/training.json`` and
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from kedge.runs.runner import simulation
 from kedge.runs.saved import read_records
 from kedge.sim.simulation import Simulation
 
+Client = int | str | None  # number or name; None: the largest
 DIAGNOSES = ("data", "training", "privacy")
 FOLDER = "diagnosis"
 MAX_GAP = 1e-3  # relative difference of training losses up to which a replay is the same run
@@ -49,7 +51,7 @@ def diagnose_run(
     rounds: Sequence[int] | None = None,
     seed: int | None = None,
     report: Report | None = None,
-    client: int | str | None = None,
+    client: Client = None,
 ) -> list[Sheet]:
     """Diagnose the run in a folder, and write a sheet for each diagnosis into it.
 
@@ -99,12 +101,7 @@ class _Run:
     """A run in its folder, with the means to rebuild it."""
 
     def __init__(
-        self,
-        path: Path,
-        seed: int | None,
-        say: Report,
-        yardstick: str = "",
-        client: int | str | None = None,
+        self, path: Path, seed: int | None, say: Report, yardstick: str = "", client: Client = None
     ) -> None:
         self.path, self.folder, self.say = path, Folder(path), say
         self.config = stored_config(path)
@@ -126,13 +123,13 @@ class _Run:
         trains = set(what) - {"data"}
         state = self._checkpoint() if trains else None
         wanted = self._rounds(rounds, state) if trains else []
-        self._make_folder()
+        is_kept = self._make_folder()
         with restored_threads(), self._explained(), memory_errors(self.config):
             sim = self._simulation()
             with precise(self.config.precision, sim.federation.device):
                 made = {name: self._made(name, sim, wanted, state) for name in _ordered(what)}
         sheets = [self._signed(made[name], rounds) for name in what]
-        for sheet in sheets:
+        for sheet in sheets if is_kept else ():
             self.folder.write(f"{FOLDER}/{sheet.name}.json", sheet.to_json().encode())
         return sheets
 
@@ -294,11 +291,17 @@ class _Run:
 
     # -- sheets --------------------------------------------------------------------------------
 
-    def _make_folder(self) -> None:
+    def _make_folder(self) -> bool:
+        """Make the folder of the sheets; whether it can be written, as that of others may not."""
+        folder = self.path / FOLDER
+        if not os.access(folder if folder.is_dir() else self.path, os.W_OK):
+            self.say(f"{self.path} cannot be written, so that the diagnosis is not kept there")
+            return False
         try:
-            (self.path / FOLDER).mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise DataError(f"{self.path / FOLDER} cannot be made: {error.strerror}") from None
+            raise DataError(f"{folder} cannot be made: {error.strerror}") from None
+        return True
 
     def _signed(self, sheet: Sheet, rounds: Sequence[int] | None) -> Sheet:
         command = f"kedge diagnose {shlex.quote(str(self.path))} --what {sheet.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -45,4 +46,5 @@ def write_target(path: Path, write: Callable[[Path], None]) -> None:
     except OSError as error:
         raise KedgeError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system refuses even this
+            temporary.unlink(missing_ok=True)

@@ -50,12 +50,16 @@ def verdict(m: Measures) -> str:
         )
     gap = best - general.mean_local
     size = "Strong" if gap >= STRONG else "Moderate" if gap >= MODERATE else "Little"
-    size = size if mean_cosine(m.cosines) < AGREEING else "Little"
+    agreement = mean_cosine(m.cosines)
+    is_shared = size != "Little" and agreement >= AGREEING
+    lead = f"{size} drift"
+    if is_shared:
+        lead = f"Little drift, since the clients' updates agree (mean cosine {agreement:.2f})"
     bias = mean_bias(m)
     lacks = ""
     if bias is not None:
         lacks = f", and recognise {_share(bias[0])} of the samples of classes that they lack"
-    return f"{size} drift: {_general(general)}{where}{lacks}."
+    return f"{lead}: {_general(general)}{where}{lacks}."
 
 
 def drifting(layers: Sequence[Layer]) -> Layer | None:

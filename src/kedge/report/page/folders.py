@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kedge.errors import DataError, KedgeError
 from kedge.report.page.source import Source, of_result, read_run, setting_name, why_untested
@@ -114,19 +114,23 @@ def _listed(path: Path, name: str, kind: str) -> Found:
 EXECUTION = ("engine", "device", "workers", "threads", "chunk", "compile", "state")
 
 
+def _distinct(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+    """How many of the settings differ in some keys."""
+    return len({repr([one.get(key) for key in keys]) for one in settings})
+
+
 def _labelled(sources: Sequence[Source]) -> list[Source]:
-    """Names that differ: the method, then the settings in which equal methods differ, then the
-    folder."""
+    """Names that differ: the method, then as many settings as it takes to tell equal methods
+    apart, then the folder."""
     found = list(sources)
     names = [source.name for source in found]
     for name in {n for n in names if names.count(n) > 1}:
         same = [i for i, n in enumerate(names) if n == name]
         settings = [found[i].settings for i in same]
-        keys = [
-            key
-            for key in settings[0]
-            if key not in EXECUTION and len({repr(one.get(key)) for one in settings}) > 1
-        ]
+        keys: list[str] = []
+        for key in (key for key in settings[0] if key not in EXECUTION):
+            if _distinct(settings, [*keys, key]) > _distinct(settings, keys):
+                keys.append(key)
         for i in same:
             more = [f"{k}={_written(found[i].settings.get(k))}" for k in keys if k != "method"]
             names[i] = f"{name} ({', '.join(more)})" if more else name

@@ -18,6 +18,7 @@ function drawSheet(figure, spec) {
     ] }),
     points: (width) => Plot.plot({ ...style(width), height: Math.round(Math.min(520, Math.max(280, width * 0.6))), x: { ...axis, nice: true, ...(numeric ? {} : { type: "point" }) }, marks: [
       Plot.dot(rows, { x: "x", y: "y", r: rows.length > 800 ? 2 : 3.2, fill: (d) => colour(run(d.series)), fillOpacity: 0.75 }),
+      ...(rows.length <= 12 && width > 480 ? [Plot.text(rows.filter((d) => d.label), { x: "x", y: "y", text: (d) => clip(String(d.label), 18), dy: -9, fill: "var(--soft)", fontSize: 11 })] : []),
       Plot.tip(rows, Plot.pointer({ x: "x", y: "y", title: words, ...TIP })),
     ] }),
     bars: (width) => {
