@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 import tomllib
 from pathlib import Path
@@ -13,9 +14,12 @@ from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.flower.init import PACKAGE, write_app
+from kedge.flower.local import _with_free_ports
+from kedge.flower.processes import free_ports
 from kedge.flower.rules import Rules
 from kedge.flower.rules_file import make_rules, read_rules, write_rules
 from kedge.flower.shares import shares_of
+from kedge.flower.spec import NodeSpec, Spec
 from kedge.runs.config import Config
 from kedge.runs.reading import load_config
 
@@ -143,3 +147,15 @@ def test_keys_are_private_and_the_authority_signs_the_server(tmp_path: Path) -> 
     assert shown.public_numbers() == private.public_key().public_numbers()
     for secret in ("ca.key", "server.key", "north"):
         assert stat.S_IMODE((tmp_path / secret).stat().st_mode) == 0o600
+
+
+def test_a_federation_moves_if_others_have_taken_its_ports(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    spec = Spec("token", port, (NodeSpec("north", "digits", *free_ports(1)),))
+    assert _with_free_ports(tmp_path, spec) == spec
+    with socket.create_server(("127.0.0.1", port)):
+        moved = _with_free_ports(tmp_path, spec)
+    assert moved.port != port
+    assert Spec.load(tmp_path) == moved
+    connection = tomllib.loads((tmp_path / "flower" / "config.toml").read_text())["superlink"]
+    assert connection["kedge"]["address"] == f"127.0.0.1:{moved.port}"

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.screen import console, dim, errors, print_table
-from kedge.errors import KedgeError
+from kedge.errors import Interrupted, KedgeError
 
 if TYPE_CHECKING:
     from kedge.flower.rules import Rules
@@ -113,7 +113,7 @@ def up(
             policy=policy, threads=threads, own=load or [],
         )  # fmt: skip
     start = time.perf_counter()
-    local.up(folder, spec)
+    spec = local.up(folder, spec)
     names = ", ".join(node.name for node in spec.nodes)
     console.print(f"{len(spec.nodes)} members are connected: {names}", highlight=False)
     dim(f"ready after {time.perf_counter() - start:.0f} s; SuperLink at 127.0.0.1:{spec.port}")
@@ -146,6 +146,7 @@ def run(
     from kedge.flower.submit import follow, submit
     from kedge.report.progress import Watcher
     from kedge.runs.folder import new_path
+    from kedge.runs.stopping import request_stop
 
     load_files(load)
     folder = at.resolve()
@@ -156,7 +157,11 @@ def run(
     with Watcher(config.rounds, console=errors) as watcher:
         run = submit(folder, config, path, resume=resume, rules=_rules(rule), own=load or [])
         watcher.report(f"Flower's run {run.number}; log: {path / 'log.txt'}")
-        follow(folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r))
+        try:
+            follow(folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r))
+        except KeyboardInterrupt:
+            request_stop(path)
+            raise Interrupted(f"the run stops after its present round. {hint}") from None
     _print_result(path, as_json)
 
 

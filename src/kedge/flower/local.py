@@ -19,12 +19,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kedge.errors import KedgeError
 from kedge.flower.processes import (
     free_ports,
+    is_open,
     is_running,
     read_processes,
     read_token,
@@ -34,7 +36,6 @@ from kedge.flower.processes import (
 )
 from kedge.flower.spec import CONNECTION, NodeSpec, Spec, programs, socket_of
 
-DEFAULT_FOLDER = "kedge-federation"
 READY_S = 180.0
 MAX_STARTS = 8  # of one program while a federation gets ready; the pauses are a minute together
 ONLINE = b"SuperNode ID:"  # in the log of a SuperNode that was let in
@@ -96,7 +97,7 @@ def _write_connection(folder: Path, port: int) -> None:
 # -- up and down --------------------------------------------------------------------------------
 
 
-def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> None:
+def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> Spec:
     """Start a federation, and wait until all its nodes are connected.
 
     Args:
@@ -105,12 +106,16 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> No
         owner: a process with whose end the federation ends, too; 0: none.
         ready_s: how long to wait.
 
+    Returns:
+        The federation, at other ports if its own are taken.
+
     Raises:
         KedgeError: it runs already, or does not get ready.
     """
     if read_processes(folder)[0]:
         raise KedgeError(f"the federation in {folder} runs already; see: kedge flower status")
     stop(folder, spec.token)  # what a supervisor that was killed has left behind
+    spec = _with_free_ports(folder, spec)
     for log in (folder / "logs").glob("*.txt"):
         log.replace(log.with_suffix(".old"))
     write_programs(folder, spec.token, programs(folder, spec))
@@ -120,7 +125,7 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> No
         if not is_running(supervisor):
             break
         if all(is_ready(folder, spec, node) for node in spec.nodes):
-            return
+            return spec
         _check_starts(folder, spec)
         time.sleep(0.25)
     missing = [node.name for node in spec.nodes if not is_ready(folder, spec, node)]
@@ -129,6 +134,18 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> No
         f"the federation did not get ready within {ready_s:g} s; missing: {', '.join(missing)}. "
         f"See the logs in {folder / 'logs'}"
     )
+
+
+def _with_free_ports(folder: Path, spec: Spec) -> Spec:
+    """The same federation at other ports, if others have taken its own meanwhile."""
+    if not any(is_open(port) for port in (spec.port, *(node.port for node in spec.nodes))):
+        return spec
+    port, *ports = free_ports(len(spec.nodes) + 1)
+    nodes = tuple(replace(node, port=p) for node, p in zip(spec.nodes, ports, strict=True))
+    spec = replace(spec, port=port, nodes=nodes)
+    _write_connection(folder, port)
+    spec.save(folder)
+    return spec
 
 
 def _check_starts(folder: Path, spec: Spec) -> None:
