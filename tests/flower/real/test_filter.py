@@ -23,6 +23,7 @@ from kedge.flower.submit import call, follow, submit
 pytestmark = pytest.mark.flower
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 CONF = Path(__file__).parents[3] / "docs" / "deploy" / "nginx.conf"
+PROTOBUF = "application/protobuf"
 MAIN = """\
 daemon off;
 worker_processes 1;
@@ -97,7 +98,7 @@ class Filtered:
         context = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
         plain = socket.create_connection(("127.0.0.1", port or self.port), timeout=20)
         with context.wrap_socket(plain, server_hostname="localhost") as connection:
-            head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
+            head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n"
             connection.sendall(f"{head}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
             answer = b""
             while piece := connection.recv(4096):
@@ -141,6 +142,7 @@ FORBIDDEN = [
     "/v1/fleet/pull-messages%3f/../../control/list-runs",
     "/v1/fleet/pull-messages%0a",
     "/V1/Fleet/pull-messages",
+    "/v1/control/list-runs/../../fleet/pull-messages",
     "https://localhost/v1/control/list-runs",
 ]
 
