@@ -167,7 +167,9 @@ def test_fleet_paths_reach_the_superlink(filtered: Filtered) -> None:
 
 
 def test_real_nodes_train_through_the_filter(filtered: Filtered, tmp_path: Path) -> None:
-    config = replace(settings("fedavg", 1), clients=2, partition="iid", model="mlp(hidden=[1200, 1200])")
+    config = replace(
+        settings("fedavg", 1), clients=2, partition="iid", model="mlp(hidden=[1200, 1200])"
+    )
     run = submit(filtered.folder, config, tmp_path / "run")
     follow(filtered.folder, run, "")
     assert (tmp_path / "run" / "result.json").exists()
