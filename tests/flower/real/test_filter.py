@@ -20,6 +20,8 @@ from kedge.flower import local, spec
 from kedge.flower.processes import Program, free_ports, is_open
 from kedge.flower.submit import call, follow, submit
 
+pytest.importorskip("flwr", reason="needs Flower: pip install 'kedge[flower]'")
+
 pytestmark = pytest.mark.flower
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 CONF = Path(__file__).parents[3] / "docs" / "deploy" / "nginx.conf"
