@@ -12,6 +12,7 @@ from kedge.api.saved import load as load_run
 from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
 from kedge.report import figures
+from kedge.report.page import write as page
 from kedge.report.progress import Watcher
 from kedge.runs import runner
 from kedge.runs.compare import compare, rows_of
@@ -41,7 +42,7 @@ class Prediction(NamedTuple):
 
 
 class Demo(NamedTuple):
-    """Results, paths of the figures, and a prediction."""
+    """Results, paths of the figures and of the report, and a prediction."""
 
     results: list[Result]
     figures: list[Path]
@@ -72,7 +73,8 @@ def run_demo(out: str | Path) -> Demo:
     paths = [out / name for name in names]
     title = f"digits, {CLIENTS} clients, {PARTITION}"
     figures.curves(results, paths[:2], title)
-    for path in paths[2:]:
+    paths.append(page.report(results, out / "report.html", title))
+    for path in paths[2:4]:
         partition.plot(dataset.y_train, path, class_names=dataset.classes)
     return Demo(results, paths, _predict(runs / PREDICTS, out / "sample.png"))
 

@@ -178,7 +178,7 @@ def demo(
     from kedge.cli.demo import CLIENTS, PARTITION, ROUNDS, run_demo
     from kedge.report import tables
 
-    results, figures, new = run_demo(out)
+    results, (*figures, report), new = run_demo(out)
     n = len(results[0].config.seeds)
     console.print(
         f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
@@ -187,6 +187,7 @@ def demo(
     print_table(tables.comparison(results))
     written = "  ".join(str(path) for path in figures)
     console.print(f"\nFigures: {written}", highlight=False, soft_wrap=True)
+    console.print(f"Report:  {report}", highlight=False, soft_wrap=True)
     console.print(
         f"\nA new image, {new.image}, shows a {new.label}. The saved model of {new.run} says "
         f"{new.predicted}, with probability {new.probability:.2f}:\n"

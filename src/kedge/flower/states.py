@@ -10,11 +10,8 @@ obeying it would delete the state that counts.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kedge.errors import DataError
+from kedge.runs.atomic import write_file
 from kedge.session.session import NEVER
 
 STATE = re.compile(r"state-(\d{9})\.safetensors")
@@ -87,30 +85,3 @@ class States:
 
     def _path(self, round: int) -> Path:
         return self.folder / f"state-{round:09d}.safetensors"
-
-
-def write_file(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file atomically: under a temporary name, synchronised, then renamed."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
-            for piece in (content,) if isinstance(content, bytes) else content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _synchronise(path.parent)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def _synchronise(folder: Path) -> None:
-    """Make a rename last through a loss of power, where the system allows it."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -45,6 +45,7 @@ from torch import nn
 
 from kedge._version import __version__
 from kedge.errors import DataError, KedgeError
+from kedge.runs.atomic import write_file
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
@@ -216,19 +217,9 @@ class Folder:
             DataError: the file cannot be written, e.g. since the disk is full.
         """
         target = self.path / name
-        temporary = target.with_name(f".{target.name}.part")
         try:
-            with temporary.open("wb") as file:
-                for piece in (content,) if isinstance(content, bytes) else content:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if not isinstance(error, OSError):
-                raise
+            write_file(target, content)
+        except OSError as error:
             raise DataError(
                 f"{target} cannot be written: {error.strerror}. Earlier files are intact; "
                 "free some disk space and continue with --resume"
