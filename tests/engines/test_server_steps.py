@@ -362,15 +362,15 @@ def test_compiled_steps_equal_the_reference() -> None:
 # -- on a GPU ------------------------------------------------------------------------------------
 
 
-def on_gpu(norm: str, method: str, engine: str) -> Simulation:
+def on_gpu(norm: str, method: str, engine: str, dtype: torch.dtype = torch.float32) -> Simulation:
     small = problem(norm)
     double = small.federation
     federation = Federation(
-        double.x.float(), double.y, torch.split(double.rows, double.sizes), double.task,
-        dtype=torch.float32, device="cuda",
+        double.x.to(dtype), double.y, torch.split(double.rows, double.sizes), double.task,
+        dtype=dtype, device="cuda",
     )  # fmt: skip
     return Simulation(
-        federation, Model(small.module.float()), method, optim=small.optim, work=small.work,
+        federation, Model(small.module.to(dtype)), method, optim=small.optim, work=small.work,
         engine=engine,
     )  # fmt: skip
 
@@ -384,7 +384,8 @@ def test_graphs_equal_eager_steps(
     method: str, norm: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay repeats the kernels of a capture, so that the results are equal but for the choice
-    of an algorithm."""
+    of an algorithm. The reference sums in another order, and Adam turns rounding into steps where a
+    gradient is next to zero: it is compared with in float64."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     # TF32 would round differently in every algorithm
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
@@ -396,13 +397,12 @@ def test_graphs_equal_eager_steps(
         states.append(run(sim))
         assert None not in captures._captured.values()  # none was given up
     assert tree.gap(*states) < 1e-6
-    assert tree.gap(states[0], run_reference(norm, method, engine)) < 1e-5
-
-
-def run_reference(norm: str, method: str, engine: str) -> Tree:
-    sim = on_gpu(norm, method, engine)
-    sim._steps = REFERENCE
-    return run(sim)
+    states = []
+    for steps in (FastSteps(Captures(True), CUDA, False), REFERENCE):
+        sim = on_gpu(norm, method, engine, torch.float64)
+        sim._steps = steps
+        states.append(run(sim))
+    assert tree.gap(*states) < 1e-10
 
 
 @pytest.mark.gpu

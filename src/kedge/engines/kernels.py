@@ -228,7 +228,8 @@ def _blocks(clients: int, pixels: int, out: int, channels: int, small: bool) -> 
     bn = _power(out, 16, 128)
     enough = NUM_PROCESSORS * (3 if bn > 64 or not small else 1.5)
     bm = 64 if triton.cdiv(pixels, 128) * triton.cdiv(out, bn) * clients < enough else 128
-    return bm, bn, bk, 8 if bm * bn > 8192 else 4, 3
+    # with 4 warps, 128 x 64 blocks of 3 channels in bfloat16 and 7 x 7 taps are compiled wrongly
+    return bm, bn, bk, 8 if bm * bn > 8192 or (bm == 128 and channels % 16) else 4, 3
 
 
 def _weight_blocks(out: int, reduced: int, small: bool) -> Blocks:

@@ -4,8 +4,7 @@ Under ``vmap``, torch's BatchNorm has no backward pass in bfloat16 or channels-l
 converts every map to float32 and another memory format, and back. In a traced step a
 :class:`BatchNorm` is plain arithmetic instead, with the backward pass in closed form. The compiler
 fuses it with what follows (ReLU, sums of branches, casts), in the dtype and the memory format of
-the convolutions. In evaluation mode it is arithmetic on a GPU in eager mode, too: torch's own would
-convert the maps, and is suspected of results that are garbage at times. Elsewhere it is torch's.
+the convolutions. Elsewhere it is torch's.
 """
 
 from __future__ import annotations
@@ -24,16 +23,10 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
     """A BatchNorm that is plain arithmetic in a traced step of all clients."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.momentum is None or not transforms_active():
-            return super().forward(native_input(x))
-        has_statistics = self.running_mean is not None and self.running_var is not None
-        evaluates = has_statistics and not self.training
-        if not (is_traced() or (evaluates and x.is_cuda)):
+        if self.momentum is None or not (is_traced() and transforms_active()):
             return super().forward(native_input(x))
         self._check_input_dim(x)
-        if evaluates:
-            assert self.running_mean is not None
-            assert self.running_var is not None
+        if not self.training and self.running_mean is not None and self.running_var is not None:
             shape = _channel_shape(x, 0)
             inverse = torch.rsqrt(self.running_var + self.eps)
             centred = x.to(inverse.dtype) - self.running_mean.reshape(shape)
