@@ -1,0 +1,1 @@
+"""Figures of the documentation, made by kedge: ``python -m tools.figures``."""
