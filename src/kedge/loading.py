@@ -86,7 +86,7 @@ def load_options() -> str:
 def _execute(source: bytes, path: Path, name: str | Path) -> None:
     """Run the source as a module, so that its classes can be pickled and annotations resolved."""
     try:
-        code = compile(source, str(path), "exec")
+        code = compile(source, str(path), "exec", dont_inherit=True)  # no `annotations` of ours
     except SyntaxError as error:
         where = f", line {error.lineno}" if error.lineno else ""
         raise LoadError(f"{name}{where}: {error.msg}") from None

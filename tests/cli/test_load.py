@@ -135,6 +135,15 @@ def test_every_command_that_runs_or_shows_parts_has_the_option() -> None:
             "mine.py, line 3: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
         ),
         ("import sys\nsys.exit(3)\n", "mine.py, line 2: SystemExit: 3"),
+        (
+            MINE.replace("Range(0)", "Range(0, wrong=1)"),
+            "an annotation of tether cannot be evaluated: TypeError: Range.__new__() got an "
+            "unexpected keyword argument 'wrong'",
+        ),
+        (
+            MINE.replace("Range(0)", "Rnage(0)").replace("from __future__ import annotations", ""),
+            "mine.py, line 23: NameError: name 'Rnage' is not defined",
+        ),
         ("x = '\0'\n", "null bytes"),
         (
             MINE.replace("class Tether", "class SCAFFOLD"),

@@ -248,6 +248,7 @@ def register(cls: type[Part]) -> type[Part]:
                 f"{cls.__name__} has a field {field.name!r}, which hides what every part has under "
                 "that name; choose another"
             )
+    cls.schema()  # its annotations can be evaluated
     return parts.add(cls.name, cls)
 
 

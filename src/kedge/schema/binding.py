@@ -241,12 +241,24 @@ def schema_of(thing: Any, name: str, presets: bool = False, hidden: tuple[str, .
         name: its name in the grammar.
         presets: whether ``thing.presets`` holds named settings.
         hidden: parameters that are not options because the caller sets them.
+
+    Raises:
+        FieldError: an annotation cannot be evaluated.
     """
     return _read_signature(thing, name, presets, hidden)
 
 
 @functools.cache
 def _read_signature(thing: Any, name: str, presets: bool, hidden: tuple[str, ...]) -> Schema:
+    try:
+        return _read(thing, name, presets, hidden)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        raise FieldError(
+            f"an annotation of {name} cannot be evaluated: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _read(thing: Any, name: str, presets: bool, hidden: tuple[str, ...]) -> Schema:
     if dataclasses.is_dataclass(thing):
         hints = get_type_hints(thing, include_extras=True)
         options = [Option(f.name, hints[f.name], _default(f)) for f in dataclasses.fields(thing)]
