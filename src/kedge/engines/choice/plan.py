@@ -166,7 +166,10 @@ def _failure_notes(
     threaded: Sequence[Execution],
     known: Measurements,
 ) -> list[str]:
-    """A note for every candidate that was dropped, with the reason."""
+    """A note for every candidate that was dropped, with the reason; none if all of them fail, since
+    the run itself then raises the error."""
+    if all(known.needs[x.engine] is None for x in every):
+        return []
     notes = []
     for name in sorted({x.engine for x in every if x not in working}):
         reason = known.failures.get(name, "")
