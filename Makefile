@@ -48,6 +48,6 @@ readme: $(STAMP)
 	$(BIN)/python -c "import re, kedge.cli.display as d; p = 'README.md'; s = open(p).read(); \
 	open(p, 'w').write(re.sub(r'(<!-- methods:.*?-->\n).*?(<!-- end)', lambda m: m[1] + d.methods_markdown() + '\n' + m[2], s, flags=re.S))"
 
-# Write docs/results.md and its figures from the records in docs/results.
+# Write docs/results.md, its figures and docs/learn/choosing.md from the records in docs/results.
 results: $(STAMP)
 	$(BIN)/python -m tools.results

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tools.results.facts import Facts
 from tools.results.figure import draw_curves
-from tools.results.page import TEMPLATE, at_best_rate, markdown, render, source
+from tools.results.page import PAGES, at_best_rate, markdown, render, source
 
 from kedge.reproduction import recipes
 
@@ -17,14 +17,16 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 
 
-def test_the_page_is_what_the_records_say() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert page == render(RESULTS, draw=False), "run make results"
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_what_the_records_say(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == render(RESULTS, draw=False, template=PAGES[name]), "run make results"
 
 
-def test_no_measured_number_is_typed() -> None:
+@pytest.mark.parametrize("template", PAGES.values())
+def test_no_measured_number_is_typed(template: str) -> None:
     """Measurements have decimals or signs; settings and thresholds in sentences are whole."""
-    text = (RESULTS / TEMPLATE).read_text(encoding="utf-8")
+    text = (RESULTS / template).read_text(encoding="utf-8")
     prose = re.sub(r"\{[{%#].*?[}%#]\}", "", text, flags=re.S)
     assert not re.findall(r"\d\.\d|[+-]\d", prose)
 

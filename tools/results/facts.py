@@ -49,7 +49,7 @@ class Facts:
             return stat.written(1)
         interval = stat.interval()
         span = f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
-        return f"{stat.mean:+.1f}{span}"
+        return f"{round(stat.mean, 1) + 0.0:+.1f}{span}"  # no -0.0
 
     def value(self, row: str, what: str = "ours") -> float:
         """The mean of a statistic as a number, to compute with."""

@@ -17,11 +17,13 @@ from kedge.reproduction.summary import Summary
 from kedge.runs.result import Stat
 
 TEMPLATE = "page.md.j2"
+#: Pages below docs, and the templates beside the records that they are written from.
+PAGES = {"results.md": TEMPLATE, "learn/choosing.md": "choosing.md.j2"}
 METRICS = {"last": "last test", "best": "best test", "top5": "mean of the 5 best tests"}
 
 
-def render(results: Path, draw: bool = True) -> str:
-    """The page as Markdown; with ``draw`` its figures are written beside the records."""
+def render(results: Path, draw: bool = True, template: str = TEMPLATE) -> str:
+    """A page as Markdown; with ``draw`` its figures are written beside the records."""
 
     @cache
     def facts(name: str) -> Facts:
@@ -66,10 +68,11 @@ def render(results: Path, draw: bool = True) -> str:
         "table": lambda name: markdown(facts(name)),
         "figure": figure,
         "source": lambda name: source(facts(name)),
+        "seeds": lambda name, row: seeds(facts(name), row),
         "signed": signed,
         "number": lambda value: f"{value:.1f}",
     }
-    return re.sub(r"\n{3,}", "\n\n", environment.get_template(TEMPLATE).render())
+    return re.sub(r"\n{3,}", "\n\n", environment.get_template(template).render())
 
 
 def markdown(of: Facts) -> str:
@@ -115,6 +118,12 @@ def _gain(stat: Stat | None) -> str:
     interval = stat.interval()
     span = f" ({signed(interval[0])} to {signed(interval[1])})" if interval else ""
     return f"{signed(stat.mean)}{span}"
+
+
+def seeds(of: Facts, row: str) -> str:
+    """How many seeds a row has, in words; empty if it was not run."""
+    n = of.summaries[row].n
+    return "" if not n else "one seed" if n == 1 else f"{n} seeds"
 
 
 def signed(value: float) -> str:
