@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.figures import drift, network, partitions
+from tools.figures import drift, network, partitions, round
 
 FOLDER = Path(__file__).parents[2] / "docs" / "understand"
 
 
 def main() -> None:
     """Write all figures, and print the table of partitions."""
+    round.draw(FOLDER)
     drift.draw(FOLDER)
     network.draw(FOLDER)
     partitions.draw_figure(FOLDER)
