@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test long check format clean readme results mutants
+.PHONY: install demo test long check format clean results mutants
 
 install: $(STAMP)
 
@@ -42,11 +42,6 @@ format: $(STAMP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants
-
-# Write the table of methods in the README from the registry.
-readme: $(STAMP)
-	$(BIN)/python -c "import re, kedge.cli.display as d; p = 'README.md'; s = open(p).read(); \
-	open(p, 'w').write(re.sub(r'(<!-- methods:.*?-->\n).*?(<!-- end)', lambda m: m[1] + d.methods_markdown() + '\n' + m[2], s, flags=re.S))"
 
 # Write docs/results.md, its figures and docs/learn/choosing.md from the records in docs/results.
 results: $(STAMP)

@@ -1,4 +1,4 @@
-"""Tables of parts, datasets, partitions and checks, for the terminal and the README."""
+"""Tables of parts, datasets, partitions and checks, for the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kedge.report.mathtext import title
 
 
 def methods_markdown() -> str:
-    """The table of all parts for the README."""
+    """The table of all parts in Markdown."""
     columns = ["part", "side", "what it does", "extra down", "extra up", "keeps", "extra compute"]
     columns += ["sums only", "paper"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

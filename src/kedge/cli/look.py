@@ -77,7 +77,7 @@ def list_things(
             "data, splits, augmentations, optimizers, schedules"
         ),
     ] = "*",
-    markdown: Annotated[bool, typer.Option("--markdown", help="the table for the README")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="a table in Markdown")] = False,
     load: LOAD = None,
 ) -> None:
     """List the parts of methods, or the entries of another kind, e.g. models."""
