@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tools.figures.style import CLIENTS, GLOBAL, axes_style, settings
 from torch import Tensor, nn
 
 import kedge
-from kedge.core.part import parts
 from kedge.core.task import make_task
-from tools.figures.style import CLIENTS, GLOBAL, axes_style, settings
 
 STEPS, LR, ROUNDS = 12, 0.08, 40
 #: Curvatures along the axes of each client's loss, rotation of these axes, and its optimum.
@@ -29,7 +28,7 @@ OPTIMA = ((-1.2, 0.9), (1.3, -0.4))
 
 
 @dataclass(frozen=True)
-class Path_(kedge.Part):
+class Trace(kedge.Part):
     """Upload the position after every local step."""
 
     name = "path"
@@ -78,7 +77,7 @@ def trace(method: str) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
         net.get_submodule("head").weight.copy_(torch.tensor([[-0.4, -1.3]]))  # type: ignore[operator]
     simulation = kedge.Simulation(
-        federation(), kedge.Model(net), kedge.parse(method) + Path_(), optim=kedge.SGD(lr=LR),
+        federation(), kedge.Model(net), kedge.parse(method) + Trace(), optim=kedge.SGD(lr=LR),
         work=kedge.LocalWork(batch=2, steps=STEPS), engine="loop",
     )  # fmt: skip
     positions = [simulation.weights.params["head.weight"][0].numpy().copy()]
@@ -119,7 +118,9 @@ def _panel(panel: Any, method: str, title: str) -> None:
             grid[..., 0], grid[..., 1], loss, levels=[0.1, 0.4, 0.9, 1.6, 2.5],
             colors=colour, linewidths=0.6, alpha=0.35,
         )  # fmt: skip
-        panel.plot(*target, "x", color=colour, markersize=6, label=f"optimum of client {client + 1}")
+        panel.plot(
+            *target, "x", color=colour, markersize=6, label=f"optimum of client {client + 1}"
+        )
     positions, local = trace(method)
     for round in (0, 1, 2, ROUNDS - 1):
         for client, colour in enumerate(CLIENTS):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tools.figures.style import axes_style, settings
 
 import kedge
-from tools.figures.style import axes_style, settings
 
 PARTITIONS = ("iid", "dirichlet(1)", "dirichlet(0.1)")
 COLOURS = ("#747c87", "#2f8fd0", "#e0701c")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tools.figures.style import CLIENTS, TEXT, settings
 
 from kedge.data.partition import Partition, draw
 from kedge.diagnostics.data.labels import earth_movers, effective_classes
-from tools.figures.style import CLIENTS, TEXT, settings
 
 ALPHA, CLIENT_COUNT, SEEDS = 0.1, 10, range(5)
 LABELS = np.repeat(np.arange(10), 5000)  # as many samples of each class as CIFAR-10 has

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from kedge.core.part import HOOKS
 from tools.figures.style import CLIENTS, TEXT
+
+from kedge.core.part import HOOKS
 
 WIDTH, CLIENT, SERVER = 780, CLIENTS[0], CLIENTS[1]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif"
@@ -22,7 +23,9 @@ BOXES = (
         ("extra trainable leaves", ("extend",)),
         ("what stays on the clients", ("private",)),
     )),
-    (RIGHT, 40, 118, "once, on each client", CLIENT, (("first state of a client", ("client_init",)),)),
+    (RIGHT, 40, 118, "once, on each client", CLIENT, (
+        ("first state of a client", ("client_init",)),
+    )),
     (LEFT, 196, 146, "a round starts", SERVER, (
         ("what kind of round it is", ("phase",)),
         ("ask clients without training", ("survey",)),
@@ -91,7 +94,8 @@ def _svg() -> Iterator[str]:
     yield from _label(0, 642, "delta + uploads, reduced to sums", start=True, x=150)
     yield f'<path d="M 60 654 V 348" stroke="{TEXT}" fill="none" marker-end="url(#tip)"/>'
     yield from _label(130, 500, "next round", start=True, x=70)
-    yield f'<path d="M 740 602 h 22 V 322 h -20" stroke="{TEXT}" fill="none" marker-end="url(#tip)"/>'
+    loop = "M 740 602 h 22 V 322 h -20"
+    yield f'<path d="{loop}" stroke="{TEXT}" fill="none" marker-end="url(#tip)"/>'
     yield "</svg>"
 
 
@@ -103,7 +107,8 @@ def _box(
         f'<rect x="{x}" y="{y}" width="{COLUMN}" height="{height}" rx="6" fill="{colour}" '
         f'fill-opacity="0.08" stroke="{colour}" stroke-opacity="0.5"/>'
     )
-    yield f'<text x="{x + 12}" y="{y + 22}" font-weight="600" fill="{colour}">{escape(title)}</text>'
+    head = f'font-weight="600" fill="{colour}"'
+    yield f'<text x="{x + 12}" y="{y + 22}" {head}>{escape(title)}</text>'
     for i, (what, hooks) in enumerate(rows):
         line = y + 48 + 28 * i
         yield f'<text x="{x + 12}" y="{line}">{escape(what)}</text>'
