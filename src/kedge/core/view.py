@@ -190,18 +190,22 @@ class View:
 
     @property
     def spec(self) -> Spec:
+        """Sizes and shapes of the run: model, task, clients."""
         return self._context.spec
 
     @property
     def task(self) -> Task:
+        """The task of the run: loss and labels."""
         return self._context.task
 
     @property
     def info(self) -> Info:
+        """Numbers about the client's round: learning rate, steps, samples, client weight."""
         return self._context.job.info
 
     @property
     def round(self) -> Tensor:
+        """Number of the round, from 0."""
         return self._context.job.info.round
 
     @property
@@ -229,14 +233,17 @@ class View:
 
     @property
     def sent(self) -> Tree:
+        """What the part's ``send`` made in this round."""
         return self._context.job.sent.get(self._part.name, {})
 
     @property
     def client(self) -> Tree:
+        """The part's state on this client, from its last ``reply``."""
         return self._context.job.client.get(self._part.name, {})
 
     @property
     def local(self) -> Tree:
+        """The part's state within this round, from ``prepare``, ``ascend`` and ``observe``."""
         return self._context.local.get(self._part.name, {})
 
     @property
