@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ class ApiPage(NamedTuple):
     title: str
     intro: str
     names: tuple[str, ...]
+    about: str = ""  # a module whose docstring follows the introduction
 
 
 PAGES = (
@@ -40,9 +42,10 @@ PAGES = (
     ),
     ApiPage(
         "part", "Parts and hooks",
-        "A part is one paper: a frozen dataclass of hyper-parameters with pure, optional hooks.",
-        ("Part", "register", "Method", "parse", "Sum", "Mean", "Stack", "kedge.schema.Doc",
-         "kedge.schema.Range"),
+        "The base class of methods, and what a part may return. [What a part declares](#declarations).",
+        ("Part", "register", "Method", "parse", "Sum", "Mean", "Stack", "kedge.schema.values.Doc",
+         "kedge.schema.values.Range"),
+        "kedge.core.part",
     ),
     ApiPage(
         "seen", "What hooks see",
@@ -108,8 +111,7 @@ def known() -> list[str]:
 
 def _object(full: str) -> Any:
     module, _, name = full.rpartition(".")
-    thing = getattr(inspect.importlib.import_module(module), name, None)  # type: ignore[attr-defined]
-    return thing
+    return getattr(importlib.import_module(module), name)
 
 
 def _documented(thing: Any) -> list[str]:
@@ -130,13 +132,17 @@ def missing() -> set[str]:
 
 def page(one: ApiPage) -> str:
     """A page as Markdown, with a directive for each object."""
+    full = {name: full_name(name) for name in one.names}
     objects = [
-        {"full": full_name(name), "shown": name if "." in name else f"kedge.{name}",
-         "module": inspect.ismodule(_object(full_name(name)))}
-        for name in one.names
+        {"full": path, "shown": name if "." in name else f"kedge.{name}",
+         "module": inspect.ismodule(_object(path)),
+         "elsewhere": [p.rpartition(".")[2] for p in full.values() if p.rpartition(".")[0] == path]}
+        for name, path in full.items()
     ]  # fmt: skip
+    doc = inspect.getdoc(importlib.import_module(one.about)) if one.about else ""
+    about = markdown(doc or "", lambda name: name if name in set(known()) else None)
     declared = _declarations() if one.file == "part" else ""
-    return render("api.md.j2", page=one, objects=objects, declared=declared)
+    return render("api.md.j2", page=one, about=about, objects=objects, declared=declared)
 
 
 def _declarations() -> str:

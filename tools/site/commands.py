@@ -168,7 +168,7 @@ def settings_page() -> str:
             flags = [f"{flag}/--no-{key.replace('_', '-')}"] if FIELDS[key] is bool else flags
             row = rows[key]
             cells.append(
-                [f'<span id="{key}"></span>{code(key)}', ", ".join(map(code, flags)),
+                [f'<span id="setting-{key}"></span>{code(key)}', ", ".join(map(code, flags)),
                  plain(row.type), code(str(DEFAULTS[key])), plain(row.range), plain(HELP[key])]
             )  # fmt: skip
         heads = ["key", "flag", "type", "default", "range", "meaning"]

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import kedge
 import kedge.cli.app  # imports what defines further classes
-from kedge import errors
 from kedge.check.problems import images
 from kedge.core.part import Part, parts
 from kedge.data.datasets import load
@@ -280,10 +279,10 @@ def page(cache_folder: Path | None = None) -> str:
         entries.append(
             {
                 "name": name, "parent": "" if parent == "KedgeError" else parent,
+                "depth": len(cls.__mro__) - len(KedgeError.__mro__) - 1,
                 "meaning": markdown(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]),
                 "typed": EXAMPLES[name].typed, "message": found[name],
                 "todo": EXAMPLES[name].todo,
             }  # fmt: skip
         )
-    tree = inspect.cleandoc(errors.__doc__ or "").split("::\n\n")[1]
-    return render("errors.md.j2", entries=entries, tree=inspect.cleandoc(tree))
+    return render("errors.md.j2", entries=entries)

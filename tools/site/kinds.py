@@ -95,7 +95,7 @@ def page(one: KindPage) -> str:
     if "metric" in one.kinds:
         own = [_task(name) for name in tasks]
         groups.insert(1, {"title": "Tasks", "summary": "", "entries": own})
-    return render("kind.md.j2", page=one, groups=groups)
+    return render("kind.md.j2", page=one, groups=groups, level="##" if len(groups) == 1 else "###")
 
 
 def _grouped(kind: Kind, entries: Iterable[Entry]) -> dict[str, list[Entry]]:

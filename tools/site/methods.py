@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tools.site import measured, rounds
 from tools.site.computed import BATCH, BYTES, CLIENTS, computed
 from tools.site.described import Described, describe
-from tools.site.markdown import cell, code, formula, markdown, plain, table
+from tools.site.markdown import boxed, cell, code, markdown, plain, table
 from tools.site.papers import first_arxiv
 from tools.site.templates import render
 
@@ -41,7 +40,7 @@ LETTERS = {
     "N": "clients",
     "R": "rows of a batch",
 }
-Progress = Callable[[str], None]
+MAX_FORMULA_LENGTH = 40  # characters, in the table of all methods
 
 
 def entries() -> dict[str, type[Part]]:
@@ -89,8 +88,8 @@ def page(name: str, cache: Path | None = None) -> str:
         deviations=_capital(told.deviations),
         results=_results(name),
         command=command(name),
+        combined=_combined(name, cls),
         refuses=", ".join(f"[`{n}`]({n}.md)" for n in _refuses(cls)),
-        see_also=_see_also(name, cls),
     )
 
 
@@ -105,11 +104,11 @@ def fields_table(schema: Any) -> str:
     heads = [schema.noun, "type", "default", *(["range"] if ranges else []), "meaning"]
     cells = [
         [code(row.name), plain(row.type), code(row.default) if row.default else "must be given"]
-        + ([plain(row.range)] if ranges else [])
+        + ([plain(row.range).replace(" ", "&nbsp;")] if ranges else [])
         + [plain(row.doc)]
         for row in rows
     ]
-    return table(heads, cells)
+    return boxed("fields", table(heads, cells))
 
 
 def _presets(schema: Any) -> str:
@@ -208,7 +207,7 @@ def _identities(rows: list[dict[str, Any]]) -> str:
         marks = {True: "agrees", False: "**differs**", None: plain(row["note"])}
         numbers = [_number(row["expected"]), _number(row["got"])]
         cells.append([plain(row["oracle"]) if new else "", plain(row["what"]), *numbers, marks[row["ok"]]])
-    return table(["identity", "of", "expected", "found", ""], cells, "llrrl")
+    return boxed("identities", table(["identity", "of", "expected", "found", ""], cells, "llrrl"))
 
 
 def _number(value: float | None) -> str:
@@ -233,7 +232,7 @@ def _results(name: str) -> str:
     ]  # fmt: skip
     heads = ["table", "setting", "scale", "method", "paper", "ours", "gain", "verdict", "n",
              "rounds", "device"]  # fmt: skip
-    return table(heads, rows, "llllrrrlrrl") if rows else ""
+    return boxed("measured", table(heads, rows, "llllrrrlrrl") if rows else "")
 
 
 def command(name: str) -> str:
@@ -258,9 +257,13 @@ def _refuses(cls: type[Part]) -> list[str]:
     return found
 
 
-def _see_also(name: str, cls: type[Part]) -> str:
-    same = [n for n, other in entries().items() if other.side == cls.side and n != name]
-    return ", ".join(f"[`{n}`]({n}.md)" for n in same)
+def _combined(name: str, cls: type[Part]) -> str:
+    """A sum with another part."""
+    if cls is FedAvg:
+        return "scaffold"
+    others = [n for n in ("fedprox", "scaffold", *entries()) if n not in (name, "fedavg")]
+    refused = _refuses(cls)
+    return f"{name}+{next(n for n in others if n not in refused)}"
 
 
 # -- the table of all methods ------------------------------------------------------------------
@@ -282,10 +285,14 @@ def index() -> str:
 def _index_row(name: str, cls: type[Part]) -> dict[str, Any]:
     paper = first_arxiv(cls.__doc__ or "")
     return {
-        "name": name, "what": cell(markdown(title(cls))), "down": cls.sends, "up": cls.uploads,
-        "keeps": cls.keeps, "sums": "no" if cls.needs_clients else "yes", "paper": paper,
-        "compute": cls.compute,
+        "name": name, "what": cell(markdown(title(cls))), "down": _short(name, cls.sends),
+        "up": _short(name, cls.uploads), "keeps": _short(name, cls.keeps), "sums": "no" if cls.needs_clients else "yes", "paper": paper,
     }  # fmt: skip
 
 
-__all__ = ["command", "entries", "fields_table", "formula", "index", "page"]
+def _short(name: str, formula: str) -> str:
+    """A formula; a long one is on the page of the method."""
+    if len(formula) <= MAX_FORMULA_LENGTH:
+        return code(formula)
+    return f"[a longer formula]({name}.md#cost)"
+

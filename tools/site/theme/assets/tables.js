@@ -14,7 +14,10 @@ function show() {
     shown += !row.hidden;
   }
   for (const table of tables) {
-    table.closest(".methods").hidden = [...table.tBodies[0].rows].every((row) => row.hidden);
+    const box = table.closest(".methods");
+    box.hidden = [...table.tBodies[0].rows].every((row) => row.hidden);
+    const text = box.previousElementSibling; // below the heading of the group
+    text.hidden = text.previousElementSibling.hidden = box.hidden;
   }
   count.textContent = words.length ? `${shown} of ${rows.length}` : "";
 }
