@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test long check format clean readme results mutants
+.PHONY: install demo test long check format clean readme results mutants docs
 
 install: $(STAMP)
 
@@ -41,7 +41,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants site .site
 
 # Write the table of methods in the README from the registry.
 readme: $(STAMP)
@@ -51,3 +51,7 @@ readme: $(STAMP)
 # Write docs/results.md and its figures from the records in docs/results.
 results: $(STAMP)
 	$(BIN)/python -m tools.results
+
+# Build the documentation site in the folder site: open site/index.html, or `python -m http.server -d site`.
+docs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tools.site $(ARGS)

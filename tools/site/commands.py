@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
-from tools.site.markdown import code, plain, table
+from tools.site.markdown import boxed, code, plain, table
 from tools.site.templates import render
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -143,7 +143,7 @@ def _table(rows: list[Parameter]) -> str:
         text, _, default = p.help.partition(" (default: ")
         default = default[:-1] if default else p.default
         cells.append([flags, code(p.value), code(default), plain(text)])
-    return table(["option", "value", "default", "meaning"], cells)
+    return boxed("options", table(["option", "value", "default", "meaning"], cells))
 
 
 def index() -> str:
@@ -169,8 +169,13 @@ def settings_page() -> str:
             row = rows[key]
             cells.append(
                 [f'<span id="setting-{key}"></span>{code(key)}', ", ".join(map(code, flags)),
-                 plain(row.type), code(str(DEFAULTS[key])), plain(row.range), plain(HELP[key])]
+                 plain(row.type), code(str(DEFAULTS[key])), _unbroken(row.range), plain(HELP[key])]
             )  # fmt: skip
         heads = ["key", "flag", "type", "default", "range", "meaning"]
-        sections.append((panel, table(heads, cells)))
+        sections.append((panel, boxed("options", table(heads, cells))))
     return render("settings.md.j2", sections=sections, total=len(FIELDS))
+
+
+def _unbroken(text: str) -> str:
+    """A short text that stays on one line."""
+    return plain(text).replace(" ", "&nbsp;")

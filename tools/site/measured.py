@@ -70,7 +70,8 @@ def _all_results() -> list[Measured]:
 def _rows(of: Facts, scale: str) -> list[Measured]:
     rows = []
     for summary in of.summaries.values():
-        if not summary.n or summary.row.yardstick:
+        shared = summary.row.home[0] != of.name  # a row of another table, which has it
+        if not summary.n or summary.row.yardstick or shared:
             continue
         row = summary.row
         paper = "" if row.paper is None or scale != "full" else f"{row.paper:.1f}"
