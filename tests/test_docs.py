@@ -24,7 +24,7 @@ from kedge.core.part import parts
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
-    pytest.param(kind, code, id=f"{page.name}-{i}")
+    pytest.param(kind, code, id=f"{page.relative_to(ROOT).as_posix()}-{i}")
     for page in PAGES
     for i, (kind, code) in enumerate(
         re.findall(r"^```(python|sh)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -122,7 +122,8 @@ def test_the_proximal_parts_of_the_pages_are_fedprox(
 
 
 def test_pages_speak_of_the_project_alone() -> None:
-    for page in [*PAGES, *ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+    folders = ("src", "tests", "tools")
+    for page in [*PAGES, *(path for f in folders for path in ROOT.glob(f"{f}/**/*.py"))]:
         if page == Path(__file__):
             continue
         text = page.read_text()

@@ -26,14 +26,14 @@ class BuildFailed(Exception):
     """The site is not complete; the message lists what is wrong."""
 
 
-def build(out: Path, work: Path, say: Say = print, root: Path = ROOT) -> int:
+def build(out: Path, work: Path, say: Say = print, cache: Path | None = None) -> int:
     """Build the site.
 
     Args:
         out: the folder of the site; replaced.
-        work: the folder for pages and cached results.
+        work: the folder for pages.
         say: called with a line on what is done.
-        root: the repository.
+        cache: where what is computed about methods is kept; ``work/cache`` if None.
 
     Returns:
         The number of pages.
@@ -41,7 +41,7 @@ def build(out: Path, work: Path, say: Say = print, root: Path = ROOT) -> int:
     Raises:
         BuildFailed: Zensical warns, a page of the navigation is missing, or a link leads nowhere.
     """
-    pages = assemble(work, say, root)
+    pages = assemble(work, say, cache or work / "cache")
     nav = navigation(pages)
     missing = [page for page in files(nav) if not (pages / page).is_file()]
     if missing:
@@ -51,7 +51,7 @@ def build(out: Path, work: Path, say: Say = print, root: Path = ROOT) -> int:
     template = jinja2.Template((HERE / "zensical.toml.j2").read_text(encoding="utf-8"))
     config.write_text(
         template.render(
-            nav=toml(nav), theme=theme, source=(root / "src").as_posix(),
+            nav=toml(nav), theme=theme, source=(ROOT / "src").as_posix(),
             known=json.dumps(api.known()),
         ),  # fmt: skip
         encoding="utf-8",
@@ -59,7 +59,7 @@ def build(out: Path, work: Path, say: Say = print, root: Path = ROOT) -> int:
     say("building")
     html = work / "html"
     shutil.rmtree(html, ignore_errors=True)
-    _zensical(config, root)
+    _zensical(config)
     say("checking links")
     found = problems(html)
     if found:
@@ -69,10 +69,9 @@ def build(out: Path, work: Path, say: Say = print, root: Path = ROOT) -> int:
     return len(list(out.rglob("*.html")))
 
 
-def assemble(work: Path, say: Say = print, root: Path = ROOT) -> Path:
+def assemble(work: Path, say: Say, cache: Path) -> Path:
     """Write all pages as Markdown, and return their folder."""
-    cache = work / "cache"
-    pages = Pages(work / "pages", root)
+    pages = Pages(work / "pages")
     pages.copy()
     for name in methods.entries():
         say(f"method {name}")
@@ -93,10 +92,10 @@ def assemble(work: Path, say: Say = print, root: Path = ROOT) -> Path:
     return pages.folder
 
 
-def _zensical(config: Path, root: Path) -> None:
+def _zensical(config: Path) -> None:
     """Run Zensical in a process of its own; any warning is an error."""
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(config)]
-    environment = os.environ | {"PYTHONPATH": str(root), "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     output = re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)
     noise = r"Build started|Build finished.*|No issues found"

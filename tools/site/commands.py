@@ -99,7 +99,8 @@ def _parameter(p: inspect.Parameter) -> Parameter | None:
     name = p.name.replace("_", "-")
     flags: tuple[str, ...] = ()
     if isinstance(info, OptionInfo):
-        flags = tuple(info.param_decls or ()) or (f"--{name}",)
+        first = [info.default] if isinstance(info.default, str) and annotated else []
+        flags = (*first, *(info.param_decls or ())) or (f"--{name}",)  # typer takes one as default
     default = "" if p.default in (None, False, p.empty) or info is p.default else str(p.default)
     several = get_origin(kind) is list
     value = "" if kind is bool else info.metavar or _value(kind)

@@ -84,6 +84,7 @@ def page(name: str, cache: Path | None = None) -> str:
         neutral=_neutral(cls, told),
         identities_text=_identities_text(facts["identities"]),
         identities=_identities(facts["identities"]),
+        explanations=_explanations(facts["identities"]),
         objective=_objective(cls, facts["identities"]),
         deviations=_capital(told.deviations),
         results=_results(name),
@@ -210,6 +211,12 @@ def _identities(rows: list[dict[str, Any]]) -> str:
     return boxed("identities", table(["identity", "of", "expected", "found", ""], cells, "llrrl"))
 
 
+def _explanations(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Each oracle and how it finds its values."""
+    found = {row["oracle"]: row["doc"] for row in rows if row["doc"]}
+    return [(plain(oracle), markdown(doc).replace("*", r"\*")) for oracle, doc in found.items()]
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
@@ -238,8 +245,17 @@ def _results(name: str) -> str:
 def command(name: str) -> str:
     """A command that runs the method on built-in data in seconds."""
     cls = entries()[name]
-    model = ' --model "mlp(norm=bn)"' if cls.needs_batchnorm else ""
+    stages = [1] if cls is FedAvg else [1, *map(_stage, cls().cuts())]
+    options = [f"hidden=[{','.join(['64'] * max(stages))}]"] if max(stages) > 1 else []
+    options += ["norm=bn"] if cls.needs_batchnorm else []
+    model = f' --model "mlp({", ".join(options)})"' if options else ""
     return f"kedge run --method {name}{model} --rounds 3 --clients 5 --seeds 0"
+
+
+def _stage(cut: str) -> int:
+    """The stage after which a cut is; 1 for a cut of another name."""
+    number = cut.removeprefix("stage")
+    return int(number) if number.isdigit() else 1
 
 
 def _refuses(cls: type[Part]) -> list[str]:
