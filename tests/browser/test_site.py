@@ -43,7 +43,7 @@ FORMULAS = [page for page in VISITED if "methods/f" in page] + ["understand/drif
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site, once for all workers. What is computed about methods is shared with `make docs`."""
+    """The built site, once for all workers; it shares results on methods with `make docs`."""
     shared = tmp_path_factory.getbasetemp().parent
     with (shared / "site.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -129,7 +129,9 @@ def test_a_broken_page_fails_the_build(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)]
+)
 def test_pages_are_quiet_and_fit(
     width: int, dark: bool, site: Path, server: str, open_page: Callable[..., Any]
 ) -> None:
@@ -174,9 +176,7 @@ def test_search_works_offline(
 
 
 @pytest.mark.browser
-def test_the_table_of_methods_filters_and_sorts(
-    site: Path, open_page: Callable[..., Any]
-) -> None:
+def test_the_table_of_methods_filters_and_sorts(site: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(site / "reference" / "methods" / "index.html", allowed=(site.as_uri(),))
     rows = page.locator(".methods tbody tr:visible")
     total = len(methods.entries())

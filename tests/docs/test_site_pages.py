@@ -116,7 +116,7 @@ def test_results_are_kept_until_the_source_changes(
     make = lambda: calls.append(1) or {"n": len(calls)}  # noqa: E731
     assert [computed.kept(tmp_path, "x", "a", make)["n"] for _ in range(3)] == [1, 1, 1]
     assert computed.kept(tmp_path, "x", "b", make) == {"n": 2}
-    monkeypatch.setattr(computed, "_source_hash", lambda: "other")
+    monkeypatch.setattr(computed, "_source_hash", lambda _: "other")
     assert computed.kept(tmp_path, "x", "b", make) == {"n": 3}
 
 
@@ -189,10 +189,9 @@ def test_the_command_of_a_page_runs(
     words = [*shlex.split(methods.command(name)), "--no-report"]
     words[words.index("--rounds") + 1] = "1"
     monkeypatch.setattr(sys, "argv", words)
-    try:
+    with pytest.raises(SystemExit) as stop:
         main()
-    except SystemExit as stop:
-        assert not stop.code, capsys.readouterr().err
+    assert not stop.value.code, capsys.readouterr().err
 
 
 # -- other kinds -------------------------------------------------------------------------------

@@ -46,9 +46,8 @@ def test_google_sections_stay_as_they_are() -> None:
 
 def test_long_formulas_stand_alone_with_their_number() -> None:
     text = r"Client: :math:`y \leftarrow y - \eta g(y)` (eq. 3), then :math:`c` is sent."
-    assert equations(text) == (
-        "Client:\n\n$$\ny \\leftarrow y - \\eta g(y),\\quad\\text{(eq. 3)}\n$$\n\nthen \\(c\\) is sent."
-    )
+    formula = r"y \leftarrow y - \eta g(y),\quad\text{(eq. 3)}"
+    assert equations(text) == f"Client:\n\n$$\n{formula}\n$$\n\nthen \\(c\\) is sent."
 
 
 def test_cells_keep_their_columns() -> None:
@@ -65,8 +64,8 @@ def test_cells_keep_their_columns() -> None:
             Paper("Li, He and Song", "Model-Contrastive Learning", "CVPR", "2021", "2103.16257"),
         ),
         (
-            "Sun et al., Larger Interval, Less Rounds, and More, ICLR\n2023, arXiv:2302.10429.",
-            Paper("Sun et al.", "Larger Interval, Less Rounds, and More", "ICLR", "2023", "2302.10429"),
+            "Sun et al., Larger, Less, and More, ICLR\n2023, arXiv:2302.1042.",
+            Paper("Sun et al.", "Larger, Less, and More", "ICLR", "2023", "2302.1042"),
         ),
         ("Chen et al., On Drift; the drift is (Gao et al., arXiv:2203.11751).",
          Paper("Chen et al.", "On Drift")),
@@ -190,7 +189,9 @@ def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
 
 def test_faults_of_style_sheets_are_found(tmp_path: Path) -> None:
     site(tmp_path)
-    (tmp_path / "s.css").write_text("a { src: url(https://a.org/f.woff2) } b { src: url(gone.woff2) }")
+    (tmp_path / "s.css").write_text(
+        "a { src: url(https://a.org/f.woff2) } b { src: url(gone.woff2) }"
+    )
     assert problems(tmp_path) == [
         "s.css: loads https://a.org/f.woff2",
         "s.css: gone.woff2 leads nowhere",

@@ -18,7 +18,9 @@ from tools.site.build import BuildFailed, build
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the site")
-    parser.add_argument("--work", type=Path, default=ROOT / ".site", help="pages and cached results")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".site", help="pages and cached results"
+    )
     parser.add_argument("--quiet", action="store_true", help="say only what is wrong")
     args = parser.parse_args()
     start = time.monotonic()

@@ -27,7 +27,8 @@ class ApiPage(NamedTuple):
 PAGES = (
     ApiPage(
         "running", "Run and compare",
-        "Train one method, several, or all combinations of some settings; on named data or on your own.",
+        "Train one method, several, or all combinations of some settings; on named data or on "
+        "your own.",
         ("run", "compare", "sweep", "fit", "reproduce", "Result", "kedge.runs.result.Stat"),
     ),
     ApiPage(
@@ -42,15 +43,16 @@ PAGES = (
     ),
     ApiPage(
         "part", "Parts and hooks",
-        "The base class of methods, and what a part may return. [What a part declares](#declarations).",
+        "The base class of methods, and what a part may return. "
+        "[What a part declares](#declarations).",
         ("Part", "register", "Method", "parse", "Sum", "Mean", "Stack", "kedge.schema.values.Doc",
          "kedge.schema.values.Range"),
         "kedge.core.part",
     ),
     ApiPage(
         "seen", "What hooks see",
-        "A client's hooks receive a `View`, the server's a `Round`; both give a part its own state and nothing "
-        "of other parts.",
+        "A client's hooks receive a `View`, the server's a `Round`; both give a part its own state "
+        "and nothing of other parts.",
         ("View", "kedge.core.view.Info", "Round", "Spec", "Out", "Batch"),
     ),
     ApiPage(

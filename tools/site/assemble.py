@@ -21,7 +21,7 @@ COMMUNITY = {
     "CODE_OF_CONDUCT.md": "community/conduct.md",
     "ROADMAP.md": "community/roadmap.md",
 }
-#: Pages of the reference in place of source files: on GitHub a link shows the source, here the page.
+#: Pages of the reference in place of source files, which a link on GitHub shows.
 REFERENCE = {
     "README.md#methods": "reference/methods/index.md",
     "src/kedge": "reference/index.md",
@@ -42,7 +42,9 @@ REFERENCE = {
 }
 SHOWN = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".yml": "yaml"}
 LEFT_OUT = {".j2"}
-_LINK = re.compile(r"(`+[^`]*`+)|(!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
+_LINK = re.compile(
+    r"(`+[^`]*`+)|(!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))"
+)
 _FENCE = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~) *$)", re.M | re.S)
 
 
@@ -132,7 +134,9 @@ class Pages:
         page = f"{place}/index.md" if target.is_dir() else f"{place}.md".replace(".md.md", ".md")
         if page not in self._shown:
             self._shown.add(page)
-            self.write(page, self._listing(target, page) if target.is_dir() else self._file(target, page))
+            self.write(
+                page, self._listing(target, page) if target.is_dir() else self._file(target, page)
+            )
         return page
 
     def _listing(self, folder: Path, page: str) -> str:

@@ -49,13 +49,13 @@ def build(out: Path, work: Path, say: Say = print, cache: Path | None = None) ->
     config = work / "zensical.toml"
     theme = os.path.relpath(HERE / "theme", work)
     template = jinja2.Template((HERE / "zensical.toml.j2").read_text(encoding="utf-8"))
-    config.write_text(
-        template.render(
-            nav=toml(nav), theme=theme, source=(ROOT / "src").as_posix(),
-            known=json.dumps(api.known()),
-        ),  # fmt: skip
-        encoding="utf-8",
+    text = template.render(
+        nav=toml(nav),
+        theme=theme,
+        source=(ROOT / "src").as_posix(),
+        known=json.dumps(api.known()),
     )
+    config.write_text(text, encoding="utf-8")
     say("building")
     html = work / "html"
     shutil.rmtree(html, ignore_errors=True)
@@ -95,7 +95,11 @@ def assemble(work: Path, say: Say, cache: Path) -> Path:
 def _zensical(config: Path) -> None:
     """Run Zensical in a process of its own; any warning is an error."""
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(config)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "NO_COLOR": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     output = re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)
     noise = r"Build started|Build finished.*|No issues found"

@@ -46,7 +46,10 @@ class Command(NamedTuple):
     @property
     def usage(self) -> str:
         arguments = [p.name for p in self.parameters if not p.flags]
-        words = [f"kedge {self.name}", *(["[OPTIONS]"] if len(arguments) < len(self.parameters) else [])]
+        words = [
+            f"kedge {self.name}",
+            *(["[OPTIONS]"] if len(arguments) < len(self.parameters) else []),
+        ]
         return " ".join([*words, *arguments])
 
 
@@ -108,7 +111,9 @@ def _parameter(p: inspect.Parameter) -> Parameter | None:
         shown = info.metavar or name.upper()
         shown += "..." if several else ""
         name = shown if p.default is p.empty else f"[{shown}]"
-    text = re.sub(r"\\\[", "[", info.help or "") + (" May be repeated." if several and flags else "")
+    text = re.sub(r"\\\[", "[", info.help or "") + (
+        " May be repeated." if several and flags else ""
+    )
     return Parameter(name, flags, value, default, text, info.rich_help_panel or "Options")
 
 
@@ -129,7 +134,11 @@ def page(command: Command) -> str:
     panels: dict[str, list[Parameter]] = {}
     for p in command.parameters:
         panels.setdefault(p.panel if p.flags else "Arguments", []).append(p)
-    panels = {"Arguments": panels.pop("Arguments", []), "Options": panels.pop("Options", []), **panels}
+    panels = {
+        "Arguments": panels.pop("Arguments", []),
+        "Options": panels.pop("Options", []),
+        **panels,
+    }
     sections = [(name, _table(rows)) for name, rows in panels.items() if rows]
     return render("command.md.j2", command=command, help=plain(command.help), sections=sections,
                   has_settings=any(p.panel in PANELS for p in command.parameters))  # fmt: skip

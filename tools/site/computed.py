@@ -22,6 +22,7 @@ import kedge
 import kedge.check  # registers the oracles
 from kedge.check.conformance import own_rows
 from kedge.check.oracles import oracles_of
+from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.optim import SGD
@@ -33,6 +34,10 @@ from kedge.diagnostics.privacy.shares import share_round
 from kedge.models import build
 from kedge.sim.simulation import Simulation
 
+#: Packages around the runs: what is computed here does not depend on them.
+OUTER = frozenset(
+    ("api", "bench", "board", "cli", "flower", "loggers", "report", "reproduction", "runs")
+)
 BYTES = 4  # of a number in float32
 SHAPE, CLASSES, CLIENTS, BATCH = (3, 32, 32), 10, 20, 32
 LARGE = "resnet18"  # of the table of costs
@@ -56,13 +61,19 @@ def computed(name: str, cache_folder: Path | None = None) -> dict[str, Any]:
             return {
                 "identities": identities(name),
                 "uploads": uploads(name, part),
-                "traffic": traffic(name, part),
+                "traffic": traffic(part),
             }
 
-    return kept(cache_folder, name, own, make)
+    return kept(cache_folder, name, own, make, without=OUTER)
 
 
-def kept(folder: Path | None, name: str, own: str, make: Callable[[], Any]) -> Any:
+def kept(
+    folder: Path | None,
+    name: str,
+    own: str,
+    make: Callable[[], Any],
+    without: frozenset[str] = frozenset(),
+) -> Any:
     """A result that is taken from a file, or made and written to it.
 
     Args:
@@ -70,8 +81,9 @@ def kept(folder: Path | None, name: str, own: str, make: Callable[[], Any]) -> A
         name: the name of the file.
         own: what the result depends on besides the source of kedge.
         make: gives the result, as plain data.
+        without: packages of kedge on which the result does not depend.
     """
-    key = hashlib.sha256(f"{_source_hash()}{own}".encode()).hexdigest()
+    key = hashlib.sha256(f"{_source_hash(without)}{own}".encode()).hexdigest()
     file = folder / f"{name}.json" if folder else None
     if file and file.is_file():
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -85,12 +97,14 @@ def kept(folder: Path | None, name: str, own: str, make: Callable[[], Any]) -> A
 
 
 @cache
-def _source_hash() -> str:
+def _source_hash(without: frozenset[str]) -> str:
     digest = hashlib.sha256(torch.__version__.encode())
     digest.update(Path(__file__).read_bytes())
     root = Path(kedge.__file__).parent
     for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+        name = path.relative_to(root)
+        if name.parts[0] not in without:
+            digest.update(name.as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -105,11 +119,8 @@ def identities(name: str) -> list[dict[str, Any]]:
         function = functions.get(oracle)
         doc = (inspect.getdoc(function) or "").split("\n\n")[0] if function else ""
         rows.append(
-            {
-                "oracle": oracle, "what": what, "doc": " ".join(doc.split()),
-                "expected": row.expected, "got": row.got, "ok": row.ok, "note": row.note,
-                "objective": row.objective,
-            }  # fmt: skip
+            {"oracle": oracle, "what": what, "doc": " ".join(doc.split())}
+            | {key: getattr(row, key) for key in ("expected", "got", "ok", "note", "objective")}
         )
     return rows
 
@@ -165,17 +176,17 @@ def _quick(part: Part) -> Part:
     return quick
 
 
-def traffic(name: str, part: Part | None) -> dict[str, Any]:
+@cache
+def _fedavg() -> dict[str, int]:
+    """Numbers that FedAvg sends on the large model: parameters and buffers."""
+    spec = _simulation("fedavg", None, LARGE).bound.spec
+    return {"P": tree.numel(spec.params), "B": tree.numel(spec.buffers)}
+
+
+def traffic(part: Part | None) -> dict[str, Any]:
     """Numbers per client and round on a large model: FedAvg's, and the part's beyond them."""
-    symbols = {"P": 0, "B": 0}
-    base = _simulation("fedavg", None, LARGE).bound.spec
-    symbols = {"P": _count(base.params), "B": _count(base.buffers)}
     extra = {"sends": 0, "uploads": 0, "keeps": 0}
     if part is not None:
         sizes = _simulation(part, part, LARGE).bound.spec.symbols(part)
         extra = {field: part.count(getattr(part, field), sizes) for field in extra}
-    return {"model": LARGE, **symbols, **extra}
-
-
-def _count(leaves: dict[str, torch.Tensor]) -> int:
-    return sum(leaf.numel() for leaf in leaves.values())
+    return {"model": LARGE, **_fedavg(), **extra}

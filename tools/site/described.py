@@ -1,7 +1,7 @@
 """What the docstring of a part says, piece by piece.
 
-A docstring has a title, the equations, the reference, and remarks in which *Deviations*, *Neutral at*,
-*Sends*, *Uploads* and *Keeps* start their own texts.
+A docstring has a title, the equations, the reference, and remarks in which *Deviations*,
+*Neutral at*, *Sends*, *Uploads* and *Keeps* start their own texts.
 """
 
 from __future__ import annotations

@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools.site.computed import kept
+from tools.site.markdown import markdown
+from tools.site.templates import render
+
 import kedge
 import kedge.cli.app  # imports what defines further classes
 from kedge.check.problems import images
@@ -29,9 +33,6 @@ from kedge.models import build
 from kedge.runs.config import Config
 from kedge.session import wire
 from kedge.session.terms import Terms
-from tools.site.computed import kept
-from tools.site.markdown import markdown
-from tools.site.templates import render
 
 
 class Example(NamedTuple):
@@ -89,7 +90,9 @@ def _pause() -> None:
         _write(f"{name}.csv", f"age,dose,sick\n{rows}\n")
     members = {n: Member(n, f"{n}.csv(label=sick)", f"members/{n}") for n in ("north", "south")}
     nodes: dict[str, Any] = {name: member.handle for name, member in members.items()}
-    config = Config(method="fedavg", data="members", clients=2, rounds=2, seeds=(0,), model="linear")
+    config = Config(
+        method="fedavg", data="members", clients=2, rounds=2, seeds=(0,), model="linear"
+    )
     rules = Rules(wait_s=0.0, join_s=0.01, minimum=1.0, attempts=1)
 
     def leave(line: str) -> None:
@@ -162,18 +165,18 @@ EXAMPLES: dict[str, Example] = {
     "LoadError": Example(
         "kedge run --load mine.py --method tether",
         lambda: load_file(_write("mine.py", "import kedge\n\nkedge.regster\n")),
-        "Correct the file at the line that is named; it must register a part, a model or a partition.",
+        "Correct the file at the line that is named; it must register something.",
     ),
     "HookError": Example(
         "a part whose `term` returns a vector",
         lambda: images().simulate(Wild(), "loop").run_round(),
-        "The hook, the part and what was expected are named; [`Part`][kedge.core.part.Part] says what "
-        "each hook returns.",
+        "The hook, the part and what was expected are named; [`Part`][kedge.core.part.Part] says "
+        "what each hook returns.",
     ),
     "NotFinite": Example(
         "kedge run --lr 1e30", lambda: kedge.run("fedavg", data="digits", lr=1e30, **QUICK),
-        "Lower the learning rate or clip gradients: `--clip 10`. The value of every term of the loss "
-        "shows which one grew.",
+        "Lower the learning rate or clip gradients: `--clip 10`. The value of every term of the "
+        "loss shows which one grew.",
     ),
     "OutOfMemory": Example(
         "a run that is too large for the machine",
@@ -276,13 +279,9 @@ def page(cache_folder: Path | None = None) -> str:
     for cls in classes()[1:]:
         name = cls.__name__
         parent = cls.__bases__[0].__name__
-        entries.append(
-            {
-                "name": name, "parent": "" if parent == "KedgeError" else parent,
-                "depth": len(cls.__mro__) - len(KedgeError.__mro__) - 1,
-                "meaning": markdown(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]),
-                "typed": EXAMPLES[name].typed, "message": found[name],
-                "todo": EXAMPLES[name].todo,
-            }  # fmt: skip
-        )
+        meaning = markdown(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0])
+        depth = len(cls.__mro__) - len(KedgeError.__mro__) - 1
+        entry = {"name": name, "parent": "" if depth == 0 else parent, "depth": depth}
+        entry |= {"meaning": meaning, "message": found[name]}
+        entries.append(entry | {"typed": EXAMPLES[name].typed, "todo": EXAMPLES[name].todo})
     return render("errors.md.j2", entries=entries)

@@ -29,8 +29,9 @@ class Roles(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for every module, class, function and attribute."""
         if obj.docstring is None and obj.is_attribute and obj.lineno:
-            if text := comment_of(Path(str(obj.filepath)), obj.lineno):
-                obj.docstring = griffe.Docstring(text, parent=obj, lineno=obj.lineno)
+            text = comment_of(Path(str(obj.filepath)), obj.lineno)
+            docstring = griffe.Docstring(text, parent=obj, lineno=obj.lineno)
+            obj.docstring = docstring if text else None
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value, lambda name: self.find(name, obj))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tools.site.markdown import code, markdown, plain, table
-from tools.site.methods import fields_table
+from tools.site.method_tables import fields_table
 from tools.site.papers import linked
 from tools.site.templates import render
 
@@ -32,20 +32,20 @@ class KindPage(NamedTuple):
 PAGES = (
     KindPage(
         "models", "Models",
-        "Networks by name, for `--model`. `auto`, the default, takes one that fits the data. A module of "
-        "your own works as well: [models](../models.md).",
+        "Networks by name, for `--model`. `auto`, the default, takes one that fits the data. A "
+        "module of your own works as well: [models](../models.md).",
         ("model",),
     ),
     KindPage(
         "data", "Datasets and readers",
-        "Data by name or path, for `--data`. A reader opens files of one format; its options stand in brackets "
-        "behind the path. The guide: [data](../data.md).",
+        "Data by name or path, for `--data`. A reader opens files of one format; its options stand "
+        "in brackets behind the path. The guide: [data](../data.md).",
         ("dataset",),
     ),
     KindPage(
         "partitions", "Partitions and shifts",
-        "A partition says which client holds which samples, for `--partition`. A shift changes the inputs of "
-        "clients and is added to a partition: `iid+rotation(15)`.",
+        "A partition says which client holds which samples, for `--partition`. A shift changes the "
+        "inputs of clients and is added to a partition: `iid+rotation(15)`.",
         ("partition", "shift"),
     ),
     KindPage(
@@ -60,7 +60,7 @@ PAGES = (
     ),
     KindPage(
         "augmentations", "Augmentations",
-        "Random changes of training images, for `--augment`. Several are applied from left to right.",
+        "Random changes of training images, for `--augment`. Several are applied in turn.",
         ("augmentation",),
     ),
 )  # fmt: skip
@@ -89,7 +89,9 @@ def page(one: KindPage) -> str:
     groups = []
     for name in one.kinds:
         kind = BY_WORD[name]
-        entries = [_entry(kind, n, thing) for n, thing in kind.entries().items() if n not in aliases]
+        entries = [
+            _entry(kind, n, thing) for n, thing in kind.entries().items() if n not in aliases
+        ]
         for label, own in _grouped(kind, entries).items():
             groups.append({"title": label, "summary": _summary(kind, own), "entries": own})
     if "metric" in one.kinds:

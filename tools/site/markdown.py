@@ -17,7 +17,9 @@ _INLINE = re.compile(
     r":math:`(?P<math>[^`]*)`|:(?P<role>[a-z]+):`(?P<target>[^`]*)`|``(?P<code>[^`]*)``|(?P<dollar>\$)"
 )
 _RULE = re.compile(r"^ *=+( +=+)+ *$")
-_LABEL = re.compile(r"^\s*\(((?:eqs?\.|algorithms?|section|appendix|definition|A\.\d|\d+(?=\)))[^()]*)\)")
+_LABEL = re.compile(
+    r"^\s*\(((?:eqs?\.|algorithms?|section|appendix|definition|A\.\d|\d+(?=\)))[^()]*)\)"
+)
 #: Formulas of the equation paragraph with at least this many characters stand on their own line.
 MIN_DISPLAY_LENGTH = 18
 

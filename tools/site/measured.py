@@ -78,14 +78,21 @@ def _rows(of: Facts, scale: str) -> list[Measured]:
         rounds = f"{summary.rounds}" + (
             "" if summary.rounds == summary.total else f" of {summary.total}"
         )
-        rows.append(
-            Measured(
-                of.name, of.table.place, scale, str(parse(row.method)), paper,
-                summary.ours.written(1) if summary.ours else "", _gain(summary.tail_gain),
-                of.verdict(row.name) if summary.tail_gain else "", summary.n, rounds,
-                ", ".join(summary.devices), tuple(p.name for p in parse(row.method).parts),
-            )  # fmt: skip
+        found = Measured(
+            table=of.name,
+            place=of.table.place,
+            scale=scale,
+            method=str(parse(row.method)),
+            paper=paper,
+            ours=summary.ours.written(1) if summary.ours else "",
+            gain=_gain(summary.tail_gain),
+            verdict=of.verdict(row.name) if summary.tail_gain else "",
+            n=summary.n,
+            rounds=rounds,
+            devices=", ".join(summary.devices),
+            parts=tuple(part.name for part in parse(row.method).parts),
         )
+        rows.append(found)
     return rows
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tools.site import measured, rounds
-from tools.site.computed import BATCH, BYTES, CLIENTS, computed
-from tools.site.described import Described, describe
-from tools.site.markdown import boxed, cell, code, markdown, plain, table
+from tools.site import method_tables, rounds
+from tools.site.computed import BATCH, CLIENTS, computed
+from tools.site.described import describe
+from tools.site.markdown import cell, code, markdown, table
 from tools.site.papers import first_arxiv
 from tools.site.templates import render
 
@@ -16,7 +16,6 @@ from kedge.cli.kinds import BY_WORD
 from kedge.core.method import FedAvg, Method
 from kedge.core.part import Part
 from kedge.errors import IncompatibleError
-from kedge.grammar import write_value
 from kedge.report.mathtext import title
 
 SIDES = {
@@ -70,176 +69,28 @@ def page(name: str, cache: Path | None = None) -> str:
         hooks_table=rounds.hooks_table(hooks),
         reference=told.reference,
         papers=told.papers,
-        fields=fields_table(schema) if schema.options else "",
-        presets=_presets(schema),
+        fields=method_tables.fields_table(schema) if schema.options else "",
+        presets=method_tables.presets(schema),
         traffic=facts["traffic"],
         batch=BATCH,
-        cost=_cost(cls, facts["traffic"]),
+        cost=method_tables.cost(cls, facts["traffic"]),
         compute=cls.compute or ("nothing" if part is None else "next to nothing"),
-        timings=_timings(name),
-        leaves=_leaves(cls, told),
-        uploads=_uploads(facts["uploads"]["rows"]),
+        timings=method_tables.timings(name),
+        leaves=method_tables.leaves(cls, told),
+        uploads=method_tables.uploads(facts["uploads"]["rows"]),
         uploads_model=facts["uploads"]["model"],
         clients=CLIENTS,
-        neutral=_neutral(cls, told),
-        identities_text=_identities_text(facts["identities"]),
-        identities=_identities(facts["identities"]),
-        explanations=_explanations(facts["identities"]),
-        objective=_objective(cls, facts["identities"]),
-        deviations=_capital(told.deviations),
-        results=_results(name),
+        neutral=method_tables.neutral(cls, told),
+        identities_text=method_tables.identities_text(facts["identities"]),
+        identities=method_tables.identities(facts["identities"]),
+        explanations=method_tables.explanations(facts["identities"]),
+        objective=method_tables.objective(cls, facts["identities"]),
+        deviations=method_tables.capital(told.deviations),
+        results=method_tables.results(name),
         command=command(name),
         combined=_combined(name, cls),
         refuses=", ".join(f"[`{n}`]({n}.md)" for n in _refuses(cls)),
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def fields_table(schema: Any) -> str:
-    """The fields or options of an entry."""
-    rows = schema.rows()
-    ranges = any(row.range for row in rows)
-    heads = [schema.noun, "type", "default", *(["range"] if ranges else []), "meaning"]
-    cells = [
-        [code(row.name), plain(row.type), code(row.default) if row.default else "must be given"]
-        + ([plain(row.range).replace(" ", "&nbsp;")] if ranges else [])
-        + [plain(row.doc)]
-        for row in rows
-    ]
-    return boxed("fields", table(heads, cells))
-
-
-def _presets(schema: Any) -> str:
-    if not schema.presets:
-        return ""
-    rows = []
-    for preset, values in schema.presets.items():
-        settings = ", ".join(f"{k}={write_value(v)}" for k, v in values.items())
-        same = "the defaults" if schema.is_default(values) else ""
-        rows.append([code(f"{schema.name}:{preset}"), code(settings), same])
-    some = any(row[2] for row in rows)
-    return table(["preset", "sets", *(["same as"] if some else [])],
-                 [row if some else row[:2] for row in rows])  # fmt: skip
-
-
-def _cost(cls: type[Part], traffic: dict[str, Any]) -> str:
-    base = traffic["P"] + traffic["B"]
-    rows = []
-    for what, field, own in (
-        ("down", "sends", base), ("up", "uploads", base), ("keeps", "keeps", 0)
-    ):  # fmt: skip
-        numbers = traffic[field]
-        declared = getattr(cls, field)
-        extra = "nothing" if declared == "0" else code(declared)
-        rows.append([what, extra, _mb(numbers, sign=own > 0), _mb(own + numbers)])
-    heads = ["per client and round", "numbers beyond FedAvg's", "in MB", "in all, in MB"]
-    return table(heads, rows, "llrr")
-
-
-def _mb(numbers: int, sign: bool = False) -> str:
-    size = numbers * BYTES / 1e6
-    digits = 1 if abs(size) >= 1 or not size else 3 if abs(size) >= 0.001 else 6
-    return f"{size:+.{digits}f}" if sign and size else f"{size:.{digits}f}" if size else "0"
-
-
-def _timings(name: str) -> str:
-    rows = [
-        [code(t.method), plain(t.workload), f"{t.ratio:.2f}x", t.n, t.device, code(t.source)]
-        for t in measured.timings_of(name)
-    ]
-    if not rows:
-        return ""
-    return table(["method", "workload", "over FedAvg", "n", "device", "record in bench"],
-                 rows, "llrrll")  # fmt: skip
-
-
-def _leaves(cls: type[Part], told: Described) -> str:
-    said = [told.labelled.get(label, "") for label in ("Uploads", "Sends, uploads", "Sends / uploads")]
-    words = next((text for text in said if text), "")
-    declared = "nothing beyond its update" if cls.uploads == "0" else f"{code(cls.uploads)} numbers beyond FedAvg's"
-    if cls is FedAvg:
-        declared = "its update, the difference between its local model and the global one"
-    text = f"Declared per round: {declared}." + (f" In words: {words}" if words else "")
-    if cls.needs_clients:
-        return f"{text} The server must see single clients, so secure aggregation does not fit."
-    return f"{text} The server needs sums over clients only, so secure aggregation fits."
-
-
-def _uploads(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return "Nothing leaves the client."
-    cells = [
-        [r["part"], plain(r["name"]), r["shape"], f"{r['numbers']:,}", r["when"], r["seen"]]
-        for r in rows
-    ]
-    heads = ["of", "message", "shape", "numbers", "when", "what the server sees"]
-    return table(heads, cells, "lllrll")
-
-
-def _neutral(cls: type[Part], told: Described) -> str:
-    words = told.labelled.get("Neutral at", "")
-    if cls is FedAvg:
-        return "FedAvg is the method without parts: it is neutral itself."
-    if cls.neutral is None:
-        tail = f" In words: {words}" if words else ""
-        return f"No setting gives FedAvg back bit for bit.{tail}"
-    setting = ", ".join(f"{k}={write_value(v)}" for k, v in cls.neutral.items())
-    if not setting:
-        return "Always: the global model is FedAvg's, bit for bit."
-    return f"With {code(f'{cls.name}({setting})')} the run equals FedAvg bit for bit (law *neutral*)."
-
-
-def _identities_text(rows: list[dict[str, Any]]) -> str:
-    held = sum(bool(row["ok"]) for row in rows)
-    return (
-        f"Values worked out from the paper, without kedge's code, and what kedge computes: {held} of "
-        f"{len(rows)} agree on both engines. Computed when this page was built; "
-        "`kedge conformance` prints the same."
-    )
-
-
-def _identities(rows: list[dict[str, Any]]) -> str:
-    cells = []
-    for i, row in enumerate(rows):
-        new = i == 0 or rows[i - 1]["oracle"] != row["oracle"]
-        marks = {True: "agrees", False: "**differs**", None: plain(row["note"])}
-        numbers = [_number(row["expected"]), _number(row["got"])]
-        cells.append([plain(row["oracle"]) if new else "", plain(row["what"]), *numbers, marks[row["ok"]]])
-    return boxed("identities", table(["identity", "of", "expected", "found", ""], cells, "llrrl"))
-
-
-def _explanations(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Each oracle and how it finds its values."""
-    found = {row["oracle"]: row["doc"] for row in rows if row["doc"]}
-    return [(plain(oracle), markdown(doc).replace("*", r"\*")) for oracle, doc in found.items()]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
-
-
-def _objective(cls: type[Part], rows: list[dict[str, Any]]) -> str:
-    if cls is not FedAvg and cls.solves is None:
-        return "no claim: local steps bias the fixed point, as in FedAvg"
-    found = rows[0]["objective"] if rows else ""
-    if cls is FedAvg:
-        return f"with several local steps the fixed point minimises no weighted mean of the losses ({found} on two quadratic clients)"
-    where = " in the head" if cls.solves_for == "head" else ""
-    return f"the fixed point minimises the run's weighted objective{where} (law *objective*; {found} on two quadratic clients of 1 and 3 samples)"
-
-
-def _results(name: str) -> str:
-    rows = [
-        [code(r.table), plain(r.place), r.scale, code(r.method), r.paper, r.ours, r.gain, r.verdict,
-         r.n, r.rounds, r.devices]
-        for r in measured.results_of(name)
-    ]  # fmt: skip
-    heads = ["table", "setting", "scale", "method", "paper", "ours", "gain", "verdict", "n",
-             "rounds", "device"]  # fmt: skip
-    return boxed("measured", table(heads, rows, "llllrrrlrrl") if rows else "")
 
 
 def command(name: str) -> str:
@@ -299,11 +150,15 @@ def index() -> str:
 
 
 def _index_row(name: str, cls: type[Part]) -> dict[str, Any]:
-    paper = first_arxiv(cls.__doc__ or "")
     return {
-        "name": name, "what": cell(markdown(title(cls))), "down": _short(name, cls.sends),
-        "up": _short(name, cls.uploads), "keeps": _short(name, cls.keeps), "sums": "no" if cls.needs_clients else "yes", "paper": paper,
-    }  # fmt: skip
+        "name": name,
+        "what": cell(markdown(title(cls))),
+        "down": _short(name, cls.sends),
+        "up": _short(name, cls.uploads),
+        "keeps": _short(name, cls.keeps),
+        "sums": "no" if cls.needs_clients else "yes",
+        "paper": first_arxiv(cls.__doc__ or ""),
+    }
 
 
 def _short(name: str, formula: str) -> str:
@@ -311,4 +166,3 @@ def _short(name: str, formula: str) -> str:
     if len(formula) <= MAX_FORMULA_LENGTH:
         return code(formula)
     return f"[a longer formula]({name}.md#cost)"
-

@@ -91,4 +91,3 @@ def toml(entries: list[Entry], indent: str = "  ") -> str:
 def _item(title: str | None, what: Any, indent: str) -> str:
     value = json.dumps(what) if isinstance(what, str) else toml(what, indent + "  ")
     return value if title is None else f"{{ {json.dumps(title)} = {value} }}"
-

@@ -55,8 +55,8 @@ class Paper:
 def papers_in(paragraph: str) -> list[Paper]:
     """The papers that a paragraph names, the first one first; those in brackets are left out.
 
-    >>> papers_in("Li, He and Song, Model-Contrastive Learning, CVPR 2021, arXiv:2103.16257.")[0].year
-    '2021'
+    >>> [paper.title for paper in papers_in("Li, He and Song, On Contrast, CVPR 2021.")]
+    ['On Contrast']
     """
     text = re.sub(r"\([^()]*\)", "", " ".join(paragraph.split())).rstrip(". ")
     found = []
