@@ -107,12 +107,14 @@ def _grouped(kind: Kind, entries: Iterable[Entry]) -> dict[str, list[Entry]]:
         return {label: list(entries)}
     groups: dict[str, list[Entry]] = {"Datasets": [], "Readers": []}
     for entry in entries:
-        groups["Readers" if entry.name in FORMATS else "Datasets"].append(entry)
+        is_reader = entry.anchor.removeprefix("dataset-") in FORMATS
+        groups["Readers" if is_reader else "Datasets"].append(entry)
     return groups
 
 
 def _summary(kind: Kind, entries: list[Entry]) -> str:
-    heads = [kind.name if entries[0].name not in FORMATS else "reader", "what it is"]
+    is_reader = entries[0].anchor.removeprefix("dataset-") in FORMATS
+    heads = ["reader" if is_reader and kind.name == "dataset" else kind.name, "what it is"]
     rows = [[f"[`{e.name}`](#{e.anchor})", e.title] for e in entries]
     return table(heads, rows)
 
@@ -123,7 +125,6 @@ def _entry(kind: Kind, name: str, thing: Any) -> Entry:
     facts = []
     if isinstance(thing, Known):
         doc = ""
-        facts += [f"Inputs {'x'.join(map(str, thing.shape))}, {thing.count} classes."]
         facts += [f"Classes: {', '.join(thing.classes)}."] if thing.classes else []
         facts += [f"To have it, put {plain(_without_place(thing))} into the folder `$KEDGE_DATA`."]
     short = [alias for alias, full in aliases.items() if full == name and kind.name == "partition"]
