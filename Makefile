@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test long check format clean results mutants
+.PHONY: install demo test long check format clean results mutants docs
 
 install: $(STAMP)
 
@@ -41,8 +41,12 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants site .site
 
 # Write docs/results.md, its figures and docs/learn/choosing.md from the records in docs/results.
 results: $(STAMP)
 	$(BIN)/python -m tools.results
+
+# Build the documentation site in the folder site: open site/index.html, or `python -m http.server -d site`.
+docs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tools.site $(ARGS)

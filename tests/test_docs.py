@@ -110,7 +110,8 @@ def test_the_proximal_parts_of_the_pages_are_fedprox(
 
 
 def test_pages_speak_of_the_project_alone() -> None:
-    for page in [*PAGES, *ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+    folders = ("src", "tests", "tools")
+    for page in [*PAGES, *(path for f in folders for path in ROOT.glob(f"{f}/**/*.py"))]:
         if page == Path(__file__):
             continue
         text = page.read_text()

@@ -15,9 +15,9 @@ from tools.mutants import child
 #: Tests of other things, tests that start programs, tests of this tool; and the 1,300 pairs of
 #: parts, a third of the suite's time for what the laws and compositions notice sooner.
 SKIPPED = (
-    "cli", "bench", "runs", "tools", "test_docs.py", "test_imports.py", "test_public_api.py",
-    "test_dependencies.py", "parts/test_pairs.py", "parts/test_conformance.py",
-    "engines/test_workers.py", "engines/test_compiled.py", "models",
+    "cli", "bench", "runs", "tools", "docs", "test_docs.py", "test_imports.py",
+    "test_public_api.py", "test_dependencies.py", "parts/test_pairs.py",
+    "parts/test_conformance.py", "engines/test_workers.py", "engines/test_compiled.py", "models",
 )  # fmt: skip
 MARKS = {"gpu", "slow", "data", "network"}
 #: A test that runs longer than this is not used.

@@ -55,16 +55,23 @@ def diagnose(
             :func:`fit`. Or a run: its folder, a :class:`Run`, or a :class:`Result` with a folder.
         what: ``data``, ``training`` or ``privacy``, or several. Data have ``data`` only, which is
             their default; that of a run is data and training.
-        partition, clients, split: of data by name or path, as in :func:`run`.
+        partition: of data by name or path, as in :func:`run`.
+        clients: the same: the number of clients.
+        split: the same: where test data come from.
         seed: seed of the partition; of a run one of its seeds, None for the first.
         samples: number of samples whose features are compared, at most; 20,000 by default.
         rounds: of a run: rounds that are done when its training is diagnosed; None for the last
             one, whose checkpoint is there. For others it is replayed.
         client: of a run: the client whose privacy is diagnosed, by its number or name; None for the
             largest.
-        label, task, test, missing, drop, id: of clients, as in :func:`fit`; all of their samples
-            are diagnosed, none is held out. Whole numbers are taken as numbers; for token ids give
-            a ``Federation(..., tokens=True)``.
+        label: of clients, as in :func:`fit`, like those that follow. All of their samples are
+            diagnosed, none is held out. Whole numbers are taken as numbers; for token ids give a
+            ``Federation(..., tokens=True)``.
+        task: of clients: the task, as in :func:`fit`.
+        test: of clients: a test set.
+        missing: of clients: what to do about missing values.
+        drop: of clients: columns to leave out.
+        id: of clients: the column that names the rows.
         report: called with lines about the work and its cost.
 
     Returns:

@@ -74,15 +74,19 @@ def fit(
             infers it from the labels: integers and texts are classes, rows of 0 and 1 are
             multi-label, other numbers are targets of a regression.
         held_out: share of each client's samples to test on if there is no ``test``.
-        missing, drop, id: what to do about missing values in DataFrames, columns to leave out, and
-            the column that names the rows, as for CSV files.
+        missing: what to do about missing values in DataFrames, as for CSV files.
+        drop: columns of DataFrames to leave out.
+        id: the column of DataFrames that names the rows.
         loss: ``loss(logits, labels)`` returns the loss of each sample ``[n]``, in place of the
             task's.
         metric: the metric that runs are compared by: a name, or a function
             ``metric(y_true, y_score)`` such as those of scikit-learn.
         class_weights: factors of the classes in the loss: ``"balanced"``, one number per class, or
             ``{"sick": 5}`` by name.
-        out, resume, watch, log: as in :func:`run`.
+        out: folder for the run, as in :func:`run`.
+        resume: continue the run in ``out``.
+        watch: called after every round, as in :func:`run`.
+        log: loggers, as in :func:`run`.
         **settings: as in :func:`run`; ``seeds`` is ``(0,)`` by default.
 
     Returns:

@@ -37,6 +37,7 @@ class Round(Setting):
         super().__init__(part, model, spec, steps)
         self._totals = totals
         self.round, self.lr, self.phase = round, lr, phase
+        #: Randomness of this (seed, round, part).
         self.key = rng.fold(key, part.name)
         #: The weights before this round's update.
         self.anchor = anchor
@@ -44,8 +45,9 @@ class Round(Setting):
         self.server = server
         #: The part's own uploads, each reduced by its declared reduction.
         self.uploads = uploads
-        #: Number of clients in the federation, and in this round.
+        #: Number of clients in the federation.
         self.num_clients = spec.num_clients
+        #: Number of clients in this round.
         self.cohort = int(totals["count"])
 
     @property

@@ -41,8 +41,8 @@ tasks: Registry[type[Task]] = Registry("task", module="kedge.core.task", group="
 class Batch(NamedTuple):
     """B samples. ``y`` stays as it is in the data; ``target`` may be added by a part."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor  # [B, ...] inputs
+    y: Tensor  # [B] classes, or [B, outputs] labels or targets
     target: Tensor | None = None  # [B, C] soft labels in place of y
 
 

@@ -25,8 +25,8 @@ SEPARATOR = "|"  # between the keys in the name of a leaf
 class Weights(NamedTuple):
     """The weights of a model: trainable parameters, and buffers, by name."""
 
-    params: Params
-    buffers: Params
+    params: Params  # what an optimiser changes
+    buffers: Params  # such as the running statistics of BatchNorm
 
 
 # The name follows the papers' notation for "apply to each leaf"; builtins.map is not used here.

@@ -41,17 +41,17 @@ class Data(Protocol):
 class Spec:
     """What a part may know before the first round."""
 
-    model: Model
-    task: Task
+    model: Model  # the network, cut into stages
+    task: Task  # loss and labels
     params: Params  # trainable leaves that travel, those of ``extend`` included
-    buffers: Params
-    num_clients: int
+    buffers: Params  # such as the running statistics of BatchNorm
+    num_clients: int  # in the federation
     batch: int  # rows of a local batch
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]  # without batch
     shapes: dict[str, tuple[int, ...]]  # without batch: at every cut, "features" and "logits"
-    dtype: torch.dtype
-    device: torch.device
-    key: Tensor = field(repr=False)
+    dtype: torch.dtype  # of parameters and real inputs
+    device: torch.device  # where a part makes its tensors
+    key: Tensor = field(repr=False)  # randomness of what is made once
     tokens: bool = False  # inputs are whole numbers
 
     @property
@@ -91,13 +91,13 @@ class Spec:
 class Info(NamedTuple):
     """Numbers about a client's round, each a scalar tensor."""
 
-    client: Tensor
-    round: Tensor
-    lr: Tensor
-    num_steps: Tensor
+    client: Tensor  # number of the client, from 0
+    round: Tensor  # number of the round, from 0
+    lr: Tensor  # learning rate of the round
+    num_steps: Tensor  # local steps that the client takes
     effective_steps: Tensor  # sum of the coefficients of the gradients in the update, over lr
     pulled_steps: Tensor  # the same where parts pull towards the anchor, see Part.anchor_pull
-    num_examples: Tensor
+    num_examples: Tensor  # training samples of the client
     weight: Tensor  # p_k before normalisation over the cohort
     share: Tensor  # r_k = N n_k / sum of all n (1 for uniform client weights)
 
@@ -190,18 +190,22 @@ class View:
 
     @property
     def spec(self) -> Spec:
+        """Sizes and shapes of the run: model, task, clients."""
         return self._context.spec
 
     @property
     def task(self) -> Task:
+        """The task of the run: loss and labels."""
         return self._context.task
 
     @property
     def info(self) -> Info:
+        """Numbers about the client's round: learning rate, steps, samples, client weight."""
         return self._context.job.info
 
     @property
     def round(self) -> Tensor:
+        """Number of the round, from 0."""
         return self._context.job.info.round
 
     @property
@@ -229,14 +233,17 @@ class View:
 
     @property
     def sent(self) -> Tree:
+        """What the part's ``send`` made in this round."""
         return self._context.job.sent.get(self._part.name, {})
 
     @property
     def client(self) -> Tree:
+        """The part's state on this client, from its last ``reply``."""
         return self._context.job.client.get(self._part.name, {})
 
     @property
     def local(self) -> Tree:
+        """The part's state within this round, from ``prepare``, ``ascend`` and ``observe``."""
         return self._context.local.get(self._part.name, {})
 
     @property

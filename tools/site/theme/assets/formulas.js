@@ -1,0 +1,8 @@
+// Replaces \(...\) and \[...\] by drawn formulas.
+for (const element of document.querySelectorAll(".arithmatex")) {
+  const text = element.textContent.trim();
+  katex.render(text.slice(2, -2), element, {
+    displayMode: text.startsWith("\\["),
+    throwOnError: true,
+  });
+}
