@@ -87,7 +87,7 @@ def repository(tmp_path: Path) -> Path:
         "docs/a.md": (
             "[b](sub/b.md#top) [all](results) ![p](p.png) [code](../tool.py) `[no](x.md)`\n"
             "[web](https://a.b) [here](#x) [M](../src/kedge/parts/own.py#Own) "
-            "[all methods](../README.md#methods) [how](../CONTRIBUTING.md)\n\n"
+            "[all methods](../src/kedge/parts) [how](../CONTRIBUTING.md)\n\n"
             "```text\n[not](a.link)\n```\n"
         ),
         "docs/sub/b.md": "# B\n[a](../a.md)",

@@ -23,7 +23,6 @@ COMMUNITY = {
 }
 #: Pages of the reference in place of source files, which a link on GitHub shows.
 REFERENCE = {
-    "README.md#methods": "reference/methods/index.md",
     "src/kedge": "reference/index.md",
     "src/kedge/__init__.py": "reference/api/index.md",
     "src/kedge/api": "reference/api/index.md",

@@ -41,7 +41,12 @@ def navigation(pages: Path) -> list[Entry]:
             ("Architecture", "architecture.md"),
         ]),
         ("How-to guides", [(title, f"{name}.md") for name, title in GUIDES.items()]),
-        ("Results", [("Tables of papers", "results.md"), ("Mutation score", "mutation.md")]),
+        ("Results", [
+            ("Is it right?", "correctness.md"),
+            ("Is it fast?", "speed.md"),
+            ("What holds of the papers", "results.md"),
+            ("Mutation score", "mutation.md"),
+        ]),
         ("Reference", _reference()),
     ]  # fmt: skip
     if migrate:
