@@ -288,10 +288,20 @@ def test_the_page_of_settings_has_them_all() -> None:
 # -- Python and errors -------------------------------------------------------------------------
 
 
-def test_every_public_name_is_on_a_page() -> None:
-    assert not api.missing()
-    places = [name for page in api.PAGES for name in page.names]
+def test_every_public_name_is_on_one_page() -> None:
+    places = [name for page in api.pages() for name in page.names]
     assert len(places) == len(set(places))
+    assert set(kedge.__all__) <= set(places)
+
+
+def test_a_new_public_name_joins_the_page_of_its_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kedge, "__all__", [*kedge.__all__, "Steps"])
+    monkeypatch.setattr(kedge, "Steps", kedge.api.training.method_setting, raising=False)
+    page = next(page for page in api.pages() if "Steps" in page.names)
+    assert page.file == "running"
+    assert "::: kedge.api.training.method_setting" in api.page(page)
 
 
 def test_the_declarations_of_a_part_are_listed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -98,10 +99,25 @@ def full_name(name: str) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
+def pages() -> list[ApiPage]:
+    """All pages. A public name that none of them has joins the page whose objects are nearest."""
+    found = {page: list(page.names) for page in PAGES}
+    for name in sorted(set(kedge.__all__) - {n for names in found.values() for n in names}):
+        nearest = max(PAGES, key=lambda page: max(_common(name, other) for other in page.names))
+        found[nearest].append(name)
+    return [page._replace(names=tuple(names)) for page, names in found.items()]
+
+
+def _common(name: str, other: str) -> int:
+    """How many modules the places of two objects share."""
+    pairs = zip(full_name(name).split("."), full_name(other).split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def known() -> list[str]:
     """Full names of all objects on the pages, which docstrings may link to."""
     found: list[str] = []
-    for page in PAGES:
+    for page in pages():
         for name in page.names:
             full = full_name(name)
             found.append(full)
@@ -125,11 +141,6 @@ def _documented(thing: Any) -> list[str]:
         if name[0] != "_" and callable(value) and own and getattr(value, "__doc__", None):
             names.append(name)
     return names
-
-
-def missing() -> set[str]:
-    """Public names of kedge without a page; a test holds this to be none."""
-    return set(kedge.__all__) - {name for page in PAGES for name in page.names}
 
 
 def page(one: ApiPage) -> str:
@@ -161,7 +172,7 @@ def _declarations() -> str:
 def index() -> str:
     """The page with all public names."""
     rows = []
-    for one in PAGES:
+    for one in pages():
         for name in one.names:
             full = full_name(name)
             shown = name if "." in name else f"kedge.{name}"

@@ -85,7 +85,7 @@ def assemble(work: Path, say: Say, cache: Path) -> Path:
         pages.write(f"reference/cli/{command.slug}.md", commands.page(command))
     pages.write("reference/cli/index.md", commands.index())
     pages.write("reference/settings.md", commands.settings_page())
-    for one in api.PAGES:
+    for one in api.pages():
         pages.write(f"reference/api/{one.file}.md", api.page(one))
     pages.write("reference/api/index.md", api.index())
     pages.write("reference/index.md", render("reference.md.j2", kinds=kinds.PAGES))

@@ -33,6 +33,8 @@ def navigation(pages: Path) -> list[Entry]:
     """All sections; optional pages are there if their files are."""
     migrate = sorted((pages / "migrate").glob("*.md"), key=lambda p: (p.stem != "index", p.stem))
     community = [(TITLES.get(f), p) for f, p in COMMUNITY.items() if (pages / p).is_file()]
+    others = sorted(f"community/{path.name}" for path in (pages / "community").glob("*.md"))
+    community += [(None, page) for page in others if page not in COMMUNITY.values()]
     sections: list[Entry] = [
         ("Home", "index.md"),
         ("Learn", [(None, f"learn/{name}.md") for name in LEARN]),
@@ -72,7 +74,7 @@ def _reference() -> list[Entry]:
         ]),
         ("Python", [
             (None, "reference/api/index.md"),
-            *((page.title, f"reference/api/{page.file}.md") for page in api.PAGES),
+            *((page.title, f"reference/api/{page.file}.md") for page in api.pages()),
         ]),
         ("Error messages", "reference/errors.md"),
         ("Glossary", "glossary.md"),
