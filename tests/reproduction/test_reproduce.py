@@ -40,6 +40,13 @@ def printed(found: command.Reproduction, width: int = 200) -> str:
     return console.export_text()
 
 
+def test_a_table_prints_as_the_command_prints_it(whole: tuple[Path, Path]) -> None:
+    found = reproduce(*whole, show=True)
+    head, *lines = str(found).splitlines()
+    assert head == "demo/digits: Demo, Table 1. digits, 4 clients"
+    assert lines == [line.rstrip() for line in printed(found, 120).splitlines()]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A table that was run without an interruption: its recipes, and its results."""
