@@ -1,4 +1,4 @@
-"""Three hospitals that do not look alike: which method suits them? Run: python hospitals.py [FOLDER]
+"""Three hospitals that do not look alike: which method? Run: python hospitals.py [FOLDER]
 
 Makes a CSV file per hospital, says how the hospitals differ, compares three methods on them, keeps
 the best model, and lets it diagnose new patients from a raw CSV file.

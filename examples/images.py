@@ -1,4 +1,4 @@
-"""Image folders of five sites, two classes each: what label skew costs. Run: python images.py [FOLDER]
+"""Image folders of five sites: what does label skew cost? Run: python images.py [FOLDER]
 
 Writes scikit-learn's handwritten digits as PNG files, SITE/CLASS/NAME.png, compares FedAvg with two
 methods for such data, reads an image that no site has, and writes a report with all curves.
@@ -37,8 +37,8 @@ print(results, "\n")
 
 # Who was left behind? The accuracy of the global model on each site's held-out images.
 for result in results:
-    sites = result.records[0][-1]["per_client"]
-    print(f"{result.title:30}", *(f"{name} {value:5.1f}" for name, value in zip("ABCDE", sites)))
+    sites = zip("ABCDE", result.records[0][-1]["per_client"], strict=True)
+    print(f"{result.title:30}", *(f"{name} {value:5.1f}" for name, value in sites))
 
 new = folder / "new.png"
 pictures[600].save(new)  # an image that no site has

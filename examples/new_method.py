@@ -1,4 +1,4 @@
-"""A method of your own: write it, prove it, compare it, combine it. Run: python new_method.py [FOLDER]
+"""A method of your own, proved, compared and combined. Run: python new_method.py [FOLDER]
 
 With few clients in a round, the global model swings towards whoever took part. The idea here:
 keep a running mean of the global models, and use that mean as the model; train as before.

@@ -20,7 +20,7 @@ transformers.utils.logging.disable_progress_bar()
 good, bad = ["good", "great", "lovely", "superb"], ["bad", "awful", "poor", "broken"]
 topics = {"films": ["plot", "actor", "music"], "books": ["author", "cover", "chapter"],
           "phones": ["screen", "battery", "camera"], "hotels": ["room", "bed", "pool"]}  # fmt: skip
-words = ["[PAD]", "the", "is", "very", "not", *good, *bad, *sum(topics.values(), [])]
+words = ["[PAD]", "the", "is", "very", "not", *good, *bad, *np.ravel(list(topics.values()))]
 
 
 def reviews(topic: str, n: int, model: str) -> tuple[np.ndarray, list[str]]:
@@ -36,7 +36,7 @@ def reviews(topic: str, n: int, model: str) -> tuple[np.ndarray, list[str]]:
 
 def tiny_model(folder: str) -> str:
     """A BERT of two small layers that has read reviews of films."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    tokenizer = Tokenizer(models.WordLevel({str(word): i for i, word in enumerate(words)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
     fast.save_pretrained(folder)
