@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test long check format clean readme results mutants
+.PHONY: install demo test long check format clean readme results mutants docs
 
 install: $(STAMP)
 
@@ -31,6 +31,12 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
+# Build wheel and sdist into dist, check their content, and try the wheel in an environment of its
+# own. ARGS, for instance: "--demo", "--no-trial", "--python python3.13".
+.PHONY: dist
+dist: $(STAMP)
+	$(BIN)/python -m tools.release $(ARGS)
+
 # How many small faults the tests notice: up to an hour on two cores. ARGS, for instance:
 # "--survivors" (only those of the last run), "--jobs 14 --cap 60", "--files src/kedge/parts/drift.py".
 mutants: $(STAMP)
@@ -41,7 +47,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants site .site
 
 # Write the table of methods in the README from the registry.
 readme: $(STAMP)
@@ -51,3 +57,7 @@ readme: $(STAMP)
 # Write docs/results.md and its figures from the records in docs/results.
 results: $(STAMP)
 	$(BIN)/python -m tools.results
+
+# Build the documentation site in the folder site: open site/index.html, or `python -m http.server -d site`.
+docs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tools.site $(ARGS)
