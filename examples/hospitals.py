@@ -36,7 +36,7 @@ def patients(prefix: str, **counts: int) -> pd.DataFrame:
 
 # Every hospital has its specialty: a city clinic, a lung clinic, a heart clinic.
 silos = folder / "hospitals"
-silos.mkdir(parents=True)
+silos.mkdir(parents=True, exist_ok=True)
 patients("c", healthy=150, flu=90, pneumonia=10).to_csv(silos / "city.csv", index=False)
 patients("l", asthma=60, pneumonia=70, flu=5).to_csv(silos / "lung.csv", index=False)
 patients("h", angina=60, healthy=8).to_csv(silos / "heart.csv", index=False)

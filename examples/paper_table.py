@@ -37,7 +37,7 @@ recipe = {
 }
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
 table = folder / "recipes" / "note" / "table1"
-table.mkdir(parents=True)
+table.mkdir(parents=True, exist_ok=True)
 for name, text in recipe.items():
     (table / name).write_text(text, encoding="utf-8")
 
