@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test long check format clean results mutants docs
+.PHONY: install demo test long check format clean results mutants docs dist
 
 install: $(STAMP)
 
@@ -30,6 +30,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
+
+# Build wheel and sdist into dist, check their content, and try the wheel in an environment of its
+# own. ARGS, for instance: "--demo", "--no-trial", "--python python3.13".
+dist: $(STAMP)
+	$(BIN)/python -m tools.release $(ARGS)
 
 # How many small faults the tests notice: up to an hour on two cores. ARGS, for instance:
 # "--survivors" (only those of the last run), "--jobs 14 --cap 60", "--files src/kedge/parts/drift.py".

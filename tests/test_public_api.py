@@ -29,9 +29,9 @@ def test_public_names() -> None:
         [
             "SGD", "Adam", "Batch", "Claim", "Classification", "Federation", "KedgeError",
             "LocalWork", "Mean", "Method", "Model", "MultiLabel", "Out", "Part", "Regression",
-            "Result", "Round", "Run", "Simulation", "Spec", "Stack", "Sum", "View", "Weights",
-            "check_part", "compare", "diagnose", "fit", "load", "oracle", "parse", "register",
-            "register_metric", "reproduce", "run", "sweep", "write_report",
+            "Result", "Results", "Round", "Run", "Simulation", "Spec", "Stack", "Sum", "View",
+            "Weights", "check_part", "compare", "diagnose", "fit", "load", "oracle", "parse",
+            "register", "register_metric", "reproduce", "run", "sweep", "write_report",
         ]
     )  # fmt: skip
     assert all(hasattr(kedge, name) for name in kedge.__all__)

@@ -16,6 +16,7 @@ from kedge._version import __version__ as __version__
 if TYPE_CHECKING:
     from kedge.api import Run, compare, fit, load, reproduce, run, sweep, write_report
     from kedge.api.diagnosing import diagnose
+    from kedge.api.results import Results
     from kedge.check import Claim, check_part, oracle
     from kedge.core.method import Method, parse
     from kedge.core.model import Model
@@ -37,6 +38,7 @@ else:
     _PUBLIC = {
         "api": ("Run", "compare", "fit", "load", "reproduce", "run", "sweep", "write_report"),
         "api.diagnosing": ("diagnose",),
+        "api.results": ("Results",),
         "check": ("Claim", "check_part", "oracle"),
         "core.method": ("Method", "parse"),
         "core.model": ("Model",),
@@ -92,6 +94,7 @@ __all__ = [
     "Part",
     "Regression",
     "Result",
+    "Results",
     "Round",
     "Run",
     "Simulation",

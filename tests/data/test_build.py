@@ -50,6 +50,20 @@ def test_given_holdout_and_pooled_use_every_sample_once(digits) -> None:
     assert count == sum(len(h) for h in pooled.held_out)
 
 
+def test_pooled_data_may_leave_nothing_to_validate_on(digits) -> None:
+    data = split_data(digits, "dirichlet(0.5)", 6, "pooled(0.75, 0.25)", 0)
+    rows = np.concatenate([*data.train.clients, *data.held_out])
+    assert sorted(rows) == list(range(1797))
+    assert sum(map(len, data.held_out)) / 1797 == pytest.approx(0.25, abs=0.01)
+    assert not len(data.validation)
+    chosen = split_data(digits, "dirichlet(0.5)", 6, "pooled(0.75, 0.25)", 0, validation=0.2)
+    assert [list(h) for h in chosen.held_out] == [list(h) for h in data.held_out]
+    for whole, train, own in zip(
+        data.train.clients, chosen.train.clients, chosen.validation, strict=True
+    ):
+        assert sorted([*train, *own]) == sorted(whole)
+
+
 def test_rotation_is_seen_by_the_client_and_by_the_test(digits) -> None:
     plain = federate(digits, "iid", clients=4)
     turned = federate(digits, "iid+rotation(step=30)", clients=4, angles=(0.0, 90.0))

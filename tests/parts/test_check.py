@@ -38,6 +38,10 @@ def test_a_right_part_passes() -> None:
     assert report.ok
     assert report.raise_if_failed() is report
     assert {f.name for f in report.findings if f.holds} >= {"pure", "engines", "neutral"}
+    *lines, verdict = str(report).splitlines()
+    assert len(lines) == len(report.findings)
+    held = sum(line.startswith("holds") for line in lines)
+    assert verdict == f"good: {held} laws and identities hold"
 
 
 def test_a_part_with_another_objective_declares_by_how_much() -> None:
@@ -291,6 +295,17 @@ class ServerState(Part):
 
 def test_state_on_the_server_is_found() -> None:
     assert "changed its own attributes" in failures(ServerState())["pure"]
+
+
+def test_a_printed_report_names_what_fails() -> None:
+    report = kedge.check_part(Flipped())
+    wrong = [f.name for f in report.failures()]
+    assert wrong
+    lines = str(report).splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("FAILS")] == [
+        name.split()[0] for name in wrong
+    ]
+    assert lines[-1] == f"{report.part}: fails: {', '.join(wrong)}"
 
 
 def test_failures_are_raised_with_their_reasons() -> None:

@@ -39,3 +39,37 @@ def test_intervals_of_small_metrics_keep_their_digits() -> None:
     result = kedge.fit("mlp", clients, rounds=1, metric="auroc", engine="loop")
     assert repr(result) == f"<Result fedavg on own: auroc {result.last.mean:.3f}, 1 rounds, 1 seed>"
     assert tables._gain(Stat.of([0.001, 0.003]), result) == ("+0.002", "-0.011 … +0.015")
+
+
+FAST = {"rounds": 2, "clients": 3, "epochs": 0.2, "engine": "loop"}
+
+
+def test_a_comparison_prints_as_its_table_and_names_the_best() -> None:
+    results = kedge.compare(
+        ["fedavg", "scaffold"], pooled=True, validation=0.2, seeds=[0, 1], **FAST
+    )
+    lines = str(results).splitlines()
+    assert lines[0].split()[:4] == ["method", "accuracy", "%", "validation"]
+    assert [line.split()[0] for line in lines[1:4]] == ["fedavg", "scaffold", "pooled"]
+    first, second = results[:2]
+    assert first.validation is not None
+    assert second.validation is not None
+    best = max(first, second, key=lambda result: result.validation.mean)
+    assert results.best is best
+    assert lines[-1] == f"{best.title}: chosen on validation data"
+    assert str(first.last) in lines[1]
+
+
+def test_a_sweep_prints_its_settings_and_marks_the_best() -> None:
+    results = kedge.sweep("fedprox", {"fedprox.mu": [0.1, 500.0]}, seeds=[0], **FAST)
+    lines = str(results).splitlines()
+    assert [line.split()[0] for line in lines] == ["fedprox.mu", "0.1", "500"]
+    assert [line.endswith("best (test)") for line in lines[1:]] == [
+        result is results.best for result in results
+    ]
+
+
+def test_results_without_a_rival_name_no_best() -> None:
+    results = kedge.compare(["fedavg"], seeds=[0], **FAST)
+    assert "best on the test set" not in str(results)
+    assert str(kedge.Results([])) == "no results"

@@ -40,6 +40,29 @@ def printed(found: command.Reproduction, width: int = 200) -> str:
     return console.export_text()
 
 
+def test_a_table_prints_as_the_command_prints_it(whole: tuple[Path, Path]) -> None:
+    found = reproduce(*whole, show=True)
+    head, *lines = str(found).splitlines()
+    assert head == "demo/digits: Demo, Table 1. digits, 4 clients"
+    assert lines == [line.rstrip() for line in printed(found, 120).splitlines()]
+
+
+def test_tables_of_ones_own_have_a_page(whole: tuple[Path, Path], tmp_path: Path) -> None:
+    root, results = whole
+    found = reproduce(root, results, show=True)
+    [page] = kedge.write_report(found, tmp_path / "page.html")
+    text = page.read_text(encoding="utf-8")
+    assert "Demo, Table 1" in text
+    assert f"kedge reproduce demo/digits --recipes {root}" in text
+    with pytest.raises(KedgeError, match="Tables of your own: kedge.write_report"):
+        kedge.write_report(results, tmp_path / "page.html")
+    with pytest.raises(FieldError, match="a page of their own"):
+        kedge.write_report([found, results], tmp_path / "page.html")
+    nothing = reproduce(root, tmp_path / "empty", show=True)
+    with pytest.raises(KedgeError, match="demo/digits has no records yet"):
+        kedge.write_report(nothing, tmp_path / "page.html")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A table that was run without an interruption: its recipes, and its results."""

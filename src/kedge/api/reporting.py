@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from kedge.errors import FieldError
+from kedge.errors import FieldError, KedgeError
 from kedge.report.page.facts import facts_of
 from kedge.report.page.folders import read
 from kedge.report.page.write import What, write_page
 from kedge.report.take_away import write_csv, write_json
 from kedge.report.take_away_figures import write_figures
+from kedge.reproduction.command import Reproduction
+from kedge.reproduction.page import facts_of as facts_of_tables
 from kedge.reproduction.page import is_results, reproduction_facts
 from kedge.runs.result import Result
 
 
 def write_report(
-    what: What,
+    what: What | Reproduction,
     path: str | Path = "report.html",
     *,
     csv: str | Path | None = None,
@@ -27,7 +30,8 @@ def write_report(
 
     Args:
         what: a result, the folder of a run, a comparison, a sweep or the results of ``reproduce``;
-            or several of them. The first run is what others are compared with.
+            or several of them. The first run is what others are compared with. Also what
+            :func:`reproduce` returns; tables with recipes of your own are given so.
         path: the page.
         csv: also write all records, one row per number.
         json: also write everything that the page shows.
@@ -46,12 +50,13 @@ def write_report(
     >>> page.name
     'report.html'
     """
-    items = [what] if isinstance(what, (str, Path, Result)) else list(what)
-    folders = [Path(one) for one in items if isinstance(one, (str, Path))]
-    if any(is_results(folder) for folder in folders):
+    alone = (str, Path, Result, Reproduction)
+    items: list[Any] = [what] if isinstance(what, alone) else list(what)
+    tables = [one for one in items if _is_reproduction(one)]
+    if tables:
         if len(items) > 1 or csv:
             raise FieldError("the results of reproduce have a page of their own, without --csv")
-        facts, sources = reproduction_facts(folders[0], title), []
+        facts, sources = _facts_of_tables(tables[0], title), []
     else:
         found = read(items)
         facts, sources = facts_of(found, title), found.sources
@@ -63,3 +68,15 @@ def write_report(
     if figures is not None:
         written += write_figures(facts, figures)
     return written
+
+
+def _is_reproduction(one: Any) -> bool:
+    return isinstance(one, Reproduction) or (isinstance(one, (str, Path)) and is_results(Path(one)))
+
+
+def _facts_of_tables(one: Reproduction | str | Path, title: str) -> dict[str, Any]:
+    if not isinstance(one, Reproduction):
+        return reproduction_facts(Path(one), title)
+    if not one.records:
+        raise KedgeError(f"{one.table.name} has no records yet")
+    return facts_of_tables([one], title)

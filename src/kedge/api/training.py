@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kedge.api.results import Results
 from kedge.core.method import Method, parse
 from kedge.core.part import Part
 from kedge.errors import FieldError
@@ -68,7 +69,7 @@ def compare(
     pooled: bool = False,
     log: Log = None,
     **settings: Any,
-) -> list[Result]:
+) -> Results:
     """Run several methods on the same partitions, cohorts and initial weights.
 
     Args:
@@ -81,7 +82,9 @@ def compare(
         **settings: any setting of ``kedge run --help`` but ``method``.
 
     Returns:
-        One result per method, in the order of ``methods``; then that of the yardstick.
+        One result per method, in the order of ``methods``; then that of the yardstick. A list that
+        prints as a table, and whose ``best`` is the best method, by validation data if there are
+        some.
 
     Raises:
         FieldError: there is no method.
@@ -98,7 +101,7 @@ def compare(
     configs = [load_config(config, flags=settings | {"method": text}) for text in texts]
     loggers = observer(log, saved=out is not None)
     rows = comparisons.rows_of(configs, pooled)
-    return comparisons.compare(rows, out, resume, observe=loggers)
+    return Results(comparisons.compare(rows, out, resume, observe=loggers))
 
 
 def sweep(
@@ -111,7 +114,7 @@ def sweep(
     watch: sweeps.Watch | None = None,
     log: Log = None,
     **settings: Any,
-) -> list[Result]:
+) -> Results:
     """Run all combinations of some settings.
 
     Combinations that differ only in numbers train together. If a loss is not finite, only that
@@ -129,7 +132,7 @@ def sweep(
 
     Returns:
         One result per combination; the last key of ``grid`` changes fastest. ``result.config``
-        holds its settings.
+        holds its settings. A list that prints as a table, with ``best``, as of :func:`compare`.
 
     Raises:
         FieldError: the grid is empty, or a key has no value or the same value twice.
@@ -143,7 +146,8 @@ def sweep(
     settings |= method_setting(method)
     loggers = observer(log, saved=out is not None, several=True)
     grid_of = combine(grid or {}, config, settings)
-    return sweeps.sweep(grid_of, out, resume, watch, observe=loggers).results
+    found = sweeps.sweep(grid_of, out, resume, watch, observe=loggers)
+    return Results(found.results, found.settings)
 
 
 def method_setting(method: str | Method | Part | None) -> dict[str, str]:

@@ -42,6 +42,17 @@ class Report:
         """Whether no law or identity fails."""
         return all(f.holds is not False for f in self.findings)
 
+    def __str__(self) -> str:
+        """One line per law and identity, and a verdict."""
+        marks = {True: "holds", False: "FAILS", None: "-"}
+        lines = [
+            f"{marks[f.holds]:6} {f.kind:9} {f.name}  {f.detail}".rstrip() for f in self.findings
+        ]
+        held = sum(f.holds is True for f in self.findings)
+        failed = ", ".join(f.name for f in self.failures())
+        verdict = f"fails: {failed}" if failed else f"{held} laws and identities hold"
+        return "\n".join([*lines, f"{self.part}: {verdict}"])
+
     def failures(self) -> list[Finding]:
         """Findings that do not hold."""
         return [f for f in self.findings if f.holds is False]

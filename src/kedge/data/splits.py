@@ -91,7 +91,8 @@ def pooled(
 ) -> SplitData:
     """Pool all data, partition them, and split every client into train, test and validation.
 
-    ``--validation`` takes the rows that are neither trained nor tested on, whatever its share.
+    ``--validation`` takes the rows that are neither trained nor tested on, whatever its share;
+    where the two shares add up to 1, it takes training rows.
     """
     if dataset.groups is not None:
         raise DataError("silos are not pooled; use split = holdout(0.2)")
@@ -105,7 +106,10 @@ def pooled(
     present = [i for i in range(3) if xs[i] is not None]
     x, y = np.concatenate([xs[i] for i in present]), np.concatenate([ys[i] for i in present])
     partition = draw_partition(y)
-    shares = (train, test, max(0.0, 1 - train - test))
+    if train + test > 1 - 1e-9:
+        train_part, test_part = holdout(partition, _flat(y), test, seed)
+        return SplitData(x, y, train_part, test_part.clients, None, partition)
+    shares = (train, test, 1 - train - test)
     train_part, test_part, rest = resplit(partition, _flat(y), shares, seed)
     return SplitData(x, y, train_part, test_part.clients, None, partition, rest.clients)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from kedge.runs.grid import Setting, format_value
 from kedge.runs.result import Result, Stat, paired_gain
 from kedge.runs.validation import leader, on_validation
 
+TEXT_WIDTH = 120  # characters of a table as text
 MIN_NAME = 10  # characters of a method or a value before its column is folded
 BESIDE = {"balanced_accuracy": ("balanced\naccuracy %", 2), "auroc": ("AUROC", 3)}
 
@@ -73,6 +75,14 @@ class Fitting:
         for cells, style in zip(rows, self.styles, strict=True):
             table.add_row(*cells, style=style)
         return table
+
+
+def as_text(table: RenderableType) -> str:
+    """A table as plain text, without colours."""
+    console = Console(file=io.StringIO(), width=TEXT_WIDTH)
+    with console.capture() as capture:
+        console.print(table, highlight=False)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def comparison(results: Sequence[Result]) -> Fitting:

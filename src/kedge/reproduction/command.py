@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import FieldError, KedgeError
+from kedge.report.tables import as_text
 from kedge.reproduction import merging, recipes
 from kedge.reproduction.choice import read_choice
+from kedge.reproduction.printing import comparison, heading
 from kedge.reproduction.records import Record, found_records
 from kedge.reproduction.running import (
     Context,
@@ -52,6 +54,11 @@ class Reproduction:
         """The same with some of the rows; their gains stay those over their bases."""
         names = {row.name for row in rows}
         return dataclasses.replace(self, rows=[s for s in self.rows if s.row.name in names])
+
+    def __str__(self) -> str:
+        """The table that ``kedge reproduce`` prints."""
+        table = comparison(self.table, self.rows, self.left_out)
+        return f"{heading(self.table)}\n{as_text(table)}"
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame."""

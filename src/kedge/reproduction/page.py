@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,7 +52,11 @@ def reproduction_facts(folder: Path, title: str = "") -> dict[str, Any]:
         tables = [read_table(recipe.at(scale), folder) for scale in scales]
         found += [table for table in tables if table.records]
     if not found:
-        raise KedgeError(f"{folder} holds no record of a table; kedge reproduce lists them")
+        raise KedgeError(
+            f"{folder} holds no record of a table of kedge; kedge reproduce lists them. Tables of "
+            "your own: kedge.write_report(kedge.reproduce(TABLE, recipes=..., results=..., "
+            "show=True))"
+        )
     return facts_of(found, title)
 
 
@@ -85,7 +90,9 @@ def facts_of(found: Sequence[Reproduction], title: str = "") -> dict[str, Any]:
 
 def _command(one: Reproduction) -> str:
     scale = "" if one.table.scale == "full" else f" --scale {one.table.scale}"
-    return f"kedge reproduce {one.table.name}{scale}"
+    root = one.table.rows[0].file.parents[2]
+    own = "" if root == recipes.RECIPES else f" --recipes {shlex.quote(str(root))}"
+    return f"kedge reproduce {one.table.name}{scale}{own}"
 
 
 def _table(one: Reproduction) -> dict[str, Any]:

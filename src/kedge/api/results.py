@@ -1,0 +1,42 @@
+"""The results of a comparison or a sweep: a list that prints as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kedge.report.tables import as_text, comparison, grid
+from kedge.runs.grid import Setting
+from kedge.runs.result import Result
+from kedge.runs.validation import data_of_choice, leader
+
+
+class Results(list[Result]):
+    """One result per method or setting; ``print(results)`` shows the table of the command line.
+
+    >>> import kedge
+    >>> results = kedge.compare(["fedavg", "scaffold"], rounds=2, seeds=[0])
+    >>> isinstance(results, list), results.best in results
+    (True, True)
+    """
+
+    def __init__(self, results: Iterable[Result], settings: Iterable[Setting] = ()) -> None:
+        super().__init__(results)
+        self._settings = list(settings)  # of a sweep
+
+    @property
+    def best(self) -> Result:
+        """The best one: by validation data where there are some, otherwise by the last test.
+
+        Yardsticks, such as training on pooled data, do not compete.
+        """
+        return leader(self)
+
+    def __str__(self) -> str:
+        if not self:
+            return "no results"
+        if len(self._settings) == len(self):
+            return as_text(grid(self._settings, self))
+        table = as_text(comparison(self))
+        if sum(not result.yardstick for result in self) < 2:
+            return table
+        return f"{table}\n{self.best.title}: {data_of_choice(self)}"

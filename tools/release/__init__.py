@@ -1,0 +1,1 @@
+"""Build the files of a release, and try them where nothing else is installed."""
