@@ -4,8 +4,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Flower needs older releases of typer, rich, starlette and protobuf: an environment of its own.
+FLOWER       := .venv-flower
+FLOWER_STAMP := $(FLOWER)/.installed
 
-.PHONY: install demo test long check format clean results mutants docs dist
+.PHONY: install demo test long flower check format clean results mutants docs dist
 
 install: $(STAMP)
 
@@ -15,15 +18,27 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
+$(FLOWER_STAMP): pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt "torch==2.13.0"
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e ".[test,flower]"
+	@touch $(FLOWER_STAMP)
+
 demo: $(STAMP)
 	$(BIN)/kedge demo
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not flower"
 
-# What CI runs after the tests: all pairs of parts, real networks, compiled steps.
+# What CI runs after the tests: pairs of parts, faults that oracles must find, real networks, examples, pages in a browser.
 long: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
+
+# What CI runs last: federations of real processes of Flower, and what uses the older releases.
+flower: $(FLOWER_STAMP)
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m flower tests/flower/real
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -n 2 --dist worksteal -m "not long and not flower" \
+		tests/flower tests/cli tests/board
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -46,7 +61,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist .mutants site .site
+	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache dist .mutants site .site
 
 # Write docs/results.md, its figures and docs/learn/choosing.md from the records in docs/results.
 results: $(STAMP)

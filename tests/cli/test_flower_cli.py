@@ -16,7 +16,7 @@ from kedge.runs.reading import load_config
 
 def test_help_lists_the_commands() -> None:
     said = kedge_command("flower", "--help").stdout
-    for name in ("init", "up", "run", "status", "log", "down", "node"):
+    for name in ("init", "up", "run", "status", "log", "down", "node", "keys"):
         assert f" {name} " in said
     assert "--policy" in kedge_command("flower", "node", "--help").stdout
     assert "--method" in kedge_command("flower", "init", "--help").stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import stat
 import tomllib
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.flower.init import PACKAGE, write_app
-from kedge.flower.local import _with_free_ports
+from kedge.flower.local import _with_free_ports, with_names
 from kedge.flower.processes import free_ports
 from kedge.flower.rules import Rules
 from kedge.flower.rules_file import make_rules, read_rules, write_rules
@@ -117,38 +116,6 @@ def test_silos_stay_where_they_are(tmp_path: Path) -> None:
         shares_of("digits", "auto", 0, "auto", 0, tmp_path / "new")
 
 
-def test_keys_are_private_and_the_authority_signs_the_server(tmp_path: Path) -> None:
-    x509 = pytest.importorskip("cryptography.x509")
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        load_ssh_private_key,
-        load_ssh_public_key,
-    )
-
-    from kedge.flower.keys import make_authority, make_node_key, make_server
-
-    with pytest.raises(KedgeError, match="no authority"):
-        make_server(tmp_path)
-    make_authority(tmp_path)
-    make_server(tmp_path, ["fed.example.org", "10.0.0.7"])
-    authority, server = (
-        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
-        for name in ("ca.crt", "server.pem")
-    )
-    server.verify_directly_issued_by(authority)
-    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org"]
-    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
-    public = make_node_key(tmp_path / "north")
-    private = load_ssh_private_key((tmp_path / "north").read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
-    shown = load_ssh_public_key(public.read_bytes())
-    assert isinstance(shown, ec.EllipticCurvePublicKey)
-    assert shown.public_numbers() == private.public_key().public_numbers()
-    for secret in ("ca.key", "server.key", "north"):
-        assert stat.S_IMODE((tmp_path / secret).stat().st_mode) == 0o600
-
-
 def test_a_federation_moves_if_others_have_taken_its_ports(tmp_path: Path) -> None:
     [port] = free_ports(1)
     spec = Spec("token", port, (NodeSpec("north", "digits", *free_ports(1)),))
@@ -159,3 +126,13 @@ def test_a_federation_moves_if_others_have_taken_its_ports(tmp_path: Path) -> No
     assert Spec.load(tmp_path) == moved
     connection = tomllib.loads((tmp_path / "flower" / "config.toml").read_text())["superlink"]
     assert connection["kedge"]["address"] == f"127.0.0.1:{moved.port}"
+
+
+def test_numbers_of_nodes_become_names(tmp_path: Path) -> None:
+    Spec("token", 1, (NodeSpec("north", "digits", 2), NodeSpec("south", "digits", 3))).save(
+        tmp_path
+    )
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "north.txt").write_text("SuperNode ID: 7\nlost\nSuperNode ID: 71\n")
+    text = "node 71 did not reply; node 7 and a resident node did"
+    assert with_names(tmp_path, text) == "north did not reply; node 7 and a resident node did"

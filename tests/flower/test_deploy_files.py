@@ -73,5 +73,6 @@ def test_the_policy_of_the_page_is_the_file() -> None:
     [text] = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     policy = Policy.load(FILES / "policy.toml")
     assert Policy.of(tomllib.loads(text)) == policy
-    assert policy.max_rounds
+    assert policy.max_updates
+    assert policy.max_tests
     assert "survey" not in policy.kinds

@@ -21,7 +21,7 @@ from kedge.core.tree import Weights
 from kedge.errors import Paused
 from kedge.flower.checks import check_sums, with_client
 from kedge.flower.messages import REPLY, Request
-from kedge.session import wire
+from kedge.session import blob, wire
 
 Forgery = Callable[[Request, bytes], bytes]
 FORGERIES: dict[str, tuple[Forgery, str]] = {}
@@ -65,7 +65,7 @@ def header(message: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     values = json.loads(message[8 : 8 + size])
     change(values)
     text = json.dumps(values, separators=(",", ":")).encode()  # as safetensors writes it
-    return wire.sealed(len(text).to_bytes(8, "little") + text + message[8 + size :])
+    return blob.sealed(len(text).to_bytes(8, "little") + text + message[8 + size :])
 
 
 def replaced(**fields: Any) -> Callable[[Any], Any]:
@@ -115,7 +115,7 @@ def damaged(request: Request, reply: bytes) -> bytes:
 @forgery("version '9'")
 def another_version(request: Request, reply: bytes) -> bytes:
     plain = again(reply)
-    return wire.sealed(plain.replace(b'\\"version\\": \\"1\\"', b'\\"version\\": \\"9\\"'))
+    return blob.sealed(plain.replace(b'\\"version\\": \\"1\\"', b'\\"version\\": \\"9\\"'))
 
 
 @forgery("kind 'down'")

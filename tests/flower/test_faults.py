@@ -290,9 +290,9 @@ def test_a_replayed_request_does_not_destroy_the_state(tmp_path: Path) -> None:
     sent: list[bytes] = []
     send = transport.send
 
-    def keep(node: str, message: bytes, deadline: float) -> str:
+    def keep(node: str, message: list[bytes], deadline: float) -> str:
         if "south" in node:
-            sent.append(message)
+            sent.append(b"".join(message))
         return send(node, message, deadline)
 
     transport.send = keep  # type: ignore[method-assign]
@@ -369,8 +369,8 @@ def test_a_node_that_cannot_be_reached(tmp_path: Path) -> None:
     transport = Faulty(members, lambda name, request, reply: reply)
     send = transport.send
 
-    def refuse(node: str, message: bytes, deadline: float) -> str:
-        if "south" in node and training(Request.unpack(message)):
+    def refuse(node: str, message: list[bytes], deadline: float) -> str:
+        if "south" in node and training(Request.unpack(b"".join(message))):
             raise ConnectionRefusedError
         return send(node, message, deadline)
 

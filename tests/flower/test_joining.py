@@ -247,13 +247,6 @@ def test_columns_of_strangers_are_read_with_care(tmp_path: Path) -> None:
             Statement.from_json(json.dumps(values))
 
 
-def test_another_release_is_refused() -> None:
-    one, other, *_ = (stated(name, data) for name, data in zip("abcd", datasets(), strict=True))
-    old = dataclasses.replace(other, versions={**other.versions, "kedge": "0.0.1"})
-    agreement = agree([one, old])
-    assert "b has kedge 0.0.1, the server" in agreement.refusals["b"]
-
-
 def test_a_member_that_fails_for_a_while_joins_later(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
     handle, failed = members.handles["node of south"], []
@@ -279,10 +272,3 @@ def test_a_member_with_very_many_samples_is_noted(tmp_path: Path) -> None:
     members, said = Members(tmp_path, data, net()), list[str]()
     coordinator(members, settings(rounds=1), tmp_path / "run", report=said.append).run()
     assert any("south states 450 samples, the median is" in line for line in said)
-
-
-def test_nobody_comes(tmp_path: Path) -> None:
-    members = Members(tmp_path, model=net())
-    members.handles.clear()
-    with pytest.raises(TermsError, match=f"no member has joined within {QUICK.join_s:g} s"):
-        coordinator(members, settings(), tmp_path / "run").run()

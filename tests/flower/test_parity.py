@@ -28,7 +28,7 @@ def assert_same_states(run: Coordinator, sim: Simulation, members: Members) -> N
         assert place is not None
         seat = member._take(run.roster.run, place)
         seat.load(accepted + 1, accepted)
-        state = tree.to_wire(seat.silo._state(accepted))
+        state = tree.to_wire(seat.silo.state(accepted))
         assert tree.equal(state, tree.to_wire(tree.take(sim.store.rows, k)))
 
 
@@ -42,6 +42,7 @@ def run_both(tmp_path: Path, members: Members, method: str, **changes: object) -
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", *sorted(parts)])
 def test_every_part(name: str, tmp_path: Path) -> None:
     """And no honest reply is taken for a bad one."""

@@ -52,7 +52,7 @@ def cohorts(run: Any) -> list[list[int]]:
         (Policy(uploads=("loss", "test")), "fedavg", "the update of"),
         (Policy(uploads=("update",)), "fedbr(rows=4, samples=3, width=5, out=3)", "of fedbr"),
         (Policy(max_mb=0.0001), "fedavg", "more than max_mb=0.0001"),
-        (Policy(max_rounds=2), "fedavg", "3 rounds are more than max_rounds=2"),
+        (Policy(max_updates=2), "fedavg", "3 updates are more than max_updates=2"),
         (Policy(min_per_class=9), "fedlc", "has fewer than 9 samples"),
         (Policy(clip=1.0, noise=1.0), "scaffold", "would leave without clip and noise"),
     ],
@@ -90,14 +90,14 @@ def test_a_request_of_a_kind_that_is_not_answered(tmp_path: Path) -> None:
 
 def test_rounds_are_counted_over_all_runs(tmp_path: Path) -> None:
     """A server cannot ask for more by starting anew."""
-    policy = Policy(max_rounds=4)
+    policy = Policy(max_updates=4)
     _, members, _ = run_with(tmp_path, policy)
     config = settings("fedavg", per_round=0)
     members.start("south")
     again = coordinator(members, config, tmp_path / "again")
     again.run()
     assert cohorts(again) == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
-    assert "max_rounds=4 rounds were answered already" in members.log("south")
+    assert "max_updates=4, and as many have left already" in members.log("south")
 
 
 def test_the_loss_may_stay(tmp_path: Path) -> None:

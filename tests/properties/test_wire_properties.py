@@ -15,7 +15,7 @@ from strategies import TEXT, bits, same_bits, tensors, trees
 from kedge.core import tree
 from kedge.core.tree import Weights
 from kedge.errors import WireError
-from kedge.session import wire
+from kedge.session import blob, wire
 
 TREES = trees(tensors(), Weights)
 NOTES = st.dictionaries(st.sampled_from(["round", "part", "a b"]), TEXT, max_size=2)
@@ -151,7 +151,7 @@ def test_a_forged_header_gives_arrays_or_a_reason(data: st.DataObject) -> None:
         own = {"other": data.draw(JSON)}
     own["kedge"] = "0" * 8 + json.dumps(note)
     text = json.dumps({"__metadata__": own, **header}, separators=(",", ":")).encode()
-    packed = wire.sealed(len(text).to_bytes(8, "little") + text + b"\1\0\1\0")
+    packed = blob.sealed(len(text).to_bytes(8, "little") + text + b"\1\0\1\0")
     for template in (None, {"w": wire.Leaf(torch.float32, (1,))}):
         try:
             wire.unpack(packed, "reply", template)

@@ -92,7 +92,7 @@ def assert_same(run: Simulation, remote: Deployment) -> None:
     assert tree.equal(remote.session.server.weights, run.server.weights)
     assert tree.equal(remote.session.server.slots, run.server.slots)
     for k, silo in enumerate(remote.silos):
-        state = silo._state(remote.session.ledger[k])
+        state = silo.state(remote.session.ledger[k])
         assert tree.equal(tree.to_wire(state), tree.to_wire(tree.take(run.store.rows, k)))
 
 

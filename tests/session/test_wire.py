@@ -14,7 +14,7 @@ from kedge.core.part import Mean, Stack, Sum, parts
 from kedge.core.tree import Weights
 from kedge.core.work import take_jobs
 from kedge.errors import WireError
-from kedge.session import wire
+from kedge.session import blob, wire
 from kedge.session.wire import Leaf
 
 TREE: dict[str, Any] = {
@@ -28,7 +28,7 @@ TREE: dict[str, Any] = {
 def message(header: dict[str, Any], data: bytes, kind: str = "reply") -> bytes:
     note = "0" * 8 + json.dumps({"version": wire.VERSION, "kind": kind})
     text = json.dumps({"__metadata__": {"kedge": note}, **header}, separators=(",", ":")).encode()
-    return wire.sealed(len(text).to_bytes(8, "little") + text + data)
+    return blob.sealed(len(text).to_bytes(8, "little") + text + data)
 
 
 def test_a_tree_comes_back_with_and_without_a_template() -> None:
@@ -102,14 +102,14 @@ def test_a_damaged_message_is_refused() -> None:
 
 
 def test_a_header_that_only_json_reads_is_refused() -> None:
-    """Python's JSON takes a note that is no text; safetensors does not."""
+    """An entry of the metadata that is not ours."""
     header = {"w": FINE["w"], "__metadata__": {"kedge": "", "other": 3}}
     header["__metadata__"]["kedge"] = "0" * 8 + json.dumps(
         {"version": wire.VERSION, "kind": "reply"}
     )
     text = json.dumps(header, separators=(",", ":")).encode()
-    packed = wire.sealed(len(text).to_bytes(8, "little") + text + b"\x00" * 16)
-    with pytest.raises(WireError, match="the arrays of the reply cannot be read"):
+    packed = blob.sealed(len(text).to_bytes(8, "little") + text + b"\x00" * 16)
+    with pytest.raises(WireError, match="its header cannot be read"):
         wire.unpack(packed, "reply", WANTED)
 
 

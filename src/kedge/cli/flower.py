@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from kedge.cli.flower_keys import app as keys
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import Interrupted, KedgeError
@@ -25,6 +27,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(keys, name="keys")
 
 AT = Annotated[Path, typer.Option("--at", help="folder of the federation")]
 HERE = Path("kedge-federation")
@@ -152,10 +156,16 @@ def run(
     folder = at.resolve()
     config = _config(file, override, settings, resume, out, Spec.load(folder))
     path = Path(out) if out else new_path(config)
-    where = "" if at == HERE else f" --at {at}"
-    hint = f"Resume with: kedge flower run --out {path} --resume{where}"
+    command = shlex.join(
+        ["kedge", "flower", "run", "--out", str(path), "--resume"]
+        + ([] if at == HERE else ["--at", str(at)])
+        + [word for one in rule or () for word in ("--rule", one)]
+        + [word for one in load or () for word in ("--load", one)]
+    )
+    hint = f"Resume with: {command}"
     with Watcher(config.rounds, console=errors) as watcher:
-        run = submit(folder, config, path, resume=resume, rules=_rules(rule), own=load or [])
+        rules = _rules(rule)
+        run = submit(folder, config, path, resume=resume, rules=rules, own=load or [], hint=command)
         watcher.report(f"Flower's run {run.number}; log: {path / 'log.txt'}")
         try:
             follow(folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r))

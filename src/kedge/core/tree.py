@@ -91,6 +91,7 @@ def sq_norm(a: Tree) -> Tensor:
 
 
 def sq_dist(a: Tree, b: Tree) -> Tensor:
+    """The squared distance of two trees of the same structure, over all leaves."""
     return _total(map(lambda x, y: ((x - y) ** 2).sum(), a, b))
 
 

@@ -1,4 +1,4 @@
-"""Memory of the C library: freed tensors stay with the process."""
+"""Memory of the C library: whether that of freed tensors stays with the process."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def keep_freed_memory() -> None:
         for size in (1 << 30, 1 << 25):  # the maximum of new and old versions
             if libc.mallopt(MMAP_THRESHOLD, size):
                 break
+
+
+def return_freed_memory() -> None:
+    """Give free memory back to the system, also what lies between pieces that are in use. Threads
+    that allocate much, as those of a transport, leave it behind."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

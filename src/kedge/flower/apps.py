@@ -19,6 +19,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -30,8 +32,12 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-#: Settings of a run that `flwr run --run-config` can set, with their defaults.
-RUN_CONFIG: dict[str, Any] = {"out": "", "resume": False, "rounds": 0, "journal": ""}
+#: Settings of a run that `flwr run --run-config` can set, with their defaults: the folder of the
+#: run, whether to resume it, how many rounds in place of those of the app. `app` is the folder that
+#: `kedge flower init` wrote; `kedge flower run` sets the last two.
+RUN_CONFIG: dict[str, Any] = {
+    "out": "", "resume": False, "rounds": 0, "app": "", "journal": "", "hint": "",
+}  # fmt: skip
 SETTINGS, RULES, OWN = "settings.toml", "rules.toml", "own_*.py"
 NODE_DOWN, MEMBER_FAILED = 101, 102  # codes beside those of Flower
 
@@ -68,15 +74,16 @@ def answer(message: Message, config: Mapping[str, Any], folder: Path) -> Message
     from flwr.app import Message as Reply
 
     from kedge.flower.forward import NodeDown, forward
-    from kedge.flower.parcel import NoParcel, unwrap, wrap
+    from kedge.flower.parcel import MARGIN_S, NoParcel, unwrap, wrap
+    from kedge.flower.spool import spooled
 
-    deadline = message.metadata.created_at + message.metadata.ttl
+    deadline = message.metadata.created_at + message.metadata.ttl - MARGIN_S
     try:
         request = unwrap(message)
         if "socket" in config:
             reply = forward(str(config["socket"]), request, deadline)
         else:
-            reply = _member(config, folder).handle(request)
+            reply = [_member(config, folder).handle(spooled(request))]
         return Reply(wrap(reply), reply_to=message)
     except NodeDown:
         return Reply(Error(NODE_DOWN, "NODE_DOWN"), reply_to=message)
@@ -116,11 +123,17 @@ def server_app(folder: str | Path) -> ServerApp:
     """
     from flwr.serverapp import ServerApp
 
+    from kedge.errors import KedgeError
+
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        run_server(Path(folder), grid, dict(context.run_config))
+        try:
+            run_server(Path(folder), grid, dict(context.run_config))
+        except KedgeError:
+            sys.tracebacklimit = 0  # Flower logs the exception: the message says it all
+            raise
 
     return app
 
@@ -181,7 +194,7 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
     flags: dict[str, Any] = {"rounds": settings["rounds"]} if settings["rounds"] else {}
     config = load_config(folder / SETTINGS, flags=flags)
     rules, scaling = read_rules(folder / RULES)
-    out = str(settings["out"]) or time.strftime("runs/flower-%Y%m%d-%H%M%S")
+    out = Path(str(settings["out"]) or time.strftime("runs/flower-%Y%m%d-%H%M%S")).resolve()
 
     def watch(seed: int, record: dict[str, Any]) -> None:
         journal.write(seed=seed, record=plain(record))
@@ -190,6 +203,8 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
         journal.write(line=text)
         logging.getLogger("flwr").info(text)  # for `flwr log`
 
+    if not journal.path:  # the command that reads the journal says so itself
+        report(f"the folder of the run is {out}")
     Coordinator(
         config,
         GridTransport(grid),
@@ -199,5 +214,25 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
         scaling=scaling,
         watch=watch,
         report=report,
-        hint=f"Resume with: kedge flower run --out {out} --resume",
+        hint=f"Resume with: {resume_command(settings, out)}",
     ).run()
+
+
+def resume_command(settings: Mapping[str, Any], out: Path) -> str:
+    """What to type to resume a run: a command of kedge on a federation of `kedge flower up`, else
+    one of Flower.
+
+    >>> print(resume_command(RUN_CONFIG, Path("/runs/first")))
+    flwr run APP --run-config 'out="/runs/first" resume=true'
+    """
+    if settings["hint"]:
+        return str(settings["hint"])
+    values = {"out": str(out), "resume": True}
+    if settings["rounds"]:
+        values["rounds"] = settings["rounds"]
+    words = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+    app = Path(str(settings["app"]))
+    is_here = settings["app"] and (app / "pyproject.toml").exists()
+    return (
+        f"flwr run {shlex.quote(str(app)) if is_here else 'APP'} --run-config {shlex.quote(words)}"
+    )

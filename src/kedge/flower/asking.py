@@ -21,11 +21,12 @@ from kedge.engines.layout import layout_of
 from kedge.engines.ops import FOREACH
 from kedge.errors import WireError
 from kedge.flower.checks import Checks
-from kedge.flower.courier import Courier, Stored
+from kedge.flower.courier import Courier
 from kedge.flower.gathering import Gathering
 from kedge.flower.messages import CODES, Request
 from kedge.flower.roster import Roster, Seat
 from kedge.flower.rules import Rules
+from kedge.flower.spool import Message
 from kedge.flower.transport import Failure
 from kedge.session.session import Ask, Session
 
@@ -56,7 +57,7 @@ class Test:
 class Collected:
     """What the clients of an ask replied."""
 
-    replies: dict[int, Stored] = field(default_factory=dict)
+    replies: dict[int, Message] = field(default_factory=dict)
     sums: dict[int, Tree] = field(default_factory=dict)
     personal: dict[int, Tree] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
@@ -127,9 +128,9 @@ class Asking:
         kind = "answer" if ask.kind == "survey" else "reply"
         for client in ask.clients:
             if client in found.replies:
-                message = found.replies.pop(client).take()
-                opened = self.checks.open(message, found._requests[client])
-                yield place(opened.value[kind])
+                message = found.replies.pop(client)
+                opened = [self.checks.open(message, found._requests[client]).value[kind]]
+                yield place(opened.pop())  # nothing here keeps it in memory
 
     def reduce(self, ask: Ask, found: Collected) -> Any:
         """The totals of an ask."""
@@ -150,14 +151,16 @@ class Asking:
         found: Collected,
     ) -> None:
         requests: dict[str, Callable[[float], Request]] = {}
+        values: dict[tuple[bool, bool], Tree] = {}  # those of several clients are packed once
         for client in (*clients, *also):
             seat = self._seat(client)
             if not seat.present or not seat.agreed or seat.excluded:
                 if client not in also:
-                    found.failures[client] = seat.excluded or "is not connected"
+                    why = "has not agreed to the terms" if seat.present else "is not connected"
+                    found.failures[client] = seat.excluded or why
                 continue
             chosen = ask if client in clients else ask._replace(kind="evaluate", part="")
-            requests[seat.node] = self._request(chosen, client, attempt, test)
+            requests[seat.node] = self._request(chosen, client, attempt, test, values)
         for _, request, reply in self.courier.exchange(requests, self.rules.deadline_s):
             self._receive(ask, request, reply, found)
         for client in clients:
@@ -165,18 +168,28 @@ class Asking:
                 self.log(f"{self._where(ask)}: {self._seat(client).name} {found.failures[client]}")
 
     def _request(
-        self, ask: Ask, client: int, attempt: int, test: Test | None
+        self,
+        ask: Ask,
+        client: int,
+        attempt: int,
+        test: Test | None,
+        values: dict[tuple[bool, bool], Tree],
     ) -> Callable[[float], Request]:
         asked = test is not None and client in test.clients
 
         def make(deadline: float) -> Request:
-            down, value = self.session.down(), dict[str, Tree]()
             output = test.output if test is not None else None
             personal = asked and test is not None and test.personal
-            if ask.kind != "evaluate" or personal:
-                value["down"] = down
-            if asked and (output is not None or ask.kind == "evaluate"):
-                value["output"] = down.weights if output is None else output
+            has_down = ask.kind != "evaluate" or personal
+            has_output = asked and (output is not None or ask.kind == "evaluate")
+            if (has_down, has_output) not in values:
+                value, down = dict[str, Tree](), self.session.down()
+                if has_down:
+                    value["down"] = down
+                if has_output:
+                    value["output"] = down.weights if output is None else output
+                values[has_down, has_output] = value
+            value = values[has_down, has_output]
             return Request(
                 ask.kind, self.roster.run, ask.round, attempt, client, self.roster.terms.hash,
                 ask.part, test.detail if asked and test else "",
@@ -187,7 +200,7 @@ class Asking:
         return make
 
     def _receive(
-        self, ask: Ask, request: Request, reply: bytes | Failure, found: Collected
+        self, ask: Ask, request: Request, reply: Message | Failure, found: Collected
     ) -> None:
         client, seat = request.client, self._seat(request.client)
         if isinstance(reply, Failure):
@@ -205,7 +218,7 @@ class Asking:
         if request.kind == ask.kind:
             found.answered.add(client)
         if request.kind != "evaluate":
-            found.replies[client] = Stored(reply)
+            found.replies[client] = reply
             found._requests[client] = request
         for name, into in (("sums", found.sums), ("personal", found.personal)):
             if value.get(name):

@@ -12,8 +12,9 @@ overwritten, so nobody can speak for another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,10 +29,12 @@ from kedge.engines.reference import metric_sums
 from kedge.errors import WireError
 from kedge.flower.messages import REPLY, Header, reply_header
 from kedge.flower.rules import Rules
-from kedge.session import wire
+from kedge.flower.spool import Message, size_of
+from kedge.session import blob, wire
 from kedge.session.session import Answer, Session
 
 MAX_HEADER_BYTES = 1 << 20  # of a reply, beyond the names of its arrays
+BLOCK = 1 << 20  # numbers of a leaf that are converted at a time
 #: Sums of a test that count samples.
 COUNTS = ("count", "right", "predicted", "samples", "histogram", "hits", "said")
 
@@ -54,18 +57,20 @@ class Checks:
 
     def __init__(self, session: Session, rules: Rules, sizes: list[tuple[int, int]]) -> None:
         self.session, self.rules, self.sizes = session, rules, sizes
-        self._templates: dict[Any, Tree] = {}
+        self._templates: dict[tuple[str, str, int], Tree] = {}
 
-    def open(self, message: bytes, request: Header) -> Opened:
+    def open(self, message: Message, request: Header) -> Opened:
         """Read a reply to a request.
 
         Raises:
             WireError: it is bad; the text says why, for the log of the coordinator.
         """
-        largest = self._size(request)
-        if len(message) > largest:
-            raise WireError(f"{len(message)} bytes, of {largest} at most")
-        if int.from_bytes(message[:8], "little") > largest:
+        largest, size = self._size(request), size_of(message)
+        if size > largest:
+            raise WireError(f"{size} bytes, of {largest} at most")
+        file = blob.opened(message)
+        file.seek(0)
+        if int.from_bytes(file.read(8), "little") > largest:
             raise WireError("a header that is larger than the message may be")
         header, notes = reply_header(message)
         for name, value in vars(header).items():
@@ -100,24 +105,31 @@ class Checks:
     def _template(self, request: Header, tested: bool) -> Tree:
         bound = self.session.bound.at(request.round)
         personal = getattr(request, "personal", False)
-        key = (request.kind, request.part, tested and request.test, personal, id(bound))
-        if key not in self._templates:
-            self._templates[key] = self._derive(request, bound, tested, personal)
-        return self._templates[key]
-
-    def _derive(self, request: Header, bound: Bound, tested: bool, personal: bool) -> Tree:
-        session, found = self.session, dict[str, Tree]()
-        if request.kind == "train":
-            batch = session.work.batch
-            found["reply"] = wire.reply_template(bound, session.server, batch)
-        elif request.kind == "survey":
-            value = wire.survey_template(bound, session.server, bound.part(request.part))
-            found["answer"] = Answer(value, wire.Leaf(bound.spec.dtype, ()))  # type: ignore[arg-type]
+        found: dict[str, Tree] = {}
+        if request.kind in ("train", "survey"):
+            name = "reply" if request.kind == "train" else "answer"
+            key = request.kind, request.part, id(bound)
+            found[name] = self._once(key, lambda: self._derive(request, bound))
         if tested:
-            found["sums"] = self._sums_template(bound, request.test == "detailed")
+            detailed = request.test == "detailed"
+            key = "sums", str(detailed), id(bound)
+            found["sums"] = self._once(key, lambda: self._sums_template(bound, detailed))
             if personal:
                 found["personal"] = found["sums"]
         return found
+
+    def _once(self, key: tuple[str, str, int], derive: Callable[[], Tree]) -> Tree:
+        """A template that takes a dry run, made once."""
+        if key not in self._templates:
+            self._templates[key] = derive()
+        return self._templates[key]
+
+    def _derive(self, request: Header, bound: Bound) -> Tree:
+        session = self.session
+        if request.kind == "train":
+            return wire.reply_template(bound, session.server, session.work.batch)
+        value = wire.survey_template(bound, session.server, bound.part(request.part))
+        return Answer(value, wire.Leaf(bound.spec.dtype, ()))  # type: ignore[arg-type]
 
     def _sums_template(self, bound: Bound, detailed: bool) -> Tree:
         blank = wire.Blank(bound).clean(torch.zeros(2, dtype=torch.int64))
@@ -128,11 +140,12 @@ class Checks:
 
     def _check_numbers(self, value: Tree) -> None:
         for leaf in tree.leaves(value):
-            if not leaf.is_floating_point():
+            if not leaf.is_floating_point() or not leaf.numel():
                 continue
-            if not bool(torch.isfinite(leaf).all()):
+            low, high = map(float, leaf.aminmax())  # NaN if one number is
+            if not (math.isfinite(low) and math.isfinite(high)):
                 raise WireError("a number that is not finite")
-            if leaf.numel() and float(leaf.abs().max()) > self.rules.max_number:
+            if max(-low, high) > self.rules.max_number:
                 raise WireError(f"a number above {self.rules.max_number:g}")
 
     def _checked_reply(self, reply: Reply, client: int) -> Reply:
@@ -170,7 +183,9 @@ def _check_norm(change: Tree, of: Tree, factor: float, what: str) -> None:
 
 
 def _norm(values: Tree) -> float:
-    return float(tree.sq_norm(tree.map(Tensor.double, values)).sqrt())
+    """The norm of all leaves in float64, without a copy of a leaf."""
+    blocks = (b for leaf in tree.leaves(values) for b in leaf.reshape(-1).split(BLOCK))
+    return math.sqrt(math.fsum(float(block.double().square().sum()) for block in blocks))
 
 
 def with_client(uploads: Tree, client: int) -> Tree:
@@ -221,4 +236,5 @@ def _leaves(template: Tree) -> Iterator[wire.Leaf]:
 
 def finite(weights: Weights) -> bool:
     """Whether all weights are finite."""
-    return all(bool(torch.isfinite(w).all()) for w in tree.leaves(weights))
+    floats = (w for w in tree.leaves(weights) if w.is_floating_point() and w.numel())
+    return all(math.isfinite(float(x)) for w in floats for x in w.aminmax())

@@ -116,7 +116,7 @@ class Coordinator:
         self.transport, self.rules, self.scaling = transport, rules or Rules(), scaling
         self.model, self.watch, self.report = model, watch, report
         self.hint = hint or resume_hint(out)
-        self.courier = Courier(transport, self.log)
+        self.courier = Courier(transport, self.log, Path(out))
 
     def log(self, text: str) -> None:
         """Note something in the log of the run."""
@@ -177,17 +177,18 @@ class Coordinator:
         if extended:
             roster.terms = dataclasses.replace(roster.terms, rounds=self.config.rounds)
         self.roster, terms = roster, roster.terms
-        module = make_module(terms, self.model)
-        self.bound = server_bound(terms, module)
+        self.bound = server_bound(terms, make_module(terms, self.model))
         self.session: Session = terms.session(self.bound)
-        self.recording = Recording(self.folder, self.config, roster, terms.task, self.watch)
+        self.recording = Recording(
+            self.folder, self.config, roster, terms.task, self.log, self.watch
+        )
         if is_new or extended:
             self.recording.save_roster()
         self.recording.start(self.session)
         if extended:
             self.recording.forget_test()
         self.recording.save_bundle(self.bound)
-        initial = self.bound.model.weights  # made when asked for: it may be large
+        initial = self.bound.model.own_weights
         self.asking = Asking(
             self.session, roster, self.courier, gathering, self.rules, self.log, initial,
             self.recording.save_roster,
@@ -216,6 +217,7 @@ class Coordinator:
         except BaseException:
             session.server = before  # a failed round can be repeated
             raise
+        del before  # as large as the model
         traffic = self.courier.received - received, self.courier.sent - sent
         seconds = time.perf_counter() - start
         self.recording.record_round(session, totals, asked.clients, traffic, seconds)
@@ -266,7 +268,8 @@ class Coordinator:
         names = self.roster.seats
         excluded = [f"{s.name}: {s.excluded}" for s in names if s.excluded]
         failed = [f"{names[k].name} {reason}" for k, reason in sorted(found.failures.items())]
-        reasons = "; ".join([*failed, *(f"excluded are {text}" for text in excluded)])
+        strangers = self.asking.gathering.reasons.values()
+        reasons = "; ".join([*failed, *(f"excluded are {text}" for text in excluded), *strangers])
         return (
             f"paused in round {ask.round + 1}: {len(found.replies)} of {len(ask.clients)} members "
             f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
@@ -282,8 +285,7 @@ class Coordinator:
             found = self._ask(ask)
             asked = ask._replace(clients=[k for k in ask.clients if k in found.replies])
             session.absorb(asked, self.asking.reduce(asked, found))
-        module = self.bound.model.module(session.output())
-        recording.save_model(module)
+        recording.save_model(self.bound.model.module(session.output()))
         test = self._test("detailed")
         tested = Collected()
         if test.clients:
@@ -293,6 +295,7 @@ class Coordinator:
                 self.log("no member tested the model; its metrics are unknown")
         recording.add_test(tested.sums, tested.personal)
         recording.save_scores(tested.sums, tested.personal)
+        module = self.bound.model.module(session.output())
         result = recording.result(module, time.perf_counter() - start)
         self._tell_finish()
         return result

@@ -9,31 +9,39 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator, Sequence
 
 LENGTH = 8
 MAX_BYTES = 1 << 33  # of one message
 CHUNK = 1 << 20
+PIECE = 1 << 25  # bytes of one piece of a reply
 RETRY_S = 0.5
-PATIENCE_S = 60.0  # a node that was restarted needs some seconds
+PATIENCE_S = 60.0  # a node that was restarted needs some seconds; at most half of the time left
 
 
 class NodeDown(Exception):
     """The resident node could not be reached, or went away before it answered."""
 
 
-def forward(path: str, message: bytes, deadline: float, patience_s: float = PATIENCE_S) -> bytes:
+def forward(
+    path: str, message: Sequence[bytes], deadline: float, patience_s: float = PATIENCE_S
+) -> list[bytes]:
     """Send a request to the resident node at a Unix socket; repeated requests are harmless.
 
     Args:
         path: path of the socket.
-        message: the request.
+        message: the request, in pieces.
         deadline: when the reply is not wanted any more, in seconds since 1970.
         patience_s: how long to wait for a node that does not run.
+
+    Returns:
+        The reply, in pieces.
 
     Raises:
         NodeDown: there is no reply.
     """
-    end = min(deadline, time.time() + patience_s)
+    now = time.time()
+    end = now + min(patience_s, (deadline - now) / 2)  # so that the server hears why in time
     while True:
         try:
             return _exchange(path, message, deadline)
@@ -43,26 +51,29 @@ def forward(path: str, message: bytes, deadline: float, patience_s: float = PATI
             time.sleep(RETRY_S)
 
 
-def _exchange(path: str, message: bytes, deadline: float) -> bytes:
+def _exchange(path: str, message: Sequence[bytes], deadline: float) -> list[bytes]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(max(1.0, deadline - time.time()))
         connection.connect(path)
         write(connection, message)
-        return read(connection)
+        return list(read(connection))
 
 
-def write(connection: socket.socket, message: bytes) -> None:
-    """Send one message."""
-    connection.sendall(len(message).to_bytes(LENGTH, "little"))
-    connection.sendall(message)
+def write(connection: socket.socket, message: Sequence[bytes]) -> None:
+    """Send one message, in pieces."""
+    connection.sendall(sum(map(len, message)).to_bytes(LENGTH, "little"))
+    for piece in message:
+        connection.sendall(piece)
 
 
-def read(connection: socket.socket, most: int = MAX_BYTES) -> bytes:
-    """Receive one message; a ConnectionError if it is too long or the other side goes away."""
+def read(connection: socket.socket, most: int = MAX_BYTES, piece: int = PIECE) -> Iterator[bytes]:
+    """Receive one message in pieces of at most ``piece`` bytes; a ConnectionError if it is too long
+    or the other side goes away."""
     size = int.from_bytes(_exactly(connection, LENGTH), "little")
     if size > most:
         raise ConnectionError(f"a message of {size} bytes, of {most} at most")
-    return bytes(_exactly(connection, size))
+    for start in range(0, size, piece):
+        yield bytes(_exactly(connection, min(piece, size - start)))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:

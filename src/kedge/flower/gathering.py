@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kedge.core.tree import Weights
+from kedge.core.tree import Tree, Weights
 from kedge.errors import TermsError, WireError
 from kedge.flower.courier import Courier
-from kedge.flower.joining import Agreement, Scaling, agree
+from kedge.flower.joining import Agreement, Scaling, agree, other_release
 from kedge.flower.messages import CODES, REPLY, Request, reply_header
 from kedge.flower.roster import Roster
 from kedge.flower.rules import Rules
 from kedge.flower.seat import agreement_text
+from kedge.flower.spool import Message, size_of
 from kedge.flower.statement import Question, Statement
 from kedge.flower.transport import Failure
 from kedge.session import wire
@@ -39,6 +40,7 @@ class Gathering:
         log: told of every member, refusal and failure.
         strangers: nodes that were refused, with the reason; they are not asked again.
         failures: how often each node failed to answer; after ``MAX_FAILURES`` it is a stranger.
+        reasons: why nodes have not joined, the last one of each.
     """
 
     courier: Courier
@@ -48,6 +50,7 @@ class Gathering:
     log: Callable[[str], None]
     strangers: dict[str, str] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     # -- a new run ----------------------------------------------------------------------------
 
@@ -80,25 +83,42 @@ class Gathering:
                 break
             courier.transport.wait(min(JOIN_WAIT_S, self.rules.join_s))
         nodes = {name: node for name, (node, _) in found.items()}
-        if not found:
-            raise TermsError(f"no member has joined within {self.rules.join_s:g} s")
-        self._warn_of_sizes([statement for _, statement in found.values()])
-        agreement = agree([statement for _, statement in found.values()], scaling)
+        statements = self._of_this_release([statement for _, statement in found.values()], nodes)
+        if not statements:
+            raise TermsError(self._too_few(0, clients))
+        self._warn_of_sizes(statements)
+        agreement = agree(statements, scaling)
         for name, reason in agreement.refusals.items():
             self.refuse(nodes[name], reason)
         surplus = agreement.members[clients:] if clients else ()
         for statement in surplus:  # more came than the run has places
             self.refuse(nodes[statement.name], f"the run has {clients} members already")
+            del self.reasons[nodes[statement.name]]
         if surplus:
             kept = [s for s in agreement.members if s not in surplus]
             agreement = agree(kept, scaling)
         if len(agreement.members) < max(1, clients):
-            sentences = "; ".join(self.strangers.values())
-            raise TermsError(
-                f"{len(agreement.members)} of {clients} members can take part"
-                + (f". {sentences}" if sentences else f" after {self.rules.join_s:g} s")
-            )
+            raise TermsError(self._too_few(len(agreement.members), clients))
         return agreement, nodes
+
+    def _of_this_release(
+        self, statements: list[Statement], nodes: Mapping[str, str]
+    ) -> list[Statement]:
+        """Members with the release of the server; the others are told so."""
+        reasons = {s.name: other_release(s) for s in statements}
+        for name in (name for name, reason in reasons.items() if reason):
+            self.refuse(nodes[name], reasons[name])
+        return [s for s in statements if not reasons[s.name]]
+
+    def _too_few(self, count: int, clients: int) -> str:
+        """Why a run cannot start, with the reason of each node that has not joined."""
+        text = f"{count} of {clients} members can take part" if clients else "no member has joined"
+        reasons = "; ".join(self.reasons.values())
+        if not reasons:
+            other = "no other node" if count else "no node"
+            reasons = f"{other} is connected after {self.rules.join_s:g} s"
+        fewer = f", or ask for fewer (clients = {count})" if count else ""
+        return f"{text}: {reasons}. Start or mend what is missing, then run again{fewer}"
 
     def _warn_of_sizes(self, statements: list[Statement]) -> None:
         """Log members that state far more samples than the others: nobody can check it, and with
@@ -121,19 +141,21 @@ class Gathering:
         seconds = min(self.rules.join_s, self.rules.deadline_s)
         for node, request, reply in self.courier.exchange(dict.fromkeys(nodes, make), seconds):
             try:
-                text = _text(request, reply)
-                found[node] = Statement.from_json(text)
+                found[node] = _statement(_text(request, reply))
             except WireError as error:
                 self.log(f"node {node} did not join: it {error}")
                 self.failures[node] += 1
+                self.reasons[node] = f"node {node} {error}"
                 passing = isinstance(reply, Failure) or str(error) in PASSING
                 if not passing or self.failures[node] >= MAX_FAILURES:
-                    self.strangers[node] = f"node {node} {error}"
+                    self.strangers[node] = self.reasons[node]
+            else:
+                self.reasons.pop(node, None)
         return found
 
     def refuse(self, node: str, reason: str) -> None:
         """Tell a node why it cannot take part."""
-        self.strangers[node] = reason
+        self.strangers[node] = self.reasons[node] = reason
         self.log(f"refused: {reason}")
 
         def make(deadline: float) -> Request:
@@ -149,59 +171,73 @@ class Gathering:
         nodes = list(self.courier.transport.members())
         self.strangers = {n: reason for n, reason in self.strangers.items() if n in nodes}
         self.failures = Counter({n: count for n, count in self.failures.items() if n in nodes})
+        self.reasons = {n: reason for n, reason in self.reasons.items() if n in nodes}
         fresh = [node for node in roster.see(nodes) if node not in self.strangers]
+        names = {seat.name for seat in roster.seats}
         for node, statement in self.ask(fresh).items():
             reason = roster.admit(node, statement)
             if reason:
                 self.refuse(node, reason)
             else:
                 self.log(f"{statement.name} is back")
+            if statement.name not in names:
+                del self.reasons[node]  # nobody waits for it
         self.tell(roster, initial)
 
     def tell(self, roster: Roster, initial: Callable[[], Weights]) -> None:
         """Send the terms to present members that do not know them."""
+        seats = [s for s in roster.seats if s.present and not s.agreed and not s.excluded]
+        value = {"initial": initial()} if seats else {}
         wanted: Mapping[str, Callable[[float], Request]] = {
-            seat.node: _agreement(self.run, roster, seat.client, initial)
-            for seat in roster.seats
-            if seat.present and not seat.agreed and not seat.excluded
+            seat.node: _agreement(self.run, roster, seat.client, value) for seat in seats
         }
+        del value
         for _, request, reply in self.courier.exchange(wanted, self.rules.deadline_s):
             seat = roster.seats[request.client]
             try:
                 _text(request, reply)
                 seat.agreed = True
+                self.reasons.pop(seat.node, None)
             except WireError as error:
-                self.log(f"{seat.name} did not agree to the terms: it {error}")
+                self.reasons[seat.node] = f"{seat.name} did not agree to the terms: it {error}"
+                self.log(self.reasons[seat.node])
                 if str(error) in (CODES["TERMS"], CODES["POLICY"]):
                     seat.excluded = f"it {error}"
                     self.log(f"{seat.name} is excluded: {seat.excluded}")
 
 
-def _agreement(
-    run: str, roster: Roster, client: int, initial: Callable[[], Weights]
-) -> Callable[[float], Request]:
+def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[float], Request]:
     def make(deadline: float) -> Request:
         terms, token = roster.terms, roster.seats[client].token
         text = agreement_text(terms, token)
-        value = {"initial": initial()}
         return Request("agree", run, client=client, terms=terms.hash, text=text, value=value)
 
     return make
 
 
-def _text(request: Request, reply: bytes | Failure) -> str:
+def _text(request: Request, reply: Message | Failure) -> str:
     """The text of an answer without arrays; a WireError with the reason if it is none."""
     if isinstance(reply, Failure):
         raise WireError(f"did not reply ({reply.reason})")
-    if len(reply) > MAX_STATEMENT_BYTES:
-        raise WireError(f"sent {len(reply)} bytes where a short answer belongs")
-    header, notes = reply_header(reply)
-    wire.check(reply, REPLY, {})
+    if size_of(reply) > MAX_STATEMENT_BYTES:
+        raise WireError(f"sent {size_of(reply)} bytes where a short answer belongs")
+    try:
+        header, notes = reply_header(reply)
+        wire.check(reply, REPLY, {})
+    except WireError as error:
+        raise WireError(f"sent an answer that cannot be read: {error}") from None
     if any(value != getattr(request, name) for name, value in vars(header).items()):
         raise WireError("answered another request")
     if notes["code"]:
         raise WireError(CODES[notes["code"]])
     return notes.get("text", "")
+
+
+def _statement(text: str) -> Statement:
+    try:
+        return Statement.from_json(text)
+    except WireError as error:
+        raise WireError(f"cannot be understood: {error}; compare the releases of kedge") from None
 
 
 def _taken(name: str) -> str:

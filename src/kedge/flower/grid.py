@@ -1,25 +1,25 @@
-"""Flower's Grid as a transport: own push and pull, one blob per message.
+"""Flower's Grid as a transport: own push and pull, one message at a time.
 
 Replies are matched by the id of the message that they answer: errors of dead nodes come from the
 SuperLink, not from the node. They are pulled one message at a time, so the memory does not grow
-with the number of members.
+with the number of members. A piece that messages share becomes one array: Flower hashes it once,
+and sends it to the SuperLink once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import httpx
-from flwr.app import Message, MessageType
+from flwr.app import Array, Message, MessageType
 from flwr.serverapp import Grid
 
-from kedge.flower.parcel import NoParcel, unwrap, wrap
+from kedge.flower.parcel import MARGIN_S, NoParcel, as_array, unwrap, wrap
 from kedge.flower.transport import Failure
 
 POLL_S = 0.2  # between two looks for replies
-MARGIN_S = 60.0  # that the SuperLink keeps a message after its deadline
 #: What Flower's error codes mean here. The reason is not read: a client app may write anything.
 REASONS = {
     1: "the client app cannot be loaded",
@@ -43,13 +43,16 @@ class GridTransport:
 
     def __init__(self, grid: Grid, poll_s: float = POLL_S) -> None:
         self.grid, self.poll_s = grid, poll_s
+        self._arrays: dict[int, Array] = {}  # by the id of the piece, which the array keeps alive
 
     def members(self) -> Collection[str]:
         return [str(node) for node in sorted(_patiently(self.grid.get_node_ids))]
 
-    def send(self, node: str, message: bytes, deadline: float) -> str:
+    def send(self, node: str, message: Sequence[bytes], deadline: float) -> str:
         ttl = max(1.0, deadline - time.time()) + MARGIN_S
-        parcel = Message(wrap(message), int(node), MessageType.TRAIN, ttl=ttl)
+        self._arrays = {id(p): self._arrays.get(id(p)) or as_array(p) for p in message}
+        content = wrap([self._arrays[id(piece)] for piece in message])
+        parcel = Message(content, int(node), MessageType.TRAIN, ttl=ttl)
         found = list(_patiently(lambda: self.grid.push_messages([parcel])))
         if not found or not found[0]:
             raise ConnectionError("the SuperLink refused the message")
@@ -57,31 +60,32 @@ class GridTransport:
 
     def receive(
         self, ids: Collection[str], deadline: float
-    ) -> Iterator[tuple[str, bytes | Failure]]:
+    ) -> Iterator[tuple[str, bytes | list[bytes] | Failure]]:
+        self._arrays = {}  # all are sent
         waiting = dict.fromkeys(ids)
         while waiting:
             for number in list(waiting):
-                for message in self._pull(number):
-                    if message.metadata.reply_to_message_id != number:
-                        continue
+                found = [_content(message) for message in self._pull(number)]
+                if found:
                     del waiting[number]
-                    yield number, _content(message)
-                    break
+                    yield number, found.pop()  # nothing here keeps it in memory
             if not waiting or time.time() >= deadline:
                 return
             time.sleep(self.poll_s)
 
     def _pull(self, number: str) -> list[Message]:
+        """The reply to a message, once it is there."""
         try:
-            return list(_patiently(lambda: self.grid.pull_messages([number])))
+            found = _patiently(lambda: self.grid.pull_messages([number]))
         except ValueError:  # content that Flower itself cannot put together
             return []
+        return [m for m in found if m.metadata.reply_to_message_id == number][:1]
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _content(message: Message) -> bytes | Failure:
+def _content(message: Message) -> list[bytes] | Failure:
     if message.has_error():
         code = message.error.code
         return Failure(REASONS.get(code, f"error {code} of Flower"))

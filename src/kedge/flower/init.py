@@ -6,6 +6,7 @@ A bundle of Flower holds Python, TOML, Markdown, YAML and JSON files, but nothin
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,12 +110,13 @@ def write_app(
         raise KedgeError(f"{folder} is not empty; choose another folder")
     package = folder / PACKAGE
     package.mkdir(parents=True, exist_ok=True)
+    config_values = RUN_CONFIG | {"app": str(folder.resolve())}
     values = {
         "name": _name(name or folder.resolve().name),
         "method": config.method.replace("\\", "").replace('"', "'"),
         "release": __version__,
         "package": PACKAGE,
-        "config": "\n".join(f"{k} = {_toml(v)}" for k, v in RUN_CONFIG.items()),
+        "config": "\n".join(f"{k} = {_toml(v)}" for k, v in config_values.items()),
     }
     files = {
         folder / "pyproject.toml": PYPROJECT.format(**values),
@@ -147,4 +149,4 @@ def _name(text: str) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return json.dumps(value) if isinstance(value, str) else str(value)

@@ -60,12 +60,8 @@ def agree(statements: Sequence[Statement], scaling: Scaling | None = None) -> Ag
     if not statements:
         raise TermsError("no member has joined")
     ordered = sorted(statements, key=lambda s: s.name)
-    refusals = {s.name: text for s in ordered if (text := other_release(s))}
-    ordered = [s for s in ordered if s.name not in refusals]
-    if not ordered:
-        raise TermsError("; ".join(refusals.values()))
     reference = max(ordered, key=lambda r: sum(not difference(r, s) for s in ordered))
-    refusals |= {s.name: text for s in ordered if (text := difference(reference, s))}
+    refusals = {s.name: text for s in ordered if (text := difference(reference, s))}
     members = tuple(s for s in ordered if s.name not in refusals)
     classes = _classes(members)
     columns = None if reference.schema.columns is None else _columns(members)

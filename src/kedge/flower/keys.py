@@ -1,15 +1,18 @@
 """Keys of a federation: an authority, the certificate of the server, and a key per node.
 
 Nodes trust the server by the authority's certificate (``ca.crt``). The server knows nodes by their
-public keys. Private keys are readable by their owner alone. The key of the authority signs servers,
-and nothing else needs it: keep it off the server.
+public keys. Private keys are readable by their owner alone, and no key is ever overwritten. The key
+of the authority signs servers, and nothing else needs it: keep it off the server.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,77 +23,137 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kedge.errors import KedgeError
+from kedge.runs.atomic import write_file
 
-YEARS = 10
+CA_DAYS = 3650
 LOOPBACK = ("localhost", "127.0.0.1")
+HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 _PEM, _NONE = form.Encoding.PEM, form.NoEncryption()
 
 
-def make_authority(folder: Path, name: str = "kedge federation") -> Path:
-    """Write ``ca.crt`` and ``ca.key``; return the path of the certificate."""
+def make_authority(folder: Path, name: str = "kedge federation", days: int = CA_DAYS) -> Path:
+    """Write ``ca.crt`` and ``ca.key``.
+
+    Args:
+        folder: where to write them.
+        name: of the federation.
+        days: how long the certificate is valid.
+
+    Returns:
+        The path of the certificate.
+
+    Raises:
+        KedgeError: there is an authority already, or the folder cannot be written.
+    """
+    certificate, secret = folder / "ca.crt", folder / "ca.key"
+    _check_free(secret, certificate)
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _name(f"{name} authority")
     usage = _usage(key_cert_sign=True, crl_sign=True)
     builder = (
-        _certificate(subject, subject, key.public_key())
+        _certificate(subject, subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
-    certificate = builder.sign(key, hashes.SHA384())
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_private(folder / "ca.key", _private(key))
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(_PEM))
-    return folder / "ca.crt"
+    signed = builder.sign(key, hashes.SHA384())
+    _write_private(secret, _private(key))
+    _write_public(certificate, signed.public_bytes(_PEM))
+    return certificate
 
 
-def make_server(folder: Path, hosts: Sequence[str] = LOOPBACK) -> tuple[Path, Path]:
+def make_server(
+    folder: Path, hosts: Sequence[str] = LOOPBACK, days: int = CA_DAYS, renew: bool = False
+) -> tuple[Path, Path]:
     """Write ``server.pem`` and ``server.key``, signed by the authority in the same folder.
 
     Args:
         folder: where ``ca.crt`` and ``ca.key`` are.
         hosts: names and addresses by which nodes reach the server.
+        days: how long the certificate is valid.
+        renew: replace the certificate, and keep the key that is there.
+
+    Returns:
+        The paths of the certificate and of the key.
 
     Raises:
-        KedgeError: the authority is missing.
+        KedgeError: the authority is missing, a host is none, or there is a key already.
     """
-    try:
-        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        signer = form.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise KedgeError(f"{folder} has no authority (ca.crt, ca.key): {error}") from None
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP384R1())
+    certificate, secret = folder / "server.pem", folder / "server.key"
     names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    authority, signer = _authority(folder)
+    if renew:
+        key = _read_private(secret, "there is no certificate to renew; leave out --renew")
+    else:
+        _check_free(secret, certificate, advice="sign a new certificate for it with --renew")
+        key = ec.generate_private_key(ec.SECP384R1())
     server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = (
-        _certificate(_name(hosts[0]), authority.subject, key.public_key())
+        _certificate(_name(hosts[0]), authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(server, critical=False)
         .add_extension(names, critical=False)
         .add_extension(issuer, critical=False)
     )
-    certificate = builder.sign(signer, hashes.SHA384())
-    _write_private(folder / "server.key", _private(key))
-    (folder / "server.pem").write_bytes(certificate.public_bytes(_PEM))
-    return folder / "server.pem", folder / "server.key"
+    signed = builder.sign(signer, hashes.SHA384())
+    if not renew:
+        _write_private(secret, _private(key))
+    _write_public(certificate, signed.public_bytes(_PEM))
+    return certificate, secret
 
 
-def make_node_key(path: Path) -> Path:
-    """Write the key of a node, and its public key as ``PATH.pub``; return the latter's path."""
+def make_node_key(path: Path, comment: str = "") -> Path:
+    """Write the key of a node, and its public key as ``PATH.pub``.
+
+    Args:
+        path: where to write the private key.
+        comment: name of the node, at the end of the public key.
+
+    Returns:
+        The path of the public key.
+
+    Raises:
+        KedgeError: there is a key already, or it cannot be written.
+    """
+    shown = path.with_name(path.name + ".pub")
+    _check_free(path, shown)
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(_PEM, form.PrivateFormat.OpenSSH, _NONE)
     public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    note = " ".join(comment.split())
     _write_private(path, secret)
-    shown = path.with_name(path.name + ".pub")
-    shown.write_bytes(public + b"\n")
+    _write_public(shown, public + (f" {note}".encode() if note else b"") + b"\n")
     return shown
 
 
+def fingerprint(path: Path) -> str:
+    """The SHA-256 fingerprint of a certificate, as ``openssl x509 -fingerprint -sha256`` writes it,
+    or of a public key of a node, as ``ssh-keygen -l`` does."""
+    content = path.read_bytes()
+    if content.startswith(b"ecdsa-"):
+        digest = hashlib.sha256(base64.b64decode(content.split()[1])).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+    return x509.load_pem_x509_certificate(content).fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+# -- certificates -------------------------------------------------------------------------------
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    advice = "make one with: kedge flower keys authority"
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    except (OSError, ValueError):
+        raise KedgeError(f"{folder} has no authority (ca.crt, ca.key); {advice}") from None
+    key = _read_private(folder / "ca.key", f"{folder} has no authority (ca.crt, ca.key); {advice}")
+    if key.public_key() != certificate.public_key():
+        raise KedgeError(f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}")
+    return certificate, key
+
+
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -100,7 +163,7 @@ def _certificate(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
@@ -121,15 +184,54 @@ def _host(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
-        return x509.DNSName(text)
+        if HOST.fullmatch(text):
+            return x509.DNSName(text)
+    raise KedgeError(
+        f"{text!r} is no name or address of a server; write it without port and protocol, such as "
+        "server.example.org"
+    )
+
+
+# -- files --------------------------------------------------------------------------------------
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, form.PrivateFormat.PKCS8, _NONE)
 
 
+def _read_private(path: Path, missing: str) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = form.load_pem_private_key(path.read_bytes(), None)
+    except FileNotFoundError:
+        raise KedgeError(missing) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise KedgeError(f"{path} cannot be read as a private key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise KedgeError(f"{path} is no key of an elliptic curve, as kedge makes them")
+    return key
+
+
+def _check_free(*paths: Path, advice: str = "") -> None:
+    """Raise a KedgeError if a file is there: a key that is lost cannot be made again."""
+    for path in paths:
+        if path.exists():
+            other = "choose another place, or move it away if nobody needs it any more"
+            raise KedgeError(f"{path} exists, and keys are not overwritten; {advice or other}")
+
+
 def _write_private(path: Path, content: bytes) -> None:
-    path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Write a file that only its owner can read, and that must not be there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise KedgeError(f"{path} cannot be written: {error.strerror}") from None
     with os.fdopen(handle, "wb") as file:
         file.write(content)
+
+
+def _write_public(path: Path, content: bytes) -> None:
+    try:
+        write_file(path, content)
+    except OSError as error:
+        raise KedgeError(f"{path} cannot be written: {error.strerror}") from None

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from kedge.flower.spec import CONNECTION, NodeSpec, Spec, programs, socket_of
 
 READY_S = 180.0
 MAX_STARTS = 8  # of one program while a federation gets ready; the pauses are a minute together
+NODE = re.compile(r"\bnode (\d+)\b")
 ONLINE = b"SuperNode ID:"  # in the log of a SuperNode that was let in
 
 
@@ -173,6 +175,14 @@ def node_id(folder: Path, name: str) -> str:
         return ""
     line = content.rpartition(ONLINE)[2].partition(b"\n")[0] if ONLINE in content else b""
     return line.strip().decode(errors="replace")
+
+
+def with_names(folder: Path, text: str) -> str:
+    """A text with the names of members in place of Flower's numbers of their nodes."""
+    if "node " not in text:
+        return text
+    names = {node_id(folder, node.name): node.name for node in Spec.load(folder).nodes}
+    return NODE.sub(lambda found: names.get(found[1], found[0]), text)
 
 
 def down(folder: Path) -> None:

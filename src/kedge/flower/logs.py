@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kedge.errors import KedgeError, UnknownName
+from kedge.flower.local import with_names
 from kedge.flower.spec import SUPERLINK, Spec
 
 BLOCK = 1 << 16
@@ -67,4 +68,4 @@ def _newest_run(folder: Path, count: int) -> Iterator[str]:
             lines.append(str(entry["line"]))
         elif "end" in entry:
             lines.append(f"{entry['end']}{': ' if 'text' in entry else ''}{entry.get('text', '')}")
-    yield from lines[-count:]
+    yield from (with_names(folder, line) for line in lines[-count:])

@@ -8,7 +8,7 @@ reason of a refusal is in the member's log.
 
     FOLDER/log.txt                     requests, answers, refusals with their reasons
     FOLDER/secret                      key of the noise, see kedge.flower.policy
-    FOLDER/released.txt                the rounds that were answered, one line each
+    FOLDER/released.txt                the answers that have left, see kedge.flower.releases
     FOLDER/runs/RUN/seat.json          terms, number and seat of this member in a run
     FOLDER/runs/RUN/initial.safetensors
     FOLDER/runs/RUN/state-*.safetensors
@@ -23,9 +23,10 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,10 +36,12 @@ from kedge.errors import TermsError, WireError
 from kedge.flower.messages import Refused, Request, pack_refusal, pack_reply
 from kedge.flower.own_data import read_data
 from kedge.flower.policy import Policy, PolicyRefusal, written
+from kedge.flower.releases import SURVEY, TEST, UPDATE, Release, release_of
 from kedge.flower.seat import MemberFolder, Own, Place, Seat, make_silo, read_agreement
+from kedge.flower.spool import Message
 from kedge.flower.statement import Question, state
 from kedge.flower.states import States
-from kedge.session.session import Ask
+from kedge.session.session import Ask, Down
 from kedge.silo.silo import checked_weights
 
 
@@ -85,8 +88,9 @@ class Member:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def handle(self, message: bytes) -> bytes:
-        """The answer to a request, or a code; never raises an Exception."""
+    def handle(self, message: Message) -> bytes:
+        """The answer to a request (bytes, or a file with them), or a code; never raises an
+        Exception."""
         request: Request | None = None
         try:
             request = Request.unpack(message)
@@ -144,11 +148,13 @@ class Member:
         initial = request.value.get("initial")
         if not isinstance(initial, Weights):
             raise WireError("the request lacks the initial weights")
-        place = Place(terms, request.client, token, initial)
+        fingerprint = self.dataset.fingerprint
+        offered = Place(terms, request.client, token, initial)
+        place = self.folder.agreed(request.run, offered, fingerprint)
         seat = self._take(request.run, place)
         self.policy.check_terms(terms, seat.silo.bound)
         self.policy.check_samples(seat.silo.data.sizes[0], seat.by_class())
-        self.folder.save_place(request.run, place, self.dataset.fingerprint)
+        self.folder.save_place(request.run, place, fingerprint)
         self._seat = seat
         return pack_reply(request, {})
 
@@ -161,17 +167,17 @@ class Member:
     def _train(self, request: Request) -> bytes:
         seat = self._at_work(request)
         received = seat.silo.read_down(request.value.get("down"))
-        ask = Ask("train", request.round, [request.client])
-        if not self.folder.may_release(request.run, request.round, self.policy.max_rounds):
-            raise PolicyRefusal(f"max_rounds={self.policy.max_rounds} rounds were answered already")
         seat.load(request.round, request.accepted)
-        tested = self._tests(request, seat)
+        noise = self.policy.clip, self.policy.noise
+        release = self._allowed(UPDATE, request, seat, received, noise)
+        ask = Ask("train", request.round, [request.client])
+        tested, tests = self._tests(request, seat)
         reply = seat.silo.train(ask, received, request.accepted)
-        value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, self.folder.secret)}
+        key = self.folder.key_of(release.digest)
+        value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, key)}
         message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
-        self._sized(message)
+        self._note(message, release, *tests)
         seat.save(request.round, request.accepted)
-        self.folder.note_release(request.run, request.round)
         return message
 
     def _survey(self, request: Request) -> bytes:
@@ -181,44 +187,69 @@ class Member:
         if request.part not in [part.name for part in seat.silo.bound.parts_with("survey")]:
             raise WireError(f"the method has no survey of {request.part!r}")
         seat.load(request.round, request.accepted)
+        release = self._allowed(SURVEY, request, seat, received, (request.part,))
         ask = Ask("survey", request.round, [request.client], request.part)
-        tested = self._tests(request, seat)
+        tested, tests = self._tests(request, seat)
         value: Tree = {"answer": seat.silo.survey(ask, received, request.accepted)}
-        return self._sized(pack_reply(request, value | tested, tested=str(seat.tested(tested))))
+        message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
+        self._note(message, release, *tests)
+        return message
 
     def _evaluate(self, request: Request) -> bytes:
         seat = self._at_work(request)
         if request.personal:
             seat.load(request.round, request.accepted)
-        tested = self._tests(request, seat)
-        return self._sized(pack_reply(request, tested, tested=str(seat.tested(tested))))
-
-    def _sized(self, message: bytes) -> bytes:
-        self.policy.check_size(message)
+        tested, tests = self._tests(request, seat)
+        message = pack_reply(request, tested, tested=str(seat.tested(tested)))
+        self._note(message, *tests)
         return message
+
+    def _allowed(
+        self, kind: str, request: Request, seat: Seat, down: Down, more: Iterable[Any]
+    ) -> Release:
+        """The release that answers a request; a PolicyRefusal if there were too many before."""
+        facts = request.round, request.accepted, request.terms, *more
+        release = release_of(kind, request, facts, down, seat.silo.state(request.accepted))
+        if not self.folder.releases.allows(release, self.policy.most(kind)):
+            raise PolicyRefusal(f"{self.policy.bound(kind)}, and as many have left already")
+        return release
+
+    def _note(self, message: bytes, *releases: Release) -> None:
+        """Check the size of a message, and note what it releases, before it leaves."""
+        self.policy.check_size(message)
+        self.folder.releases.note(*releases)
 
     def _finish(self, request: Request) -> bytes:
         self.folder.log(f"run {request.run} is over")
         self._seat = None
         return pack_reply(request, {})
 
-    def _tests(self, request: Request, seat: Seat) -> Tree:
-        """Sums of metrics on held-out samples, of the global and of the personal model."""
+    def _tests(self, request: Request, seat: Seat) -> tuple[Tree, list[Release]]:
+        """Sums of metrics on held-out samples, of the global and of the personal model; empty if
+        they may not leave, since the training goes on without them."""
         silo = seat.silo
         if not request.test or not silo.data.held_out:
-            return {}
+            return {}, []
         if not self.policy.allows_test(len(silo.data.held_out[0])):
-            return {}  # the training goes on without it
+            return {}, []
         detailed, bound = request.test == "detailed", silo.bound
-        given = request.value.get("output")
-        down = request.value.get("down")
+        given, down = request.value.get("output"), request.value.get("down")
         public = checked_weights(bound, given) if given else silo.read_down(down).weights
+        facts: list[Any] = [request.test]
+        contents: list[Tree] = [public]
+        if request.personal:
+            facts += [request.round, request.accepted, request.terms]
+            contents += [silo.read_down(down), silo.state(request.accepted)]
+        release = release_of(TEST, request, facts, *contents)
+        if not self.folder.releases.allows(release, self.policy.max_tests):
+            self.folder.log(f"no test: {self.policy.bound(TEST)}, and as many have left already")
+            return {}, []
         found: Tree = {"sums": silo.evaluate(silo.full(public), detailed)}
         if request.personal:
             ask = Ask("evaluate", request.round, [request.client])
             own = silo.personal(ask, silo.read_down(down), request.accepted)
             found["personal"] = silo.evaluate(own, detailed)
-        return found
+        return found, [release]
 
     def _at_work(self, request: Request) -> Seat:
         """The seat of this member in the run of a request, from its folder if need be."""

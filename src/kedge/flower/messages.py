@@ -1,7 +1,8 @@
 """Requests and replies of a federation as bytes.
 
-Each is one message of :mod:`kedge.session.wire`: named arrays, and a header of short texts. There
-is no second format, since the header of a wire message is checked already. A member that does not
+A reply is one message of :mod:`kedge.session.wire`: named arrays, and a header of short texts. A
+request is one without arrays, followed by one that has the arrays and nothing else, if there are
+any: that is the same for all members of a round, so it is packed once. A member that does not
 answer says so by a code of a fixed list, never by text: an error message may contain data.
 
 =============  ====================================================================================
@@ -22,13 +23,16 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kedge.core import tree
 from kedge.core.tree import Tree
 from kedge.errors import WireError
-from kedge.session import wire
+from kedge.session import blob, wire
+from kedge.session.blob import Message
 from kedge.session.session import NEVER
 
 KINDS = ("join", "agree", "refuse", "train", "survey", "evaluate", "finish")
-REQUEST, REPLY = "request", "reply"
+REQUEST, CONTENT, REPLY = "request", "content", "reply"
+PIECE = 1 << 25  # bytes of one piece of a message
 #: What a member says in place of an answer, with its meaning for people at the server.
 CODES = {
     "BAD_REQUEST": "did not understand the request; compare the releases of kedge",
@@ -102,21 +106,37 @@ class Request(Header):
     text: str = ""
     value: Tree = field(default_factory=dict)
 
-    def pack(self) -> bytes:
+    def pieces(self, content: list[bytes]) -> list[bytes]:
+        """The message, of which ``content`` is what :func:`content_of` returned for ``value``."""
         notes = self.notes() | {
             "accepted": str(self.accepted),
             "deadline": repr(float(self.deadline)),
             "personal": str(int(self.personal)),
             "text": self.text,
             "ask": self.kind,
+            "content": blob.checksum_of(content[0]) if content else "",
         }
-        return wire.pack(REQUEST, self.value, **notes)
+        return [wire.pack(REQUEST, {}, **notes), *content]
+
+    def pack(self) -> bytes:
+        """The message in one piece."""
+        return b"".join(self.pieces(content_of(self.value)))
 
     @classmethod
-    def unpack(cls, message: bytes) -> Request:
+    def unpack(cls, message: Message) -> Request:
         """Read a request; a WireError for anything else."""
-        value = wire.unpack(message, REQUEST)
-        notes = wire.notes_of(message)
+        file = blob.opened(message)
+        header = blob.header_of(file)
+        file.seek(0)
+        head = file.read(header.start)
+        wire.check(head, REQUEST, {})
+        notes = header.notes
+        value: Tree = {}
+        if header.size:
+            value = wire.unpack(file, CONTENT, at=header.start)
+        file.seek(header.start)
+        if notes.get("content") != blob.checksum_of(file.read(blob.BLOCK)):
+            raise WireError("the arrays are not those of the request")
         deadline = _number(notes, "deadline")
         return cls(
             **_header(notes),
@@ -126,6 +146,12 @@ class Request(Header):
             text=notes.get("text", ""),
             value=value,
         )
+
+
+def content_of(value: Tree) -> list[bytes]:
+    """The arrays of a request as they travel; empty if there are none."""
+    has_arrays = any(True for _ in tree.leaves(value))
+    return wire.pieces(CONTENT, value, PIECE) if has_arrays else []
 
 
 def pack_reply(request: Header, value: Tree, **notes: str) -> bytes:
@@ -140,7 +166,7 @@ def pack_refusal(request: Header | None, code: str) -> bytes:
     return wire.pack(REPLY, {}, **header.notes(), ask=header.kind, code=code)
 
 
-def reply_header(message: bytes) -> tuple[Header, dict[str, str]]:
+def reply_header(message: Message) -> tuple[Header, dict[str, str]]:
     """What a reply says it answers, and all of its notes; a WireError for anything else."""
     notes = wire.notes_of(message)
     if notes.get("version") != wire.VERSION:

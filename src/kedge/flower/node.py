@@ -25,7 +25,8 @@ from types import FrameType
 from typing import IO
 
 from kedge.errors import KedgeError
-from kedge.flower.forward import MAX_BYTES, read, write
+from kedge.flower.forward import CHUNK, MAX_BYTES, read, write
+from kedge.flower.spool import Message, spooled
 
 try:
     import fcntl
@@ -43,7 +44,7 @@ class Node:
     Args:
         handle: what answers a request, such as ``Member.handle``.
         path: path of the socket.
-        folder: the member's folder; one node may use it at a time.
+        folder: the member's folder; one node may use it at a time. Large requests wait there.
         log: told of connections that were refused or broke.
         users: ids of users that may connect, besides the node's own.
         max_bytes: size of a request, at most.
@@ -58,7 +59,7 @@ class Node:
 
     def __init__(
         self,
-        handle: Callable[[bytes], bytes],
+        handle: Callable[[Message], bytes],
         path: Path,
         folder: Path,
         log: Callable[[str], None],
@@ -67,6 +68,7 @@ class Node:
     ) -> None:
         self.handle, self.path, self.log, self.max_bytes = handle, path, log, max_bytes
         self.users = {os.getuid(), *users}
+        self._folder = folder
         self._turn, self._stopping = threading.Lock(), threading.Event()
         self._lock = _locked(folder)
         try:
@@ -129,13 +131,14 @@ class Node:
                 self.log(f"refused a connection of user {user}, who is not among {self.users}")
                 return
             try:
-                request = read(connection, self.max_bytes)
+                pieces = read(connection, self.max_bytes, CHUNK)
+                request = spooled(pieces, self._folder)
                 with self._turn:
                     if self._stopping.is_set():
                         return
                     reply = self.handle(request)
                 del request
-                write(connection, reply)
+                write(connection, [reply])
             except OSError as error:
                 self.log(f"a connection broke: {error}")
 

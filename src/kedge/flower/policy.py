@@ -6,7 +6,9 @@ A policy is a TOML file that the owner of the data writes::
     parts = ["scaffold", "fedprox"]                  # parts of methods; fedavg is always allowed
     uploads = ["update", "loss", "scaffold", "test"] # what may leave, see `declared`
     max_mb = 50.0          # size of one reply
-    max_rounds = 500       # rounds that are answered, over all runs
+    max_updates = 500      # distinct answers to train, over all runs
+    max_surveys = 10       # likewise to surveys
+    max_tests = 500        # likewise tests of a model
     min_samples = 50       # training samples, below which nothing leaves
     min_test_samples = 20  # likewise for tests
     min_per_class = 10     # of every class that is present, where samples are counted by class
@@ -19,21 +21,25 @@ every reply is checked once more, array by array, before it leaves. A refusal is
 server; the reason is in the member's own log. Joining tells the number of samples and, unless
 ``join`` is not among the kinds, names of classes and columns and summed moments.
 
+Answers are distinct if anything differs that they depend on: the run, the round, the weights and
+slots that came with the request, the weights to test. A request that is repeated gets the same
+answer and is not counted again, see :mod:`kedge.flower.releases`. A member that has no update or
+survey left refuses; one that has no test left trains without tests.
+
 With ``noise`` the update is clipped to the norm ``clip``, and normal noise of the standard
 deviation ``noise * clip`` is added to every number of it. This changes results: a run with noise
 is no longer that of a simulation. Only the update is clipped and made noisy, so a policy with
 either refuses methods that send anything else about the data: uploads of parts, surveys,
 BatchNorm statistics. A loss that may not leave, or that would leave without noise, is replaced by
-zeros. The noise is drawn from a secret key of the member and from the update itself: a request
-that is repeated gets the same noise, so it cannot be averaged away, and another update gets other
-noise.
+zeros. The sums of a test leave as they are: without noise, and bounded by ``max_tests``. The noise
+is drawn from a secret key of the member and from all that the answer depends on: a request that is
+repeated gets the same noise, and one that differs in anything is another answer, with noise of its
+own, of which ``max_updates`` bounds the number.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import hmac
 import math
 import tomllib
 from collections.abc import Mapping
@@ -51,11 +57,17 @@ from kedge.core.client import Reply
 from kedge.core.method import parse
 from kedge.core.tree import Tree
 from kedge.errors import FieldError
+from kedge.flower import releases
 from kedge.flower.messages import KINDS, Refused
-from kedge.session import wire
 from kedge.session.terms import Terms
 
 ANY = ("*",)
+#: The bound on each kind of answers.
+BOUNDS = {
+    releases.UPDATE: "max_updates",
+    releases.SURVEY: "max_surveys",
+    releases.TEST: "max_tests",
+}
 UPDATE, BUFFERS, LOSS, TEST = "update", "statistics", "loss", "test"
 
 
@@ -74,7 +86,9 @@ class Policy:
     parts: tuple[str, ...] = ANY
     uploads: tuple[str, ...] = ANY
     max_mb: float = math.inf
-    max_rounds: int = 0
+    max_updates: int = 0
+    max_surveys: int = 0
+    max_tests: int = 0
     min_samples: int = 1
     min_test_samples: int = 1
     min_per_class: int = 0
@@ -83,7 +97,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         numbers = {f: getattr(self, f) for f in ("max_mb", "clip", "noise")}
-        counts = ("max_rounds", "min_samples", "min_test_samples", "min_per_class")
+        counts = (*BOUNDS.values(), "min_samples", "min_test_samples", "min_per_class")
         wrong = [name for name, value in numbers.items() if not value >= 0]
         wrong += [name for name in counts if getattr(self, name) < 0]
         if wrong:
@@ -142,11 +156,22 @@ class Policy:
         for name, what in declared(bound).items():
             if name != TEST:
                 self._check_upload(name, what)
-        if self.max_rounds and terms.rounds > self.max_rounds:
-            raise PolicyRefusal(f"{terms.rounds} rounds are more than max_rounds={self.max_rounds}")
+        every = [part.surveys() == "every" for part in bound.parts_with("survey")]
+        surveys = sum(terms.rounds if each else 1 for each in every)
+        for kind, count in ((releases.UPDATE, terms.rounds), (releases.SURVEY, surveys)):
+            if 0 < self.most(kind) < count:
+                raise PolicyRefusal(f"{count} {kind}s are more than {self.bound(kind)}")
         megabytes = tree.nbytes(bound.only_public(bound.initial)) / 1e6
         if megabytes > self.max_mb:
             raise PolicyRefusal(f"an update has {megabytes:.1f} MB, more than max_mb={self.max_mb}")
+
+    def most(self, kind: str) -> int:
+        """How many distinct answers of a kind may leave, over all runs; 0: any number."""
+        return int(getattr(self, BOUNDS[kind]))
+
+    def bound(self, kind: str) -> str:
+        """The bound on a kind of answers as it stands in the file."""
+        return f"{BOUNDS[kind]}={self.most(kind)}"
 
     def check_samples(self, train: int, by_class: Mapping[str, int] | None = None) -> None:
         """Raise a PolicyRefusal for too few training samples, in all or of a class."""
@@ -163,8 +188,13 @@ class Policy:
 
     # -- replies ------------------------------------------------------------------------------
 
-    def release(self, reply: Reply, bound: Bound, secret: bytes) -> Reply:
+    def release(self, reply: Reply, bound: Bound, key: bytes) -> Reply:
         """What leaves in place of a reply.
+
+        Args:
+            reply: the reply.
+            bound: the method.
+            key: key of the noise, one for each distinct answer.
 
         Raises:
             PolicyRefusal: the reply contains what may not leave.
@@ -180,7 +210,7 @@ class Policy:
         factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
         params = tree.scale(reply.delta.params, factor)
         if self.noise:
-            params = _noisy(params, self.noise * self.clip, secret)
+            params = _noisy(params, self.noise * self.clip, key)
         return reply._replace(delta=reply.delta._replace(params=params))
 
     def check_survey(self, part: str) -> None:
@@ -244,10 +274,9 @@ def contents(reply: Reply, bound: Bound) -> dict[str, Tree]:
     return named | {LOSS: reply.terms}
 
 
-def _noisy(params: dict[str, Tensor], sigma: float, secret: bytes) -> dict[str, Tensor]:
-    """Normal noise from a generator that is keyed by a secret and by what it is added to."""
-    digest = hmac.new(secret, wire.pack("noise", params), hashlib.sha256).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+def _noisy(params: dict[str, Tensor], sigma: float, key: bytes) -> dict[str, Tensor]:
+    """Parameters with normal noise from a generator with this key."""
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
     found = {}
     for name in sorted(params):
         value = params[name]

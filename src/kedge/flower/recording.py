@@ -46,6 +46,7 @@ class Recording:
         config: the settings.
         roster: the members.
         task: loss and metrics.
+        log: told how the run begins and ends.
         watch: called as ``watch(seed, record)`` after every round.
         records: of the rounds so far.
     """
@@ -54,6 +55,7 @@ class Recording:
     config: Config
     roster: Roster
     task: Task
+    log: Callable[[str], None]
     watch: Callable[[int, dict[str, Any]], Any] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
 
@@ -75,10 +77,10 @@ class Recording:
             session.load_state(state)
         self.records = self.folder.records(self.seed, session.round)
         if state:
-            self.folder.log(f"resumed after round {session.round}")
+            self.log(f"resumed after round {session.round}")
         else:
             self.folder.save(self.seed, session.state())
-            self.folder.log("started")
+            self.log("started")
 
     def _clients(self) -> Clients:
         """Names and sizes; how many samples of each class a member has is its own affair."""
@@ -190,7 +192,7 @@ class Recording:
             headline=headline_of(self.config, records),
         )
         self.folder.write("result.json", result.to_json().encode())
-        self.folder.log(f"complete: {task.metric} {result.written(result.last)}")
+        self.log(f"complete: {task.metric} {result.written(result.last)}")
         return result
 
 

@@ -18,7 +18,9 @@ class Rules:
         minimum: share of the clients of a round whose replies are needed, at least one reply. A
             round with fewer is repeated for those that are missing, and in the end the run pauses.
         attempts: requests to one client in one round, at most.
-        wait_s: pause between two attempts, in which members may come back.
+        wait_s: pause between two attempts, in which members may come back. A SuperLink takes back a
+            SuperNode that was killed after about a minute, so with the defaults, and `minimum=1.0`,
+            a run survives it without a pause.
         strikes: bad replies after which a member is excluded.
         max_norm: an update whose norm is above ``max_norm * max(1, norm of the global weights)`` is
             bad. Honest updates are far below it, since training moves weights by less than their
@@ -33,7 +35,7 @@ class Rules:
     join_s: float = 300.0
     minimum: float = 0.5
     attempts: int = 3
-    wait_s: float = 10.0
+    wait_s: float = 30.0
     strikes: int = 3
     max_norm: float = 100.0
     max_statistics: float = 1e6

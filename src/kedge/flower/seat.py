@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -21,8 +23,9 @@ from kedge.core.model import Model
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
 from kedge.errors import KedgeError, TermsError, WireError
-from kedge.flower.messages import RUN_ID, Refused
+from kedge.flower.messages import PIECE, RUN_ID, Refused
 from kedge.flower.own_data import own_federation
+from kedge.flower.releases import Releases
 from kedge.flower.states import States
 from kedge.models import build
 from kedge.runs.atomic import write_file
@@ -123,7 +126,7 @@ def make_silo(
         raise TermsError("the initial weights are not those of the model of the terms")
     module.load_state_dict(sent, strict=False)
     model = Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
-    if wire.template_of(model.weights()) != wire.template_of(initial):
+    if wire.template_of(model.own_weights()) != wire.template_of(initial):
         raise TermsError("the initial weights are not those of the model of the terms")
     return Silo(terms, model, own_federation(dataset, terms, name, device), client)
 
@@ -153,6 +156,16 @@ class MemberFolder:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {body}\n")
 
     @cached_property
+    def releases(self) -> Releases:
+        """The answers that have left this member."""
+        return Releases(self.path / "released.txt")
+
+    def key_of(self, digest: str) -> bytes:
+        """The key of the noise on one answer: it depends on this member's secret, and on all that
+        the answer depends on."""
+        return hmac.new(self.secret, digest.encode(), hashlib.sha256).digest()
+
+    @cached_property
     def secret(self) -> bytes:
         """The key of this member's noise; drawn once."""
         path = self.path / "secret"
@@ -176,20 +189,27 @@ class MemberFolder:
         path = self.run(run) / "seat.json"
         return str(json.loads(path.read_bytes())["token"]) if path.exists() else ""
 
-    def save_place(self, run: str, place: Place, fingerprint: str) -> None:
-        """Keep a place; one that is there already may get more rounds, and nothing else.
+    def agreed(self, run: str, place: Place, fingerprint: str) -> Place:
+        """The place that this member takes in a run: one that it has already may get more rounds,
+        and nothing else. Its initial weights are those that came first.
 
         Raises:
             TermsError: this member has another place in the run.
         """
-        before, folder = self.place(run, fingerprint), self.run(run)
-        if before is not None:
-            same = replace(before.terms, rounds=0) == replace(place.terms, rounds=0)
-            if not same or before.client != place.client:
-                raise TermsError(f"this member has agreed to other terms for run {run}")
-        folder.mkdir(parents=True, exist_ok=True)
+        before = self.place(run, fingerprint)
         if before is None:
-            write_file(folder / "initial.safetensors", wire.pack("initial", place.initial))
+            return place
+        same = replace(before.terms, rounds=0) == replace(place.terms, rounds=0)
+        if not same or before.client != place.client:
+            raise TermsError(f"this member has agreed to other terms for run {run}")
+        return place._replace(initial=before.initial)
+
+    def save_place(self, run: str, place: Place, fingerprint: str) -> None:
+        """Keep a place that was :meth:`agreed`."""
+        folder = self.run(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "seat.json").exists():
+            write_file(folder / "initial.safetensors", wire.pieces("initial", place.initial, PIECE))
         values = {
             "terms": place.terms.to_json(),
             "client": place.client,
@@ -210,30 +230,10 @@ class MemberFolder:
         values = json.loads((folder / "seat.json").read_bytes())
         if values["data"] != fingerprint:
             raise TermsError("the data have changed since this member joined the run; restore them")
-        initial = wire.unpack((folder / "initial.safetensors").read_bytes(), "initial")
+        with (folder / "initial.safetensors").open("rb") as file:
+            initial = wire.unpack(file, "initial")
         terms = Terms.from_json(values["terms"])
         return Place(terms, int(values["client"]), str(values["token"]), initial)
-
-    # -- what has left ------------------------------------------------------------------------
-
-    @cached_property
-    def _released(self) -> set[tuple[str, int]]:
-        path = self.path / "released.txt"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        words = [line.split() for line in lines]
-        return {(w[0], int(w[1])) for w in words if len(w) >= 2 and w[1].isdecimal()}
-
-    def may_release(self, run: str, round: int, most: int) -> bool:
-        """Whether an answer to this round is within ``most`` rounds over all runs; 0: no limit."""
-        return not most or (run, round) in self._released or len(self._released) < most
-
-    def note_release(self, run: str, round: int) -> None:
-        """Note that the update of a round leaves; before it does."""
-        if (run, round) in self._released:
-            return
-        with (self.path / "released.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{run} {round} {time.strftime('%Y-%m-%dT%H:%M:%S')}\n")
-        self._released.add((run, round))
 
 
 def read_agreement(text: str) -> tuple[Terms, str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from kedge.errors import Interrupted, KedgeError, Paused
 from kedge.flower.init import write_app
+from kedge.flower.local import with_names
 from kedge.flower.processes import is_open, is_running, read_processes
 from kedge.flower.rules import Rules
 from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower
@@ -45,6 +46,7 @@ def submit(
     resume: bool = False,
     rules: Rules | None = None,
     own: Sequence[str] = (),
+    hint: str = "",
 ) -> Submitted:
     """Hand a run to the SuperLink of a federation.
 
@@ -55,6 +57,7 @@ def submit(
         resume: continue the run in ``out``.
         rules: patience and distrust.
         own: files with parts of one's own.
+        hint: what to type to resume the run.
 
     Raises:
         KedgeError: the federation does not run, or Flower refuses the app.
@@ -67,7 +70,8 @@ def submit(
     journal = folder / "journals" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
     journal.parent.mkdir(exist_ok=True)
     _wait_for_superlink(spec.port)
-    values = {"out": str(out.resolve()), "journal": str(journal), "resume": resume}
+    hint = hint or f"kedge flower run --out {out} --resume"
+    values = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}
     words = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
     answer = call(folder, "run", str(app), CONNECTION, "--run-config", words, "--format", "json")
     return Submitted(str(answer.get("run-id", "")), journal)
@@ -119,9 +123,11 @@ def follow(
         KedgeError: the run failed or crashed.
     """
     for entry in entries(folder, run, hint):
+        for key in entry.keys() & {"line", "text"}:
+            entry[key] = with_names(folder, str(entry[key]))
         if "line" in entry and report is not None:
             if not ROUND.match(entry["line"]):  # shown by watch
-                report(str(entry["line"]))
+                report(entry["line"])
         elif "record" in entry and watch is not None:
             watch(int(entry["seed"]), entry["record"])
         elif entry.get("end") == "paused":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -27,12 +27,12 @@ class Transport(Protocol):
         """Ids of the nodes that are connected now."""
         ...
 
-    def send(self, node: str, message: bytes, deadline: float) -> str:
+    def send(self, node: str, message: Sequence[bytes], deadline: float) -> str:
         """Send a message to a node, and return the id of the message.
 
         Args:
             node: id of the node.
-            message: the bytes.
+            message: its pieces, of which several messages may share some.
             deadline: when no reply is wanted any more, in seconds since 1970.
 
         Raises:
@@ -42,9 +42,9 @@ class Transport(Protocol):
 
     def receive(
         self, ids: Collection[str], deadline: float
-    ) -> Iterator[tuple[str, bytes | Failure]]:
-        """Replies to messages, one at a time as they come, until all are there or the deadline has
-        passed. What is missing then is not yielded."""
+    ) -> Iterator[tuple[str, bytes | list[bytes] | Failure]]:
+        """Replies to messages, in one piece or several, one at a time as they come, until all are
+        there or the deadline has passed. What is missing then is not yielded."""
         ...
 
     def wait(self, seconds: float) -> None:
@@ -68,14 +68,14 @@ class Direct:
     def members(self) -> Collection[str]:
         return list(self.nodes)
 
-    def send(self, node: str, message: bytes, deadline: float) -> str:
+    def send(self, node: str, message: Sequence[bytes], deadline: float) -> str:
         number = str(next(self._numbers))
-        self._sent[number] = node, message
+        self._sent[number] = node, b"".join(message)
         return number
 
     def receive(
         self, ids: Collection[str], deadline: float
-    ) -> Iterator[tuple[str, bytes | Failure]]:
+    ) -> Iterator[tuple[str, bytes | list[bytes] | Failure]]:
         for number in ids:
             node, message = self._sent.pop(number)
             handle = self.nodes.get(node)

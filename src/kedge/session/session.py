@@ -172,8 +172,11 @@ class Session:
         total: Totals = {}
         for reply in replies:
             alone = tree.map(lambda x: x.unsqueeze(0), reply)
+            del reply
             added = server.totals(self.bound, alone, self.server.weights, ops)
-            total = server.add_totals(total, added) if total else added
+            del alone  # its memory is needed: replies may be as large as the model
+            total = server.add_totals(total, added, in_place=True) if total else added
+            del added
         return total
 
     def reduce_survey(self, ask: Ask, answers: Iterable[Answer], ops: Ops = REFERENCE) -> Totals:

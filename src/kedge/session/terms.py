@@ -145,7 +145,7 @@ class Terms:
             num_clients=self.num_clients,
             batch=self.batch,
             input_shape=self.data.shape,
-            initial=tree.map(place, model.weights()),
+            initial=tree.map(place, model.own_weights()),
             key=rng.fold(rng.key(self.seed), "init").to(device),
         )
 

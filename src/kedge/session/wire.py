@@ -1,23 +1,20 @@
 """Serialise trees to messages and back, with a version and checks.
 
-A message is one safetensors file: named arrays and a small header, no pickle and no code. The
-receiver compares it with a *template*, a tree of the same structure whose leaves are dtypes and
-shapes. It checks version, kind, names, dtypes, shapes, lengths and a checksum before it allocates
-an array. The checksum detects damage, not forgery.
+A message is one safetensors file (:mod:`kedge.session.blob`): named arrays and a small header, no
+pickle and no code. The receiver compares it with a *template*, a tree of the same structure whose
+leaves are dtypes and shapes. It checks version, kind, names, dtypes, shapes, lengths and a checksum
+before it allocates an array. The checksum detects damage, not forgery.
 :func:`reply_template` derives the template of a client's reply from a dry run on blank samples.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
-from typing import Any, NamedTuple
+import sys
+from typing import IO, Any, NamedTuple
 from urllib.parse import unquote
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from kedge.core import client, tree
@@ -28,17 +25,11 @@ from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Info, Job, SweepPieces
 from kedge.errors import WireError
+from kedge.session import blob
+from kedge.session.blob import DTYPES, Header, Message
 from kedge.session.session import Answer, Down
 
 VERSION = "1"
-MAX_HEADER_BYTES = 1 << 26  # bounds names, dtypes and shapes; the size of arrays is not bounded
-CHECKSUM_MARK, CHECKSUM_DIGITS = b'"kedge":"', 8  # it stands at the start of kedge's own entry
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-
 
 #: Named tuples that a message may contain.
 TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Reply, Answer, Down)}
@@ -79,59 +70,51 @@ def pack(kind: str, value: Tree, **notes: str) -> bytes:
     >>> unpack(pack("state", {"w": torch.ones(2)}), "state", {"w": Leaf(torch.float32, (2,))})
     {'w': tensor([1., 1.])}
     """
-    arrays = _apart({n: leaf.detach().cpu().contiguous() for n, leaf in _named(value).items()})
-    head = json.dumps({"version": VERSION, "kind": kind, **notes}, sort_keys=True)
-    # one entry, so that equal trees are equal bytes
-    return sealed(save(arrays, {"kedge": "0" * CHECKSUM_DIGITS + head}))
+    [message] = pieces(kind, value, sys.maxsize, **notes)
+    return message
 
 
-def _apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays of which no two share memory, which safetensors rejects."""
-    seen: set[int] = set()
-    for name, array in arrays.items():
-        place = array.untyped_storage().data_ptr()
-        arrays[name] = array.clone() if place in seen else array
-        seen.add(place)
-    return arrays
+def pieces(kind: str, value: Tree, most: int, **notes: str) -> list[bytes]:
+    """The message of :func:`pack` in pieces of at most ``most`` bytes."""
+    return blob.write(named(value), {"version": VERSION, "kind": kind, **notes}, most)
 
 
-def unpack(message: bytes, kind: str, template: Tree = None) -> Tree:
+def unpack(message: Message, kind: str, template: Tree = None, at: int = 0) -> Tree:
     """The tree of a message.
 
     Args:
-        message: what :func:`pack` returned.
+        message: what :func:`pack` returned, or a file with it.
         kind: the expected kind.
         template: dtypes and shapes that the arrays must have. Without one the tree has the
             structure that the message describes: a client trusts its server.
+        at: where the message begins.
 
     Raises:
         WireError: the message is malformed, of another kind, or does not match the template.
     """
-    check(message, kind, template)
-    try:
-        arrays = load(message)
-    except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
-        raise WireError(f"the arrays of the {kind} cannot be read: {error}") from None
-    for name, array in arrays.items():
-        arrays[name] = array.clone()  # aligned as torch's own: some kernels round by alignment
+    file = blob.opened(message)
+    header = _checked(file, kind, template, at)
+    arrays: dict[str, Tensor] = {}
+    for name, entry in header.entries.items():
+        dtype, shape = _leaf(entry)  # type: ignore[misc]
+        arrays[name] = blob.read_array(file, header.start + _offsets(entry)[0], dtype, shape)
     return _structured(arrays) if template is None else _filled(template, arrays)
 
 
-def sealed(message: bytes) -> bytes:
-    """A message with its checksum, in place of the zeros that stand there."""
-    at, digits = _checksum(message)
-    return b"".join((message[:at], digits, memoryview(message)[at + CHECKSUM_DIGITS :]))
-
-
-def notes_of(message: bytes) -> dict[str, str]:
+def notes_of(message: Message) -> dict[str, str]:
     """The notes of a message, its kind and version among them."""
-    return _header(message)[0]
+    return blob.header_of(blob.opened(message)).notes
 
 
-def check(message: bytes, kind: str, template: Tree = None) -> None:
+def check(message: Message, kind: str, template: Tree = None) -> None:
     """Raise a WireError unless a message is of this kind and matches the template; no array is
     allocated. Without a template only lengths are checked, against the shapes in the header."""
-    notes, entries, data_bytes = _header(message)
+    _checked(blob.opened(message), kind, template)
+
+
+def _checked(file: IO[bytes], kind: str, template: Tree, at: int = 0) -> Header:
+    header = blob.header_of(file, at)
+    notes, entries = header.notes, header.entries
     if notes.get("version") != VERSION:
         raise WireError(
             f"the message has version {notes.get('version')!r}, this kedge reads {VERSION!r}; "
@@ -140,7 +123,7 @@ def check(message: bytes, kind: str, template: Tree = None) -> None:
     if notes.get("kind") != kind:
         raise WireError(f"expected a message of kind {kind!r}, found {notes.get('kind')!r}")
     wanted = (
-        {name: _leaf(e) for name, e in entries.items()} if template is None else _named(template)
+        {name: _leaf(e) for name, e in entries.items()} if template is None else named(template)
     )
     strange = sorted(entries.keys() ^ wanted.keys())
     if strange:
@@ -154,33 +137,11 @@ def check(message: bytes, kind: str, template: Tree = None) -> None:
         if _offsets(entry) != (end, end + leaf.nbytes):
             raise WireError(f"the {kind}'s array {name!r} does not have the length of its shape")
         end += leaf.nbytes
-    if end != data_bytes:
-        raise WireError(f"the {kind} holds {data_bytes} bytes of arrays, its header says {end}")
-    at, digits = _checksum(message)
-    if message[at : at + CHECKSUM_DIGITS] != digits:
+    if end != header.size:
+        raise WireError(f"the {kind} holds {header.size} bytes of arrays, its header says {end}")
+    if not blob.is_whole(file, header, at):
         raise WireError(f"the {kind} is damaged: its checksum is wrong. Send it again")
-
-
-def _checksum(message: bytes) -> tuple[int, bytes]:
-    """Where the checksum of a message stands, and the digits that belong there."""
-    at = message.find(CHECKSUM_MARK) + len(CHECKSUM_MARK)
-    before = zlib.crc32(b"0" * CHECKSUM_DIGITS, zlib.crc32(message[:at]))
-    after = zlib.crc32(memoryview(message)[at + CHECKSUM_DIGITS :], before)
-    return at, f"{after:0{CHECKSUM_DIGITS}x}".encode()
-
-
-def _header(message: bytes) -> tuple[dict[str, str], dict[str, Any], int]:
-    """Notes, entries of the arrays, and the number of bytes of all arrays."""
-    size = int.from_bytes(message[:8], "little")
-    if len(message) < 8 or size > min(MAX_HEADER_BYTES, len(message) - 8):
-        raise WireError("this is not a message: its header does not fit into it")
-    try:
-        header = json.loads(message[8 : 8 + size])
-        notes = json.loads(header.pop("__metadata__")["kedge"][CHECKSUM_DIGITS:])
-        entries = {str(name): dict(entry) for name, entry in header.items()}
-        return {str(k): str(v) for k, v in notes.items()}, entries, len(message) - 8 - size
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-        raise WireError("this is not a message: its header cannot be read") from None
+    return header
 
 
 def _leaf(entry: dict[str, Any]) -> Leaf | None:
@@ -195,7 +156,7 @@ def _offsets(entry: dict[str, Any]) -> tuple[int, int]:
     return (offsets[0], offsets[1]) if valid and offsets else (-1, -1)
 
 
-def _named(value: Tree, prefix: str = "") -> dict[str, Any]:
+def named(value: Tree, prefix: str = "") -> dict[str, Any]:
     """Every leaf under its path: keys of dicts, and ``Type:field`` for named tuples."""
     if isinstance(value, Leaf) or not isinstance(value, (dict, tuple)):
         return {prefix: value}
@@ -203,10 +164,10 @@ def _named(value: Tree, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, tuple):
         kind = type(value).__name__
         pairs = {f"{kind}:{k}": v for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-    named: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, item in pairs.items():  # type: ignore[union-attr]
-        named |= _named(item, _path(prefix, key, isinstance(value, tuple)))
-    return named
+        found |= named(item, _path(prefix, key, isinstance(value, tuple)))
+    return found
 
 
 def _path(prefix: str, key: str, is_field: bool = False) -> str:

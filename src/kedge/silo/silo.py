@@ -144,7 +144,8 @@ class Silo:
         """All weights of the global model: the public ones, and initial values of private ones."""
         return layout_of(self.bound.model).place(_all_weights(self.bound, public))
 
-    def _state(self, accepted: int) -> Tree:
+    def state(self, accepted: int) -> Tree:
+        """The client's state after a round that was accepted; a KedgeError if it is missing."""
         if accepted == NEVER:
             return self.bound.client()
         if accepted not in self.states:
@@ -170,7 +171,7 @@ class Silo:
         job = Job(
             anchor=place(_all_weights(bound, down.weights)),
             sent=place(down.sent),
-            client=place(self._state(accepted)),
+            client=place(self.state(accepted)),
             info=tree.take(info, 0),
             key=keys[0],
             counts=self._counts[0],

@@ -1,10 +1,14 @@
-"""One federation of real processes for all tests of this folder."""
+"""One federation of real processes for all tests of this folder that need resident nodes."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the forgeries of test_distrust.py
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,14 @@ from kedge.core import tree
 from kedge.flower import local
 from kedge.flower.processes import processes_of, read_processes
 from kedge.flower.rules import Rules
-from kedge.flower.submit import Submitted, submit
+from kedge.flower.submit import Submitted, follow, submit
 from kedge.runs import runner
 from kedge.runs.config import Config
 
+PATIENCE_S = 900.0  # on a busy machine; a fault costs a minute on a quiet one
 DATA, PARTITION, NODES = "digits", "dirichlet(0.5)", 3
 #: All members in every round, so that a simulation has the same cohorts.
-STRICT = Rules(minimum=1.0, deadline_s=150.0, attempts=6, wait_s=5.0, join_s=120.0)
+STRICT = Rules(minimum=1.0, deadline_s=300.0, attempts=6, wait_s=20.0, join_s=300.0)
 
 
 class Running:
@@ -34,14 +35,24 @@ class Running:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
         self.spec = local.create(folder, DATA, PARTITION, NODES, **options)
-        local.up(folder, self.spec, owner=os.getpid())
+        self.up()
+
+    def up(self) -> None:
+        self.spec = local.up(self.folder, self.spec, owner=os.getpid())
 
     def end(self) -> None:
         local.down(self.folder)
         assert not processes_of(self.spec.token)
 
-    def submit(self, config: Config, out: Path, resume: bool = False) -> Submitted:
-        return submit(self.folder, config, out, resume=resume, rules=STRICT)
+    def submit(
+        self, config: Config, out: Path, resume: bool = False, rules: Rules = STRICT, own: str = ""
+    ) -> Submitted:
+        files = [own] if own else []
+        return submit(self.folder, config, out, resume=resume, rules=rules, own=files)
+
+    def train(self, config: Config, out: Path, **options: Any) -> None:
+        """Run to the end."""
+        follow(self.folder, self.submit(config, out, **options), "")
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """``kedge flower ...`` as a process."""
@@ -58,25 +69,33 @@ class Running:
         assert process.running
         return process.pid
 
-    def client_process(self, name: str, seconds: float = 60.0) -> int:
+    def client_process(self, name: str) -> int:
         """The next process in which a client app of a node runs."""
         before = self._client_processes(name)  # they have answered, and are about to end
-        found: set[int] = wait(lambda: self._client_processes(name) - before, seconds)
+        found: set[int] = wait(lambda: self._client_processes(name) - before)
         return found.pop()
 
     def _client_processes(self, name: str) -> set[int]:
-        home = f"FLWR_HOME={self.folder}/nodes/{name}/flower".encode()
-        found = set()
+        return self._processes(b"flwr-clientapp", f"nodes/{name}/flower")
+
+    def server_process(self) -> int:
+        """The process in which the server of a run is."""
+        found: set[int] = wait(lambda: self._processes(b"flwr-serverapp", "flower"))
+        return found.pop()
+
+    def _processes(self, program: bytes, home: str) -> set[int]:
+        """Processes that Flower itself has started, by their program and Flower's folder."""
+        found, wanted = set(), f"FLWR_HOME={self.folder}/{home}".encode()
         for pid in processes_of(self.spec.token):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
-                own = home in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if own and b"flwr-clientapp" in words:
+                own = wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if own and program in words:
                     found.add(pid)
         return found
 
 
-def wait(look: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait(look: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
     end = time.time() + seconds
     while time.time() < end:
         found = look()

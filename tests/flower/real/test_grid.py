@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from kedge.flower import apps
 from kedge.flower.grid import GridTransport
-from kedge.flower.parcel import KEY, STYPE, NoParcel, unwrap, wrap
+from kedge.flower.parcel import KEY, MAX_PIECES, STYPE, NoParcel, unwrap, wrap
 from kedge.flower.transport import Failure
 
 pytestmark = pytest.mark.flower
@@ -33,9 +33,14 @@ def message(content: RecordDict) -> Message:
     return Message(content, 7, "train")
 
 
-@pytest.mark.parametrize("content", [b"", b"abc", bytes(range(256)) * 30_000])
-def test_bytes_come_back(content: bytes) -> None:
-    assert unwrap(message(wrap(content))) == content
+@pytest.mark.parametrize(
+    "pieces", [[b""], [b"abc"], [bytes(range(256)) * 30_000], [b"head", b"", b"tail"]]
+)
+def test_pieces_come_back(pieces: list[bytes]) -> None:
+    assert unwrap(message(wrap(pieces))) == pieces
+
+
+FIRST = "000"  # the name of the first piece
 
 
 def array(**changes: Any) -> Array:
@@ -48,16 +53,18 @@ def array(**changes: Any) -> Array:
     [
         RecordDict(),
         RecordDict({KEY: ConfigRecord({"a": 1})}),
-        RecordDict({"other": ArrayRecord({KEY: array()})}),
-        RecordDict({KEY: ArrayRecord({KEY: array()}), "more": ArrayRecord({KEY: array()})}),
-        RecordDict({KEY: ArrayRecord({KEY: array(), "more": array()})}),
-        RecordDict({KEY: ArrayRecord({KEY: array(shape=(4,))})}),
-        RecordDict({KEY: ArrayRecord({KEY: array(shape=(3, 1))})}),
-        RecordDict({KEY: ArrayRecord({KEY: array(shape=(1 << 50,))})}),
-        RecordDict({KEY: ArrayRecord({KEY: array(dtype="float64")})}),
-        RecordDict({KEY: ArrayRecord({KEY: array(dtype="object")})}),
-        RecordDict({KEY: ArrayRecord({KEY: array(stype="numpy.ndarray")})}),
-        RecordDict({KEY: ArrayRecord({KEY: Array(np.zeros(3))})}),
+        RecordDict({"other": ArrayRecord({FIRST: array()})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array()}), "more": ArrayRecord({FIRST: array()})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array(), "more": array()})}),
+        RecordDict({KEY: ArrayRecord({"001": array()})}),
+        RecordDict({KEY: ArrayRecord({f"{n:03d}": array() for n in range(MAX_PIECES + 1)})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array(shape=(4,))})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array(shape=(3, 1))})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array(shape=(1 << 50,))})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array(dtype="float64")})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array(dtype="object")})}),
+        RecordDict({KEY: ArrayRecord({FIRST: array(stype="numpy.ndarray")})}),
+        RecordDict({KEY: ArrayRecord({FIRST: Array(np.zeros(3))})}),
     ],
 )
 def test_anything_else_is_refused_before_it_is_read(content: RecordDict) -> None:
@@ -104,13 +111,13 @@ def test_replies_are_matched_by_message_and_pulled_one_at_a_time() -> None:
     grid, carrier = transport()
     assert carrier.members() == ["4", "30"]
     soon = time.time() + 0.3
-    ids = [carrier.send(node, b"ask", soon) for node in ("4", "30", "4", "30")]
-    assert [unwrap(sent) for sent in grid.pushed] == [b"ask"] * 4
-    grid.reply(1, wrap(b"one"))
+    ids = [carrier.send(node, [b"ask"], soon) for node in ("4", "30", "4", "30")]
+    assert [unwrap(sent) for sent in grid.pushed] == [[b"ask"]] * 4
+    grid.reply(1, wrap([b"one"]))
     grid.reply(0, Error(5, "a reason that a node may have written"))
     grid.reply(2, RecordDict())
     found = dict(carrier.receive(ids, soon))
-    assert found["m1"] == b"one"
+    assert found["m1"] == [b"one"]
     assert found["m0"] == Failure("unreachable")
     assert isinstance(found["m2"], Failure)
     assert "no message of kedge" in found["m2"].reason
@@ -122,8 +129,8 @@ def test_replies_are_matched_by_message_and_pulled_one_at_a_time() -> None:
 def test_a_reply_to_another_message_has_no_taker() -> None:
     grid, carrier = transport()
     soon = time.time() + 0.1
-    first, second = (carrier.send("4", b"ask", soon) for _ in range(2))
-    grid.replies[second] = Message(wrap(b"stale"), reply_to=grid.pushed[0])
+    first, second = (carrier.send("4", [b"ask"], soon) for _ in range(2))
+    grid.replies[second] = Message(wrap([b"stale"]), reply_to=grid.pushed[0])
     assert dict(carrier.receive([second], soon)) == {}
     assert first != second
 
@@ -132,11 +139,11 @@ def test_a_message_that_the_superlink_refuses_has_failed() -> None:
     grid, carrier = transport()
     grid.lost = True
     with pytest.raises(ConnectionError):
-        carrier.send("4", b"ask", time.time() + 1)
+        carrier.send("4", [b"ask"], time.time() + 1)
 
 
 def test_no_text_of_an_exception_leaves_a_client(tmp_path: Path) -> None:
-    asked = message(wrap(b"ask"))
+    asked = message(wrap([b"ask"]))
     asked.metadata.__dict__["_message_id"] = "m"
     secret = str(tmp_path / "patients.csv")
     member = {"member": "north", "data": secret, "folder": f"{secret}/state"}
@@ -148,7 +155,7 @@ def test_no_text_of_an_exception_leaves_a_client(tmp_path: Path) -> None:
 
 
 def test_a_client_is_the_member_itself_without_a_socket(tmp_path: Path) -> None:
-    asked = message(wrap(b"no request"))
+    asked = message(wrap([b"no request"]))
     asked.metadata.__dict__["_message_id"] = "m"
     config = {"member": "north", "data": "digits", "folder": str(tmp_path / "state")}
-    assert b"BAD_REQUEST" in unwrap(apps.answer(asked, config, tmp_path))
+    assert b"BAD_REQUEST" in b"".join(unwrap(apps.answer(asked, config, tmp_path)))

@@ -1,0 +1,132 @@
+"""What has left a member: every distinct answer is noted once, on disk, before it leaves.
+
+An answer depends on the kind of the request, the run, the round, the accepted round, the weights
+and slots that came with it, and the member's own state and policy. A :class:`Release` is a digest
+of these. A request with the same digest gets the same answer, with the same noise, and is not
+counted again: an honest server may lose a reply, crash, and ask once more. Every other request
+counts against the bound of its kind, so noise cannot be averaged away by asking for a round again
+with slightly different weights.
+
+``released.txt`` has one line per release::
+
+    KIND DIGEST RUN ROUND TIME
+
+A line is written whole and synchronised. One that was cut short by a crash belongs to an answer
+that did not leave; it is dropped when the file is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kedge.core.tree import Tree
+from kedge.flower.messages import Request
+from kedge.runs.atomic import write_file
+from kedge.session import wire
+
+UPDATE, SURVEY, TEST = "update", "survey", "test"
+KINDS = (UPDATE, SURVEY, TEST)
+LINE = re.compile(r"(update|survey|test) ([0-9a-f]{64}) ([0-9a-f]+) (\d+) (\S+)")
+
+
+class Release(NamedTuple):
+    """One answer that leaves a member.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        digest: of all that the answer depends on, hexadecimal.
+        run, round: those of the request.
+    """
+
+    kind: str
+    digest: str
+    run: str
+    round: int
+
+
+def release_of(kind: str, request: Request, facts: Iterable[Any], *contents: Tree) -> Release:
+    """The release that answers a request.
+
+    Args:
+        kind: one of ``KINDS``.
+        request: the request.
+        facts: what the answer depends on besides the run and arrays.
+        contents: trees of arrays that it depends on.
+    """
+    digest = hashlib.sha256(json.dumps([kind, request.run, *facts]).encode())
+    for content in contents:
+        digest.update(fingerprint(content))
+    return Release(kind, digest.hexdigest(), request.run, request.round)
+
+
+def fingerprint(value: Tree) -> bytes:
+    """A digest of the names, dtypes, shapes and bytes of all arrays.
+
+    >>> zeros = fingerprint({"a": torch.zeros(2)})
+    >>> zeros == fingerprint({"a": torch.zeros(2)}), zeros == fingerprint({"a": torch.ones(2)})
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for name, leaf in sorted(wire.named(value).items()):
+        digest.update(json.dumps([name, str(leaf.dtype), list(leaf.shape)]).encode())
+        flat = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(flat.numpy().data)
+    return digest.digest()
+
+
+class Releases:
+    """The releases of a member over all runs.
+
+    Args:
+        path: the file; it is created with the first release.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _digests(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {kind: set() for kind in KINDS}
+        if not self.path.exists():
+            return found
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        if text and not text.endswith("\n"):  # a process was killed while it wrote
+            text = text[: text.rfind("\n") + 1]
+            write_file(self.path, text.encode())
+        for match in map(LINE.fullmatch, text.splitlines()):
+            if match:
+                found[match[1]].add(match[2])
+        return found
+
+    def count(self, kind: str) -> int:
+        """Distinct answers of a kind that have left."""
+        return len(self._digests[kind])
+
+    def allows(self, release: Release, most: int) -> bool:
+        """Whether a release has left before, or is within ``most`` of its kind; 0: no bound."""
+        known = self._digests[release.kind]
+        return not most or release.digest in known or len(known) < most
+
+    def note(self, *releases: Release) -> None:
+        """Write down releases that are new, before their answer leaves."""
+        fresh = [r for r in releases if r.digest not in self._digests[r.kind]]
+        if not fresh:
+            return
+        now = time.strftime("%Y-%m-%dT%H:%M:%S")
+        lines = "".join(f"{r.kind} {r.digest} {r.run} {r.round} {now}\n" for r in fresh)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        for release in fresh:
+            self._digests[release.kind].add(release.digest)
