@@ -203,6 +203,7 @@ except kedge.KedgeError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not can_start_workers()
     or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),

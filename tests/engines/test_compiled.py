@@ -44,6 +44,7 @@ def test_a_step_of_three_clients_with_dropout() -> None:
     assert tree.gap(found, wanted) < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
 def test_totals_are_summed_up_in_a_compiled_end() -> None:
     """As on a GPU: sums, means, single clients and numbers, with leaves that stay on clients."""

@@ -23,6 +23,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.BatchNorm2d(6, affine=False),
     "stateless": lambda: nn.BatchNorm2d(6, track_running_stats=False),
     "loose": lambda: nn.BatchNorm2d(6, eps=0.5, momentum=0.7),
+    "one channel": lambda: nn.BatchNorm2d(1),
 }
 SHAPES = {"series": (5,), "flat": (), "volumes": (2, 3, 2)}
 CLIENTS, ROWS = 3, 4
@@ -31,7 +32,7 @@ CLIENTS, ROWS = 3, 4
 def problem(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
     """A layer, and weights, buffers and inputs of three clients."""
     torch.manual_seed(0)
-    layer = LAYERS[name]().to(dtype)
+    layer: Any = LAYERS[name]().to(dtype)
     params = {n: torch.randn(CLIENTS, *p.shape, dtype=dtype) for n, p in layer.named_parameters()}
     buffers = {
         n: torch.rand(CLIENTS, *b.shape, dtype=dtype) + 0.5
@@ -39,7 +40,8 @@ def problem(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
         else torch.full((CLIENTS,), 3)
         for n, b in layer.named_buffers()
     }
-    x = 2 * torch.randn(CLIENTS, ROWS, 6, *SHAPES.get(name, (3, 2)), dtype=dtype) + 1
+    shape = (CLIENTS, ROWS, layer.num_features, *SHAPES.get(name, (3, 2)))
+    x = 2 * torch.randn(*shape, dtype=dtype) + 1
     return layer, params, buffers, x
 
 
@@ -137,6 +139,20 @@ def test_it_is_torchs_outside_of_a_trace() -> None:
     assert not is_traced()
     assert tree.gap(results(fused(layer), *args), results(layer, *args)) == 0
     assert torch.equal(layer(args[2][0]), fused(layer)(args[2][0]))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_one_channel_is_arithmetic_outside_of_a_trace_too(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vmap joins clients with one channel without a copy: a view that cuDNN refuses."""
+    layer, *args = problem("one channel")
+    layer.train(mode == "train")
+    wanted = results(layer, *args)
+    monkeypatch.delattr(nn.functional, "batch_norm")
+    assert tree.gap(results(fused(layer), *args), wanted) < 1e-12
+    with pytest.raises(AttributeError, match="batch_norm"):
+        fused(layer)(args[2][0])
 
 
 def test_half_precision_stays_as_it_is_and_sums_are_in_float32() -> None:

@@ -173,6 +173,7 @@ def test_everything_that_matters_is_part_of_what_is_remembered() -> None:
     assert key(longer, sim) == keys[0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "content",

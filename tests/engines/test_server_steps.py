@@ -86,6 +86,7 @@ def run(sim: Simulation, cohorts: tuple[list[int], ...] = ([0, 1], [1, 2], [0, 2
     return {"weights": sim.weights, "slots": sim.server.slots}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["bn", pytest.param("gn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", METHODS)
 def test_captured_steps_equal_the_reference(method: str, norm: str) -> None:
@@ -97,6 +98,7 @@ def test_captured_steps_equal_the_reference(method: str, norm: str) -> None:
     assert Tape.captured <= 5  # in the first round only
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["bn", pytest.param("gn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", [*METHODS[4:], f"{METHODS[5][:-1]}, level=feature)"])
 def test_models_that_run_as_one_equal_the_reference(
@@ -108,12 +110,14 @@ def test_models_that_run_as_one_equal_the_reference(
     assert Tape.captured <= 6
 
 
+@pytest.mark.long
 def test_dropout_of_the_student_differs_between_steps_and_rounds() -> None:
     method = METHODS[2]
     expected = run(problem(dropout=0.5).simulate(method))
     assert tree.gap(run(captured(problem(dropout=0.5).simulate(method))), expected) < 1e-10
 
 
+@pytest.mark.long
 def test_a_cohort_of_another_size_is_captured_anew() -> None:
     cohorts = ([0, 1], [0, 1, 2], [1, 2], [2, 1, 0])
     expected = run(problem().simulate(METHODS[0]), cohorts)

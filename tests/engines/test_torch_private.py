@@ -191,6 +191,7 @@ def run_in_fallback(path: str) -> None:
     assert tree.equal(fused.state(), eager.state())
 
 
+@pytest.mark.long
 def test_public_interfaces_give_the_same_results(tmp_path: Path) -> None:
     """A release of torch that moves its private interfaces makes kedge slower, not wrong."""
     if os.environ.get("KEDGE_PUBLIC_TORCH"):

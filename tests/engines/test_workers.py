@@ -74,6 +74,7 @@ def is_gone(pid: int) -> bool:
 # -- the same result ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method", ["fedavg", "scaffold", "fedcog", "fedimpro", "fedtr", "fedbr", "fedrep", "flboost"]
 )

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kedge.core import tree
 from kedge.core.draws import KeyedFunctions, may_draw
 from kedge.core.dropout import KeyStream, drawing_from
 from kedge.core.functional import FunctionalModule
@@ -189,11 +190,15 @@ class Model:
 
     def weights(self) -> Weights:
         """A copy of the module's weights, without constants."""
+        return tree.map(Tensor.clone, self.own_weights())
+
+    def own_weights(self) -> Weights:
+        """The module's weights themselves, without constants; nobody may write to them."""
         params = dict(self.template.named_parameters())
         buffers = {n: b for n, b in self.template.named_buffers() if n not in self.constants}
         return Weights(
-            {n: params[n].detach().clone() for n in self.names},
-            {n: b.detach().clone() for n, b in buffers.items()},
+            {n: params[n].detach() for n in self.names},
+            {n: b.detach() for n, b in buffers.items()},
         )
 
     def module(self, weights: Weights) -> nn.Module:
@@ -279,8 +284,9 @@ class Model:
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy that shares frozen parameters: nobody writes to them, and they may be large."""
-    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+    """A copy that shares all parameters and buffers: nobody writes to them, since each pass brings
+    its own, and they may be large."""
+    return copy.deepcopy(module, {id(v): v for v in (*module.parameters(), *module.buffers())})
 
 
 def _is_param(value: Tensor) -> bool:

@@ -232,10 +232,13 @@ def _blocks(clients: int, pixels: int, out: int, channels: int, small: bool) -> 
     return bm, bn, bk, 8 if bm * bn > 8192 or (bm == 128 and channels % 16) else 4, 3
 
 
-def _weight_blocks(out: int, reduced: int, small: bool) -> Blocks:
+def _weight_blocks(out: int, reduced: int, channels: int, small: bool) -> Blocks:
     """Block sizes (target channels, taps times source channels, pixels), warps and stages."""
     bm = _power(out, 16, 128)
     bn = _power(reduced, 16, 256 if bm == 16 else bm if bm >= 64 else 128)
+    # larger blocks of 3 or 5 channels in bfloat16 and 7 x 7 taps are compiled wrongly
+    if small and channels % 16 and min(bm, bn) >= 64:
+        return 32, 64, 64, 4, 3
     if small and bm == bn == 128:
         return bm, bn, 32, 4, 4
     return bm, bn, 64, 8 if bm * bn > 8192 or bn == 256 else 4, 3
@@ -296,7 +299,7 @@ def conv_weights(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -
     pixels, reduced = batch * oh * ow, size[0] * size[1] * channels
     blocks = _row_blocks(out, channels, pixels) if _reads_rows(g, x, size) else None
     small = x.element_size() == 2
-    bm, bn, bk, warps, stages = blocks or _weight_blocks(out, reduced, small)
+    bm, bn, bk, warps, stages = blocks or _weight_blocks(out, reduced, channels, small)
     if blocks:
         is_flat = stride == 1 and (oh, ow) == (height, width) and x[0].numel() < 2**31
         kernel, options = _weights_by_row, {"FLAT": is_flat and g[0].numel() < 2**31}

@@ -4,7 +4,8 @@ Under ``vmap``, torch's BatchNorm has no backward pass in bfloat16 or channels-l
 converts every map to float32 and another memory format, and back. In a traced step a
 :class:`BatchNorm` is plain arithmetic instead, with the backward pass in closed form. The compiler
 fuses it with what follows (ReLU, sums of branches, casts), in the dtype and the memory format of
-the convolutions. Elsewhere it is torch's.
+the convolutions. So it is for maps of one channel under ``vmap``, of which ``vmap`` makes a view
+that cuDNN refuses. Elsewhere it is torch's.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from kedge.engines.torch_private import transforms_active
 
 
 class BatchNorm(nn.modules.batchnorm._BatchNorm):
-    """A BatchNorm that is plain arithmetic in a traced step of all clients."""
+    """A BatchNorm that is plain arithmetic in a traced step of all clients, or on one channel."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.momentum is None or not (is_traced() and transforms_active()):
+        plain = transforms_active() and (is_traced() or (x.ndim > 2 and x.shape[1] == 1))
+        if self.momentum is None or not plain:
             return super().forward(native_input(x))
         self._check_input_dim(x)
         if not self.training and self.running_mean is not None and self.running_var is not None:
