@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,14 @@ def test_the_list_says_what_there_is_and_what_is_done(folder: Path) -> None:
     assert "1 of 2" in reproduce(folder).stdout
     [entry] = json.loads(reproduce(folder, "--json").stdout)["tables"]
     assert (entry["done"], entry["runs"], entry["cost_s"]) == (1, 2, 7200)
+
+
+def test_the_cost_of_a_table_names_its_device(folder: Path) -> None:
+    table = folder / "tables" / "demo" / "digits" / "table.toml"
+    table.write_text('cost_on = "CPU"\n' + table.read_text())
+    run(folder, "--rows", "fedavg")
+    line = next(x for x in reproduce(folder).stdout.splitlines() if x.startswith("demo/digits"))
+    assert re.search(r" ~?\d[\d.]* (ms|s), CPU ", line), line  # measured, since runs are on a CPU
 
 
 def test_the_tables_of_the_package_are_listed(tmp_path: Path) -> None:
@@ -183,6 +192,7 @@ def test_a_folder_without_recipes_and_none(folder: Path) -> None:
     assert (done.returncode, "has no recipes" in done.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_a_killed_process_is_taken_up(folder: Path) -> None:
     """SIGKILL in the middle of the second row; the same command goes on."""
     file = folder / "tables/demo/digits/table.toml"

@@ -110,6 +110,7 @@ def test_the_table_comes_before_a_plot_that_fails(
     assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
+@pytest.mark.long
 def test_an_ascii_terminal_loses_nothing(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -14,6 +14,7 @@ from kedge.core.method import parse
 from kedge.core.part import parts
 from kedge.data.datasets import Dataset
 from kedge.reproduction import recipes
+from kedge.reproduction.choice import read_choices
 from kedge.reproduction.records import found_records
 from kedge.reproduction.table import FREE, Row
 from kedge.runs.config import FIELDS
@@ -122,7 +123,9 @@ def test_model_and_partition_fit_the_method() -> None:
 def test_the_grand_table_has_every_method() -> None:
     shared = {row.name for row in at("grand/fmnist_niid2").rows}
     personal = {row.name for row in at("grand/organa_personal").rows}
-    assert {row.name for row in at("grand/organa").rows} == shared
+    assert {row.name for row in at("grand/small_personal").rows} == personal
+    for name in ("organa", "small_fmnist", "small_organa"):
+        assert {row.name for row in at(f"grand/{name}").rows} == shared
     assert shared | personal == {*parts, "fedavg", "pooled"}
 
 
@@ -132,7 +135,8 @@ def test_the_records_of_the_project_count() -> None:
     count = 0
     for name in NAMES:
         for scale in scales(name):
-            found, left_out = found_records(results, at(name, scale))
+            table = at(name, scale)
+            found, left_out = found_records(results, table, read_choices(results, table))
             assert not left_out
             count += sum(map(len, found.values()))
     files = [p for p in results.rglob("*.seed*.json") if "superseded" not in p.parts]

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from tools.results.facts import Facts
 from tools.results.figure import draw_curves
+from tools.results.grand import grand_table, hold_in_all, leading, ordered, with_verdict
 from tools.results.page import PAGES, at_best_rate, markdown, render, source
 
 from kedge.reproduction import recipes
+from kedge.reproduction.records import Record
+from kedge.reproduction.table import settings_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -109,6 +112,56 @@ def test_a_seed_that_is_behind_is_named_and_not_counted(results: Path) -> None:
     assert list(of.counted("fedimpro")) == [0]
     assert of.ahead("fedimpro") == (2, 2)
     assert "not counted, since it has fewer rounds: seed 1 (20 rounds)" in source(of)
+
+
+def test_a_seed_that_diverged_is_named_and_decides_the_verdict(results: Path) -> None:
+    path = results / "fedimpro/table1/fedimpro.seed1.full.json"
+    record = json.loads(path.read_text())
+    record |= {"rounds_done": 20, "curve": record["curve"][:2], "diverged": "the loss is infinite"}
+    path.write_text(json.dumps(record))
+    of = Facts("fedimpro/table1", results)
+    assert of.verdict("fedimpro") == "diverges in 1 of 2 seeds"
+    # best tests 40 and 30 of both seeds; the gain is that of the seed that went to the end
+    assert (of.value("fedimpro"), of.value("fedimpro", "gain")) == (35, 10)
+    assert "`fedimpro`: the loss is not finite: seed 1 after round 20." in source(of)
+    for seed in (0, 1):  # before the first test
+        path = results / f"fedimpro/table1/fedimpro.seed{seed}.full.json"
+        record = json.loads(path.read_text()) | {"rounds_done": 1, "curve": [], "diverged": "nan"}
+        path.write_text(json.dumps(record))
+    assert Facts("fedimpro/table1", results).verdict("fedimpro") == "diverges in 2 of 2 seeds"
+
+
+def test_the_table_of_all_methods_is_ordered_by_gain(tmp_path: Path) -> None:
+    name = "grand/small_organa"
+    table = recipes.read(name).at("full")
+    (tmp_path / name).mkdir(parents=True)
+    curves = {"fedavg": [70, 80], "moon": [60, 61], "scaffold": [79, 92], "pooled": [90, 91]}
+    for row, values in (curves | {"fedprox": [71, 83]}).items():
+        of = table.row(row)
+        for seed in (0, 1):
+            curve = [(20 * (i + 1), v + seed, 1.0) for i, v in enumerate(values)]
+            record = Record(
+                name, row, "full", seed, of.method, settings_of(of.config(seed)), 40, 40,
+                "accuracy", curve, str(seed), up_mb=1.5, down_mb=0.5, seconds_per_round=0.25,
+            )  # fmt: skip
+            (tmp_path / name / record.name).write_text(record.to_json())
+    of = Facts(name, tmp_path)
+    assert [s.row.name for s in ordered(of)] == ["fedavg", "pooled", "scaffold", "fedprox", "moon"]
+    assert leading(of) == ["fedavg", "pooled", "scaffold", "fedprox", "moon"]
+    assert with_verdict(of, "holds") == "`scaffold` (+10.5), `fedprox` (+2.0)"
+    assert with_verdict(of, "behind its base") == "`moon` (-14.5)"
+    assert with_verdict(of, "level") == "none"
+    assert hold_in_all([of, of]) == "`scaffold`, `fedprox`"
+    assert hold_in_all([of, Facts("grand/small_fmnist", tmp_path)]) == "none"
+    lines = grand_table(of).replace("\u00a0", " ").splitlines()
+    assert "| rounds to 80 % | traffic to 80 % |" in lines[0]
+    # means of both tests: 85.5 and 86.5 against 75 and 76; 80 % after rounds 40 and 20
+    assert lines[4].split(" | ")[1:4] == ["86.0±0.7", "+10.5 (+10.5 to +10.5)", "holds"]
+    assert lines[4].endswith("| 30 | 60 MB | 0.25 |")
+    assert lines[2].startswith("| `fedavg` | 75.5±0.7 |  |  |")
+    assert lines[3].startswith("| `pooled` |")
+    assert lines[3].endswith("|  | 0.25 |")
+    assert "Not run yet: `ccvr`" in lines[-1]
 
 
 def test_the_best_rate_of_a_method() -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kedge.reproduction import recipes
+from kedge.reproduction.choice import read_choices
 from kedge.reproduction.records import Record, found_records
 from kedge.reproduction.summary import Summary, summarise, value_of
 from kedge.runs.result import Stat
@@ -21,9 +22,10 @@ class Facts:
     def __init__(self, name: str, results: Path, scale: str = "full") -> None:
         self.name, self.results = name, results
         self.table = recipes.read(name).at(scale)
-        self.records, self.left_out = found_records(results, self.table)
+        choices = read_choices(results, self.table)
+        self.records, self.left_out = found_records(results, self.table, choices)
         self.summaries: dict[str, Summary] = {
-            s.row.name: s for s in summarise(self.table, self.records)
+            s.row.name: s for s in summarise(self.table, self.records, choices)
         }
 
     @property
@@ -48,8 +50,8 @@ class Facts:
         if not what.endswith("gain"):
             return stat.written(1)
         interval = stat.interval()
-        span = f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else ""
-        return f"{round(stat.mean, 1) + 0.0:+.1f}{span}"  # no -0.0
+        mean, *span = (f"{round(v, 1) + 0.0:+.1f}" for v in (stat.mean, *(interval or ())))
+        return f"{mean} ({' to '.join(span)})" if span else mean  # no -0.0
 
     def value(self, row: str, what: str = "ours") -> float:
         """The mean of a statistic as a number, to compute with."""
@@ -97,6 +99,8 @@ class Facts:
         """Whether a row is ahead of its base in the mean of the last tests, in a few words."""
         summary = self.summaries[row]
         gain = summary.tail_gain
+        if summary.diverged:
+            return f"diverges in {len(summary.diverged)} of {summary.n} seeds"
         if gain is None:
             return "not run"
         interval = gain.interval()

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from tools.results.facts import Facts
 from tools.results.figure import draw_curves
+from tools.results.grand import grand_table, hold_in_all, leading, with_verdict
 
 from kedge.reproduction import recipes
 from kedge.reproduction.summary import Summary
@@ -67,6 +68,10 @@ def render(results: Path, draw: bool = True, template: str = TEMPLATE) -> str:
         "facts": facts,
         "table": lambda name: markdown(facts(name)),
         "figure": figure,
+        "grand_table": lambda name: grand_table(facts(name)),
+        "leading": lambda name: leading(facts(name)),
+        "with_verdict": lambda name, verdict: with_verdict(facts(name), verdict),
+        "hold_in_all": lambda *names: hold_in_all([facts(name) for name in names]),
         "source": lambda name: source(facts(name)),
         "seeds": lambda name, row: seeds(facts(name), row),
         "signed": signed,
@@ -193,6 +198,11 @@ def source(of: Facts) -> str:
     notes += [
         f"`{s.row.name}`: not counted, since it has fewer rounds: {', '.join(s.shorter)}."
         for s in of.summaries.values() if s.shorter
+    ]  # fmt: skip
+    notes += [
+        f"`{s.row.name}`: the loss is not finite: {', '.join(s.diverged)}. These seeds count with "
+        "their last tests; gains are of the seeds that went furthest."
+        for s in of.summaries.values() if s.diverged
     ]  # fmt: skip
     same: dict[str, list[str]] = {}
     for run in runs:

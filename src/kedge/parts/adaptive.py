@@ -138,8 +138,8 @@ class FedExP(Part):
     with which the values of epsilon were found; the printed form lacks it (``paper``). Epsilon is
     constant (it decays in the released code). BatchNorm statistics are averaged, also of the two
     iterates. Write ``average = false`` beside a part that changes the model after the last round
-    (CCVR). Neutral at: a huge eps. Uploads: the update a second time, weighted, and its squared
-    norm.
+    (CCVR). Neutral at: a huge eps, average = false. Uploads: the update a second time, weighted,
+    and its squared norm.
     """
 
     eps: Annotated[
@@ -156,7 +156,7 @@ class FedExP(Part):
         "emnist": {"eps": 0.1},
         "paper": {"cohort_eps": False},
     }
-    neutral = {"eps": 1e30}
+    neutral = {"eps": 1e30, "average": False}
     uploads = "P + 1"
 
     def server_init(self, spec: Spec) -> Tree:

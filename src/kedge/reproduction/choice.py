@@ -44,6 +44,11 @@ def read_choice(results: Path, table: Table, row: Row) -> dict[str, Any] | None:
     return {choose.key: found["chosen"]} if found.get("chosen") in choose.values else None
 
 
+def read_choices(results: Path, table: Table) -> dict[str, dict[str, Any]]:
+    """What was chosen for each row of a table; empty where nothing was."""
+    return {row.name: read_choice(results, table, row) or {} for row in table.rows}
+
+
 def choose_value(
     results: Path,
     table: Table,

@@ -11,7 +11,7 @@ from typing import Any
 from kedge.errors import FieldError, KedgeError
 from kedge.report.tables import as_text
 from kedge.reproduction import merging, recipes
-from kedge.reproduction.choice import read_choice
+from kedge.reproduction.choice import read_choices
 from kedge.reproduction.printing import comparison, heading
 from kedge.reproduction.records import Record, found_records
 from kedge.reproduction.running import (
@@ -126,7 +126,7 @@ def read_table(table: Table, results: Path, is_stopped: bool = False) -> Reprodu
     if is_writable(results):
         for row in table.rows:
             collect(table, row, results)
-    choices = {row.name: read_choice(results, table, row) or {} for row in table.rows}
+    choices = read_choices(results, table)
     records, left_out = found_records(results, table, choices)
     rows = summarise(table, records, choices)
     flat = [record for by_seed in records.values() for record in by_seed.values()]

@@ -9,12 +9,10 @@ from typing import Any
 
 from kedge.report import units
 from kedge.report.tables import Column, Fitting
-from kedge.reproduction.choice import read_choice
+from kedge.reproduction.choice import read_choices
 from kedge.reproduction.recipes import Recipe
 from kedge.reproduction.records import Record, found_records
-from kedge.reproduction.table import Table
-
-MEASURED_ON = "H200"
+from kedge.reproduction.table import GPU, Table
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,8 @@ class Entry:
     rows: int
     runs: int  # rows times seeds
     seeds: tuple[int, ...]
-    cost_s: float  # of all runs on an H200
+    cost_s: float  # of all runs
+    cost_on: str  # the device that the cost is of
     is_measured: bool  # all of it; otherwise some is an estimate
     has_quick: bool
     done: int  # complete runs in the results folder
@@ -39,12 +38,12 @@ class Entry:
 def entry(recipe: Recipe, results: Path) -> Entry:
     """The line of a table in the list."""
     table = recipe.at("full")
-    choices = {row.name: read_choice(results, table, row) or {} for row in table.rows}
-    records, _ = found_records(results, table, choices)
+    records, _ = found_records(results, table, read_choices(results, table))
     cost, measured, done, started = 0.0, True, 0, 0
     for row in table.rows:
         known = records[row.name]
-        seconds, is_measured = cost_of(row.cost_s, row.cost_from, row.config().rounds, known)
+        on = [r for r in known.values() if table.cost_on.lower() in r.device.lower()]
+        seconds, is_measured = cost_of(row.cost_s, row.cost_from, row.config().rounds, on)
         cost += seconds * len(row.seeds)
         measured = measured and is_measured
         for record in known.values():
@@ -54,18 +53,16 @@ def entry(recipe: Recipe, results: Path) -> Entry:
     runs = sum(len(row.seeds) for row in table.rows)
     return Entry(
         recipe.name, f"{table.title}: {table.place}" if table.place else table.title,
-        len(table.rows), runs, seeds, cost, measured, recipe.has_quick, done, started,
+        len(table.rows), runs, seeds, cost, table.cost_on, measured, recipe.has_quick, done,
+        started,
     )  # fmt: skip
 
 
 def cost_of(
-    cost_s: float | None, cost_from: str, rounds: int, records: dict[int, Record]
+    cost_s: float | None, cost_from: str, rounds: int, records: Sequence[Record]
 ) -> tuple[float, bool]:
-    """Seconds of one seed on an H200, and whether they were measured."""
-    measured = [
-        r.seconds_per_round for r in records.values()
-        if MEASURED_ON in r.device and r.seconds_per_round
-    ]  # fmt: skip
+    """Seconds of one seed, and whether they were measured."""
+    measured = [r.seconds_per_round for r in records if r.seconds_per_round]
     if cost_s is not None and cost_from:
         return cost_s, True
     if measured:
@@ -81,22 +78,24 @@ def listed(entries: Sequence[Entry], results: Path) -> Fitting:
     columns = [
         Column("rows", [str(e.rows) for e in entries]),
         Column("seeds", [str(len(e.seeds)) for e in entries]),
-        Column(f"on an {MEASURED_ON}", [_cost(e) for e in entries]),
+        Column("cost", [_cost(e) for e in entries]),
         Column("quick", ["yes" if e.has_quick else "" for e in entries]),
         Column("done", done),
     ]
     example = next((e for e in entries if e.has_quick), entries[0])
     quick = " [--scale quick]" if example.has_quick else ""
     note = (
-        f"Cost of all rows and seeds; ~: estimated, at least in part. done: complete runs in "
-        f"{results}.\nRun one: kedge reproduce {example.name} [--rows A,B] [--seeds 0,1]"
-        f"{quick}; stop at any time, the same command goes on."
+        f"Cost of all rows and seeds on an {GPU}, if nothing else is said; ~: estimated, at least "
+        f"in part. done: complete runs in {results}.\nRun one: kedge reproduce {example.name} "
+        f"[--rows A,B] [--seeds 0,1]{quick}; stop at any time, the same command goes on."
     )
     return Fitting([names, titles], columns, [""] * len(entries), note)
 
 
 def _cost(e: Entry) -> str:
-    return "?" if not e.cost_s else ("" if e.is_measured else "~") + units.duration(e.cost_s)
+    on = "" if e.cost_on == GPU else f", {e.cost_on}"
+    about = "" if e.is_measured else "~"
+    return f"{about}{units.duration(e.cost_s)}{on}" if e.cost_s else "?"
 
 
 def _done(e: Entry) -> str:

@@ -13,15 +13,16 @@
     seeds = [0]                    # of rows that name none
     lanes = false                  # train the seeds of a row together
     judged = "global"              # or "clients": each client's model on its held-out samples
+    cost_on = "H200"               # the device of cost_s in the files of rows
     [settings]                     # of every run, written out in full
     [run]                          # on a GPU: engine, streams, compile, chunk, state
     [choose]                       # e.g. lr = [0.01, 0.1]: try each first; rounds, validation, seed
     [quick]                        # settings of --scale quick; rows, seeds, expect, note
 
 ``ROW.toml`` has ``method``, and may have ``paper``, ``paper_sd``, ``base``, ``seeds``, ``cost_s``
-(seconds of one seed on an H200), ``cost_from`` (where that was measured; without it, it is an
-estimate), ``note``, ``yardstick`` (train on pooled data), ``[settings]`` and ``[quick]``. A row
-with ``same_as = "PAPER/TABLE/ROW"`` in place of ``method`` is that row, and shares its records.
+(seconds of one seed), ``cost_from`` (where that was measured; without it, it is an estimate),
+``note``, ``yardstick`` (train on pooled data), ``[settings]`` and ``[quick]``. A row with
+``same_as = "PAPER/TABLE/ROW"`` in place of ``method`` is that row, and shares its records.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any
 
 from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError, UnknownName
-from kedge.reproduction.table import Choose, Row, Table
+from kedge.reproduction.table import GPU, Choose, Row, Table
 from kedge.runs.config import FIELDS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -45,8 +46,8 @@ SCALES = ("full", "quick")
 METRICS = ("last", "best", "top5")
 _TABLE = {
     "title": str, "paper": str, "place": str, "metric": str, "tail": int, "base": str,
-    "rows": list, "seeds": list, "lanes": bool, "judged": str, "note": str, "settings": dict,
-    "run": dict, "choose": dict, "quick": dict,
+    "rows": list, "seeds": list, "lanes": bool, "judged": str, "cost_on": str, "note": str,
+    "settings": dict, "run": dict, "choose": dict, "quick": dict,
 }  # fmt: skip
 _ROW = {
     "method": str, "same_as": str, "base": str, "seeds": list, "paper": float, "paper_sd": float,
@@ -108,6 +109,7 @@ class Recipe:
             expect=tuple(quick.get("expect", ())),
             execution=execution,
             choose=self._choose() if scale == "full" else None,
+            cost_on=self.data.get("cost_on", GPU),
         )
 
     def _row(

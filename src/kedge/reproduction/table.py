@@ -17,6 +17,8 @@ from kedge.runs.reading import load_config
 EXECUTION = ("engine", "device", "workers", "threads", "chunk", "compile", "state")
 #: Settings in which a record may differ from its recipe: it may have fewer rounds or tests.
 FREE = (*EXECUTION, "seeds", "rounds", "eval_every", "target", "personal")
+#: The device on which tables of papers are run.
+GPU = "H200"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Table:
     expect: tuple[str, ...] = ()  # rows whose gain must be positive
     execution: Execution | None = None  # on a GPU
     choose: Choose | None = None
+    cost_on: str = GPU  # the device that costs of rows are of
 
     def row(self, name: str) -> Row:
         return self.select([name])[0]
