@@ -45,6 +45,7 @@ PAGES = (
     ApiPage(
         "part", "Parts and hooks",
         "The base class of methods, and what a part may return. "
+        "`from kedge.core.part import Doc, Range` for the types of its fields. "
         "[What a part declares](#declarations).",
         ("Part", "register", "Method", "parse", "Sum", "Mean", "Stack", "kedge.schema.values.Doc",
          "kedge.schema.values.Range"),
@@ -66,7 +67,9 @@ PAGES = (
         "check", "Check a part",
         "Laws that every part obeys, and identities from its paper.",
         ("check_part", "oracle", "Claim", "kedge.check.Report", "kedge.check.Finding",
-         "kedge.check.problems.quadratics", "kedge.check.problems.images"),
+         "kedge.check.problems.quadratics", "kedge.check.problems.position",
+         "kedge.check.problems.choices", "kedge.check.problems.logits",
+         "kedge.check.problems.images", "kedge.check.problems.Problem"),
     ),
     ApiPage(
         "simulation", "Simulate by hand",

@@ -108,12 +108,12 @@ def _parameter(p: inspect.Parameter) -> Parameter | None:
     several = get_origin(kind) is list
     value = "" if kind is bool else info.metavar or _value(kind)
     if not flags:
-        shown = info.metavar or name.upper()
+        shown = (info.metavar or name.upper()).strip("[]")
         shown += "..." if several else ""
         name = shown if p.default is p.empty else f"[{shown}]"
-    text = re.sub(r"\\\[", "[", info.help or "") + (
-        " May be repeated." if several and flags else ""
-    )
+    text = re.sub(r"\\\[", "[", info.help or "")
+    if several and flags and "may be repeated" not in text:
+        text += "; may be repeated"
     return Parameter(name, flags, value, default, text, info.rich_help_panel or "Options")
 
 

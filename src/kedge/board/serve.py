@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import socket
@@ -21,10 +22,17 @@ class Server(uvicorn.Server):
     """Ends the streams of open pages first, for they never end by themselves."""
 
     board: Board
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called on Ctrl-C."""
-        self.board.live.close()
+        """Called on Ctrl-C, between any two instructions: a stream that is just about to wait would
+        miss a message, so the loop ends the streams."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.board.live.close)
         super().handle_exit(sig, frame)
 
 

@@ -121,6 +121,12 @@ def neutral(part: Part) -> None:
             close = part.has("inject") and gap <= TOLERANCE
             if not close and not tree.equal(plain, shared):
                 raise LawViolation(f"{quiet} differs from fedavg by {gap:.1e} ({engine}, {norm})")
+            evaluated = tree.map(lambda _, x: x, plain, own.output)
+            if part.has("output") and not tree.equal(plain, evaluated):
+                raise LawViolation(
+                    f"{quiet} trains as fedavg, but its output differs by "
+                    f"{tree.gap(plain, evaluated):.1e} ({engine}, {norm})"
+                )
 
 
 @cache

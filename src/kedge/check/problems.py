@@ -83,10 +83,7 @@ def quadratics(
     x = (h / 2).sqrt()[:, None]
     clients = list(torch.split(torch.arange(len(owner)), list(copies)))
     federation = Federation(x, x[:, 0] * a, clients, make_task("regression", 1), dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("head", nn.Linear(1, 1, bias=False))
-    nn.init.zeros_(module.get_submodule("head").weight)  # type: ignore[arg-type]
-    return Problem(federation, module, LocalWork(batch=1, steps=steps), optim or SGD(lr=lr))
+    return _linear(federation, 1, steps, optim or SGD(lr=lr))
 
 
 def position(run: Simulation) -> float:
@@ -97,6 +94,33 @@ def position(run: Simulation) -> float:
 def optimum(curvatures: tuple[float, ...], optima: tuple[float, ...]) -> float:
     """Minimiser of the sum of the quadratics."""
     return sum(h * a for h, a in zip(curvatures, optima, strict=True)) / sum(curvatures)
+
+
+def choices(
+    labels: tuple[int, ...] = (0, 1), classes: int = 2, lr: float = 1.0, steps: int | None = 1
+) -> Problem:
+    r"""Clients with one sample each, of the class :math:`c_k`, and logits z that are the weights.
+
+    The input is 1. So the loss is :math:`-\log \mathrm{softmax}(z)_{c_k}`, and its gradient is
+    softmax(z) - one-hot(:math:`c_k`). The model starts at z = 0.
+    """
+    y = torch.tensor(labels)
+    x, clients = torch.ones(len(y), 1, dtype=DOUBLE), list(torch.arange(len(y)).split(1))
+    task = make_task("classification", classes)
+    return _linear(Federation(x, y, clients, task, dtype=DOUBLE), classes, steps, SGD(lr=lr))
+
+
+def logits(run: Simulation) -> list[float]:
+    """The logits z of the global model of :func:`choices`."""
+    return run.weights.params["head.weight"].flatten().tolist()
+
+
+def _linear(federation: Federation, outputs: int, steps: int | None, optim: Optimizer) -> Problem:
+    """A linear model of one input without bias that starts at 0, one sample per step."""
+    module = nn.Sequential()
+    module.add_module("head", nn.Linear(1, outputs, bias=False))
+    nn.init.zeros_(module.get_submodule("head").weight)  # type: ignore[arg-type]
+    return Problem(federation, module, LocalWork(batch=1, steps=steps), optim)
 
 
 def images(

@@ -187,13 +187,16 @@ def _model(run: Run, client: str | None, device: str) -> Predictor:
 
 def _warn_global(run: Run, client: str | None) -> None:
     """A personal method is judged by its clients' own models; its global one may be far worse."""
+    from kedge.core.part import parse
     from kedge.runs.headline import is_personal
 
     if client is None and run.has_personal and is_personal(run.config):
         names = ", ".join(run.clients[:3]) + (", ..." if len(run.clients) > 3 else "")
+        keeps = any(part.has("private") for part in parse(run.config.method).parts)
+        layers = ", and its private layers were never trained in the global one" if keeps else ""
         warn(
-            f"this is the global model, but {run.config.method} is judged by its clients' own; "
-            f"take that of a client with --client NAME ({names})"
+            f"this is the global model, but {run.config.method} is judged by its clients' own"
+            f"{layers}; take that of a client with --client NAME ({names})"
         )
 
 

@@ -38,7 +38,7 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.uploads import Mean as Mean
 from kedge.core.uploads import Stack as Stack
 from kedge.core.uploads import Sum as Sum
-from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName
+from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName, nearest
 from kedge.grammar import Call, parse_calls
 from kedge.registry import Registry
 from kedge.schema import Doc as Doc
@@ -311,11 +311,17 @@ def parse(text: str | Method | Part) -> Method:
             if call.name == "fedavg":
                 _check_fedavg(call)
             elif call.name not in parts:
-                raise UnknownName("part", call.name, ["fedavg", *parts], see="kedge list")
+                raise _unknown_part(call.name)
             else:
                 summands.append(make_part(*call))
     errors.raise_all()
     return Method(tuple(summands))
+
+
+def _unknown_part(name: str) -> UnknownName:
+    known = ["fedavg", *parts]
+    own = "" if nearest(name, known) else "; a part of your own needs --load FILE.py"
+    return UnknownName("part", name, known, see=f"kedge list{own}")
 
 
 def _check_fedavg(call: Call) -> None:

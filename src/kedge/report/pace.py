@@ -64,6 +64,10 @@ class Pace:
         self._spent.append(seconds)
         self._now, self._shown = now, self._shown + 1
 
+    def skip(self, run: Hashable, rounds: int) -> None:
+        """A run was done before: its rounds are not waited for."""
+        self._lengths.setdefault(run, rounds)
+
     @property
     def done(self) -> int:
         """Rounds that are done or not to come."""

@@ -139,6 +139,9 @@ class Watcher:
         if setting:
             every = max(1, self.pace.total // config.rounds)
             seed = hash((setting, seed))
+        elif name in self.names:
+            for earlier in self.names[: self.names.index(name)]:
+                self.pace.skip(earlier, config.rounds * every)
         self.pace.ended(
             now, run, seed, record["round"], config.rounds, every,
             record.get("seconds", 0.0), config.eval_every,

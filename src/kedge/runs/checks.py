@@ -12,7 +12,7 @@ from kedge.errors import ModelError
 
 def check_batchnorm(method: str, model: Model) -> None:
     """Raise a ModelError for a part that is about BatchNorm if the model has none."""
-    has_norm = any(name.split(".")[-1] == "running_mean" for name in model.weights().buffers)
+    has_norm = any(name.split(".")[-1] == "running_mean" for name in model.own_weights().buffers)
     for part in parse(method).parts:
         if part.needs_batchnorm and not has_norm:
             raise ModelError(

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kedge.core.bound import Server
 from kedge.core.server import Totals
-from kedge.core.tree import sq_norm
 from kedge.errors import Interrupted, NotFinite
 from kedge.runs.bundle import personal_state
 from kedge.runs.config import Config
@@ -240,8 +240,8 @@ def due(sim: Simulation, config: Config) -> bool:
 def train_record(sim: Simulation, totals: Totals) -> dict[str, Any]:
     """Training loss, divergence and traffic of the last round."""
     weight = totals["weight"]
-    mean = {n: d / weight for n, d in totals["weighted_delta"].params.items()}
-    spread = float(totals["sq_norm"] / weight - sq_norm(mean)) if mean else 0.0
+    norms = [_sq_norm_of_mean(d, weight) for d in totals["weighted_delta"].params.values()]
+    spread = float(totals["sq_norm"] / weight - sum(norms[1:], norms[0])) if norms else 0.0
     return {
         "round": sim.round,
         "train_loss": float(totals["terms"]["task"].mean()),
@@ -249,6 +249,12 @@ def train_record(sim: Simulation, totals: Totals) -> dict[str, Any]:
         "mb_up": totals["up_bytes"] / 1e6,
         "mb_down": totals["down_bytes"] / 1e6,
     }
+
+
+def _sq_norm_of_mean(weighted: Tensor, weight: Tensor) -> Tensor:
+    """The squared norm of a leaf of the mean update, with one temporary copy of it."""
+    mean = weighted / weight
+    return mean.mul_(mean).sum()
 
 
 class _Saver:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -109,7 +108,6 @@ def run_seeds(
         given_back(folder),
         memory_errors(config),
     ):
-        start = time.perf_counter()
         advise([config])
         planned = choose(config, make, device, folder, data)
         if report is not None:
@@ -119,8 +117,7 @@ def run_seeds(
         with followed(observe, config, path, watch) as run:
             jobs = [SeedJob(config, seed, make, folder, run.watch) for seed in config.seeds]
             results, _ = train_seeds(jobs, planned.execution, resume_hint(path))
-            seconds = time.perf_counter() - start
-            run.result = result_of(config, results, planned, seconds, folder)
+            run.result = result_of(config, results, planned, folder)
         return run.result
 
 
@@ -163,10 +160,12 @@ def result_of(
     config: Config,
     results: Sequence[SeedResult],
     planned: Plan,
-    seconds: float,
     folder: Folder | None,
 ) -> Result:
-    """Combine the seeds of a configuration, and write ``result.json`` if all are complete."""
+    """Combine the seeds of a configuration, and write ``result.json`` if all are complete.
+
+    Its time is the sum of its rounds', so that it is the same after a run is resumed.
+    """
     task = results[0].task
     result = Result(
         config=config,
@@ -178,7 +177,7 @@ def result_of(
         partition_hash=[one.partition_hash for one in results],
         engine=planned.execution.engine,
         device=planned.device,
-        seconds=seconds,
+        seconds=sum(record.get("seconds", 0.0) for one in results for record in one.records),
         models=[one.module for one in results],
         personal=[one.personal for one in results] if config.personal else [],
         best_models=[one.best for one in results if one.best is not None],

@@ -303,8 +303,7 @@ def _result(
         one._replace(records=_padded(one.records, config, one.task)) if one.failed else one
         for one in seeds
     ]
-    seconds = sum(record["seconds"] for one in padded for record in one.records)
-    return result_of(config, padded, planned, seconds, folder)
+    return result_of(config, padded, planned, folder)
 
 
 def _padded(records: list[dict[str, Any]], config: Config, task: Task) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,17 +72,15 @@ def run_together(
         given_back(*folders),
         memory_errors(first),
     ):
-        start = time.perf_counter()
         advise(configs[:1])
         planned = plan_together(jobs, dataset, execution)
         if report is not None:
             for line in planned.lines():
                 report(line)
         results, _ = train_seeds(jobs, planned.execution, hint, False, save_share)
-        seconds = (time.perf_counter() - start) / len(jobs)
         for job, result in zip(jobs, results, strict=True):
             if not result.failed:
-                result_of(job.config, [result], planned, seconds, job.folder)
+                result_of(job.config, [result], planned, job.folder)
         return results
 
 

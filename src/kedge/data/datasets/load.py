@@ -123,11 +123,25 @@ def _is_name(text: str) -> bool:
     return re.fullmatch(r"\w[\w.\-]*", text) is not None
 
 
+def _near_path(text: str) -> Path | None:
+    """A file or folder beside the missing one whose name is similar."""
+    try:
+        folder = Path(text).expanduser().parent
+        beside = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except (OSError, ValueError, RuntimeError):  # as in _path
+        return None
+    near = nearest(Path(text).name, beside)
+    return folder / near[0] if near else None
+
+
 def _missing(text: str) -> Path:
-    if not _is_name(text) or suffix_of(Path(text)) in FILES:
-        raise DataError(f"{text}: there is no such file or folder, here or in {places()}")
-    if nearest(text, datasets):
+    is_dataset = _is_name(text) and suffix_of(Path(text)) not in FILES
+    if is_dataset and nearest(text, datasets):
         raise UnknownName("dataset", text, datasets, see=datasets.see)
+    if near := _near_path(text):
+        raise DataError(f"{text}: there is no such file or folder. Did you mean {near}?")
+    if not is_dataset:
+        raise DataError(f"{text}: there is no such file or folder, here or in {places()}")
     raise DataError(
         f"no dataset {text!r}: no such file or folder here, and neither {text}.npz, {text}.csv "
         f"nor a folder {text} in {places()}. Known by name: {', '.join(datasets)}"

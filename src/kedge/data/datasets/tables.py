@@ -160,11 +160,17 @@ def _encode(
 ) -> tuple[EncodedTables, list[list[Cells]]]:
     """The encoded tables and the cells of their inputs, good only if there are no problems."""
     train = tables[list(trains).index(True)]
-    labels = _label_columns(train.where, train.columns, label)
     every = list(dict.fromkeys(c for table in tables for c in table.columns))
     asked = [drop] if isinstance(drop, str) else [str(c) for c in drop]
-    left_out = [*asked, *([id_column] if id_column else [])]
-    dropped = [_find(train.where, every, c) for c in left_out]
+    dropped = [*asked, *([id_column] if id_column else [])]
+    labels: list[str] = []
+    wrong_names = Problems()
+    with wrong_names.collect():
+        labels = _label_columns(train.where, train.columns, label)
+    for name in dropped:
+        with wrong_names.collect():
+            _find(train.where, every, name)
+    wrong_names.raise_all()
     columns = [c for c in train.columns if c not in dropped]
     features = [c for c in columns if c not in labels]
     if not features:

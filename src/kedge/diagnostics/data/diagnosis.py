@@ -17,8 +17,14 @@ from kedge.diagnostics.data.feature_shift import Cells, conditional_distances, f
 from kedge.diagnostics.data.features import features_of
 from kedge.diagnostics.data.label_skew import label_skew
 from kedge.diagnostics.data.quantity import gini, largest_to_smallest
-from kedge.diagnostics.data.sample import class_shares, draw_sample, given_labels, groups_of
-from kedge.diagnostics.data.verdict import Measured, advice, count_of, remarks, verdict
+from kedge.diagnostics.data.sample import (
+    class_shares,
+    draw_sample,
+    given_labels,
+    groups_of,
+    name_of,
+)
+from kedge.diagnostics.data.verdict import NAMED, Measured, advice, count_of, remarks, verdict
 from kedge.diagnostics.data.views import View, charts, tables, values
 from kedge.diagnostics.sheet import Sheet
 
@@ -105,9 +111,10 @@ def diagnose_data(
     return Sheet(
         "data",
         f"Data{f' of {name}' if name else ''}: {count_of(federation.num_clients, 'client')}, "
-        f"{count_of(count, 'sample')}",
+        f"{count_of(count, 'training sample')}",
         findings=[
             verdict(measured),
+            *_lacking(view),
             *remarks(measured),
             *advice(measured),
             *_limits(view),
@@ -126,6 +133,20 @@ def _names(federation: Federation) -> list[str]:
     """Names of the clients; one that pools the data of others has none."""
     names = list(federation.client_names)
     return names if len(names) == federation.num_clients else ["all clients"]
+
+
+EXPECTED = 7.0  # samples of a class: a client lacks it by chance with probability exp(-7)
+
+
+def _lacking(view: View) -> list[str]:
+    """Which clients have no sample of a class, where they are few and it is no chance."""
+    counts, federation = view.measured.labels.counts, view.federation
+    if counts is None:
+        return []
+    expected = np.outer(federation.sizes, counts.sum(0) / sum(federation.sizes))
+    pairs = np.argwhere((counts == 0) & (expected >= EXPECTED)).tolist()
+    words = [f"{view.measured.names[k]} has no {name_of(federation.classes, c)}" for k, c in pairs]
+    return [f"Classes are missing: {', '.join(words)}."] if 0 < len(words) <= NAMED else []
 
 
 def _limits(view: View) -> list[str]:

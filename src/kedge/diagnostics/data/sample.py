@@ -75,13 +75,13 @@ def groups_of(federation: Federation, sample: Sample) -> tuple[list[Group], str]
     y = federation.y[sample.rows].cpu().numpy()
     task, names = federation.task, federation.classes
     if task.one_class:
-        found = [Group(_name(names, int(c)), np.flatnonzero(y == c)) for c in np.unique(y)]
+        found = [Group(name_of(names, int(c)), np.flatnonzero(y == c)) for c in np.unique(y)]
         return found, "class"
     if task.has_classes:
         order = np.argsort(y.sum(0), kind="stable")  # rarest first
         rarest = np.where(y.any(1), order[(y[:, order] > 0).argmax(1)], -1)
         found = [
-            Group("no label" if c < 0 else _name(names, int(c)), np.flatnonzero(rarest == c))
+            Group("no label" if c < 0 else name_of(names, int(c)), np.flatnonzero(rarest == c))
             for c in np.unique(rarest)
         ]
         return found, "rarest label"
@@ -121,5 +121,6 @@ def class_shares(federation: Federation, sample: Sample, groups: list[Group]) ->
     return (own + others) / 2
 
 
-def _name(names: tuple[str, ...] | None, number: int) -> str:
+def name_of(names: tuple[str, ...] | None, number: int) -> str:
+    """The name of a class, or its number where classes have none."""
     return names[number] if names else str(number)

@@ -105,7 +105,7 @@ def _clients(view: View) -> Table:
     heads = ["client", "samples", "EMD", "JS", "shift", "C_d", "score", "apart"]
     has_classes = labels.kind != "targets"
     if has_classes:
-        heads.insert(2, "classes" if labels.kind == "classes" else "labels")
+        heads.insert(2, f"eff. {labels.kind}")
     rows = []
     for k, name in enumerate(measured.names):
         row: list[Cell] = [name, view.federation.sizes[k], float(labels.distance[k])]
@@ -115,7 +115,9 @@ def _clients(view: View) -> Table:
             row.insert(2, float(labels.effective[k]))
         rows.append(row)
     note = (
-        "EMD and JS: labels against the pooled labels. Shift: features against the other clients "
+        "Eff.: effective number, as many equally frequent ones would be as diverse. "
+        * has_classes
+        + "EMD and JS: labels against the pooled labels. Shift: features against the other clients "
         "within classes, beyond chance. C_d: conditional Wasserstein distance to the other "
         "clients, chance included."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Any
 
 from kedge._version import __version__
 from kedge.data.partition.registries import aliases
-from kedge.diagnostics.sheet import Sheet
 from kedge.report.page import commands, curves, methods, views
+from kedge.report.page.diagnoses import shared_sheets
 from kedge.report.page.folders import EXECUTION, Found
 from kedge.report.page.groups import Group, grouped, what_differs
 from kedge.report.page.source import DEFAULTS, Source, metric_name
@@ -24,7 +23,6 @@ from kedge.report.page.wording import name, plain
 FORMAT = 1
 COLOURS = 8  # of the palette, see page.css
 SHOWN = 8  # curves that are switched on at first
-MAX_CHART_BYTES = 1_200_000  # of the rows and images of all diagnoses
 
 
 def facts_of(found: Found, title: str = "") -> dict[str, Any]:
@@ -53,7 +51,7 @@ def facts_of(found: Found, title: str = "") -> dict[str, Any]:
         "kedge": __version__,
         "notes": notes,
         "groups": drawn,
-        "sheets": _sheets(every),
+        "sheets": shared_sheets(every),
         "parts": methods.parts_of(names),
         "sends": methods.sends(standing),
         "symbols": methods.SYMBOLS,
@@ -68,7 +66,8 @@ def _group(group: Group, count: int, runs: int, is_sweep: bool) -> dict[str, Any
     found, base = standings(group, is_sweep)
     sources, first = group.sources, group.first
     clients = views.by_client(found, base)
-    said = verdict(found, clients["summary"] if clients else None, is_sweep)
+    classes = views.by_class(found)
+    said = verdict(found, clients["summary"] if clients else None, is_sweep, classes)
     columns = curves.columns_of(sources)
     metric = first.metric
     return {
@@ -86,7 +85,7 @@ def _group(group: Group, count: int, runs: int, is_sweep: bool) -> dict[str, Any
         "note": _note(found, base),
         "columns": columns,
         "curves": curves.curves_of(sources, columns, len(sources) / runs),
-        "classes": views.by_class(found),
+        "classes": classes,
         "clients": clients,
         "partition": views.partition(sources),
         "objective": views.objective(found),
@@ -286,37 +285,6 @@ def _environments(sources: Sequence[Source]) -> list[dict[str, Any]]:
         text = {key: _written(value) for key, value in rows.items()}
         found.setdefault(repr(text), {"runs": [], "rows": text})["runs"].append(source.name)
     return [one for one in found.values() if one["rows"]]
-
-
-def _sheets(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    several = len(sources) > 1
-    pairs = [
-        (source.name if several else "", sheet) for source in sources for sheet in source.sheets
-    ]
-    return sheet_facts(pairs)
-
-
-def sheet_facts(pairs: Sequence[tuple[str, Sheet]]) -> list[dict[str, Any]]:
-    """Diagnoses as plain data, with the name of their run, without their bare numbers.
-
-    Charts are thinned, and images left out, where they would make the page too large.
-    """
-    found, left = [], MAX_CHART_BYTES
-    for run, sheet in pairs:
-        plain_sheet = sheet.to_dict()
-        del plain_sheet["values"]
-        for chart in plain_sheet["charts"]:
-            rows = chart["rows"]
-            size = len(json.dumps(rows))
-            keep = len(rows) if size <= left else int(len(rows) * left / size)
-            if keep < len(rows):
-                step = math.ceil(len(rows) / max(1, keep))
-                chart["rows"] = rows[::step] if keep else []
-                text = f"{len(chart['rows'])} of {len(rows)} are shown."
-                chart["note"] = f"{chart['note']} {text}".strip()
-            left -= min(left, size)
-        found.append({"run": run, **plain_sheet})
-    return found
 
 
 def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:

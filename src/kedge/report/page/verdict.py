@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kedge.report.page.standings import (
     Standing,
@@ -13,7 +14,9 @@ from kedge.report.page.standings import (
     on_validation,
     ranked,
 )
+from kedge.report.page.warnings import warnings_of
 from kedge.report.page.wording import (
+    MAX_NAMED,
     difference,
     interval_text,
     name,
@@ -25,8 +28,6 @@ from kedge.report.page.wording import (
     what,
 )
 from kedge.runs.significance import LEVEL, Paired
-
-MAX_NAMED = 4  # methods that a sentence lists by name
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,15 @@ def verdict(
     found: Sequence[Standing],
     clients: Sequence[dict[str, object]] | None = None,
     is_sweep: bool = False,
+    classes: dict[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict on the runs of a group; ``clients`` has who gains and loses, by run. The settings
-    of a sweep are compared with the best one."""
+    """The verdict on the runs of a group; ``clients`` has who gains and loses, by run, ``classes``
+    the metric by class. The settings of a sweep are compared with the best one."""
     final = [s for s in found if s.is_final and not s.source.yardstick]
-    warnings = _warnings(found)
+    best = found[0] if len(found) == 1 else leader(found)
+    warnings = warnings_of(found, best, classes)
     if len(found) == 1:
         return Verdict(_alone(found[0]), tuple(_facts(found[0])), warnings)
-    best = leader(found)
     if best is None:
         return Verdict(_so_far(found), (), warnings)
     if math.isnan(best.last.mean):
@@ -251,9 +253,14 @@ def _clients(
     if not n or not (gain or lose):
         return []
     return [
-        f"With {name(best.source.name)}, {gain} of {n} clients gain and {lose} lose against "
-        f"{name(found[0].source.name)}."
+        f"With {name(best.source.name)}, {gain} of {n} clients gain{_s(gain)} and {lose} "
+        f"lose{_s(lose)} against {name(found[0].source.name)}."
     ]
+
+
+def _s(number: object) -> str:
+    """The ending of a verb: one gains, two gain."""
+    return "s" if number == 1 else ""
 
 
 def _facts(standing: Standing) -> list[str]:
@@ -296,43 +303,6 @@ def _so_far(found: Sequence[Standing]) -> str:
         f"ahead, with {value(best.source.metric, best.last.mean)} {what(best)} after "
         f"{rounds_text(best)}."
     )
-
-
-def _warnings(found: Sequence[Standing]) -> tuple[str, ...]:
-    texts = []
-    unfinished = [s for s in found if not s.is_final]
-    compared = ", and it is not compared" if len(found) > 1 else ""
-    for s in unfinished[:MAX_NAMED]:
-        texts.append(
-            f"{name(s.source.name)} is not finished: {s.round} of {s.source.rounds} rounds "
-            f"tested{_missing_seeds(s)}. Its values are those so far{compared}."
-        )
-    if len(unfinished) > MAX_NAMED:
-        texts.append(f"{len(unfinished) - MAX_NAMED} more runs are not finished.")
-    for s in found:
-        failed = [seed for seed in s.seeds if seed.failed]
-        if s.status == "diverged":
-            why = f": {failed[0].failed}" if failed else ""
-            texts.append(f"{name(s.source.name)} diverged{why}.".replace("..", "."))
-    rounds = {s.source.rounds for s in found if s.is_final and not s.source.yardstick}
-    if len(rounds) > 1 and not any("rounds" in s.source.values for s in found):
-        texts.append(
-            f"The runs have different numbers of rounds ({', '.join(map(str, sorted(rounds)))}); "
-            "each is judged after its last one."
-        )
-    competing = [s for s in found if s.is_final and not s.source.yardstick]
-    if len(competing) > 2 and not on_validation(found):
-        texts.append(
-            "The best of several is picked by the test data here, which flatters it a little; "
-            "--validation 0.1 picks it on other data."
-        )
-    return tuple(texts)
-
-
-def _missing_seeds(standing: Standing) -> str:
-    wanted = list(standing.source.settings["seeds"])
-    have = len(standing.seeds)
-    return f", {have} of {len(wanted)} seeds" if have < len(wanted) else ""
 
 
 def _names(some: Sequence[Standing]) -> str:

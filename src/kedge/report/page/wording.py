@@ -8,6 +8,7 @@ from kedge.report.page.standings import Standing
 from kedge.runs.significance import Paired
 
 OPEN, CLOSE = "\x01", "\x02"  # around names, which the page sets in bold
+MAX_NAMED = 4  # methods or classes that a sentence lists by name
 
 
 def name(text: str) -> str:

@@ -17,7 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from kedge._version import __version__
 from kedge.diagnostics.sheet import Sheet
 from kedge.errors import KedgeError
-from kedge.report.page.facts import FORMAT, as_json, facts_of, sheet_facts
+from kedge.report.page.diagnoses import sheet_facts
+from kedge.report.page.facts import FORMAT, as_json, facts_of
 from kedge.report.page.folders import read
 from kedge.report.page.wording import CLOSE, OPEN
 from kedge.runs.result import Result
