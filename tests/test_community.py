@@ -42,7 +42,7 @@ def test_a_workflow_calls_targets_that_exist(path: Path) -> None:
 
 def test_ci_runs_what_people_run_on_every_python() -> None:
     ci = read(ROOT / ".github" / "workflows" / "ci.yml")
-    assert {"check", "test", "long", "docs", "dist"} == set(ci["jobs"])
+    assert {"check", "test", "long", "flower", "docs", "dist"} == set(ci["jobs"])
     assert ci["jobs"]["test"]["strategy"]["matrix"]["python"] == PYTHONS
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
     named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: Python :: 3." in c]

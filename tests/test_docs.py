@@ -19,6 +19,7 @@ from kedge.cli import main
 from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.part import parts
+from kedge.loading import files
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,11 +50,12 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @contextlib.contextmanager
 def _new_parts() -> Iterator[None]:
-    """Parts registered inside are removed in the end."""
+    """Parts registered and files loaded inside are forgotten in the end."""
     known = set(parts)
     try:
         yield
     finally:
+        files.clear()
         for name in set(parts) - known:
             parts.remove(name)
 

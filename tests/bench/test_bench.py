@@ -151,6 +151,7 @@ def test_flower_computes_the_same_rounds_as_the_loop() -> None:
     assert abs(total - first) > 1e-2
 
 
+@pytest.mark.long
 def test_the_table_and_the_record_agree_and_ratios_are_of_seconds(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     code, out, err = command(
@@ -343,6 +344,7 @@ def test_the_cost_is_shown_of_the_base_too() -> None:
     assert any(x.rstrip().endswith("x its base") for x in lines)
 
 
+@pytest.mark.long
 def test_a_rival_in_another_process_runs_rounds() -> None:
     child = Child(sys.executable, "eager", TINY, "cpu", "fp32", 1)
     try:

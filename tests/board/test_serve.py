@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
-from kedge.board.serve import address, listen
+from kedge.board.app import Board
+from kedge.board.serve import Server, address, listen
 from kedge.cli.board import board as command
 from kedge.errors import KedgeError
 
@@ -53,6 +56,32 @@ def test_without_the_extra_the_command_says_what_to_install(
     )
     with pytest.raises(KedgeError, match=r"needs uvicorn: pip install 'kedge\[board\]'"):
         command(str(tmp_path))
+
+
+def test_streams_end_in_the_loop_not_within_the_signal(tmp_path: Path) -> None:
+    """A stream that checks its queue and is interrupted before it waits would never wake up."""
+    board = Board(tmp_path, "127.0.0.1", 1)
+    server = Server(uvicorn.Config(board.app, lifespan="off", log_level="warning", ws="none"))
+    server.board = board
+
+    async def interrupted() -> list[bytes]:
+        stream = board.live.stream()
+        found = [await anext(stream)]
+        with listen("127.0.0.1", 0) as listener:
+            server.config.load()
+            server.lifespan = server.config.lifespan_class(server.config)
+            await server.startup([listener])
+            waiting = asyncio.ensure_future(anext(stream, b"end"))
+            server.handle_exit(signal.SIGINT, None)
+            assert server.should_exit
+            assert not board.live._closed  # not yet: the loop has not had its turn
+            found.append(await asyncio.wait_for(waiting, 5))
+            await server.shutdown([listener])
+        return found
+
+    first, last = asyncio.run(interrupted())
+    assert first.startswith(b"event: all")
+    assert last == b"end"
 
 
 def test_the_token_is_not_among_the_arguments_of_the_browser(

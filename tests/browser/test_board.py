@@ -17,7 +17,7 @@ import pytest
 
 import kedge
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 pytest.importorskip("starlette", reason="the extra board is not installed")
 Start = Callable[..., subprocess.Popen[str]]
 ENVIRONMENT = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "300", "OMP_NUM_THREADS": "1"}

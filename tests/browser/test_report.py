@@ -15,7 +15,7 @@ from made import comparison, run_folder
 from kedge.diagnostics.sheet import Chart, Sheet, Table, png_uri
 from kedge.report.page.write import report
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 HOSTILE = "</script><img src=x onerror=console.error('owned')>"
 PIXEL = (
     b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\x06\0\0\0\x1f\x15\xc4\x89\0\0\0\rIDATx"

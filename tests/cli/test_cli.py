@@ -72,6 +72,7 @@ def test_unknown_name_suggests_the_right_one() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_check_prints_laws_and_identities() -> None:
     done = kedge_command("check", "fedprox")
     assert done.returncode == 0

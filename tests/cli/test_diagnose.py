@@ -32,7 +32,7 @@ def test_a_folder_of_hospitals(tmp_path: Path) -> None:
     done = kedge_command("diagnose", "hospitals(label=sick)", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "5 clients, 480 samples" in text
+    assert "5 clients, 480 training samples" in text
     assert "label skew: 1.7 of 2 classes per client" in text
     assert "hill (by its labels)" in text
     assert "south (by its features)" in text

@@ -187,6 +187,7 @@ def test_a_file_with_only_a_model_has_no_part_to_check(folder: Path) -> None:
     assert "mine.py registers no part; put @kedge.register above its class" in done.stderr
 
 
+@pytest.mark.long
 def test_parts_of_a_file_work_in_worker_processes(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kedge", "run", "--method", "tether", *QUICK, "--workers", "2",

@@ -123,7 +123,10 @@ def test_the_headline_of_personal_models_is_that_of_the_run() -> None:
 
 def test_the_global_model_of_a_personal_method_is_named_so(place: Path) -> None:
     """Its clients' models are what the run reports; the global one may be next to worthless."""
-    warning = "fedper is judged by its clients' own; take that of a client with --client NAME"
+    warning = (
+        "fedper is judged by its clients' own, and its private layers were never trained in the "
+        "global one; take that of a client with --client NAME"
+    )
     for command in (["predict", "run", "new.csv"], ["evaluate", "run", "new.csv"]):
         assert warning in kedge_command(*command, cwd=place).stderr
         own = kedge_command(*command, "--client", "south", cwd=place)

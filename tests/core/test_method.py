@@ -233,6 +233,8 @@ def test_an_unknown_part_preset_or_field_is_corrected() -> None:
         parse("SCAFFOLD")
     with pytest.raises(UnknownName, match="no part 'fedavgg'. Did you mean 'fedavg'"):
         parse("fedavgg")
+    with pytest.raises(UnknownName, match=r"a part of your own needs --load FILE\.py$"):
+        parse("xyzzy")
     with pytest.raises(UnknownName, match=r"no preset of moon 'fedcogg'. Did you mean 'fedcog'"):
         parse("moon:fedcogg")
     with pytest.raises(GrammarError, match=r"scaffold:best: scaffold has no presets; write scaff"):

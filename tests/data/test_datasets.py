@@ -74,6 +74,15 @@ def test_a_missing_dataset_says_what_to_put_where(tmp_path, monkeypatch):
     fails("x\0y", "there is no such file")
 
 
+def test_a_path_that_is_almost_right_is_suggested(tmp_path, monkeypatch):
+    write_csv(tmp_path / "silos" / "hospitals" / "a.csv", "a,label\n1,x\n2,y\n")
+    monkeypatch.chdir(tmp_path / "silos")
+    fails("hospitls(label=b)", "hospitls: there is no such file or folder. Did you mean hospitals?")
+    fails("hospitals/b.csv", "Did you mean hospitals/a.csv?")
+    fails(f"{tmp_path}/silo", f"Did you mean {tmp_path}/silos?")
+    fails(f"{tmp_path}/nothing/alike", "no such file or folder, here or in")
+
+
 def test_a_registered_name_wins_over_a_file_here(tmp_path):
     write_images(tmp_path / "digits")
     assert load("digits").shape == (1, 8, 8)

@@ -161,6 +161,8 @@ def test_csv_tasks(tmp_path):
     fails("p.csv(label=[u, v], task=classification)", "one label column")
     fails("p.csv(label=dos)", "no column 'dos'. Did you mean 'dose'?")
     fails("p.csv(label=u, drop=w)", "no column 'w'")
+    wrong = "p.csv(label=dos, drop=[w, v], id=patient)"
+    fails(wrong, "3 problems", "no column 'dos'", "no column 'w'", "no column 'patient'")
     for option in ("kind", "name", "known", "limit", "path"):
         fails(f"p.csv({option}=1)", f"no option of csv {option!r}", error=UnknownName)
 

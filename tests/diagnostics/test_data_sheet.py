@@ -87,6 +87,19 @@ def test_quantity_skew(rng: np.random.Generator) -> None:
     assert any("One client holds 71 % of the samples" in line for line in sheet.findings)
 
 
+def test_classes_that_few_clients_lack_are_named(rng: np.random.Generator) -> None:
+    found = groups(rng)
+    x, y = found[2]
+    found[2] = (x[y != 1], y[y != 1])
+    [sheet] = kedge.diagnose(found)
+    assert "Classes are missing: client 2 has no 1." in sheet.findings
+    assert not any("Classes are missing" in f for f in digits("dirichlet(0.1)", 20).findings)
+    x, y = groups(rng)[0]
+    few = (x[y == 0][:5], y[y == 0][:5])  # too few samples to miss a class in
+    for others in (groups(rng), [*groups(rng), few]):
+        assert not any("Classes are missing" in f for f in kedge.diagnose(others)[0].findings)
+
+
 def test_levels_need_significance() -> None:
     assert [level(v, LABELS) for v in (0.05, 0.1, 0.3, 0.9)] == [0, 1, 2, 3]
     assert level(0.9, LABELS, p=0.2) == 0
@@ -140,7 +153,7 @@ def test_targets_of_a_regression(rng: np.random.Generator) -> None:
     assert "shift of the targets" in sheet.findings[0]
     assert "client 5 (by its targets" in sheet.findings[0]
     assert any("fifths of the targets" in line for line in sheet.findings)
-    assert "classes" not in sheet.tables[1].columns
+    assert "eff. classes" not in sheet.tables[1].columns
     assert not {"fedcog", "fedtr", "fedimpro"} & set(sheet.values["methods"])  # for classes
 
 
@@ -195,7 +208,7 @@ def test_tiny_and_constant_data() -> None:
 
 def test_the_sheet_survives_json_and_repeats() -> None:
     sheet = digits("dirichlet(0.5)", 6, name="digits", command="kedge diagnose digits")
-    assert sheet.title == "Data of digits: 6 clients, 1,438 samples"
+    assert sheet.title == "Data of digits: 6 clients, 1,438 training samples"
     assert [t.title for t in sheet.tables] == ["Measures", "Clients", "Classes"]
     assert [c.kind for c in sheet.charts] == ["heatmap", "bars", "points", "heatmap"]
     for table in sheet.tables:

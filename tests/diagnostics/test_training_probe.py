@@ -27,6 +27,7 @@ def rounds(sim: Simulation, count: int) -> Simulation:
     return sim
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.* assumes plain SGD")
 @pytest.mark.parametrize("part", ALL, ids=lambda p: p.name)
 def test_the_simulation_does_not_change(part: Part) -> None:

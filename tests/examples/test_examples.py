@@ -47,6 +47,7 @@ def test_a_stranger_can_read_it(path: Path) -> None:
     assert f"Run: python {path.name}" in docstring.splitlines()[0]
 
 
+@pytest.mark.long
 def test_hospitals(tmp_path: Path) -> None:
     text = run("hospitals.py", tmp_path, cwd=tmp_path)
     assert text.startswith("Strong label skew: 2.0 of 5 classes per client")
@@ -59,6 +60,7 @@ def test_hospitals(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_images(tmp_path: Path) -> None:
     text = run("images.py", tmp_path, cwd=tmp_path)
     found = accuracies(text)
@@ -70,6 +72,7 @@ def test_images(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_text_lora(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     text = run("text_lora.py", cwd=tmp_path)
@@ -79,6 +82,7 @@ def test_text_lora(tmp_path: Path) -> None:
     assert all_mb > 10 * lora_mb
 
 
+@pytest.mark.long
 def test_new_method(tmp_path: Path) -> None:
     text = run("new_method.py", tmp_path, cwd=tmp_path)
     assert "smooth: 10 laws and identities hold" in text
@@ -89,6 +93,7 @@ def test_new_method(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_paper_table(tmp_path: Path) -> None:
     text = run("paper_table.py", tmp_path, cwd=tmp_path)
     rows = re.findall(r"^(\w+) +paper (\S+)  ours (\S+)±\S+  difference (\S+):", text, re.M)

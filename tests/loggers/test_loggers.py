@@ -135,6 +135,7 @@ def needs(name: str) -> None:
         pytest.importorskip(name, reason=f"the extra {name} is not installed")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # of the trackers themselves
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_read_back_whole_after_an_interrupt_and_a_resume(
@@ -168,6 +169,7 @@ kedge.run(out=sys.argv[1], log=sys.argv[3], watch=kill, **settings)
 """
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 @pytest.mark.slow
 def test_a_run_that_was_killed_is_whole_after_a_resume(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())
@@ -233,6 +234,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", OPTIONS)
 @pytest.mark.parametrize(
     "law", ["pure", "engines", "resumable", "wire", "frugal", "ragged", "permutation"]

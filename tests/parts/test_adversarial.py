@@ -80,6 +80,7 @@ class NoTurns(DANN):
 FAULTY = [Helps, Scaled, Leaks, Weakened, OneForAll, ModelFirst, NoTurns]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[DANN]) -> None:
     assert is_found(cls())

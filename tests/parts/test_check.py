@@ -44,6 +44,7 @@ def test_a_right_part_passes() -> None:
     assert verdict == f"good: {held} laws and identities hold"
 
 
+@pytest.mark.long
 def test_a_part_with_another_objective_declares_by_how_much() -> None:
     class Silent(Good):
         strays = 0.0
@@ -260,6 +261,31 @@ class TorchRandom(Part):
 
     def term(self, v, params, batch, out):
         return torch.rand((), dtype=out.logits.dtype) * tree.sq_norm(params)
+
+
+@dataclass(frozen=True)
+class Stale(Part):
+    """A running mean of the global models, with old and new exchanged."""
+
+    beta: float = 0.5
+    name = "stale"
+    neutral = {"beta": 0.0}
+
+    def server_init(self, spec):
+        return spec.params
+
+    def server_step(self, r, weights):
+        return weights, tree.map(
+            lambda e, w: self.beta * w + (1 - self.beta) * e, r.server, weights.params
+        )
+
+    def output(self, server, weights):
+        return kedge.Weights(server, weights.buffers)
+
+
+def test_an_output_that_is_not_neutral_is_found() -> None:
+    assert set(failures(Stale())) == {"neutral"}
+    assert "trains as fedavg, but its output differs" in failures(Stale())["neutral"]
 
 
 def test_randomness_outside_the_key_is_found() -> None:

@@ -30,6 +30,7 @@ def spelled(method: str) -> str:
     return "+".join(TINY.get(name, name) for name in method.split("+"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["bn", pytest.param("gn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", METHODS)
 def test_loop_is_vector_with_ragged_clients_and_sampled_cohorts(method: str, norm: str) -> None:
@@ -42,6 +43,7 @@ def test_loop_is_vector_with_ragged_clients_and_sampled_cohorts(method: str, nor
     assert tree.gap(runs[0].state(), runs[1].state()) < 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_engines_agree_by_the_public_interface(method: str) -> None:
     """The records of a run in float32 are those of the reference engine."""

@@ -62,6 +62,7 @@ def test_a_sum_of_parts_is_refused() -> None:
         own_rows(["scaffold+fedprox"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_broken_fedavg")
 def test_a_wrong_claim_is_shown_and_fails_the_command() -> None:
     assert [r.ok for r in own_rows(["fedavg"])] == [True, False]
@@ -102,6 +103,7 @@ def test_answers_are_read_from_the_last_line(tmp_path: Path) -> None:
     assert math.isnan(rows[1].got)
 
 
+@pytest.mark.long
 def test_the_column_objective_names_the_problem_that_a_method_solves(tmp_path: Path) -> None:
     """With clients of 1 and 3 samples, weighted by size: the minimum is 30/31, or 10/11 if all
     clients count alike."""

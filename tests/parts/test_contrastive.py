@@ -63,11 +63,13 @@ class LinearProjection(MOON):
 FAULTY = [OneSetOfStatistics, ByTheBatch, StoresTheAnchor, NeverSeen, ColdTau, LinearProjection]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["moon(projection=4, eval_mode=false)", "moon:fedcog"])
 @pytest.mark.parametrize("law", ["pure", "engines", "resumable", "frugal", "ragged", "neutral"])
 def test_options_obey_the_laws(text: str, law: str) -> None:

@@ -216,6 +216,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())
@@ -234,6 +235,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", OPTIONS)
 @pytest.mark.parametrize(
     "law", ["pure", "engines", "resumable", "ragged", "permutation", "additive"]
@@ -247,6 +249,7 @@ def test_presets() -> None:
     assert parse("fedcm:fedbr") == parse("fedcm(alpha=0.1)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["feddc", "fedspeed(lam=0.5, rho=0)", "fedpvr", "fedcm"])
 def test_drift_goes_away_on_two_quadratics(text: str) -> None:
     """Where FedAvg settles at 0.713, FedCM comes nearer and the others reach 10/11."""

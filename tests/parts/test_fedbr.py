@@ -51,6 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["bn", "gn"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_runs_alike_on_both_engines(option: str, norm: str) -> None:
@@ -437,6 +438,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())

@@ -59,6 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["classification", "multilabel"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_runs_alike_on_both_engines(option: str, task: str) -> None:
@@ -499,6 +500,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())

@@ -134,6 +134,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[FedImpro]) -> None:
     assert is_found(cls())
@@ -151,6 +152,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", OPTIONS)
 @pytest.mark.parametrize("law", ["engines", "resumable"])
 def test_laws_hold_for_every_option(text: str, law: str) -> None:

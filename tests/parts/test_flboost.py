@@ -263,6 +263,7 @@ def default() -> Simulation:
     return ran(part())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda o: "-".join(map(str, *o.items())))
 def test_every_option_changes_the_result(option: dict[str, Any], default: Simulation) -> None:
     run = ran(part(**option))
@@ -270,6 +271,7 @@ def test_every_option_changes_the_result(option: dict[str, Any], default: Simula
     assert tree.gap(default.weights, run.weights) > 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("law", ["pure", "engines", "resumable", "permutation", "frugal"])
 @pytest.mark.parametrize("preset", ["paper", "mse"])
 def test_presets_obey_the_laws(preset: str, law: str) -> None:

@@ -131,6 +131,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("law", ["pure", "engines", "neutral", "resumable", "frugal"])
 @pytest.mark.parametrize("part", SETTINGS, ids=str)
 def test_laws_hold_for_other_settings(part: Part, law: str) -> None:
@@ -528,6 +529,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())

@@ -166,11 +166,13 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())
 
 
+@pytest.mark.long
 def test_identities_are_inherited_and_reported() -> None:
     report = check_part(ScaffoldSign())
     assert not report.ok

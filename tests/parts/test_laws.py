@@ -13,10 +13,13 @@ from kedge.core.part import Part, parse, parts
 
 BUILT_IN = [cls(**cls.tiny) for cls in (parts[name] for name in parts)]
 ALL = [*BUILT_IN, *SKETCHES]
+SLOW = ("objective",)  # laws that train to the optimum
 
 
 @pytest.mark.filterwarnings("ignore:.* assumes plain SGD")
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    "law", [pytest.param(law, marks=[pytest.mark.long] * (law in SLOW)) for law in LAWS]
+)
 @pytest.mark.parametrize("part", ALL, ids=lambda p: p.name)
 def test_law(part: Part, law: str) -> None:
     if law in dict(skipped(part)):

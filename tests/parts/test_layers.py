@@ -143,6 +143,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())
@@ -358,6 +359,7 @@ def test_the_last_one_decides_which_model_is_used() -> None:
     assert tree.equal(own[1], runs[1].store.rows["ditto"]["params"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("law", ["engines", "resumable", "pure"])
 @pytest.mark.parametrize("text", ["ditto:fedetf", "ditto(lam=2)"])
 def test_laws_hold_for_every_option(text: str, law: str) -> None:

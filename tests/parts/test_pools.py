@@ -94,6 +94,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
     assert is_found(cls())
@@ -102,6 +103,7 @@ def test_a_fault_is_found_by_an_identity(cls: type[Part]) -> None:
 # -- options ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("law", ["engines", "resumable", "permutation", "frugal"])
 @pytest.mark.parametrize(
     "text",

@@ -132,6 +132,7 @@ FAULTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[FedReg]) -> None:
     assert is_found(cls())
@@ -140,6 +141,7 @@ def test_a_fault_is_found_by_an_identity(cls: type[FedReg]) -> None:
 # -- options ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("law", ["engines", "pure", "additive", "ragged"])
 @pytest.mark.parametrize("text", ["fedreg(gamma=1, ascents=1)", "fedreg(gamma=0, ascents=0)"])
 def test_laws_hold_for_every_option(text: str, law: str) -> None:

@@ -88,6 +88,7 @@ class Swapped(VHL):
 FAULTY = [LiveVirtual, Blind, LabelledReal, OwnSamples, EachRound, Wide, Swapped]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", FAULTY, ids=lambda c: c.__name__)
 def test_a_fault_is_found_by_an_identity(cls: type[VHL]) -> None:
     assert is_found(cls())
@@ -128,6 +129,7 @@ def test_every_option_changes_the_result(option: dict[str, Any]) -> None:
     assert max(tree.gap(plain.weights.params[n], run.weights.params[n]) for n in shared) > 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("law", ["engines", "neutral", "frugal", "ragged"])
 @pytest.mark.parametrize(
     "option", [{"grid": 3}, {"labels": "shared"}, {"align_epochs": 1}], ids=str

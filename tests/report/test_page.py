@@ -62,6 +62,23 @@ def test_gains_are_paired_and_corrected_over_the_table(tmp_path: Path) -> None:
     assert (gain["low"], gain["high"]) == pytest.approx((interval.low, interval.high))
 
 
+def test_classes_that_the_best_model_never_gets_right_are_named(tmp_path: Path) -> None:
+    never = {"changes": {"per_class": [90.0, 0.0, None]}}
+    assert "gets no test sample" not in verdict(run_folder(tmp_path / "fine"))
+    alone = verdict(run_folder(tmp_path / "alone", seeds=[0], **never))
+    assert "fedavg gets no test sample of the class dog right. See the chart by class" in alone
+    runs = {"fedavg": {"level": 80.0}, "scaffold": {"level": 90.0} | never}
+    assert "scaffold gets no test sample of the class dog right, in every seed." in verdict(
+        comparison(tmp_path / "best", runs)
+    )
+    runs = {"fedavg": {"level": 80.0} | never, "scaffold": {"level": 90.0}}
+    assert "gets no test sample" not in verdict(comparison(tmp_path / "other", runs))
+    many = {"classes": [f"c{i}" for i in range(7)], "changes": {"per_class": [0.0] * 6 + [9.0]}}
+    assert "of the classes c0, c1, c2, c3 and 2 more right" in verdict(
+        run_folder(tmp_path / "many", **many)
+    )
+
+
 def test_who_wins_is_said_with_interval_seeds_and_p_value(tmp_path: Path) -> None:
     values = {"fedavg": {0: 80.0, 1: 84.0, 2: 82.0}, "scaffold": {0: 85.0, 1: 89.1, 2: 86.9}}
     text = verdict(comparison(tmp_path, {m: {"values": v} for m, v in values.items()}))
@@ -367,6 +384,19 @@ def test_results_without_a_folder(tmp_path: Path) -> None:
     results = kedge.compare(["fedavg", "scaffold"], rounds=2, seeds=[0, 1], clients=4)
     [page] = kedge.write_report(results, tmp_path / "r.html")
     assert "<h1>2 methods on digits</h1>" in page.read_text()
+
+
+def test_runs_that_share_their_data_share_the_sheet(tmp_path: Path) -> None:
+    folder = comparison(tmp_path, {"fedavg": {}, "scaffold": {"level": 90.0}})
+    for number in (0, 1):
+        (folder / f"m{number}" / "diagnosis").mkdir()
+        data = Sheet("data", "Data", ["Labels agree."], seconds=number, cost=f"{number} s")
+        own = Sheet("training", "Training", [f"Drift of run {number}."])
+        for sheet in (data, own):
+            path = folder / f"m{number}" / "diagnosis" / f"{sheet.name}.json"
+            path.write_text(sheet.to_json())
+    found = [(s["run"], s["title"]) for s in facts_of(read(folder))["sheets"]]
+    assert found == [("", "Data"), ("fedavg", "Training"), ("scaffold", "Training")]
 
 
 def test_a_page_of_diagnoses_alone(tmp_path: Path) -> None:

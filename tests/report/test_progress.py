@@ -141,6 +141,18 @@ def test_a_comparison_says_which_of_how_many() -> None:
     ]  # fmt: skip
 
 
+def test_methods_that_were_done_before_are_not_waited_for() -> None:
+    """A comparison is resumed, and only its last method has rounds to come."""
+    clock = Clock()
+    watcher = plain(30, clock, names=["fedavg", "scaffold", "pooled data"])
+    for number in range(1, 11):
+        clock.now += 2
+        watcher.show(
+            Config(rounds=10, seeds=(0,)), 0, record(number, seconds=2.0), name="pooled data"
+        )
+    assert lines(watcher)[-1].endswith("ETA 0:00")
+
+
 def test_settings_of_a_sweep_are_one_run() -> None:
     """Two settings in lockstep, of four rounds and two seeds."""
     clock = Clock()

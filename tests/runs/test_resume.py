@@ -63,6 +63,7 @@ def wait_for_rounds(out: Path, seed: int, rounds: int, process: subprocess.Popen
     raise AssertionError("the run did not get there")
 
 
+@pytest.mark.long
 def test_kill_at_several_points_and_resume_bit_for_bit(straight: tuple, tmp_path: Path) -> None:
     engine, expected = straight
     out = tmp_path / "killed"
@@ -83,6 +84,7 @@ def test_kill_at_several_points_and_resume_bit_for_bit(straight: tuple, tmp_path
         assert metrics(expected, seed) == metrics(out, seed)
 
 
+@pytest.mark.long
 def test_a_line_that_was_half_written_is_dropped(straight: tuple, tmp_path: Path) -> None:
     engine, expected = straight
     out = tmp_path / "half"
@@ -115,8 +117,10 @@ def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path: Path) -> None
 def test_a_complete_run_resumes_to_itself(straight: tuple) -> None:
     engine, expected = straight
     before = state(expected, 1)
+    seconds = json.loads((expected / "result.json").read_text())["seconds"]
     result = kedge.run(METHOD, out=expected, resume=True, engine=engine, **SETTINGS)
     assert tree.equal(before, state(expected, 1))
+    assert result.seconds == seconds > 0
     assert len(result.records[0]) == 12
 
 

@@ -123,6 +123,7 @@ def test_adam() -> None:
 NOT_LANES = {("fedcog", "lr")}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.* assumes plain SGD")
 @pytest.mark.parametrize(
     "part",

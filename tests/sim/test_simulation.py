@@ -75,6 +75,7 @@ def test_every_task_learns(task: str, engine: str) -> None:
     assert (after[metric] > before[metric]) is up
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
