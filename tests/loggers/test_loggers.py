@@ -189,6 +189,33 @@ def test_a_run_that_was_killed_is_whole_after_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("cut", [1, 40, 250])
+def test_a_round_that_tensorboard_wrote_in_part_is_written_again(cut: int, tmp_path: Path) -> None:
+    """The writer was killed while bytes of the last round were on their way."""
+    needs("tensorboard")
+    run = tmp_path / "run"
+    kedge.run(out=run, log="tensorboard", **SETTINGS | {"rounds": 2})
+    (events,) = (run / "log-tensorboard/seed-1").iterdir()
+    events.write_bytes(events.read_bytes()[:-cut])
+    kedge.run(out=run, log="tensorboard", resume=True, **SETTINGS)
+    check(read_tensorboard(run), expected(run))
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_round_that_mlflow_wrote_in_part_is_completed(tmp_path: Path) -> None:
+    """Its metrics are files, written one after the other."""
+    needs("mlflow")
+    run = tmp_path / "run"
+    kedge.run(out=run, log="mlflow", **SETTINGS | {"rounds": 2})
+    files = [*(run / "log-mlflow").glob("*/*/metrics/*")]
+    for path in files:
+        if path.name in ("seconds", "train_loss"):
+            path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    kedge.run(out=run, log="mlflow", resume=True, **SETTINGS)
+    check(read_mlflow(run), expected(run))
+
+
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", ["csv", "tensorboard", "mlflow"])
 def test_a_logger_that_comes_later_gets_the_rounds_before_it(name: str, tmp_path: Path) -> None:
     needs(name)

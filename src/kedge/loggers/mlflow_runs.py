@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kedge.runs.result import Result
 EXPERIMENT = "kedge"
 RUNS = "runs.json"  # the run of each seed
 MAX_PARAM = 500  # characters of a setting
+LAST_WRITTEN = "train_loss"  # a round that has it is whole
 
 
 class MLflow:
@@ -44,16 +46,19 @@ class MLflow:
         """The last round of a seed in the store."""
         if seed not in self.runs:
             return 0
-        history = self.client.get_metric_history(self.runs[seed], "train_loss")
+        history = self.client.get_metric_history(self.runs[seed], LAST_WRITTEN)
         return max((metric.step for metric in history), default=0)
 
     def log(self, seed: int, record: dict[str, Any]) -> None:
-        """Log the numbers of a round."""
+        """Log the numbers of a round; the one that `logged` looks for is the last to be written."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        values = numbers(record).items()
-        metrics = [Metric(name, value, now, record["round"]) for name, value in values]
+        number, now = record["round"], int(time.time() * 1000)
+        values = numbers(record)
+        for name in self._written(seed, number, values):
+            del values[name]
+        names = sorted(values, key=LAST_WRITTEN.__eq__)
+        metrics = [Metric(name, values[name], now, number) for name in names]
         self.client.log_batch(self._run(seed), metrics=metrics)
 
     def end(self, result: Result | None) -> None:
@@ -65,6 +70,16 @@ class MLflow:
                     self.client.set_tag(run, f"kedge.{name}", f"{value:.6g}")
             self.client.set_terminated(run, "FINISHED" if result is not None else "KILLED")
         self._is_open = set()
+
+    def _written(self, seed: int, number: int, names: Iterable[str]) -> list[str]:
+        """The numbers of a round that a run has already: it was killed in the middle of them."""
+        if seed not in self.runs or seed in self._is_open:
+            return []
+        return [
+            name
+            for name in names
+            if any(m.step == number for m in self.client.get_metric_history(self.runs[seed], name))
+        ]
 
     def _run(self, seed: int) -> str:
         """The run of a seed; it is created or opened again."""

@@ -36,17 +36,21 @@ class TensorBoard:
         return max((event.step for event in events.Scalars("train_loss")), default=0)
 
     def log(self, seed: int, record: dict[str, Any]) -> None:
-        """Write the numbers of a round."""
-        if seed not in self.writers:
-            from torch.utils.tensorboard import SummaryWriter
+        """Write the numbers of a round, as one event: a file that ends early has whole rounds."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-            writer = SummaryWriter(str(self.folder / f"seed-{seed}"), flush_secs=FLUSH_S)
+        if seed not in self.writers:
+            from torch.utils.tensorboard import FileWriter
+            from torch.utils.tensorboard.summary import text
+
+            self.writers[seed] = FileWriter(str(self.folder / f"seed-{seed}"), flush_secs=FLUSH_S)
             if record["round"] == 1:
-                text = "".join(f"    {line}\n" for line in self.config.to_toml().splitlines())
-                writer.add_text("settings", text, 0)
-            self.writers[seed] = writer
-        for name, value in numbers(record).items():
-            self.writers[seed].add_scalar(name, value, record["round"])
+                lines = "".join(f"    {line}\n" for line in self.config.to_toml().splitlines())
+                self.writers[seed].add_summary(text("settings", lines), 0)
+        values = [
+            Summary.Value(tag=name, simple_value=value) for name, value in numbers(record).items()
+        ]
+        self.writers[seed].add_summary(Summary(value=values), record["round"])
 
     def end(self, result: Result | None) -> None:
         """Close the files."""
