@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from kedge.core.method import parse
 from kedge.core.task import Task, tasks
@@ -25,12 +25,26 @@ from kedge.core.task_custom import (
 from kedge.data.datasets import Dataset
 from kedge.data.federation import Federation
 from kedge.runs.config import Config
-from kedge.runs.result import COLUMNS, Result
+from kedge.runs.result import COLUMNS
 
 HELD_OUT = "holdout(0.2)"
 #: Shown beside the accuracy where classes are imbalanced.
 COMPANIONS = ("balanced_accuracy", "auroc")
 MIN_MINORITY = 0.3  # of two classes; below it they count as imbalanced
+
+
+class Headed(Protocol):
+    """A dataclass of a run's numbers, one of which stands in front: a result, or a saved run."""
+
+    @property
+    def headline(self) -> str:
+        """``global``, ``personal`` or ``client``."""
+
+    def has(self, name: str) -> bool:
+        """Whether all tested rounds have a column."""
+
+
+Run = TypeVar("Run", bound=Headed)
 
 
 def is_personal(config: Config) -> bool:
@@ -81,15 +95,15 @@ def headline_of(config: Config, records: Sequence[Sequence[Mapping[str, Any]]]) 
     return "personal" if tested and is_personal(config) else "global"
 
 
-def like_with_like(results: Sequence[Result]) -> list[Result]:
-    """Results that are compared: if one is personal, all are means over clients."""
-    if all(result.headline == "global" for result in results):
-        return list(results)
+def like_with_like(runs: Sequence[Run]) -> list[Run]:
+    """Runs that are compared: if one is personal, all are means over clients."""
+    if all(run.headline == "global" for run in runs):
+        return list(runs)
     return [
-        dataclasses.replace(result, headline="client")
-        if result.headline == "global" and result.has(COLUMNS["client"])
-        else result
-        for result in results
+        dataclasses.replace(run, headline="client")  # type: ignore[type-var]
+        if run.headline == "global" and run.has(COLUMNS["client"])
+        else run
+        for run in runs
     ]
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.report.page.source import Source, like_with_like, setting_name
+from kedge.report.page.source import Source, setting_name
+from kedge.runs.headline import like_with_like
 
 #: Settings that decide which samples a model is tested on.
 TESTS = ("split", "unseen", "angles")

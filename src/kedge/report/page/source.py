@@ -204,18 +204,6 @@ def of_result(result: Result) -> Source:
     )
 
 
-def like_with_like(sources: Sequence[Source]) -> list[Source]:
-    """Runs that are compared: if one is personal, all are means over clients."""
-    if all(source.headline == "global" for source in sources):
-        return list(sources)
-    return [
-        dataclasses.replace(source, headline="client")
-        if source.headline == "global" and source.has(COLUMNS["client"])
-        else source
-        for source in sources
-    ]
-
-
 def setting_name(values: Mapping[str, Any]) -> str:
     """The name of a setting of a sweep: ``lr=0.1, fedprox.mu=1``."""
     return ", ".join(f"{key}={format_value(value)}" for key, value in values.items())
