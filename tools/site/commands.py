@@ -59,12 +59,22 @@ def commands() -> list[Command]:
     for name, entry in COMMANDS.items():
         function = function_of(name)
         if isinstance(function, typer.Typer):
-            for info in function.registered_commands:
-                assert info.callback is not None
-                own = info.name or info.callback.__name__.replace("_", "-")
-                found.append(_command(f"{name} {own}", entry.panel, info.callback))
+            found += _group(name, entry.panel, function)
         else:
             found.append(_command(name, entry.panel, function))
+    return found
+
+
+def _group(name: str, panel: str, group: typer.Typer) -> list[Command]:
+    """The commands of a group, then those of groups in it."""
+    found = []
+    for info in group.registered_commands:
+        assert info.callback is not None
+        own = info.name or info.callback.__name__.replace("_", "-")
+        found.append(_command(f"{name} {own}", panel, info.callback))
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        found += _group(f"{name} {inner.name}", panel, inner.typer_instance)
     return found
 
 
