@@ -331,6 +331,22 @@ def test_an_example_of_an_error_brings_it(name: str) -> None:
     assert str(Path.home()) not in text
 
 
+FILE_MESSAGES = {
+    "No label column": "no column is called label. Write which it is, for example label='sick'",
+    "Not UTF-8": "hospitals/north.csv, line 2: not UTF-8 text",
+    "A column of free text, codes or names": "leave it out with drop=note",
+    "A decimal comma": "hospitals/north.csv, line 2, column 'dose'",
+    "A column that one file calls otherwise": "if 'CRP' is 'crp', use one name in all files",
+    "Dates whose day and month cannot be told apart": "may have the day or the month first",
+}
+
+
+def test_messages_about_files_are_those_of_the_mistake() -> None:
+    assert list(errors.FILES) == list(FILE_MESSAGES)
+    for title, words in FILE_MESSAGES.items():
+        assert words in errors.file_message(title)
+
+
 def test_an_example_that_brings_another_error_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
