@@ -217,7 +217,8 @@ FILES: dict[str, Example] = {
     "Not UTF-8": Example(
         "a file that Excel saved as *CSV* with another encoding",
         lambda: _hospitals("ward,sick\nKühl,yes\nWarm,no\n", "(label=sick)", "latin-1"),
-        "Save it as *CSV UTF-8*, or convert it: `iconv -f WINDOWS-1252 -t UTF-8 old.csv > new.csv`.",
+        "Save it as *CSV UTF-8*, or convert it: "
+        "`iconv -f WINDOWS-1252 -t UTF-8 old.csv > new.csv`.",
     ),
     "A column of free text, codes or names": Example(
         'kedge diagnose "hospitals(label=sick)"',

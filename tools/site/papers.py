@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
-_AUTHORS = r"(?P<authors>[A-Z][\w-]+(?:, [A-Z][\w-]+)* and [A-Z][\w-]+|[A-Z][\w-]+ et al\.|Anonymous)"
+_AUTHORS = (
+    r"(?P<authors>[A-Z][\w-]+(?:, [A-Z][\w-]+)* and [A-Z][\w-]+|[A-Z][\w-]+ et al\.|Anonymous)"
+)
 _REFERENCE = re.compile(
     _AUTHORS + r", (?P<title>.+?)"
     r"(?:, (?P<venue>[A-Z][A-Za-z&]+)? ?(?P<year>\d{4})(?:, (?!arXiv)[a-z][^,]*)?)?"
