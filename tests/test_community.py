@@ -87,6 +87,16 @@ def test_the_citation_has_the_version() -> None:
     assert "## Unreleased" in changes
 
 
+def test_the_readme_fits_on_two_screens() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 70
+    [picture] = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    data = (ROOT / picture).read_bytes()  # PNG: the width and the height follow the header
+    width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    assert height <= width / 2
+    assert all(len(line) <= 95 for block in text.split("```")[1::2] for line in block.splitlines())
+
+
 def test_contributing_fits_on_a_screen() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 55
 

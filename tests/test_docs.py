@@ -7,12 +7,14 @@ import io
 import re
 import shlex
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.site import commands
 
 from kedge.check.problems import images
 from kedge.cli import main
@@ -83,6 +85,82 @@ def _shell(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     except SystemExit as stop:
         code = stop.code
     assert not code, f"{line!r} ends with exit code {code}"
+
+
+#: Pages with commands that no test runs, and why. Their names and options are checked all the same.
+NOT_RUN = {
+    "README.md": "the lesson runs these commands, on the folder that it makes",
+    "docs/index.md": "the lesson runs these commands, on the folder that it makes",
+    "docs/learn/quickstart.md": "installs kedge; the trial of the wheel does so (tools/release)",
+    "docs/learn/deploying.md": "starts processes of Flower; tests/flower/real does so",
+    "docs/deploy.md": "starts processes of Flower on several machines; tests/flower/real does so",
+    "docs/migrate/flower.md": "starts processes of Flower; tests/flower/real does so",
+    "docs/migrate/fl-bench.md": "CIFAR-10, 100 rounds; the page runs the same on digits",
+    "docs/migrate/pfllib.md": "MNIST, 100 rounds; the page runs the same on digits",
+    "docs/migrate/pfl.md": "a benchmark of minutes that needs pfl",
+    "docs/board.md": "a server that runs until it is stopped; tests/board starts it",
+    "docs/loggers.md": "needs the extra tensorboard; tests/loggers has it",
+    "docs/models.md": "needs a pretrained model; tests/models has a small one",
+    "docs/understand/threat-model.md": "RUN stands for a folder; the guide on privacy runs it",
+}
+FENCE = re.compile(r"^ *```[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def _commands(text: str) -> list[list[str]]:
+    """The words of the lines that call kedge, without comments; \\ continues a line."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(x, comments=True)[1:] for x in lines if x.strip().startswith("kedge ")]
+
+
+def _options(words: list[str]) -> set[str]:
+    """The options that a command takes; an error where there is no such command."""
+    known = {command.name: command for command in commands.commands()}
+    name = next((n for i in (3, 2, 1) if (n := " ".join(words[:i])) in known), None)
+    assert name is not None, f"no command kedge {' '.join(words)}"
+    return {one for p in known[name].parameters for flag in p.flags for one in flag.split("/")}
+
+
+def _check_options(words: list[str]) -> None:
+    if words[0] in ("--version", "--help"):
+        return
+    given = {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)}
+    assert given <= _options(words) | {"--help"}, f"kedge {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_that_are_not_run_have_a_reason_and_known_options(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    ran = {code for _, _, code in _blocks(page)}
+    left = [c for code in FENCE.findall(text) if code not in ran for c in _commands(code)]
+    assert bool(left) == (str(page.relative_to(ROOT)) in NOT_RUN), left
+    for words in left:
+        _check_options(words)
+
+
+def test_examples_of_commands_have_known_options() -> None:
+    found = [words for c in commands.commands() for words in _commands("\n".join(c.examples))]
+    assert len(found) > 30
+    for words in found:
+        _check_options(words)
+    with pytest.raises(AssertionError, match="--sedes"):
+        _check_options(["run", "--sedes", "0"])
+    with pytest.raises(AssertionError, match="no command kedge rum"):
+        _check_options(["rum", "--seeds", "0"])
+
+
+def test_blocks_of_the_page_of_settings_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One experiment in three ways; the first line of the file has the command for it."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^    ```(\w+)\n(.*?)^    ```", commands.settings_page(), re.M | re.S)
+    code = {kind: textwrap.dedent(text) for kind, text in blocks}
+    assert set(code) == {"sh", "toml", "python"}
+    Path("experiment.toml").write_text(code["toml"])
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        _shell(code["sh"].strip(), monkeypatch)
+        _shell(code["toml"].splitlines()[0].removeprefix("# "), monkeypatch)
+        _executed(code["python"], monkeypatch)
 
 
 def test_a_command_that_fails_is_not_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ class DataError(KedgeError):
 
 
 class SeveralDataErrors(DataError):
-    """Several errors in one dataset, raised together; the message lists the first ``SHOWN``.
+    """Several errors in one dataset, raised together; the message lists the first 20.
 
     ``advice`` is what to do about them, as a last line.
     """

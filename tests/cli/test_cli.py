@@ -86,6 +86,8 @@ def test_check_of_a_users_file(tmp_path: Path) -> None:
     done = kedge_command("check", "mine.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hold for ridge" in done.stdout
+    assert "ridge: no identity yet" in done.stderr
+    assert "register it with @kedge.oracle" in done.stderr
     (tmp_path / "bad.py").write_text(GOOD.replace("self.weight *", "self.weight + "))
     done = kedge_command("check", "bad.py", cwd=tmp_path)
     assert done.returncode == 1

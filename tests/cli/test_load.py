@@ -113,6 +113,13 @@ def test_every_command_that_takes_names(folder: Path, args: list[str], said: str
     assert kedge_command("show", "tether").returncode == 2  # nothing of it stays
 
 
+def test_what_a_file_registers_is_shown_with_its_file(folder: Path) -> None:
+    done = kedge_command("show", "tether", "--load", "mine.py", cwd=folder)
+    text = "".join(done.stdout.split())  # without line breaks
+    assert f"--load{folder / 'mine.py'}" in text
+    assert f"Tetherin{folder / 'mine.py'}" in text
+
+
 def test_every_command_that_runs_or_shows_parts_has_the_option() -> None:
     without = ("board", "data", "demo", "flower")  # those of flower have it, not the group
     for name in cli.COMMANDS:

@@ -54,6 +54,14 @@ def test_help_of_a_command_lists_its_options() -> None:
     assert "kedge run [OPTIONS]" in said
 
 
+@pytest.mark.parametrize("flag", ["--label", "--missing", "--drop", "--id"])
+def test_an_option_of_the_data_is_told_to_stand_in_brackets(flag: str) -> None:
+    done = kedge_command("diagnose", "hospitals", flag, "sick")
+    assert done.returncode == 2
+    assert f"diagnose has no {flag}: it is an option of the data" in done.stderr
+    assert f"{flag.lstrip('-')}=" in done.stderr
+
+
 def test_a_wrong_option_is_said_to_be_one() -> None:
     done = kedge_command("show", "--nope")
     assert done.returncode == 2

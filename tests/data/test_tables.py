@@ -256,6 +256,18 @@ def test_all_problems_of_all_files_are_reported_together(tmp_path):
     assert len(lines) == 7
 
 
+def test_columns_and_words_that_differ_in_their_spelling_alone(tmp_path):
+    write_csv(tmp_path / "h" / "a.csv", "CRP,sex,sick\n1,m,Yes\n2,f,No\n")
+    write_csv(tmp_path / "h" / "b.csv", "crp,sex,sick\n1,M,yes\n2,f,no\n")
+    fails("h(label=sick)", "b.csv has no column 'CRP'", "if 'crp' is 'CRP', use one name in all")
+    write_csv(tmp_path / "h" / "a.csv", "crp,sex,sick\n1,m,Yes\n2,f,No\n")
+    with pytest.warns(UserWarning, match="spell them alike in all files") as caught:
+        load("h(label=sick)")
+    words, classes = [str(warning.message) for warning in caught]
+    assert "column 'sex': 'm' (h/a.csv) and 'M' (h/b.csv) count as different words" in words
+    assert "'No' (h/a.csv) and 'no' (h/b.csv), 'Yes' (h/a.csv) and 'yes' (h/b.csv) co" in classes
+
+
 def test_long_lists_of_problems_are_cut(tmp_path):
     names = [f"c{i}" for i in range(26)]
     text = ",".join([*names, "y"]) + "\n" + ",".join(["1"] * 26 + ["x"]) + "\n" + "," * 26 + "z\n"

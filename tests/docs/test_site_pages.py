@@ -249,10 +249,13 @@ def test_every_kind_has_a_page() -> None:
 
 def parser_of(name: str) -> Any:
     """What typer makes of a command."""
-    group, _, own = name.partition(" ")
+    group, *own = name.split()
     function = function_of(group)
     if isinstance(function, typer.Typer):
-        return typer.main.get_command(function).commands[own]
+        parser: Any = typer.main.get_command(function)
+        for word in own:
+            parser = parser.commands[word]
+        return parser
     single = typer.Typer(add_completion=False)
     single.command(name)(function)
     return typer.main.get_command(single)
@@ -273,7 +276,9 @@ def test_the_options_of_a_command_are_those_that_it_takes(command: commands.Comm
 
 
 def test_every_command_has_a_page() -> None:
-    assert {c.name.split()[0] for c in commands.commands()} == set(COMMANDS)
+    names = {c.name for c in commands.commands()}
+    assert {name.split()[0] for name in names} == set(COMMANDS)
+    assert {"flower up", "flower keys authority"} <= names
     for command in commands.commands():
         assert f"[`kedge {command.name}`]({command.slug}.md)" in commands.index()
 
@@ -324,6 +329,22 @@ def test_an_example_of_an_error_brings_it(name: str) -> None:
     assert text
     assert "/tmp" not in text
     assert str(Path.home()) not in text
+
+
+FILE_MESSAGES = {
+    "No label column": "no column is called label. Write which it is, for example label='sick'",
+    "Not UTF-8": "hospitals/north.csv, line 2: not UTF-8 text",
+    "A column of free text, codes or names": "leave it out with drop=note",
+    "A decimal comma": "hospitals/north.csv, line 2, column 'dose'",
+    "A column that one file calls otherwise": "if 'CRP' is 'crp', use one name in all files",
+    "Dates whose day and month cannot be told apart": "may have the day or the month first",
+}
+
+
+def test_messages_about_files_are_those_of_the_mistake() -> None:
+    assert list(errors.FILES) == list(FILE_MESSAGES)
+    for title, words in FILE_MESSAGES.items():
+        assert words in errors.file_message(title)
 
 
 def test_an_example_that_brings_another_error_is_noticed(

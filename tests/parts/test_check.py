@@ -50,7 +50,13 @@ def test_a_part_with_another_objective_declares_by_how_much() -> None:
         strays = 0.0
 
     assert set(failures(Silent())) == {"stable"}
-    assert "declare the difference as strays" in failures(Silent())["stable"]
+    fault = failures(Silent())["stable"]
+    assert "how much farther it settles: strays = 0.05" in fault
+
+    class Declared(Good):
+        strays = 0.05
+
+    assert not failures(Declared())
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,26 @@ class Verbose(Part):
 
 
 def test_an_undeclared_upload_is_found() -> None:
-    assert failures(Verbose())["frugal"].startswith("uploads = '1' declares 1 numbers, but")
+    fault = failures(Verbose())["frugal"]
+    assert fault.startswith("uploads = '1' declares 1 numbers, but")
+    assert fault.endswith("; declare uploads = 'P'")
+
+
+@dataclass(frozen=True)
+class Forgetful(Part):
+    name = "forgetful"
+
+    def client_init(self, spec):
+        return {"mean": spec.params, "seen": torch.zeros(2)}
+
+    def reply(self, v, weights):
+        return v.client, {}
+
+
+def test_an_undeclared_state_is_found_with_the_sizes_for_a_formula() -> None:
+    fault = failures(Forgetful())["frugal"]
+    assert fault.startswith("keeps = '0' declares 0 numbers, but there are 173; declare keeps as a")
+    assert "here P = 171, W = 171" in fault
 
 
 @dataclass(frozen=True)

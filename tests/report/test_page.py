@@ -450,6 +450,29 @@ def test_clients_without_a_value_are_counted(tmp_path: Path) -> None:
     assert "have no" not in " ".join(facts(whole)["groups"][0]["note"])
 
 
+@pytest.mark.parametrize(
+    ("scores", "says"),
+    [
+        ({"global": {"samples": 2400}}, "Tested on 2,400 samples."),
+        (
+            {"global": {"samples": 241}, "clients": {"a": {"samples": 13}, "b": {"samples": 228}}},
+            "Tested on 241 samples, 13 to 228 at a client. Intervals are over seeds; they do not",
+        ),
+        ({"global": {"samples": 40}}, "Tested on 40 samples. Intervals are over seeds"),
+        ({"global": [], "clients": 5}, ""),
+    ],
+)
+def test_the_size_of_the_test_data_is_named(
+    scores: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    for seed in folder.glob("seed-*"):
+        (seed / "scores.json").write_text(json.dumps(scores))
+    note = " ".join(facts(folder)["groups"][0]["note"])
+    assert says in note
+    assert ("Tested on" in note) == bool(says)
+
+
 def test_names_have_no_more_settings_than_it_takes(tmp_path: Path) -> None:
     for lr, rounds in ((0.1, 5), (0.2, 6), (0.3, 7)):  # the number of rounds tells them apart
         run_folder(tmp_path / f"run{rounds}", rounds=rounds, settings={"lr": lr, "target": 1.0})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
-from tools.site.markdown import boxed, code, plain, table
+from tools.site.markdown import boxed, code, help_text, plain, table
 from tools.site.templates import render
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -59,12 +59,22 @@ def commands() -> list[Command]:
     for name, entry in COMMANDS.items():
         function = function_of(name)
         if isinstance(function, typer.Typer):
-            for info in function.registered_commands:
-                assert info.callback is not None
-                own = info.name or info.callback.__name__.replace("_", "-")
-                found.append(_command(f"{name} {own}", entry.panel, info.callback))
+            found += _group(name, entry.panel, function)
         else:
             found.append(_command(name, entry.panel, function))
+    return found
+
+
+def _group(name: str, panel: str, group: typer.Typer) -> list[Command]:
+    """The commands of a group, then those of groups in it."""
+    found = []
+    for info in group.registered_commands:
+        assert info.callback is not None
+        own = info.name or info.callback.__name__.replace("_", "-")
+        found.append(_command(f"{name} {own}", panel, info.callback))
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        found += _group(f"{name} {inner.name}", panel, inner.typer_instance)
     return found
 
 
@@ -140,19 +150,19 @@ def page(command: Command) -> str:
         **panels,
     }
     sections = [(name, _table(rows)) for name, rows in panels.items() if rows]
-    return render("command.md.j2", command=command, help=plain(command.help), sections=sections,
+    return render("command.md.j2", command=command, help=help_text(command.help), sections=sections,
                   has_settings=any(p.panel in PANELS for p in command.parameters))  # fmt: skip
 
 
 def _table(rows: list[Parameter]) -> str:
     if not rows[0].flags:
-        return table(["argument", "meaning"], [[code(p.name), plain(p.help)] for p in rows])
+        return table(["argument", "meaning"], [[code(p.name), help_text(p.help)] for p in rows])
     cells = []
     for p in rows:
         flags = ", ".join(code(flag) for flag in p.flags)
         text, _, default = p.help.partition(" (default: ")
         default = default[:-1] if default else p.default
-        cells.append([flags, code(p.value), code(default), plain(text)])
+        cells.append([flags, code(p.value), code(default), help_text(text)])
     return boxed("options", table(["option", "value", "default", "meaning"], cells))
 
 
@@ -161,7 +171,7 @@ def index() -> str:
     panels: dict[str, list[list[str]]] = {}
     for command in commands():
         link = f"[`kedge {command.name}`]({command.slug}.md)"
-        panels.setdefault(command.panel, []).append([link, plain(command.help)])
+        panels.setdefault(command.panel, []).append([link, help_text(command.help)])
     tables = [(panel, table(["command", "what it does"], rows)) for panel, rows in panels.items()]
     return render("commands.md.j2", tables=tables)
 

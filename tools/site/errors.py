@@ -26,7 +26,7 @@ import kedge.cli.app  # imports what defines further classes
 from kedge.check.problems import images
 from kedge.core.part import Part, parts
 from kedge.data.datasets import load
-from kedge.errors import KedgeError
+from kedge.errors import DataError, KedgeError
 from kedge.limits import out_of_memory
 from kedge.loading import load_file
 from kedge.models import build
@@ -208,6 +208,63 @@ EXAMPLES: dict[str, Example] = {
 }  # fmt: skip
 
 
+#: What people who bring files of their own meet first, by a short title.
+FILES: dict[str, Example] = {
+    "No label column": Example(
+        "kedge diagnose hospitals", lambda: _hospitals("age,sick\n61,yes\n48,no\n", ""),
+        "Name the column to predict: `hospitals(label=sick)`.",
+    ),
+    "Not UTF-8": Example(
+        "a file that Excel saved as *CSV* with another encoding",
+        lambda: _hospitals("ward,sick\nKühl,yes\nWarm,no\n", "(label=sick)", "latin-1"),
+        "Save it as *CSV UTF-8*, or convert it: "
+        "`iconv -f WINDOWS-1252 -t UTF-8 old.csv > new.csv`.",
+    ),
+    "A column of free text, codes or names": Example(
+        'kedge diagnose "hospitals(label=sick)"',
+        lambda: _hospitals(
+            "note,sick\n" + "".join(f"seen on day {i},{'no' if i % 2 else 'yes'}\n"
+                                    for i in range(40)), "(label=sick)"),
+        "`drop=note` leaves it out, several with `drop=[note,code]`; `id=patient` names the rows. "
+        "Codes can be kept in groups: the first letter of a diagnosis, for instance.",
+    ),
+    "A decimal comma": Example(
+        'kedge diagnose "hospitals(label=sick)"',
+        lambda: _hospitals('dose,sick\n"1,5",yes\n"2,5",no\n3,no\n', "(label=sick)"),
+        "Decimal commas are read in files with semicolons. In others, write points.",
+    ),
+    "A column that one file calls otherwise": Example(
+        'kedge diagnose "hospitals(label=sick)"',
+        lambda: _hospitals("crp,sick\n1,yes\n2,no\n", "(label=sick)",
+                           south="CRP,sick\n1,yes\n2,no\n"),
+        "Columns may be in any order, but have the same names in all files.",
+    ),
+    "Dates whose day and month cannot be told apart": Example(
+        'kedge diagnose "hospitals(label=sick)"',
+        lambda: _hospitals("visit,sick\n01/02/2024,yes\n03/04/2024,no\n", "(label=sick)"),
+        "Write dates as `2024-02-01`.",
+    ),
+}  # fmt: skip
+
+
+def _hospitals(text: str, options: str, encoding: str = "utf-8", south: str = "") -> None:
+    """Load a folder of two files, which are equal unless ``south`` is given."""
+    Path("hospitals").mkdir()
+    Path("hospitals/north.csv").write_text(text, encoding=encoding)
+    _write("hospitals/south.csv", south or text)
+    load(f"hospitals{options}")
+
+
+def file_message(title: str) -> str:
+    """What kedge says about the mistake of an example of ``FILES``."""
+    with tempfile.TemporaryDirectory() as folder, _inside(folder):
+        try:
+            FILES[title].make()
+        except DataError as error:
+            return str(error)
+    raise ValueError(f"the example {title!r} brings no error")
+
+
 def _two_bad_files() -> None:
     Path("hospitals").mkdir()
     _write("hospitals/north.csv", "age,sick\n61,yes\n,no\n48,no\n")
@@ -269,7 +326,7 @@ def messages(cache_folder: Path | None = None) -> dict[str, str]:
             raise ValueError(f"{cls.__name__} has no example; add one to tools/site/errors.py")
     return kept(
         cache_folder, "errors", inspect.getsource(inspect.getmodule(page)),  # type: ignore[arg-type]
-        lambda: {name: message(name) for name in EXAMPLES},
+        lambda: {n: message(n) for n in EXAMPLES} | {n: file_message(n) for n in FILES},
     )  # fmt: skip
 
 
@@ -284,4 +341,5 @@ def page(cache_folder: Path | None = None) -> str:
         entry = {"name": name, "parent": "" if depth == 0 else parent, "depth": depth}
         entry |= {"meaning": meaning, "message": found[name]}
         entries.append(entry | {"typed": EXAMPLES[name].typed, "todo": EXAMPLES[name].todo})
-    return render("errors.md.j2", entries=entries)
+    of_files = [{"title": t, "message": found[t], **e._asdict()} for t, e in FILES.items()]
+    return render("errors.md.j2", entries=entries, files=of_files)

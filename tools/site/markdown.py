@@ -183,3 +183,13 @@ def plain(text: str) -> str:
     """
     text = text.replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[$])", r"\\\1", text)
+
+
+def help_text(text: str) -> str:
+    """A help string, in which words between backticks are code.
+
+    >>> help_text("after `flwr run`, tab.csv(drop=[a])")
+    'after `flwr run`, tab.csv(drop=\\\\[a])'
+    """
+    pieces = re.split(r"(`[^`]+`)", text)
+    return "".join(p if p[:1] == "`" and len(p) > 1 else plain(p) for p in pieces)

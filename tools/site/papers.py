@@ -6,13 +6,15 @@ import re
 from dataclasses import dataclass
 
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
-_AUTHORS = r"(?P<authors>[A-Z][\w-]+(?:, [A-Z][\w-]+)* and [A-Z][\w-]+|[A-Z][\w-]+ et al\.)"
+_AUTHORS = (
+    r"(?P<authors>[A-Z][\w-]+(?:, [A-Z][\w-]+)* and [A-Z][\w-]+|[A-Z][\w-]+ et al\.|Anonymous)"
+)
 _REFERENCE = re.compile(
     _AUTHORS + r", (?P<title>.+?)"
     r"(?:, (?P<venue>[A-Z][A-Za-z&]+)? ?(?P<year>\d{4})(?:, (?!arXiv)[a-z][^,]*)?)?"
     r"(?:, arXiv:(?P<arxiv>\d{4}\.\d{4,5}))?"
 )
-JOURNALS = {"JMLR"}
+JOURNALS, PREPRINTS = {"JMLR"}, {"OpenReview"}
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Paper:
         authors = self.authors.replace(" et al.", " and others").replace(", ", " and ")
         kind, place = "misc", ""
         if self.venue:
-            journal = self.venue in JOURNALS
-            kind, place = ("article", "journal") if journal else ("inproceedings", "booktitle")
+            kind, place = "inproceedings", "booktitle"
+            kind, place = ("article", "journal") if self.venue in JOURNALS else (kind, place)
+            kind, place = ("misc", "howpublished") if self.venue in PREPRINTS else (kind, place)
         fields = {"author": authors, "title": f"{{{self.title}}}", place: self.venue}
         fields |= {"year": self.year, "eprint": self.arxiv}
         fields |= {"archiveprefix": "arXiv"} if self.arxiv else {}

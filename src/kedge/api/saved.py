@@ -72,7 +72,7 @@ def load(
 
 
 class Run:
-    """A run in its folder.
+    """A run in its folder, as :func:`kedge.load` returns it.
 
     Attributes:
         folder: its path.

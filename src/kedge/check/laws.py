@@ -199,10 +199,20 @@ def frugal(part: Part) -> None:
         declared = part.count(formula, symbols)
         if count != declared:
             raise LawViolation(
-                f"{field} = {formula!r} declares {declared} numbers, but there are {count}"
+                f"{field} = {formula!r} declares {declared} numbers, but there are {count}; "
+                + _declaration(field, count, symbols)
             )
     if any(isinstance(u, Stack) for _, u in uploads_of(reply.uploads)) and not part.needs_clients:
         raise LawViolation("an upload is a Stack; declare needs_clients = True")
+
+
+def _declaration(field: str, count: int, symbols: dict[str, int]) -> str:
+    """What to declare: the symbol of that size, or the sizes to make a formula of."""
+    same = [name for name, size in symbols.items() if size == count]
+    if same:
+        return f"declare {field} = {same[0]!r}"
+    sizes = ", ".join(f"{name} = {size}" for name, size in symbols.items() if size)
+    return f"declare {field} as a formula; here {sizes}"
 
 
 def ragged(part: Part) -> None:

@@ -45,7 +45,21 @@ _oracles: dict[type[Part] | None, list[Oracle]] = {}
 
 
 def oracle(cls: type[Part] | None) -> Callable[[Oracle], Oracle]:
-    """Decorator that registers an oracle for a part, or for FedAvg (None)."""
+    """Decorator that registers an oracle for a part, or for FedAvg (None).
+
+    An oracle is a function of the part's class that yields a :class:`Claim` for each number.
+
+    >>> from kedge.check.problems import position, quadratics
+    >>> class Own(kedge.core.part.parts["fedprox"]):
+    ...     pass
+    >>> @oracle(Own)
+    ... def the_first_step_feels_no_pull(cls):
+    ...     run = quadratics((10.0,), (1.0,), lr=0.05, steps=1).simulate(cls(mu=4.0))
+    ...     run.run_round()
+    ...     yield Claim("w after one step", expected=0.5, got=position(run))
+    >>> [claim.holds for claim in the_first_step_feels_no_pull(Own)]
+    [True]
+    """
 
     def add(fn: Oracle) -> Oracle:
         _oracles.setdefault(cls, []).append(fn)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kedge.check.problems import optimum, position, quadratics
 from kedge.core.part import Part
 from kedge.errors import KedgeError
@@ -42,9 +44,25 @@ def quadratics_fault(part: Part) -> str:
     is_between = min(OPTIMA) <= settled <= max(OPTIMA)
     if is_between and abs(settled - best) <= abs(fedavg - best) + part.strays + SLACK:
         return ""
+    advice = "A sign is likely to be wrong"
+    if is_between:
+        beyond = abs(settled - best) - abs(fedavg - best)
+        advice += (
+            "; if the objective is another one, declare how much farther it settles: "
+            f"strays = {_rounded_up(beyond)}"
+        )
     return (
         f"on two quadratics with optima at {OPTIMA[0]:g} and {OPTIMA[1]:g}, w settles at "
         f"{settled:.6g}; FedAvg settles at {fedavg:.6g}, and the optimum of the mean is "
-        f"{best:.6g}. A sign is likely to be wrong; if the objective is another one, declare the "
-        "difference as strays = ..."
+        f"{best:.6g}. {advice}"
     )
+
+
+def _rounded_up(value: float) -> str:
+    """A number of one digit that is at least as large.
+
+    >>> _rounded_up(0.00345), _rounded_up(0.3)
+    ('0.004', '0.3')
+    """
+    unit = 10.0 ** math.floor(math.log10(max(value, SLACK)))
+    return f"{unit * math.ceil(round(value / unit, 6)):.1g}"

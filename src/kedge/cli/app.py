@@ -153,6 +153,16 @@ def function_of(name: str) -> Callable[..., None] | typer.Typer:
     return function
 
 
+#: Options of tables that look like options of a command.
+DATA_OPTIONS = {
+    "label": "label=sick",
+    "drop": "label=sick, drop=[note,code]",
+    "missing": "label=sick, missing=median",
+    "id": "label=sick, id=patient",
+    "task": "label=dose, task=regression",
+}
+
+
 class LazyCommand(TyperCommand):
     """A line of the help; the subcommand is imported when it is called."""
 
@@ -165,7 +175,16 @@ class LazyCommand(TyperCommand):
             return group.make_context(info_name, args, parent, **extra)
         single = typer.Typer(add_completion=False)
         single.command(self.name)(function)
-        return typer.main.get_command(single).make_context(info_name, args, parent, **extra)
+        try:
+            return typer.main.get_command(single).make_context(info_name, args, parent, **extra)
+        except Exception as error:  # click's NoSuchOption; some releases of typer have a copy of it
+            name = str(getattr(error, "option_name", "")).lstrip("-")
+            if name in DATA_OPTIONS:
+                raise KedgeError(
+                    f"{self.name} has no --{name}: it is an option of the data and stands in "
+                    f'brackets, as in "hospitals({DATA_OPTIONS[name]})". See: kedge show data:csv'
+                ) from None
+            raise
 
 
 def _placeholder() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -21,6 +22,7 @@ from kedge.data.datasets.readers import EXAMPLES, FORMATS
 from kedge.data.partition.registries import aliases
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.grammar import write_value
+from kedge.loading import files
 from kedge.report.mathtext import plain_doc, title
 from kedge.schema import Schema
 
@@ -195,6 +197,10 @@ def _facts(kind: Kind, name: str, thing: Any, schema: Schema) -> dict[str, str]:
         facts["local update"] = steps
     facts["use"] = f"kedge run {kind.use.format(_example(kind, name, schema))}"
     source = thing if hasattr(thing, "__qualname__") else type(thing)
+    loaded = [str(file.path) for file in files.values() if name in file.names(kind.name)]
+    if loaded:
+        facts["use"] += f" --load {shlex.quote(loaded[0])}"
+        return facts | {"source": f"{source.__qualname__} in {loaded[0]}"}
     return facts | {"source": f"{source.__module__}.{source.__qualname__}"}
 
 

@@ -46,6 +46,12 @@ def check(
         console.print(Text(f"{', '.join(failed)}: not right", "bold red"))
         raise typer.Exit(1)
     console.print(Text(f"{passed} laws and identities hold for {', '.join(part_names)}", "green"))
+    bare = [r.part for r in reports if not any(f.kind == "identity" for f in r.findings)]
+    if bare:
+        dim(
+            f"{', '.join(bare)}: no identity yet, so the laws do not know its equation; work out a "
+            "small case by hand and register it with @kedge.oracle"
+        )
 
 
 def conformance(

@@ -50,11 +50,13 @@ class Declarations:
     strays: ClassVar[float] = 0.0
     #: A setting that is quick on a tiny problem, for the tests of all pairs.
     tiny: ClassVar[dict[str, Any]] = {}
-    #: Numbers per client and round beyond FedAvg's, as formulas in P (parameters that travel), W
-    #: and B (all of the network's parameters and buffers), H (the head's), E (the part's own, from
-    #: ``extend``), F (features), C (outputs), X (inputs), N (clients), R (rows of a batch),
-    #: ``D_cut`` and ``K_cut`` (activations and channels at a cut) and the part's fields. ``keeps``
-    #: is what a client stores.
+    #: How many numbers the server sends to a client in a round, beyond FedAvg's: a formula in P
+    #: (parameters that travel), W and B (all of the network's parameters and buffers), H (the
+    #: head's), E (the part's own, from ``extend``), F (features), C (outputs), X (inputs), N
+    #: (clients), R (rows of a batch), ``D_cut`` and ``K_cut`` (activations and channels at a cut)
+    #: and the part's fields.
     sends: ClassVar[str] = "0"
+    #: How many numbers a client uploads in a round, beyond FedAvg's: such a formula.
     uploads: ClassVar[str] = "0"
+    #: How many numbers a client stores from round to round: such a formula.
     keeps: ClassVar[str] = "0"

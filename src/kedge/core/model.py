@@ -85,9 +85,10 @@ class Model:
         ModelError: there is nothing to train, or a layer cannot draw from a key.
         UnknownName: there is no submodule ``head``.
 
-    Example::
-
-        model = Model(torchvision.models.resnet18(num_classes=10), head="fc")
+    >>> layers = [nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)]
+    >>> model = Model(nn.Sequential(*layers), head="3")
+    >>> model.head_names()
+    ['3.weight', '3.bias']
     """
 
     def __init__(

@@ -241,7 +241,17 @@ HOOKS = [n for n, f in vars(Part).items() if callable(f) and n[0] != "_" and n n
 
 
 def register(cls: type[Part]) -> type[Part]:
-    """Class decorator: make a part known under its class name in lower case."""
+    """Class decorator: make a part known under its class name in lower case.
+
+    >>> @register
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Shrink(Part):
+    ...     rate: float = 0.01
+    ...     def term(self, v, params, batch, out):
+    ...         return self.rate * sum((leaf**2).sum() for leaf in params.values())
+    >>> kedge.parse("scaffold+shrink(rate=0.1)")
+    scaffold+shrink(rate=0.1)
+    """
     for field in dataclasses.fields(cls):
         if hasattr(Part, field.name):
             raise FieldError(

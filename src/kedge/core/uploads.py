@@ -8,7 +8,10 @@ from kedge.core.tree import Tree
 
 
 class Sum(NamedTuple):
-    """An upload of which the server sees the sum over the cohort."""
+    """An upload of which the server sees the sum over the cohort.
+
+    ``return next_client, Sum(change)`` in ``reply``, and ``r.uploads`` is the sum of the changes.
+    """
 
     value: Tree
 

@@ -31,8 +31,9 @@ class FedTR(Part):
     \eta_g\alpha(d_i + w_i - w)` after every step (algorithm 1), from 0 each round, or from the
     last d (``persistent``; algorithm 1 never resets it); ``none``, neither d nor its term.
 
-    Chen et al., Making Local Models Learn Autonomously With Global Feature Tracking and Client
-    Drift Releasing for Federated Learning; the drift is FedDC's (Gao et al., arXiv:2203.11751).
+    Chen, Luo, Gao, Fu, Xu and Zhao, Making Local Models Learn Autonomously With Global Feature
+    Tracking and Client Drift Releasing for Federated Learning; the drift is FedDC's (Gao et al.,
+    arXiv:2203.11751).
 
     Deviations: the paper gives three drift rules; only ``accumulate`` has the optimum as its fixed
     point, and d = w - w_i (section 3.2) would never change w. ``accumulate`` adds the mean of d

@@ -54,9 +54,10 @@ class FLBoost(Distiller):
     :math:`L_{cls} = \sum_k a_{k,y} CE(\omega_k(G), y)` (4), :math:`p_t(y) \propto \sum_k n_k^y`
     (5), :math:`a_{k,y} = n_k^y / \sum_i n_i^y` (6), :math:`L_r` keeps G(z, y) diverse.
 
-    FLBoost: On-the-Fly Fine-Tuning Boosts Federated Learning via Data-Free Distillation; and Zhang
-    et al., Fine-Tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
-    Learning, CVPR 2022, arXiv:2203.09249.
+    Anonymous, FLBoost: On-the-Fly Fine-Tuning Boosts Federated Learning via Data-Free Distillation,
+    OpenReview 2021 (submission Ln5BeHxhVA3 to ICLR, withdrawn); and Zhang et al., Fine-Tuning
+    Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022,
+    arXiv:2203.09249.
 
     Deviations: the default and ``official`` are the authors' code. KL(teacher || student), divided
     by C; G maximises the L1 distance of logits, with the clients' logits detached, and takes one

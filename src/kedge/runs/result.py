@@ -71,6 +71,10 @@ class Result:
     ``headline`` says of which models ``last``, ``best``, gains and curves are: ``global``, the
     global model on the test set; ``personal``, each client's own model on its held-out samples,
     mean over clients; ``client``, the global model in the same way.
+
+    >>> result = kedge.run("fedavg", clients=3, rounds=2, seeds=(0, 1))
+    >>> result.last.n, len(result.records[0]), result.records[0][-1]["round"]
+    (2, 2, 2)
     """
 
     config: Config

@@ -52,12 +52,14 @@ class Simulation(Evaluation):
         IncompatibleError: a part does not suit the task, the optimiser or another part.
         ModelError: the model does not fit the data or lacks what a part needs.
 
-    Example::
-
-        sim = Simulation(federation, module, "scaffold", optim=SGD(lr=0.05), per_round=10)
-        for _ in range(100):
-            sim.run_round()
-        sim.evaluate()  # {"accuracy": ..., "loss": ...}
+    >>> from kedge.core.task import Classification
+    >>> x, y = torch.rand(40, 8), torch.arange(40) % 2
+    >>> federation = Federation(x, y, [range(25), range(25, 40)], Classification(2), (x, y))
+    >>> sim = Simulation(federation, nn.Linear(8, 2), "scaffold", optim=SGD(lr=0.05))
+    >>> for _ in range(3):
+    ...     report = sim.run_round()
+    >>> sorted(sim.evaluate())
+    ['accuracy', 'balanced_accuracy', 'f1_macro', 'loss']
     """
 
     def __init__(

@@ -7,6 +7,7 @@ for, and the set of its labels. Cells that are wrong are reported where they are
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -91,7 +92,8 @@ def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> Colu
             what = (
                 f"is not a number, and with {least}{distinct} different values the column is too "
                 f"varied for one-hot (at most {MAX_CATEGORIES}); leave it out with "
-                f"{typed('drop', name)}, or with {typed('id', name)} if it names the rows"
+                f"{typed('drop', name)}, or with {typed('id', name)} if it names the rows, or "
+                f"replace its values by at most {MAX_CATEGORIES} groups"
             )
             first = next(cells for cells in silos if cells.is_word.any())
             if _mostly_dates(silos):
@@ -101,6 +103,7 @@ def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> Colu
                 problems.add(_first(first, first.is_word, what))
             return unusable
         column = ColumnEncoding(name, "words", words=tuple(sorted(values)))
+        _warn_alike(silos, "words")
     return _filled(column, silos, missing, problems)
 
 
@@ -186,6 +189,25 @@ def _report_words(
             problems.add(cells.error(wrong, what))
 
 
+def _warn_alike(silos: Sequence[Cells], what: str) -> None:
+    """Warn about values that differ in upper and lower case alone, and say where they are."""
+    places: dict[str, dict[str, str]] = {}  # of each value in lower case: its spellings
+    for cells in silos:
+        for value in cells.values():
+            places.setdefault(value.casefold(), {}).setdefault(value, str(cells.table.where))
+    found = [
+        " and ".join(f"{value!r} ({where})" for value, where in spellings.items())
+        for _, spellings in sorted(places.items())
+        if len(spellings) > 1
+    ]
+    if found:
+        warnings.warn(
+            f"column {silos[0].name!r}: {', '.join(found)} count as different {what}; if they mean "
+            "the same, spell them alike in all files",
+            stacklevel=2,
+        )
+
+
 def _first(cells: Cells, wrong: Array, what: str) -> DataError:
     return cells.table.error(int(cells.rows[np.flatnonzero(wrong)[0]]), cells.name, what)
 
@@ -209,6 +231,7 @@ def fit_classes(silos: Sequence[Cells], problems: Problems) -> tuple[str, ...]:
                 problems.add(_first(cells, fraction, what + "task=regression"))
     else:
         order = sorted(names)
+        _warn_alike(silos, "classes")
     if len(order) > max(MAX_CATEGORIES, rows / 2):
         problems.add(
             DataError(

@@ -254,6 +254,10 @@ def _same_columns(
         wrong = lacks or extra
         option = typed("drop", wrong[0] if len(wrong) == 1 else wrong)
         advice = f"{'add it, or ' if lacks else ''}leave it out with {option}"
+        alike = [(c, near[0]) for c in lacks if (near := nearest(c, extra))]
+        if alike:
+            pairs = ", ".join(f"{own!r} is {name!r}" for name, own in alike)
+            advice = f"if {pairs}, use one name in all files; otherwise {advice}"
         same = f"unlike {first.where}; columns must be the same"
         problems.add(DataError(f"{table.where} has {what}, {same}: {advice}"))
     return not lacks

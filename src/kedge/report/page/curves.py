@@ -38,7 +38,7 @@ def lttb(x: Sequence[float], y: Sequence[float], keep: int) -> list[int]:
     """Indices of ``keep`` points of a curve: its ends, and those of the largest triangles.
 
     >>> lttb(range(9), [0, 0, 0, 0, 9, 0, 0, 0, 0], 4)
-    [0, 1, 4, 8]
+    [0, 3, 4, 8]
     """
     n = len(x)
     if keep >= n or keep < 3:

@@ -221,7 +221,7 @@ def _note(found: Sequence[Standing], base: int) -> list[str]:
             "Of clients: the model that each client would use, its own or the global one, on its "
             "held-out samples, mean over clients."
         )
-    lines += views.without_value(found[base])
+    lines += views.test_sizes(found[base]) + views.without_value(found[base])
     if len(found) > 1:
         lines.append(
             f"Gains over {first.name} are paired by seed: both have the same partitions, cohorts "

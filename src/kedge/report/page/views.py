@@ -16,6 +16,7 @@ from kedge.runs.grid import format_value
 MAX_DOTS = 20_000  # clients times seeds times runs in the page
 MAX_CELLS = 20_000  # of the partition's picture
 MAX_CLASS_CELLS = 12_000
+FEW_SAMPLES, FEW_AT_A_CLIENT = 100, 30  # test samples below which the page says that they are few
 
 
 def by_class(found: Sequence[Standing]) -> dict[str, Any] | None:
@@ -112,6 +113,32 @@ def by_client(found: Sequence[Standing], base: int = 0) -> dict[str, Any] | None
         "averaged": same,
         "summary": [_summary(dots, i, base, s) for i, s in enumerate(found)],
     }
+
+
+def test_sizes(standing: Standing) -> list[str]:
+    """On how many samples the run is tested, in all and at a client; empty if not known."""
+    scores = [seed.scores for seed in standing.seeds if isinstance(seed.scores, dict)]
+    totals = _samples([s.get("global") for s in scores])
+    if not totals:
+        return []
+    clients = [c for s in scores if isinstance(c := s.get("clients"), dict)]
+    own = _samples([one for c in clients for one in c.values()])
+    text = f"Tested on {_span(totals)} samples"
+    text += f", {_span(own)} at a client." if own else "."
+    if min(totals) < FEW_SAMPLES or (own and min(own) < FEW_AT_A_CLIENT):
+        text += " Intervals are over seeds; they do not show how few samples these are."
+    return [text]
+
+
+def _samples(scores: Sequence[Any]) -> list[int]:
+    """The numbers of samples in scores that have one."""
+    found = [one.get("samples") for one in scores if isinstance(one, dict)]
+    return [n for n in found if isinstance(n, int) and n > 0]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def without_value(standing: Standing) -> list[str]:
