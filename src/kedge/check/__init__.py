@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from kedge.check import identities  # noqa: F401  (registers the built-in oracles)
 from kedge.check.laws import LAWS, LawViolation, skipped
-from kedge.check.oracles import Claim, oracle, oracles_of
-from kedge.check.problems import on_engine
+from kedge.check.oracles import Claim, claims_on_engines, oracle, oracles_of
 from kedge.core.part import Part
 from kedge.errors import CheckFailed, KedgeError
 from kedge.session.check_client import disabled
@@ -113,16 +112,10 @@ def _identities(part: Part | None) -> list[Finding]:
     findings = []
     for name, claims in oracles_of(part):
         try:
-            with on_engine("loop"):
-                loop = list(claims())
-            with on_engine("vector"):
-                vector = list(claims())
+            findings += [
+                Finding("identity", f"{name}: {claim.what}", claim.holds, claim.detail())
+                for claim in claims_on_engines(claims)
+            ]
         except KedgeError as error:
             findings.append(Finding("identity", name, False, str(error)))
-            continue
-        for one, other in zip(loop, vector, strict=True):
-            claim = other if one.holds else one
-            findings.append(
-                Finding("identity", f"{name}: {claim.what}", claim.holds, claim.detail())
-            )
     return findings

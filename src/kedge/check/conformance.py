@@ -23,8 +23,7 @@ from pathlib import Path
 from kedge.check import objective
 from kedge.check.identities.common import BEST, LR, STEPS, A, H
 from kedge.check.objective import name_objective, solved
-from kedge.check.oracles import oracles_of
-from kedge.check.problems import on_engine
+from kedge.check.oracles import claims_on_engines, oracles_of
 from kedge.core.method import Method, parse
 from kedge.core.part import Part
 from kedge.errors import KedgeError, UnknownName
@@ -72,17 +71,12 @@ def _rows_of(name: str) -> list[Row]:
     label, rows = part.name if part else "fedavg", []
     for oracle, claims in oracles_of(part):
         try:
-            with on_engine("loop"):
-                loop = list(claims())
-            with on_engine("vector"):
-                vector = list(claims())
+            rows += [
+                Row(label, f"{oracle}: {claim.what}", claim.expected, claim.got, claim.holds)
+                for claim in claims_on_engines(claims)
+            ]
         except KedgeError as error:
             rows.append(Row(label, oracle, ok=False, note=str(error)))
-            continue
-        for one, other in zip(loop, vector, strict=True):
-            claim = other if one.holds else one
-            what = f"{oracle}: {claim.what}"
-            rows.append(Row(label, what, claim.expected, claim.got, claim.holds))
     rows = rows or [Row(label, "none", note="has no oracle")]
     return [replace(rows[0], objective=_objective(part)), *rows[1:]]
 

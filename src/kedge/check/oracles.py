@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from kedge.check.problems import on_engine
 from kedge.core.part import Part
 
 
@@ -74,3 +75,16 @@ def oracles_of(part: Part | None) -> Iterator[tuple[str, Callable[[], Iterable[C
     for owner in owners:
         for fn in _oracles.get(owner, []):
             yield fn.__name__.replace("_", " "), functools.partial(fn, type(part))
+
+
+def claims_on_engines(claims: Callable[[], Iterable[Claim]]) -> list[Claim]:
+    """Run an oracle on both engines; a claim is the one that fails, if one does.
+
+    Raises:
+        KedgeError: the oracle cannot be run.
+    """
+    with on_engine("loop"):
+        loop = list(claims())
+    with on_engine("vector"):
+        vector = list(claims())
+    return [other if one.holds else one for one, other in zip(loop, vector, strict=True)]
