@@ -160,7 +160,7 @@ def test_paths_that_cannot_be_sockets(tmp_path: Path) -> None:
     with pytest.raises(KedgeError, match="is a file"):
         Node(bytes, tmp_path / "file", tmp_path / "state", print)
     assert (tmp_path / "file").read_text() == "data"
-    with pytest.raises(KedgeError, match="100 characters at most"):
+    with pytest.raises(KedgeError, match="100 bytes at most"):
         Node(bytes, tmp_path / ("x" * 100), tmp_path / "state", print)
 
 

@@ -19,6 +19,7 @@ from kedge.errors import Interrupted, KedgeError
 
 if TYPE_CHECKING:
     from kedge.flower.rules import Rules
+    from kedge.flower.spec import Spec
     from kedge.runs.config import Config
 
 app = typer.Typer(
@@ -80,6 +81,7 @@ def init(
 
 @app.command()
 def up(
+    context: typer.Context,
     *,
     nodes: Annotated[int, typer.Option(help="number of members; 0: one per silo", min=0)] = 0,
     data: Annotated[str, typer.Option("--data", "-d", help="dataset to divide")] = "digits",
@@ -110,6 +112,7 @@ def up(
     folder = at.resolve()
     if (folder / FILE).exists():
         spec = Spec.load(folder)
+        _check_same(context, at, spec)
         dim(f"the federation in {at} starts again, with the members that it has")
     else:
         spec = local.create(
@@ -150,7 +153,6 @@ def run(
     from kedge.flower.submit import follow, submit
     from kedge.report.progress import Watcher
     from kedge.runs.folder import new_path
-    from kedge.runs.stopping import request_stop
 
     load_files(load)
     folder = at.resolve()
@@ -167,11 +169,16 @@ def run(
         rules = _rules(rule)
         run = submit(folder, config, path, resume=resume, rules=rules, own=load or [], hint=command)
         watcher.report(f"Flower's run {run.number}; log: {path / 'log.txt'}")
+        following = folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r)
         try:
-            follow(folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r))
+            follow(*following)
         except KeyboardInterrupt:
-            request_stop(path)
-            raise Interrupted(f"the run stops after its present round. {hint}") from None
+            run.stop()
+            watcher.report("stopping after this round; Ctrl-C again: do not wait for that")
+            try:
+                follow(*following)
+            except KeyboardInterrupt:
+                raise Interrupted(f"the run stops after its present round. {hint}") from None
     _print_result(path, as_json)
 
 
@@ -185,13 +192,20 @@ def status(*, at: AT = HERE, as_json: JSON = False) -> None:
     folder = at.resolve()
     rows = local.status(folder)
     known: list[dict[str, Any]] = []
+    trouble = ""
     if any(row["name"] == SUPERLINK and row["running"] for row in rows):
-        known = runs(folder)
+        try:
+            known = runs(folder)
+        except KedgeError as error:  # it may have just started
+            trouble = str(error)
     if as_json:
         typer.echo(json.dumps({"processes": rows, "runs": known}))
         return
-    if not rows:
-        console.print(f"the federation in {at} does not run", highlight=False)
+    if not local.is_up(folder):
+        where = "" if at == HERE else f" --at {at}"
+        died = " any more: its supervisor was ended" if rows else ""
+        text = f"the federation in {at} does not run{died}; start it: kedge flower up{where}"
+        console.print(text, highlight=False, soft_wrap=True)
         return
     table = Table("process", "state", "pid", "since", "starts", "last exit", "node")
     for row in rows:
@@ -207,6 +221,8 @@ def status(*, at: AT = HERE, as_json: JSON = False) -> None:
     print_table(table)
     for one in known[:10]:
         dim(f"run {one.get('run-id')}: {one.get('status')}")
+    if trouble:
+        dim(f"its runs are unknown: {trouble}")
 
 
 @app.command()
@@ -259,6 +275,29 @@ def node(
 
     load_files(load)
     run_node(name, data, folder, socket, policy, allow or [], threads, device)
+
+
+def _check_same(context: typer.Context, at: Path, spec: Spec) -> None:
+    """Raise a KedgeError for options that differ from those of a federation that is there."""
+    stored = {
+        "nodes": len(spec.nodes), "data": spec.data, "partition": spec.partition,
+        "split": spec.split, "seed": spec.seed, "resident": spec.resident,
+        "policy": spec.nodes[0].policy, "threads": spec.threads, "load": list(spec.own),
+    }  # fmt: skip
+    for name, value in stored.items():
+        source = context.get_parameter_source(name)
+        given = context.params.get(name)
+        if name == "policy" and given:
+            given = str(Path(given).resolve())
+        if name == "load" and given:
+            given = [str(Path(file).resolve()) for file in given]
+        if source is not None and source.name == "COMMANDLINE" and given != value:
+            has = f"{len(spec.nodes)} members with {spec.data}"
+            raise KedgeError(
+                f"there is a federation in {at} already, of {has}, and --{name} would change it. "
+                f"Start it as it is, without options; or make another one: --at FOLDER; or end it "
+                f"and delete the folder {at}"
+            )
 
 
 # -- settings -----------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ RUN_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 SETTINGS, RULES, OWN = "settings.toml", "rules.toml", "own_*.py"
 NODE_DOWN, MEMBER_FAILED = 101, 102  # codes beside those of Flower
+STOP = ".stop"  # after the path of a journal: a file that asks for a stop
 
 
 # -- the client -----------------------------------------------------------------------------------
@@ -149,6 +150,10 @@ class Journal:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
 
+    def is_stop_requested(self) -> bool:
+        """Whether that command asks for a stop, by a file beside the journal."""
+        return bool(self.path) and os.path.exists(self.path + STOP)
+
 
 def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
     """Run a federation to its end.
@@ -215,6 +220,7 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
         watch=watch,
         report=report,
         hint=f"Resume with: {resume_command(settings, out)}",
+        stop=journal.is_stop_requested,
     ).run()
 
 

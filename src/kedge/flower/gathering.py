@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kedge.core.tree import Tree, Weights
 from kedge.errors import TermsError, WireError
 from kedge.flower.courier import Courier
-from kedge.flower.joining import Agreement, Scaling, agree, other_release
+from kedge.flower.joining import Agreement, Scaling, agree, class_notes, other_release
 from kedge.flower.messages import CODES, REPLY, Request, reply_header
 from kedge.flower.roster import Roster
 from kedge.flower.rules import Rules
@@ -54,12 +54,15 @@ class Gathering:
 
     # -- a new run ----------------------------------------------------------------------------
 
-    def gather(self, clients: int, scaling: Scaling | None) -> tuple[Agreement, dict[str, str]]:
+    def gather(
+        self, clients: int, scaling: Scaling | None, stop: Callable[[], None] = lambda: None
+    ) -> tuple[Agreement, dict[str, str]]:
         """Wait for members, and unite what they have.
 
         Args:
             clients: how many members the run needs; 0 takes all that come within ``join_s``.
             scaling: mean and standard deviation to use in place of the members' own.
+            stop: called again and again; it raises an exception to give up.
 
         Returns:
             The agreement, and the node of each member by name.
@@ -71,6 +74,7 @@ class Gathering:
         courier, found = self.courier, dict[str, tuple[str, Statement]]()
         end = courier.clock() + self.rules.join_s
         while True:
+            stop()
             known = {node for node, _ in found.values()} | self.strangers.keys()
             fresh = [node for node in courier.transport.members() if node not in known]
             for node, statement in self.ask(fresh).items():
@@ -99,6 +103,8 @@ class Gathering:
             agreement = agree(kept, scaling)
         if len(agreement.members) < max(1, clients):
             raise TermsError(self._too_few(len(agreement.members), clients))
+        for note in class_notes(agreement):
+            self.log(note)
         return agreement, nodes
 
     def _of_this_release(

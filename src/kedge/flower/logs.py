@@ -63,7 +63,10 @@ def _newest_run(folder: Path, count: int) -> Iterator[str]:
         raise KedgeError("there is no run yet; start one with: kedge flower run")
     lines = []
     for text in journals[-1].read_text(encoding="utf-8").splitlines():
-        entry = json.loads(text)
+        try:
+            entry = json.loads(text)
+        except ValueError:  # it is being written, or the disk was full
+            continue
         if "line" in entry:
             lines.append(str(entry["line"]))
         elif "end" in entry:

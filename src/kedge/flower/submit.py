@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import Interrupted, KedgeError, Paused
+from kedge.flower.apps import STOP
 from kedge.flower.init import write_app
 from kedge.flower.local import with_names
 from kedge.flower.processes import is_open, is_running, read_processes
@@ -32,10 +33,23 @@ SUBMIT_S = 120.0  # until a SuperLink that restarts must be there
 
 @dataclass
 class Submitted:
-    """A run that was handed to the SuperLink: Flower's number of it, and its journal."""
+    """A run that was handed to the SuperLink.
+
+    Attributes:
+        number: Flower's number of it.
+        journal: path of its journal.
+        place: how much of the journal was read.
+        pid: the process of its server; 0 before it has started.
+    """
 
     number: str
     journal: Path
+    place: int = 0
+    pid: int = 0
+
+    def stop(self) -> None:
+        """Ask the server to stop after its round, or before it starts."""
+        Path(f"{self.journal}{STOP}").touch()
 
 
 def submit(
@@ -71,10 +85,16 @@ def submit(
     journal.parent.mkdir(exist_ok=True)
     _wait_for_superlink(spec.port)
     hint = hint or f"kedge flower run --out {out} --resume"
-    values = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}
-    words = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-    answer = call(folder, "run", str(app), CONNECTION, "--run-config", words, "--format", "json")
-    return Submitted(str(answer.get("run-id", "")), journal)
+    told = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}
+    values = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
+    run = Submitted("", journal)
+    try:
+        words = ("run", str(app), CONNECTION, "--run-config", values, "--format", "json")
+        run.number = str(call(folder, *words).get("run-id", ""))
+    except KeyboardInterrupt:
+        run.stop()  # Flower may have taken the run
+        raise
+    return run
 
 
 def call(folder: Path, *words: str) -> dict[str, Any]:
@@ -141,23 +161,24 @@ def follow(
 
 
 def entries(folder: Path, run: Submitted, hint: str) -> Iterator[dict[str, Any]]:
-    """The entries of a journal as they come, up to the end of the run."""
-    place, pid, start = 0, 0, time.time()
+    """The entries of a journal that were not read before, as they come, up to the end of the
+    run."""
+    start = time.time()
     while True:
-        alive = not pid or is_running(pid)
+        alive = not run.pid or is_running(run.pid)
         content = run.journal.read_bytes() if run.journal.exists() else b""
-        for line in content[place:].splitlines(keepends=True):
+        for line in content[run.place :].splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
-            place += len(line)
+            run.place += len(line)
             entry = json.loads(line)
-            pid = int(entry.get("pid", pid))
+            run.pid = int(entry.get("pid", run.pid))
             yield entry
             if "end" in entry:
                 return
         if not alive:
             raise KedgeError(f"the server of the run has died. {hint}")
-        if not pid and time.time() - start > START_S:
+        if not run.pid and time.time() - start > START_S:
             raise KedgeError(
                 f"Flower has not started the run; see {folder / 'logs' / SUPERLINK}.txt. {hint}"
             )
