@@ -208,6 +208,8 @@ class Asking:
         client, seat = request.client, self._seat(request.client)
         if isinstance(reply, Failure):
             found.failures[client] = f"did not reply ({reply.reason})"
+            if reply.is_bad:
+                self._strike(seat, reply.reason, found)
             return
         try:
             code, value = self.checks.open(reply, request)

@@ -152,7 +152,8 @@ class Gathering:
                 self.log(f"node {node} did not join: it {error}")
                 self.failures[node] += 1
                 self.reasons[node] = f"node {node} {error}"
-                passing = isinstance(reply, Failure) or str(error) in PASSING
+                is_silent = isinstance(reply, Failure) and not reply.is_bad
+                passing = is_silent or str(error) in PASSING
                 if not passing or self.failures[node] >= MAX_FAILURES:
                     self.strangers[node] = self.reasons[node]
             else:
@@ -224,7 +225,8 @@ def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[
 def _text(request: Request, reply: Message | Failure) -> str:
     """The text of an answer without arrays; a WireError with the reason if it is none."""
     if isinstance(reply, Failure):
-        raise WireError(f"did not reply ({reply.reason})")
+        did = "sent a bad answer" if reply.is_bad else "did not reply"
+        raise WireError(f"{did} ({reply.reason})")
     if size_of(reply) > MAX_STATEMENT_BYTES:
         raise WireError(f"sent {size_of(reply)} bytes where a short answer belongs")
     try:
