@@ -111,6 +111,35 @@ def test_the_status_of_a_federation_whose_supervisor_is_gone(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("with_flower")
+def test_ctrl_c_while_a_federation_or_a_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    monkeypatch.setattr(local, "up", interrupt)
+    done = kedge_command("flower", "up", "--at", str(tmp_path))
+    assert done.returncode == 130
+    assert f"no process runs. Start again with: kedge flower up --at {tmp_path}" in done.stderr
+    monkeypatch.setattr(submit, "submit", interrupt)
+    done = kedge_command("flower", "run", "--at", str(tmp_path), "--out", str(tmp_path / "run"))
+    assert done.returncode == 130
+    assert "interrupted before the run had started" in done.stderr
+
+
+@pytest.mark.usefixtures("with_flower")
+def test_a_folder_with_a_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    done = kedge_command("flower", "run", "--at", str(tmp_path), "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "holds a run already" in done.stderr
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.usefixtures("with_flower")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_asks_the_server_to_stop(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

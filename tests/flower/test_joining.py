@@ -15,7 +15,8 @@ from PIL import Image
 from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.dataset import mean_and_std
 from kedge.errors import TermsError, WireError
-from kedge.flower.joining import agree, class_notes, difference
+from kedge.flower.gathering import class_notes
+from kedge.flower.joining import agree, difference
 from kedge.flower.messages import Request, pack_refusal
 from kedge.flower.own_data import own_federation, read_data
 from kedge.flower.plan import terms_of

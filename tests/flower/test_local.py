@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ pytest.importorskip("cryptography", reason="needs the extra: pip install 'kedge[
 
 import kedge
 from kedge.errors import KedgeError
-from kedge.flower import local
+from kedge.flower import local, submit
+from kedge.flower.apps import Journal
+from kedge.flower.init import write_app
 from kedge.flower.logs import log_lines
 from kedge.flower.processes import Program, processes_of
 from kedge.flower.shares import shares_of
-from kedge.flower.spec import NodeSpec, Spec
+from kedge.flower.spec import NodeSpec, Spec, socket_of
 from kedge.flower.submit import Submitted, entries
+from kedge.runs.config import Config
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -75,6 +80,8 @@ def test_names_and_paths_that_cannot_be_those_of_processes(tmp_path: Path) -> No
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(KedgeError, match="file is a file; choose another folder"):
             local.create(folder, "digits", nodes=2)
+        with pytest.raises(KedgeError, match="file is a file; choose another folder"):
+            write_app(folder, Config(method="fedavg", seeds=(0,)))
     assert (tmp_path / "file").read_text() == "data"
 
 
@@ -130,6 +137,44 @@ def test_a_supervisor_that_ends_is_noticed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(local, "start_supervisor", lambda *_: 2**22 + 1)
     with pytest.raises(KedgeError, match="supervisor has ended: OSError: no space left See"):
         local.up(tmp_path, spec)
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec.save(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(local, "programs", lambda *_: [])
+    monkeypatch.setattr(local, "start_supervisor", lambda *_: os.getpid())
+    with pytest.raises(KedgeError, match="is full; free some space, then: kedge flower up --at"):
+        local.up(tmp_path, spec)
+
+
+def test_a_socket_of_a_member_that_was_killed_is_no_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec.save(tmp_path)
+    socket_of(tmp_path, "north").parent.mkdir(parents=True)
+    socket_of(tmp_path, "north").touch()
+    monkeypatch.setattr(local, "programs", lambda *_: [])
+    monkeypatch.setattr(local, "start_supervisor", lambda *_: os.getpid())
+    monkeypatch.setattr(local, "node_id", lambda *_: "7")
+    with pytest.raises(KedgeError, match="missing: north"):
+        local.up(tmp_path, spec, ready_s=0.3)
+
+
+def test_runs_are_shown_with_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [{"run-id": "8", "status": "running"}, {"run-id": "7", "status": "finished:failed"}]
+    monkeypatch.setattr(submit, "call", lambda *_: {"runs": known})
+    (tmp_path / "journals").mkdir()
+    journal = Journal(str(tmp_path / "journals" / "a.jsonl"))
+    journal.write(pid=1, run="7", out="/runs/first")
+    journal.write(end="stopped", text="stopped after round 1")
+    assert submit.runs(tmp_path) == [
+        known[0],
+        known[1] | {"folder": "/runs/first", "end": "stopped"},
+    ]
 
 
 def test_a_journal_is_read_once_and_may_break_off(tmp_path: Path) -> None:

@@ -7,20 +7,17 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from kedge.cli.flower_keys import app as keys
+from kedge.cli.flower_settings import check_same, config_of, rules_of
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import Interrupted, KedgeError
-
-if TYPE_CHECKING:
-    from kedge.flower.rules import Rules
-    from kedge.flower.spec import Spec
-    from kedge.runs.config import Config
+from kedge.flower.spec import HERE as HERE_NAME
 
 app = typer.Typer(
     help="Real federations on Flower: the same methods, with data that stay where they are.",
@@ -32,7 +29,7 @@ app = typer.Typer(
 app.add_typer(keys, name="keys")
 
 AT = Annotated[Path, typer.Option("--at", help="folder of the federation")]
-HERE = Path("kedge-federation")
+HERE = Path(HERE_NAME)
 RULE = Annotated[
     list[str] | None,
     typer.Option(
@@ -74,8 +71,8 @@ def init(
     from kedge.flower.init import write_app
 
     load_files(load)
-    config = _config(file, override, settings, resume=False, out=None)
-    write_app(folder, config, _rules(rule), own=load or [])
+    config = config_of(file, override, settings, resume=False, out=None)
+    write_app(folder, config, rules_of(rule), own=load or [])
     console.print(f"{folder} holds the app; run it with: flwr run {folder}", highlight=False)
 
 
@@ -106,13 +103,14 @@ def up(
     kedge flower up                                after `down`, with the same members and runs
     """
     from kedge.flower import local
-    from kedge.flower.spec import FILE, Spec
+    from kedge.flower.spec import FILE, Spec, option
 
     load_files(load)
     folder = at.resolve()
     if (folder / FILE).exists():
         spec = Spec.load(folder)
-        _check_same(context, at, spec)
+        local.check_down(folder)
+        check_same(context, at, spec)
         dim(f"the federation in {at} starts again, with the members that it has")
     else:
         spec = local.create(
@@ -120,11 +118,15 @@ def up(
             policy=policy, threads=threads, own=load or [],
         )  # fmt: skip
     start = time.perf_counter()
-    spec = local.up(folder, spec)
+    try:
+        spec = local.up(folder, spec)
+    except KeyboardInterrupt:
+        again = f"kedge flower up{option(folder)}"
+        raise Interrupted(f"interrupted; no process runs. Start again with: {again}") from None
     names = ", ".join(node.name for node in spec.nodes)
     console.print(f"{len(spec.nodes)} members are connected: {names}", highlight=False)
     dim(f"ready after {time.perf_counter() - start:.0f} s; SuperLink at 127.0.0.1:{spec.port}")
-    where = "" if at == HERE else f" --at {at}"
+    where = "" if at == HERE else f" --at {shlex.quote(str(at))}"
     dim(f"next: kedge flower run --method scaffold --rounds 5{where}")
 
 
@@ -152,12 +154,14 @@ def run(
     from kedge.flower.spec import Spec
     from kedge.flower.submit import follow, submit
     from kedge.report.progress import Watcher
-    from kedge.runs.folder import new_path
+    from kedge.runs.folder import Folder, new_path
 
     load_files(load)
     folder = at.resolve()
-    config = _config(file, override, settings, resume, out, Spec.load(folder))
+    config = config_of(file, override, settings, resume, out, Spec.load(folder))
     path = Path(out) if out else new_path(config)
+    if not resume:
+        Folder.create(path, config)  # raises an error if it cannot be used; nothing is written
     command = shlex.join(
         ["kedge", "flower", "run", "--out", str(path), "--resume"]
         + ([] if at == HERE else ["--at", str(at)])
@@ -166,8 +170,13 @@ def run(
     )
     hint = f"Resume with: {command}"
     with Watcher(config.rounds, console=errors) as watcher:
-        rules = _rules(rule)
-        run = submit(folder, config, path, resume=resume, rules=rules, own=load or [], hint=command)
+        rules = rules_of(rule)
+        try:
+            run = submit(
+                folder, config, path, resume=resume, rules=rules, own=load or [], hint=command
+            )
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted before the run had started") from None
         watcher.report(f"Flower's run {run.number}; log: {path / 'log.txt'}")
         following = folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r)
         try:
@@ -202,7 +211,7 @@ def status(*, at: AT = HERE, as_json: JSON = False) -> None:
         typer.echo(json.dumps({"processes": rows, "runs": known}))
         return
     if not local.is_up(folder):
-        where = "" if at == HERE else f" --at {at}"
+        where = "" if at == HERE else f" --at {shlex.quote(str(at))}"
         died = " any more: its supervisor was ended" if rows else ""
         text = f"the federation in {at} does not run{died}; start it: kedge flower up{where}"
         console.print(text, highlight=False, soft_wrap=True)
@@ -220,7 +229,9 @@ def status(*, at: AT = HERE, as_json: JSON = False) -> None:
         )
     print_table(table)
     for one in known[:10]:
-        dim(f"run {one.get('run-id')}: {one.get('status')}")
+        how = f", {one['end']}" if one.get("end") else ""
+        where = f": {one['folder']}" if one.get("folder") else ""
+        dim(f"run {one.get('run-id')}, {one.get('status')}{how}{where}")
     if trouble:
         dim(f"its runs are unknown: {trouble}")
 
@@ -277,67 +288,6 @@ def node(
     run_node(name, data, folder, socket, policy, allow or [], threads, device)
 
 
-def _check_same(context: typer.Context, at: Path, spec: Spec) -> None:
-    """Raise a KedgeError for options that differ from those of a federation that is there."""
-    stored = {
-        "nodes": len(spec.nodes), "data": spec.data, "partition": spec.partition,
-        "split": spec.split, "seed": spec.seed, "resident": spec.resident,
-        "policy": spec.nodes[0].policy, "threads": spec.threads, "load": list(spec.own),
-    }  # fmt: skip
-    for name, value in stored.items():
-        source = context.get_parameter_source(name)
-        given = context.params.get(name)
-        if name == "policy" and given:
-            given = str(Path(given).resolve())
-        if name == "load" and given:
-            given = [str(Path(file).resolve()) for file in given]
-        if source is not None and source.name == "COMMANDLINE" and given != value:
-            has = f"{len(spec.nodes)} members with {spec.data}"
-            raise KedgeError(
-                f"there is a federation in {at} already, of {has}, and --{name} would change it. "
-                f"Start it as it is, without options; or make another one: --at FOLDER; or end it "
-                f"and delete the folder {at}"
-            )
-
-
-# -- settings -----------------------------------------------------------------------------------
-
-
-def _config(
-    file: str | None,
-    override: list[str] | None,
-    settings: dict[str, Any],
-    resume: bool,
-    out: str | None,
-    spec: Any = None,
-) -> Config:
-    """The settings of a command line, with one seed and the members of a federation."""
-    from kedge.cli.run import _config as config_of
-
-    if not resume and settings.get("seeds") is None:
-        settings["seeds"] = "0"
-    if spec is not None and not resume:
-        members = {"data": spec.data, "partition": spec.partition, "split": spec.split}
-        for key, value in members.items():
-            if settings.get(key) not in (None, value):
-                raise KedgeError(f"--{key} is that of the federation: {value}; leave it out")
-            settings[key] = value
-        settings["clients"] = settings.get("clients") or len(spec.nodes)
-    return config_of(file, override, settings, resume, out)
-
-
-def _rules(words: list[str] | None) -> Rules:
-    """The rules of a command line."""
-    import tomllib
-
-    from kedge.flower.rules_file import make_rules
-
-    try:
-        return make_rules(tomllib.loads("\n".join(words or ())))
-    except tomllib.TOMLDecodeError:
-        raise KedgeError("--rule takes key=value, such as deadline_s=60") from None
-
-
 def _print_result(path: Path, as_json: bool) -> None:
     from kedge.api import load
 
@@ -346,4 +296,4 @@ def _print_result(path: Path, as_json: bool) -> None:
         typer.echo(json.dumps(run.result))
         return
     console.print(run.summary, highlight=False, soft_wrap=True)
-    dim(f"saved in {path}; use the model: kedge predict {path} FILE")
+    dim(f"saved in {path}; use the model: kedge predict {shlex.quote(str(path))} FILE")

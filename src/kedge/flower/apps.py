@@ -16,6 +16,7 @@ neither data nor state if the resident node has a user of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -155,6 +156,15 @@ class Journal:
         return bool(self.path) and os.path.exists(self.path + STOP)
 
 
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The entries of a journal; one that is being written, or that a full disk cut, is left out."""
+    found = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(text))
+    return found
+
+
 def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
     """Run a federation to its end.
 
@@ -170,7 +180,7 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
 
     settings = RUN_CONFIG | settings
     journal = Journal(str(settings["journal"]))
-    journal.write(pid=os.getpid(), run=str(grid.run.run_id))
+    journal.write(pid=os.getpid(), run=str(grid.run.run_id), out=str(settings["out"]))
     try:
         _coordinate(folder, grid, settings, journal)
         journal.write(end="complete")

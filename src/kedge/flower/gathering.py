@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kedge.core.task import tasks
 from kedge.core.tree import Tree, Weights
 from kedge.errors import TermsError, WireError
 from kedge.flower.courier import Courier
-from kedge.flower.joining import Agreement, Scaling, agree, class_notes, other_release
+from kedge.flower.joining import Agreement, Scaling, agree, other_release
 from kedge.flower.messages import CODES, REPLY, Request, reply_header
 from kedge.flower.roster import Roster
 from kedge.flower.rules import Rules
@@ -24,6 +25,7 @@ MAX_STATEMENT_BYTES = 16 << 20
 JOIN_WAIT_S = 1.0  # between two looks at who is there
 MANY_SAMPLES = 20  # times the median is worth a line in the log
 MAX_FAILURES = 5  # of a node to join
+MAX_NOTED = 20  # classes in a line of the log
 #: What a node may say now and not later.
 PASSING = tuple(CODES[code] for code in ("BUSY", "FAILED", "LATE"))
 
@@ -255,3 +257,27 @@ def _taken(name: str) -> str:
 def _described(statement: Statement) -> str:
     shape = "x".join(map(str, statement.schema.shape))
     return f"{statement.train} samples to train on, {statement.test} to test on, inputs {shape}"
+
+
+def class_notes(agreement: Agreement) -> list[str]:
+    """What people should know of the agreed classes: who lacks some, and names that may be meant
+    as one. Classes are united by name, so ``no`` and ``No`` are two of them."""
+    classes, found = agreement.schema.classes, list[str]()
+    if classes is None or not tasks[agreement.schema.task].one_class:
+        return found
+    for member in agreement.members:
+        missing = [c for c in classes if c not in (member.schema.classes or ())]
+        if missing:
+            more = ", ..." if len(missing) > MAX_NOTED else ""
+            found.append(f"{member.name} has no class {', '.join(missing[:MAX_NOTED])}{more}")
+    if found:
+        found.insert(0, f"the classes of all members are: {', '.join(classes[:MAX_NOTED])}")
+    alike: dict[str, str] = {}
+    for name in classes:
+        other = alike.setdefault(" ".join(name.split()).casefold(), name)
+        if other != name:
+            found.append(
+                f"the classes {other!r} and {name!r} are two; if one is meant, write it alike in "
+                "all files and run again"
+            )
+    return found

@@ -105,8 +105,9 @@ def write_app(
         KedgeError: the settings are not for a federation, or the folder is not empty.
     """
     check_config(config)
-    if folder.exists() and not folder.is_dir():
-        raise KedgeError(f"{folder} is a file; choose another folder")
+    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        raise KedgeError(f"{nearest} is a file; choose another folder")
     if not replace and folder.exists() and any(folder.iterdir()):
         raise KedgeError(f"{folder} is not empty; choose another folder")
     package = folder / PACKAGE

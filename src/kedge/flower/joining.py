@@ -25,7 +25,6 @@ from kedge.flower.statement import Statement
 from kedge.session.terms import DataSchema
 
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
-MAX_NOTED = 20  # classes in a line of the log
 
 
 @dataclass(frozen=True)
@@ -77,30 +76,6 @@ def agree(statements: Sequence[Statement], scaling: Scaling | None = None) -> Ag
     return Agreement(
         members, refusals, schema, _encoding(members, columns), _counts(members, schema)
     )
-
-
-def class_notes(agreement: Agreement) -> list[str]:
-    """What people should know of the agreed classes: who lacks some, and names that may be meant
-    as one. Classes are united by name, so ``no`` and ``No`` are two of them."""
-    classes, found = agreement.schema.classes, list[str]()
-    if classes is None or not tasks[agreement.schema.task].one_class:
-        return found
-    for member in agreement.members:
-        missing = [c for c in classes if c not in (member.schema.classes or ())]
-        if missing:
-            more = ", ..." if len(missing) > MAX_NOTED else ""
-            found.append(f"{member.name} has no class {', '.join(missing[:MAX_NOTED])}{more}")
-    if found:
-        found.insert(0, f"the classes of all members are: {', '.join(classes[:MAX_NOTED])}")
-    alike: dict[str, str] = {}
-    for name in classes:
-        other = alike.setdefault(" ".join(name.split()).casefold(), name)
-        if other != name:
-            found.append(
-                f"the classes {other!r} and {name!r} are two; if one is meant, write it alike in "
-                "all files and run again"
-            )
-    return found
 
 
 def other_release(member: Statement) -> str:

@@ -38,10 +38,20 @@ from kedge.flower.processes import (
     stop,
     write_programs,
 )
-from kedge.flower.spec import CONNECTION, MAX_PATH, SUPERLINK, NodeSpec, Spec, programs, socket_of
+from kedge.flower.spec import (
+    CONNECTION,
+    MAX_PATH,
+    SUPERLINK,
+    NodeSpec,
+    Spec,
+    option,
+    programs,
+    socket_of,
+)
 
 READY_S = 180.0
 MAX_STARTS = 8  # of one program while a federation gets ready; the pauses are a minute together
+MIN_FREE_BYTES = 1 << 20  # of the disk of a federation that starts
 NODE = re.compile(r"\bnode (\d+)\b")
 ONLINE = b"SuperNode ID:"  # in the log of a SuperNode that was let in
 
@@ -98,9 +108,12 @@ def _new_folder(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         is_empty = not any(folder.iterdir())
-    except (FileExistsError, NotADirectoryError):
+    except OSError as error:
         file = next(p for p in (folder, *folder.parents) if p.exists())
-        raise KedgeError(f"{file} is a file; choose another folder: --at FOLDER") from None
+        what = (
+            f"{folder} cannot be made: {error.strerror}" if file.is_dir() else f"{file} is a file"
+        )
+        raise KedgeError(f"{what}; choose another folder: --at FOLDER") from None
     if not is_empty:
         raise KedgeError(f"{folder} is not empty; choose another folder: --at FOLDER")
     try:
@@ -158,9 +171,10 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> Sp
     Raises:
         KedgeError: it runs already, or does not get ready.
     """
-    if read_processes(folder)[0]:
-        raise KedgeError(f"the federation in {folder} runs already; see: kedge flower status")
+    check_down(folder)
     stop(folder, spec.token)  # what a supervisor that was killed has left behind
+    for node in spec.nodes:
+        socket_of(folder, node.name).unlink(missing_ok=True)  # of a member that was killed
     spec = _with_free_ports(folder, spec)
     for log in (folder / "logs").glob("*.txt"):
         log.replace(log.with_suffix(".old"))
@@ -173,6 +187,14 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> Sp
     return spec
 
 
+def check_down(folder: Path) -> None:
+    """Raise a KedgeError if a federation runs already."""
+    if is_up(folder):
+        raise KedgeError(
+            f"the federation in {folder} runs already; see: kedge flower status{option(folder)}"
+        )
+
+
 def _wait_until_ready(folder: Path, spec: Spec, supervisor: int, ready_s: float) -> None:
     end = time.time() + ready_s
     while time.time() < end:
@@ -181,6 +203,9 @@ def _wait_until_ready(folder: Path, spec: Spec, supervisor: int, ready_s: float)
         if not is_running(supervisor):
             log = folder / "supervisor.txt"
             raise KedgeError(f"the supervisor has ended: {_last_line(log)} See {log}")
+        if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
+            again = f"free some space, then: kedge flower up{option(folder)}"
+            raise KedgeError(f"the disk of {folder} is full; {again}")
         _check_starts(folder, spec)
         time.sleep(0.25)
     missing = [node.name for node in spec.nodes if not is_ready(folder, spec, node)]

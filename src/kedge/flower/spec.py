@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from kedge.flower.processes import Program
 
 FILE, FORMAT = "federation.json", 1
 CONNECTION, SUPERLINK = "kedge", "superlink"
+HERE = "kedge-federation"  # the folder of a federation, unless another one is named
 MAX_PATH = 100  # bytes of the path of a socket; systems allow 104 to 108
 INSTALL = "this needs Flower; install it with: pip install 'kedge[flower]'"
 #: Flower reports nothing, does not ask for newer releases, and looks for work often.
@@ -83,9 +85,15 @@ class Spec:
         except FileNotFoundError:
             raise KedgeError(
                 f"there is no federation in {folder}; start one with: kedge flower up --nodes 4"
+                + option(folder)
             ) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise KedgeError(f"{folder / FILE} cannot be read: {error!r}") from None
+
+
+def option(folder: Path) -> str:
+    """What a command on the federation in a folder must be given, with a space before it."""
+    return "" if folder == Path(HERE).resolve() else f" --at {shlex.quote(str(folder))}"
 
 
 # -- programs -----------------------------------------------------------------------------------

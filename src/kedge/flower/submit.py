@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import Interrupted, KedgeError, Paused
-from kedge.flower.apps import STOP
+from kedge.flower.apps import STOP, read_journal
 from kedge.flower.init import write_app
 from kedge.flower.local import with_names
 from kedge.flower.processes import is_open, is_running, read_processes
 from kedge.flower.rules import Rules
-from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower
+from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower, option
 from kedge.runs.config import Config
 
 POLL_S = 0.25
@@ -78,12 +78,13 @@ def submit(
     """
     spec = Spec.load(folder)
     if not read_processes(folder)[0]:
-        raise KedgeError(f"the federation in {folder} does not run; start it: kedge flower up")
+        again = f"kedge flower up{option(folder)}"
+        raise KedgeError(f"the federation in {folder} does not run; start it: {again}")
     scaling: Any = spec.scaling or None
     app = write_app(folder / "app", config, rules, scaling, "kedge", replace=True, own=own)
     journal = folder / "journals" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
     journal.parent.mkdir(exist_ok=True)
-    _wait_for_superlink(spec.port)
+    _wait_for_superlink(folder, spec.port)
     hint = hint or f"kedge flower run --out {out} --resume"
     told = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}
     values = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
@@ -186,14 +187,21 @@ def entries(folder: Path, run: Submitted, hint: str) -> Iterator[dict[str, Any]]
 
 
 def runs(folder: Path) -> list[dict[str, Any]]:
-    """The runs that the SuperLink knows, newest first."""
-    found = call(folder, "list", CONNECTION, "--format", "json")
-    return list(found.get("runs", []))
+    """The runs that the SuperLink knows, newest first, with ``folder`` and ``end`` of those that
+    have a journal: Flower calls a run that was stopped or paused a failed one."""
+    found = list(call(folder, "list", CONNECTION, "--format", "json").get("runs", []))
+    journals: dict[str, dict[str, Any]] = {}
+    for path in (folder / "journals").glob("*.jsonl"):
+        known = read_journal(path)
+        first, last = (known[0], known[-1]) if known else ({}, {})
+        journals[str(first.get("run"))] = {"folder": first.get("out"), "end": last.get("end")}
+    return [dict(one) | journals.get(str(one.get("run-id")), {}) for one in found]
 
 
-def _wait_for_superlink(port: int) -> None:
+def _wait_for_superlink(folder: Path, port: int) -> None:
     end = time.time() + SUBMIT_S
     while not is_open(port):
         if time.time() > end:
-            raise KedgeError("the SuperLink does not answer; see: kedge flower log superlink")
+            log = f"kedge flower log superlink{option(folder)}"
+            raise KedgeError(f"the SuperLink does not answer; see: {log}")
         time.sleep(POLL_S)
