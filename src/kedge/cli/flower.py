@@ -285,7 +285,7 @@ def node(
     from kedge.flower.resident import run_node
 
     load_files(load)
-    run_node(name, data, folder, socket, policy, allow or [], threads, device)
+    run_node(name, data, folder, socket, policy, allow or [], threads, device, dim)
 
 
 def _print_result(path: Path, as_json: bool) -> None:
