@@ -155,6 +155,11 @@ class Journal:
         """Whether that command asks for a stop, by a file beside the journal."""
         return bool(self.path) and os.path.exists(self.path + STOP)
 
+    def forget_stop(self) -> None:
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path + STOP)
+
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """The entries of a journal; one that is being written, or that a full disk cut, is left out."""
@@ -196,6 +201,8 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
     except BaseException as error:
         journal.write(end="crashed", text=f"{type(error).__name__}: {error}"[:1000])
         raise
+    finally:
+        journal.forget_stop()
 
 
 def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Journal) -> None:
