@@ -14,12 +14,13 @@ import pytest
 pytest.importorskip("cryptography", reason="needs the extra: pip install 'kedge[flower]'")
 
 import kedge
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, Paused
 from kedge.flower import local, submit
 from kedge.flower.apps import Journal
 from kedge.flower.init import write_app
 from kedge.flower.logs import log_lines
 from kedge.flower.processes import Program, processes_of
+from kedge.flower.rules import PAUSED
 from kedge.flower.shares import shares_of
 from kedge.flower.spec import NodeSpec, Spec, socket_of
 from kedge.flower.submit import Submitted, entries
@@ -175,6 +176,18 @@ def test_runs_are_shown_with_their_folders(tmp_path: Path, monkeypatch: pytest.M
         known[0],
         known[1] | {"folder": "/runs/first", "end": "stopped"},
     ]
+
+
+def test_the_message_of_a_pause_is_shown_once(tmp_path: Path) -> None:
+    Spec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
+    journal, shown = Journal(str(tmp_path / "a.jsonl")), list[str]()
+    text = f"{PAUSED} 2: 1 of 4 members replied, 2 are needed"
+    for line in ("started", "round 1 of 3: 4 of 4 replied", text):
+        journal.write(line=line)
+    journal.write(end="paused", text=text)
+    with pytest.raises(Paused, match=text):
+        submit.follow(tmp_path, Submitted("7", tmp_path / "a.jsonl"), "", shown.append)
+    assert shown == ["started"]
 
 
 def test_a_journal_is_read_once_and_may_break_off(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from kedge.flower.messages import Request
 from kedge.flower.plan import check_config, question_of, terms_of
 from kedge.flower.recording import Recording
 from kedge.flower.roster import Roster
-from kedge.flower.rules import Rules
+from kedge.flower.rules import PAUSED, Rules
 from kedge.flower.seat import Own, make_module
 from kedge.flower.transport import Transport
 from kedge.runs.checks import check_batchnorm
@@ -205,7 +205,9 @@ class Coordinator:
         )  # fmt: skip
         if is_new:
             gathering.tell(roster, initial)
-            self.log(f"{len(roster.seats)} members agree on the terms {terms.hash}")
+            agreed, every = sum(seat.agreed for seat in roster.seats), len(roster.seats)
+            count = f"{every}" if agreed == every else f"{agreed} of {every}"
+            self.log(f"{count} members agree on the terms {terms.hash}")
 
     # -- rounds -------------------------------------------------------------------------------
 
@@ -239,12 +241,12 @@ class Coordinator:
 
     def _ask(self, ask: Ask, test: Test | None = None) -> Collected:
         """Ask clients but for excluded ones; Paused if too few of all reply."""
-        needed = self.rules.needed(len(ask.clients))
+        drawn, needed = len(ask.clients), self.rules.needed(len(ask.clients))
         ask = ask._replace(clients=self._left(ask.clients))
         once = ask.kind == "survey" and self.bound.part(ask.part).surveys() != "every"
         found = self.asking.ask(ask, needed, test, patient=once)
         if len(found.replies) < needed:
-            raise Paused(self._too_few(ask, found, needed))
+            raise Paused(self._too_few(ask, found, drawn, needed))
         if test is not None:
             self.recording.add_test(found.sums, found.personal)
         return found
@@ -274,14 +276,18 @@ class Coordinator:
             detail = "detailed"
         return Test(detail, output, self.config.personal, testers)
 
-    def _too_few(self, ask: Ask, found: Collected, needed: int) -> str:
+    def _too_few(self, ask: Ask, found: Collected, drawn: int, needed: int) -> str:
         names = self.roster.seats
-        excluded = [f"{s.name}: {s.excluded}" for s in names if s.excluded]
-        failed = [f"{names[k].name} {reason}" for k, reason in sorted(found.failures.items())]
+        excluded = [f"{s.name} is excluded: it {s.excluded}" for s in names if s.excluded]
+        failed = [
+            f"{names[k].name} {reason}"
+            for k, reason in sorted(found.failures.items())
+            if not names[k].excluded or not reason.startswith(names[k].excluded)
+        ]
         strangers = self.asking.gathering.reasons.values()
-        reasons = "; ".join([*failed, *(f"excluded are {text}" for text in excluded), *strangers])
+        reasons = "; ".join([*failed, *excluded, *strangers])
         return (
-            f"paused in round {ask.round + 1}: {len(found.replies)} of {len(ask.clients)} members "
+            f"{PAUSED} {ask.round + 1}: {len(found.replies)} of {drawn} members "
             f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
             f"round {self.session.round}. {self.hint}"
         )

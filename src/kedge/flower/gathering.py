@@ -211,8 +211,9 @@ class Gathering:
                 self.reasons[seat.node] = f"{seat.name} did not agree to the terms: it {error}"
                 self.log(self.reasons[seat.node])
                 if str(error) in (CODES["TERMS"], CODES["POLICY"]):
-                    seat.excluded = f"it {error}"
-                    self.log(f"{seat.name} is excluded: {seat.excluded}")
+                    seat.excluded = str(error)
+                    del self.reasons[seat.node]  # told as that of the exclusion
+                    self.log(f"{seat.name} is excluded: it {seat.excluded}")
 
 
 def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[float], Request]:

@@ -21,12 +21,13 @@ from kedge.flower.apps import STOP, read_journal
 from kedge.flower.init import write_app
 from kedge.flower.local import with_names
 from kedge.flower.processes import is_open, is_running, read_processes
-from kedge.flower.rules import Rules
+from kedge.flower.rules import PAUSED, Rules
 from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower, option
 from kedge.runs.config import Config
 
 POLL_S = 0.25
 ROUND = re.compile(r"round \d+ of \d+:")
+SHOWN = re.compile(rf"{ROUND.pattern}|{PAUSED} ")  # by `watch`, or by the error that follows
 START_S = 120.0  # until the ServerApp must have started
 SUBMIT_S = 120.0  # until a SuperLink that restarts must be there
 
@@ -147,7 +148,7 @@ def follow(
         for key in entry.keys() & {"line", "text"}:
             entry[key] = with_names(folder, str(entry[key]))
         if "line" in entry and report is not None:
-            if not ROUND.match(entry["line"]):  # shown by watch
+            if not SHOWN.match(entry["line"]):
                 report(entry["line"])
         elif "record" in entry and watch is not None:
             watch(int(entry["seed"]), entry["record"])
