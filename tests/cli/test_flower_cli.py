@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 from commands import kedge_command
 
+from kedge.errors import Interrupted
+from kedge.flower import local, submit
 from kedge.flower.processes import write_programs
 from kedge.flower.rules_file import read_rules
 from kedge.flower.spec import NodeSpec, Spec
@@ -65,6 +68,98 @@ def test_where_there_is_no_federation(tmp_path: Path) -> None:
         done = kedge_command("flower", command, "--at", str(tmp_path))
         assert done.returncode == 2
         assert "there is no federation" in done.stderr
+
+
+@pytest.fixture
+def with_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: find("json" if name == "flwr" else name, *a)
+    )
+
+
+@pytest.mark.usefixtures("with_flower")
+def test_a_federation_that_is_there_is_not_changed_by_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec("token", 1, (NodeSpec("a", "x", 2), NodeSpec("b", "x", 3)), data="digits")
+    spec.save(tmp_path)
+    started: list[Spec] = []
+    monkeypatch.setattr(local, "up", lambda folder, found: started.append(found) or found)
+    for words in (("--nodes", "3"), ("--data", "silos"), ("--no-resident",), ("--seed", "1")):
+        done = kedge_command("flower", "up", *words, "--at", str(tmp_path))
+        assert done.returncode == 2
+        assert "already, of 2 members with digits" in done.stderr
+        assert f"and {words[0].replace('--no-', '--')} would change it" in done.stderr
+    assert not started
+    for words in ((), ("--nodes", "2", "--data", "digits")):
+        done = kedge_command("flower", "up", *words, "--at", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+    assert started == [spec, spec]
+
+
+@pytest.mark.usefixtures("with_flower")
+def test_the_status_of_a_federation_whose_supervisor_is_gone(tmp_path: Path) -> None:
+    Spec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
+    said = kedge_command("flower", "status", "--at", str(tmp_path)).stdout
+    assert f"does not run; start it: kedge flower up --at {tmp_path}" in said
+    process = {"pid": 2**22 + 1, "since": 0.0}
+    values = {"supervisor": 2**22 + 2, "token": "token", "processes": {"superlink": process}}
+    (tmp_path / "processes.json").write_text(json.dumps(values))
+    said = kedge_command("flower", "status", "--at", str(tmp_path)).stdout
+    assert "does not run any more: its supervisor was ended; start it: kedge flower up" in said
+
+
+@pytest.mark.usefixtures("with_flower")
+def test_ctrl_c_while_a_federation_or_a_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    monkeypatch.setattr(local, "up", interrupt)
+    done = kedge_command("flower", "up", "--at", str(tmp_path))
+    assert done.returncode == 130
+    assert f"no process runs. Start again with: kedge flower up --at {tmp_path}" in done.stderr
+    monkeypatch.setattr(submit, "submit", interrupt)
+    done = kedge_command("flower", "run", "--at", str(tmp_path), "--out", str(tmp_path / "run"))
+    assert done.returncode == 130
+    assert "interrupted before the run had started" in done.stderr
+
+
+@pytest.mark.usefixtures("with_flower")
+def test_a_folder_with_a_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    done = kedge_command("flower", "run", "--at", str(tmp_path), "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "holds a run already" in done.stderr
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.usefixtures("with_flower")
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_asks_the_server_to_stop(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    run, calls = submit.Submitted("7", tmp_path / "journal.jsonl"), []
+
+    def follow(*_: object) -> None:
+        calls.append((tmp_path / "journal.jsonl.stop").exists())
+        if len(calls) <= times:
+            raise KeyboardInterrupt
+        raise Interrupted("stopped after round 2 of seed 0. Resume with: kedge flower run")
+
+    monkeypatch.setattr(submit, "submit", lambda *_, **__: run)
+    monkeypatch.setattr(submit, "follow", follow)
+    done = kedge_command("flower", "run", "--at", str(tmp_path), "--out", str(tmp_path / "run"))
+    assert done.returncode == 130
+    assert calls == [False, True]
+    text = "stopped after round 2" if times == 1 else "the run stops after its present round. Res"
+    assert text in done.stderr
 
 
 def test_logs_of_members(tmp_path: Path) -> None:

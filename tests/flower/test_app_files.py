@@ -66,6 +66,24 @@ def test_an_app_has_what_a_bundle_takes(tmp_path: Path) -> None:
     assert write_app(folder, config, replace=True) == folder
 
 
+def test_nothing_stays_of_an_app_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device", str(self))
+
+    (tmp_path / "empty").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        for folder in (tmp_path / "new" / "app", tmp_path / "empty"):
+            with pytest.raises(OSError, match="No space left"):
+                write_app(folder, Config(method="fedavg", seeds=(0,)))
+    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "empty").iterdir())
+    write_app(tmp_path / "empty", Config(method="fedavg", seeds=(0,)))
+
+
 def test_an_app_for_settings_of_a_simulation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match="seeds"):
         write_app(tmp_path / "app", Config())
@@ -112,8 +130,10 @@ def test_silos_stay_where_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     with pytest.raises(KedgeError, match="has 2 silos"):
         shares_of(f"{tmp_path}(label=sick)", "auto", 3, "auto", 0, tmp_path / "new")
-    with pytest.raises(KedgeError, match="how many nodes"):
+    with pytest.raises(KedgeError, match="how many members"):
         shares_of("digits", "auto", 0, "auto", 0, tmp_path / "new")
+    with pytest.raises(KedgeError, match="nosuch: there is no such file or folder"):
+        shares_of(str(tmp_path / "nosuch"), "auto", 0, "auto", 0, tmp_path / "new")
 
 
 def test_a_federation_moves_if_others_have_taken_its_ports(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from federations import Members, datasets
 from flwr.common.config import parse_config_args
 from grids import MemberGrid, app_folder
 
-from kedge.errors import Paused, TermsError
+from kedge.errors import Interrupted, Paused, TermsError
 from kedge.flower import apps
 from kedge.flower.messages import Request, pack_refusal
+from kedge.flower.submit import Submitted
 
 pytestmark = pytest.mark.flower
 
@@ -71,6 +72,19 @@ def test_a_pause_says_how_to_resume_on_a_deployment(
     apps.run_server(folder, MemberGrid(Members(tmp_path)), config)  # type: ignore[arg-type]
     records = (tmp_path / "run" / "seed-0" / "metrics.jsonl").read_text().splitlines()
     assert len(records) == (rounds or 3)
+
+
+def test_a_run_that_is_stopped_before_it_starts_leaves_no_folder(tmp_path: Path) -> None:
+    folder, journal = app_folder(tmp_path / "app"), tmp_path / "journal"
+    Submitted("", journal).stop()
+    config = {"out": str(tmp_path / "run"), "journal": str(journal)}
+    with pytest.raises(Interrupted, match="before all members had joined"):
+        apps.run_server(folder, MemberGrid(Members(tmp_path)), config)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+    assert [path.name for path in tmp_path.glob("journal*")] == ["journal"]
+    [first, last] = apps.read_journal(journal)
+    assert first["out"] == str(tmp_path / "run")
+    assert last["end"] == "stopped"
 
 
 def test_the_folder_of_the_app_is_named_only_if_it_is_there(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kedge.core.tree import Weights
 from kedge.errors import Paused
 from kedge.flower.checks import check_sums, with_client
 from kedge.flower.messages import REPLY, Request
+from kedge.flower.transport import Failure
 from kedge.session import blob, wire
 
 Forgery = Callable[[Request, bytes], bytes]
@@ -291,6 +293,25 @@ def test_a_member_that_keeps_lying_is_excluded(tmp_path: Path) -> None:
     assert asked == [0, 1, 2]
     stored = json.loads((tmp_path / "run" / "federation.json").read_text())
     assert stored["members"][2]["excluded"] == "sent 3 bad replies"
+
+
+def test_what_is_no_message_at_all_counts_against_its_sender(tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+
+    def fault(name: str, request: Request, reply: bytes) -> Any:
+        bad = name == "north" and request.kind == "train"
+        return Failure("what is no message of kedge", is_bad=True) if bad else reply
+
+    run = coordinator(
+        members, settings("scaffold", per_round=4), tmp_path / "run",
+        transport=Faulty(members, fault), rules=replace(QUICK, strikes=2),
+    )  # fmt: skip
+    run.run()
+    seat = run.roster.seats[1]
+    assert (seat.name, seat.strikes) == ("north", 2)
+    assert seat.excluded == "sent 2 bad replies"
+    assert all(1 not in record["cohort"] for record in run.recording.records)
+    assert_same(run, replay(run, members))
 
 
 def test_if_all_lie_nothing_is_averaged(tmp_path: Path) -> None:

@@ -215,6 +215,44 @@ def test_a_run_is_stopped_from_outside_and_goes_on(tmp_path: Path) -> None:
     assert_same(again, replay(again, members))
 
 
+def test_a_stop_while_members_join_leaves_nothing(tmp_path: Path) -> None:
+    members = Members(tmp_path, model=net())
+    config, rules = settings("scaffold", clients=5), replace(QUICK, join_s=600.0)
+    looks: list[bool] = []
+
+    def stop() -> bool:
+        looks.append(len(looks) == 2)
+        return looks[-1]
+
+    run = coordinator(members, config, tmp_path / "run", rules=rules, stop=stop)
+    run.transport.wait = lambda seconds: None  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="before all members had joined; nothing is saved"):
+        run.run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stop_does_not_wait_for_all_attempts(tmp_path: Path) -> None:
+    """A round in which members are missing is not asked for again, and is repeated on resume."""
+    members = Members(tmp_path, model=net())
+    dead = True
+
+    def fault(name: str, request: Request, reply: bytes) -> Any:
+        return None if dead and (request.kind, request.round) == ("train", 1) else reply
+
+    config, transport = settings("scaffold"), Faulty(members, fault)
+
+    def stop() -> bool:
+        return dead and any(r.kind == "train" and r.round == 1 for _, r in transport.requests)
+
+    with pytest.raises(Interrupted, match="stopped after round 1 of seed 0. Resume with"):
+        coordinator(members, config, tmp_path / "run", transport=transport, stop=stop).run()
+    assert transport.waits == 0
+    dead = False
+    again = coordinator(members, config, tmp_path / "run", transport=transport, resume=True)
+    again.run()
+    assert_same(again, replay(again, members))
+
+
 def test_messages_contain_no_pickle_and_one_blob(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
     seen: list[bytes] = []

@@ -15,6 +15,7 @@ from PIL import Image
 from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.dataset import mean_and_std
 from kedge.errors import TermsError, WireError
+from kedge.flower.gathering import class_notes
 from kedge.flower.joining import agree, difference
 from kedge.flower.messages import Request, pack_refusal
 from kedge.flower.own_data import own_federation, read_data
@@ -68,6 +69,27 @@ def test_classes_of_image_folders_are_united_by_name(tmp_path: Path) -> None:
 
 NORTH = "age,sex,label\n1,f,no\n2,m,yes\n3,f,no\n4,m,yes\n5,f,no\n"
 SOUTH = "label,sex,age\nyes,x,7.5\nmaybe,m,8\nyes,x,2\nmaybe,m,9\n"
+
+
+def test_who_lacks_a_class_is_noted_and_names_that_look_alike(tmp_path: Path) -> None:
+    rows = {"a": ("no", "yes"), "b": ("no",), "c": ("No", "yes")}
+    statements = []
+    for name, words in rows.items():
+        lines = "\n".join(f"{i},{words[i % len(words)]}" for i in range(20))
+        path = table(tmp_path / f"{name}.csv", f"age,sick\n{lines}\n")
+        statements.append(stated(name, f"{path}(label=sick)"))
+    assert class_notes(agree(statements[:1])) == []
+    assert class_notes(agree(statements[:2])) == [
+        "the classes of all members are: no, yes",
+        "b has no class yes",
+    ]
+    notes = class_notes(agree(statements))
+    assert notes[:3] == [
+        "the classes of all members are: No, no, yes",
+        "a has no class No",
+        "b has no class No, yes",
+    ]
+    assert notes[-1].startswith("the classes 'No' and 'no' are two; if one is meant")
 
 
 def test_columns_and_words_of_tables_are_united(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import kedge
 from kedge.errors import KedgeError
 from kedge.flower.forward import NodeDown, forward, read, write
 from kedge.flower.node import Node, peer
+from kedge.flower.resident import run_node
 from kedge.flower.spool import Message
 
 pytestmark = pytest.mark.skipif(
@@ -160,7 +161,7 @@ def test_paths_that_cannot_be_sockets(tmp_path: Path) -> None:
     with pytest.raises(KedgeError, match="is a file"):
         Node(bytes, tmp_path / "file", tmp_path / "state", print)
     assert (tmp_path / "file").read_text() == "data"
-    with pytest.raises(KedgeError, match="100 characters at most"):
+    with pytest.raises(KedgeError, match="100 bytes at most"):
         Node(bytes, tmp_path / ("x" * 100), tmp_path / "state", print)
 
 
@@ -187,6 +188,13 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
     command, source = [sys.executable, "-c", code], str(Path(kedge.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source}
     return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE)
+
+
+def test_a_node_with_wrong_data_makes_no_socket(tmp_path: Path) -> None:
+    """A socket says that its member is there."""
+    with pytest.raises(KedgeError, match="there is no such file"):
+        run_node("north", str(tmp_path / "no.csv"), tmp_path / "state", tmp_path / "socket")
+    assert not (tmp_path / "socket").exists()
 
 
 def test_a_node_process_is_killed_restarted_and_ended(tmp_path: Path) -> None:

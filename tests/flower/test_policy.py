@@ -155,8 +155,10 @@ def test_a_policy_that_everybody_has_pauses_the_run(tmp_path: Path) -> None:
     policies = dict.fromkeys(("east", "north", "south"), Policy(parts=()))
     members = Members(tmp_path, model=net(), policies=policies)
     run = coordinator(members, settings("scaffold", per_round=0), tmp_path / "run")
-    with pytest.raises(Paused, match="1 of 1 members replied, 2 are needed.*excluded are east: it"):
+    with pytest.raises(Paused, match="1 of 4 members replied, 2 are needed.*east is excluded: it"):
         run.run()
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "1 of 4 members agree on the terms" in log
 
 
 def test_toml(tmp_path: Path) -> None:

@@ -7,19 +7,17 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from kedge.cli.flower_keys import app as keys
+from kedge.cli.flower_settings import check_same, config_of, rules_of
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import Interrupted, KedgeError
-
-if TYPE_CHECKING:
-    from kedge.flower.rules import Rules
-    from kedge.runs.config import Config
+from kedge.flower.spec import HERE as HERE_NAME
 
 app = typer.Typer(
     help="Real federations on Flower: the same methods, with data that stay where they are.",
@@ -31,7 +29,7 @@ app = typer.Typer(
 app.add_typer(keys, name="keys")
 
 AT = Annotated[Path, typer.Option("--at", help="folder of the federation")]
-HERE = Path("kedge-federation")
+HERE = Path(HERE_NAME)
 RULE = Annotated[
     list[str] | None,
     typer.Option(
@@ -73,13 +71,14 @@ def init(
     from kedge.flower.init import write_app
 
     load_files(load)
-    config = _config(file, override, settings, resume=False, out=None)
-    write_app(folder, config, _rules(rule), own=load or [])
+    config = config_of(file, override, settings, resume=False, out=None)
+    write_app(folder, config, rules_of(rule), own=load or [])
     console.print(f"{folder} holds the app; run it with: flwr run {folder}", highlight=False)
 
 
 @app.command()
 def up(
+    context: typer.Context,
     *,
     nodes: Annotated[int, typer.Option(help="number of members; 0: one per silo", min=0)] = 0,
     data: Annotated[str, typer.Option("--data", "-d", help="dataset to divide")] = "digits",
@@ -104,12 +103,14 @@ def up(
     kedge flower up                                after `down`, with the same members and runs
     """
     from kedge.flower import local
-    from kedge.flower.spec import FILE, Spec
+    from kedge.flower.spec import FILE, Spec, option
 
     load_files(load)
     folder = at.resolve()
     if (folder / FILE).exists():
         spec = Spec.load(folder)
+        local.check_down(folder)
+        check_same(context, at, spec)
         dim(f"the federation in {at} starts again, with the members that it has")
     else:
         spec = local.create(
@@ -117,11 +118,15 @@ def up(
             policy=policy, threads=threads, own=load or [],
         )  # fmt: skip
     start = time.perf_counter()
-    spec = local.up(folder, spec)
+    try:
+        spec = local.up(folder, spec)
+    except KeyboardInterrupt:
+        again = f"kedge flower up{option(folder)}"
+        raise Interrupted(f"interrupted; no process runs. Start again with: {again}") from None
     names = ", ".join(node.name for node in spec.nodes)
     console.print(f"{len(spec.nodes)} members are connected: {names}", highlight=False)
     dim(f"ready after {time.perf_counter() - start:.0f} s; SuperLink at 127.0.0.1:{spec.port}")
-    where = "" if at == HERE else f" --at {at}"
+    where = "" if at == HERE else f" --at {shlex.quote(str(at))}"
     dim(f"next: kedge flower run --method scaffold --rounds 5{where}")
 
 
@@ -149,13 +154,14 @@ def run(
     from kedge.flower.spec import Spec
     from kedge.flower.submit import follow, submit
     from kedge.report.progress import Watcher
-    from kedge.runs.folder import new_path
-    from kedge.runs.stopping import request_stop
+    from kedge.runs.folder import Folder, new_path
 
     load_files(load)
     folder = at.resolve()
-    config = _config(file, override, settings, resume, out, Spec.load(folder))
+    config = config_of(file, override, settings, resume, out, Spec.load(folder))
     path = Path(out) if out else new_path(config)
+    if not resume:
+        Folder.create(path, config)  # raises an error if it cannot be used; nothing is written
     command = shlex.join(
         ["kedge", "flower", "run", "--out", str(path), "--resume"]
         + ([] if at == HERE else ["--at", str(at)])
@@ -164,14 +170,24 @@ def run(
     )
     hint = f"Resume with: {command}"
     with Watcher(config.rounds, console=errors) as watcher:
-        rules = _rules(rule)
-        run = submit(folder, config, path, resume=resume, rules=rules, own=load or [], hint=command)
-        watcher.report(f"Flower's run {run.number}; log: {path / 'log.txt'}")
+        rules = rules_of(rule)
         try:
-            follow(folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r))
+            run = submit(
+                folder, config, path, resume=resume, rules=rules, own=load or [], hint=command
+            )
         except KeyboardInterrupt:
-            request_stop(path)
-            raise Interrupted(f"the run stops after its present round. {hint}") from None
+            raise Interrupted("interrupted before the run had started") from None
+        watcher.report(f"Flower's run {run.number}; log: {path / 'log.txt'}")
+        following = folder, run, hint, watcher.report, lambda s, r: watcher.show(config, s, r)
+        try:
+            follow(*following)
+        except KeyboardInterrupt:
+            run.stop()
+            watcher.report("stopping after this round; Ctrl-C again: do not wait for that")
+            try:
+                follow(*following)
+            except KeyboardInterrupt:
+                raise Interrupted(f"the run stops after its present round. {hint}") from None
     _print_result(path, as_json)
 
 
@@ -185,13 +201,20 @@ def status(*, at: AT = HERE, as_json: JSON = False) -> None:
     folder = at.resolve()
     rows = local.status(folder)
     known: list[dict[str, Any]] = []
+    trouble = ""
     if any(row["name"] == SUPERLINK and row["running"] for row in rows):
-        known = runs(folder)
+        try:
+            known = runs(folder)
+        except KedgeError as error:  # it may have just started
+            trouble = str(error)
     if as_json:
         typer.echo(json.dumps({"processes": rows, "runs": known}))
         return
-    if not rows:
-        console.print(f"the federation in {at} does not run", highlight=False)
+    if not local.is_up(folder):
+        where = "" if at == HERE else f" --at {shlex.quote(str(at))}"
+        died = " any more: its supervisor was ended" if rows else ""
+        text = f"the federation in {at} does not run{died}; start it: kedge flower up{where}"
+        console.print(text, highlight=False, soft_wrap=True)
         return
     table = Table("process", "state", "pid", "since", "starts", "last exit", "node")
     for row in rows:
@@ -206,7 +229,11 @@ def status(*, at: AT = HERE, as_json: JSON = False) -> None:
         )
     print_table(table)
     for one in known[:10]:
-        dim(f"run {one.get('run-id')}: {one.get('status')}")
+        how = f", {one['end']}" if one.get("end") else ""
+        where = f": {one['folder']}" if one.get("folder") else ""
+        dim(f"run {one.get('run-id')}, {one.get('status')}{how}{where}")
+    if trouble:
+        dim(f"its runs are unknown: {trouble}")
 
 
 @app.command()
@@ -258,45 +285,7 @@ def node(
     from kedge.flower.resident import run_node
 
     load_files(load)
-    run_node(name, data, folder, socket, policy, allow or [], threads, device)
-
-
-# -- settings -----------------------------------------------------------------------------------
-
-
-def _config(
-    file: str | None,
-    override: list[str] | None,
-    settings: dict[str, Any],
-    resume: bool,
-    out: str | None,
-    spec: Any = None,
-) -> Config:
-    """The settings of a command line, with one seed and the members of a federation."""
-    from kedge.cli.run import _config as config_of
-
-    if not resume and settings.get("seeds") is None:
-        settings["seeds"] = "0"
-    if spec is not None and not resume:
-        members = {"data": spec.data, "partition": spec.partition, "split": spec.split}
-        for key, value in members.items():
-            if settings.get(key) not in (None, value):
-                raise KedgeError(f"--{key} is that of the federation: {value}; leave it out")
-            settings[key] = value
-        settings["clients"] = settings.get("clients") or len(spec.nodes)
-    return config_of(file, override, settings, resume, out)
-
-
-def _rules(words: list[str] | None) -> Rules:
-    """The rules of a command line."""
-    import tomllib
-
-    from kedge.flower.rules_file import make_rules
-
-    try:
-        return make_rules(tomllib.loads("\n".join(words or ())))
-    except tomllib.TOMLDecodeError:
-        raise KedgeError("--rule takes key=value, such as deadline_s=60") from None
+    run_node(name, data, folder, socket, policy, allow or [], threads, device, dim)
 
 
 def _print_result(path: Path, as_json: bool) -> None:
@@ -307,4 +296,4 @@ def _print_result(path: Path, as_json: bool) -> None:
         typer.echo(json.dumps(run.result))
         return
     console.print(run.summary, highlight=False, soft_wrap=True)
-    dim(f"saved in {path}; use the model: kedge predict {path} FILE")
+    dim(f"saved in {path}; use the model: kedge predict {shlex.quote(str(path))} FILE")

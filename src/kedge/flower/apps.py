@@ -16,6 +16,7 @@ neither data nor state if the resident node has a user of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ RUN_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 SETTINGS, RULES, OWN = "settings.toml", "rules.toml", "own_*.py"
 NODE_DOWN, MEMBER_FAILED = 101, 102  # codes beside those of Flower
+STOP = ".stop"  # after the path of a journal: a file that asks for a stop
 
 
 # -- the client -----------------------------------------------------------------------------------
@@ -149,6 +151,24 @@ class Journal:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
 
+    def is_stop_requested(self) -> bool:
+        """Whether that command asks for a stop, by a file beside the journal."""
+        return bool(self.path) and os.path.exists(self.path + STOP)
+
+    def forget_stop(self) -> None:
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path + STOP)
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The entries of a journal; one that is being written, or that a full disk cut, is left out."""
+    found = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(text))
+    return found
+
 
 def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
     """Run a federation to its end.
@@ -165,7 +185,7 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
 
     settings = RUN_CONFIG | settings
     journal = Journal(str(settings["journal"]))
-    journal.write(pid=os.getpid(), run=str(grid.run.run_id))
+    journal.write(pid=os.getpid(), run=str(grid.run.run_id), out=str(settings["out"]))
     try:
         _coordinate(folder, grid, settings, journal)
         journal.write(end="complete")
@@ -181,6 +201,8 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
     except BaseException as error:
         journal.write(end="crashed", text=f"{type(error).__name__}: {error}"[:1000])
         raise
+    finally:
+        journal.forget_stop()
 
 
 def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Journal) -> None:
@@ -215,6 +237,7 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
         watch=watch,
         report=report,
         hint=f"Resume with: {resume_command(settings, out)}",
+        stop=journal.is_stop_requested,
     ).run()
 
 

@@ -78,6 +78,7 @@ class Asking:
         log: told of every failure.
         initial: makes the initial weights, for members that must hear the terms again.
         changed: called when strikes or exclusions have changed.
+        stop: called before a round is asked for again; it raises an exception to give up.
     """
 
     session: Session
@@ -88,6 +89,7 @@ class Asking:
     log: Callable[[str], None]
     initial: Callable[[], Weights]
     changed: Callable[[], None]
+    stop: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.checks = Checks(self.session, self.rules, self.roster.sizes)
@@ -109,6 +111,7 @@ class Asking:
         found = Collected()
         for attempt in range(self.rules.attempts):
             if attempt:
+                self.stop()
                 self.courier.transport.wait(self.rules.wait_s)
             self.gathering.refresh(self.roster, self.initial)
             missing = self._missing(ask, found)
@@ -205,6 +208,8 @@ class Asking:
         client, seat = request.client, self._seat(request.client)
         if isinstance(reply, Failure):
             found.failures[client] = f"did not reply ({reply.reason})"
+            if reply.is_bad:
+                self._strike(seat, reply.reason, found)
             return
         try:
             code, value = self.checks.open(reply, request)

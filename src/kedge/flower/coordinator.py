@@ -36,7 +36,7 @@ from kedge.flower.messages import Request
 from kedge.flower.plan import check_config, question_of, terms_of
 from kedge.flower.recording import Recording
 from kedge.flower.roster import Roster
-from kedge.flower.rules import Rules
+from kedge.flower.rules import PAUSED, Rules
 from kedge.flower.seat import Own, make_module
 from kedge.flower.transport import Transport
 from kedge.runs.checks import check_batchnorm
@@ -82,6 +82,7 @@ class Coordinator:
         watch: called as ``watch(seed, record)`` after every round.
         report: called with each line of the log.
         hint: what to type to resume; derived from ``out`` if empty.
+        stop: whether someone asks for a stop, besides the file of :mod:`kedge.runs.stopping`.
 
     Raises:
         KedgeError: the settings are not for a real federation, or the folder cannot be used.
@@ -104,6 +105,7 @@ class Coordinator:
         watch: Callable[[int, dict[str, Any]], Any] | None = None,
         report: Callable[[str], None] | None = None,
         hint: str = "",
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         [config] = with_personal([config])
         check_config(config)
@@ -116,6 +118,7 @@ class Coordinator:
         self.transport, self.rules, self.scaling = transport, rules or Rules(), scaling
         self.model, self.watch, self.report = model, watch, report
         self.hint = hint or resume_hint(out)
+        self.stop = stop or (lambda: False)
         self.courier = Courier(transport, self.log, Path(out))
 
     def log(self, text: str) -> None:
@@ -141,19 +144,25 @@ class Coordinator:
             self._join()
             try:
                 while self.session.round < self.config.rounds:
-                    self._round()
                     self._stop_if_asked()
+                    self._round()
                 return self._finish(start)
             except Paused as pause:
                 self.log(str(pause))
                 raise
 
     def _stop_if_asked(self) -> None:
-        round = self.session.round
-        if round < self.config.rounds and is_stop_requested(self.folder.path):
-            raise Interrupted(
-                f"stopped after round {round} of seed {self.recording.seed}. {self.hint}"
-            )
+        if self._is_stop_requested():
+            round = self.session.round
+            when = f"after round {round}" if round else "before the first round"
+            raise Interrupted(f"stopped {when} of seed {self.recording.seed}. {self.hint}")
+
+    def _is_stop_requested(self) -> bool:
+        return self.stop() or is_stop_requested(self.folder.path)
+
+    def _stop_joining(self) -> None:
+        if self._is_stop_requested():
+            raise Interrupted("stopped before all members had joined; nothing is saved")
 
     def _save_environment(self) -> None:
         if not self.folder.has_environment:
@@ -169,7 +178,8 @@ class Coordinator:
         gathering = Gathering(self.courier, run, question, self.rules, self.log)
         is_new = roster is None
         if roster is None:
-            agreement, nodes = gathering.gather(self.config.clients, self.scaling)
+            clients = self.config.clients
+            agreement, nodes = gathering.gather(clients, self.scaling, self._stop_joining)
             terms = terms_of(self.config, agreement, own=self.model is not None)
             roster = Roster.of(run, terms, agreement, nodes)
         roster.forgive(self.rules.strikes)
@@ -191,11 +201,13 @@ class Coordinator:
         initial = self.bound.model.own_weights
         self.asking = Asking(
             self.session, roster, self.courier, gathering, self.rules, self.log, initial,
-            self.recording.save_roster,
+            self.recording.save_roster, self._stop_if_asked,
         )  # fmt: skip
         if is_new:
             gathering.tell(roster, initial)
-            self.log(f"{len(roster.seats)} members agree on the terms {terms.hash}")
+            agreed, every = sum(seat.agreed for seat in roster.seats), len(roster.seats)
+            count = f"{every}" if agreed == every else f"{agreed} of {every}"
+            self.log(f"{count} members agree on the terms {terms.hash}")
 
     # -- rounds -------------------------------------------------------------------------------
 
@@ -229,12 +241,12 @@ class Coordinator:
 
     def _ask(self, ask: Ask, test: Test | None = None) -> Collected:
         """Ask clients but for excluded ones; Paused if too few of all reply."""
-        needed = self.rules.needed(len(ask.clients))
+        drawn, needed = len(ask.clients), self.rules.needed(len(ask.clients))
         ask = ask._replace(clients=self._left(ask.clients))
         once = ask.kind == "survey" and self.bound.part(ask.part).surveys() != "every"
         found = self.asking.ask(ask, needed, test, patient=once)
         if len(found.replies) < needed:
-            raise Paused(self._too_few(ask, found, needed))
+            raise Paused(self._too_few(ask, found, drawn, needed))
         if test is not None:
             self.recording.add_test(found.sums, found.personal)
         return found
@@ -264,14 +276,18 @@ class Coordinator:
             detail = "detailed"
         return Test(detail, output, self.config.personal, testers)
 
-    def _too_few(self, ask: Ask, found: Collected, needed: int) -> str:
+    def _too_few(self, ask: Ask, found: Collected, drawn: int, needed: int) -> str:
         names = self.roster.seats
-        excluded = [f"{s.name}: {s.excluded}" for s in names if s.excluded]
-        failed = [f"{names[k].name} {reason}" for k, reason in sorted(found.failures.items())]
+        excluded = [f"{s.name} is excluded: it {s.excluded}" for s in names if s.excluded]
+        failed = [
+            f"{names[k].name} {reason}"
+            for k, reason in sorted(found.failures.items())
+            if not names[k].excluded or not reason.startswith(names[k].excluded)
+        ]
         strangers = self.asking.gathering.reasons.values()
-        reasons = "; ".join([*failed, *(f"excluded are {text}" for text in excluded), *strangers])
+        reasons = "; ".join([*failed, *excluded, *strangers])
         return (
-            f"paused in round {ask.round + 1}: {len(found.replies)} of {len(ask.clients)} members "
+            f"{PAUSED} {ask.round + 1}: {len(found.replies)} of {drawn} members "
             f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
             f"round {self.session.round}. {self.hint}"
         )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kedge.core.task import tasks
 from kedge.core.tree import Tree, Weights
 from kedge.errors import TermsError, WireError
 from kedge.flower.courier import Courier
@@ -24,6 +25,7 @@ MAX_STATEMENT_BYTES = 16 << 20
 JOIN_WAIT_S = 1.0  # between two looks at who is there
 MANY_SAMPLES = 20  # times the median is worth a line in the log
 MAX_FAILURES = 5  # of a node to join
+MAX_NOTED = 20  # classes in a line of the log
 #: What a node may say now and not later.
 PASSING = tuple(CODES[code] for code in ("BUSY", "FAILED", "LATE"))
 
@@ -54,12 +56,15 @@ class Gathering:
 
     # -- a new run ----------------------------------------------------------------------------
 
-    def gather(self, clients: int, scaling: Scaling | None) -> tuple[Agreement, dict[str, str]]:
+    def gather(
+        self, clients: int, scaling: Scaling | None, stop: Callable[[], None] = lambda: None
+    ) -> tuple[Agreement, dict[str, str]]:
         """Wait for members, and unite what they have.
 
         Args:
             clients: how many members the run needs; 0 takes all that come within ``join_s``.
             scaling: mean and standard deviation to use in place of the members' own.
+            stop: called again and again; it raises an exception to give up.
 
         Returns:
             The agreement, and the node of each member by name.
@@ -71,6 +76,7 @@ class Gathering:
         courier, found = self.courier, dict[str, tuple[str, Statement]]()
         end = courier.clock() + self.rules.join_s
         while True:
+            stop()
             known = {node for node, _ in found.values()} | self.strangers.keys()
             fresh = [node for node in courier.transport.members() if node not in known]
             for node, statement in self.ask(fresh).items():
@@ -99,6 +105,8 @@ class Gathering:
             agreement = agree(kept, scaling)
         if len(agreement.members) < max(1, clients):
             raise TermsError(self._too_few(len(agreement.members), clients))
+        for note in class_notes(agreement):
+            self.log(note)
         return agreement, nodes
 
     def _of_this_release(
@@ -146,7 +154,8 @@ class Gathering:
                 self.log(f"node {node} did not join: it {error}")
                 self.failures[node] += 1
                 self.reasons[node] = f"node {node} {error}"
-                passing = isinstance(reply, Failure) or str(error) in PASSING
+                is_silent = isinstance(reply, Failure) and not reply.is_bad
+                passing = is_silent or str(error) in PASSING
                 if not passing or self.failures[node] >= MAX_FAILURES:
                     self.strangers[node] = self.reasons[node]
             else:
@@ -202,8 +211,9 @@ class Gathering:
                 self.reasons[seat.node] = f"{seat.name} did not agree to the terms: it {error}"
                 self.log(self.reasons[seat.node])
                 if str(error) in (CODES["TERMS"], CODES["POLICY"]):
-                    seat.excluded = f"it {error}"
-                    self.log(f"{seat.name} is excluded: {seat.excluded}")
+                    seat.excluded = str(error)
+                    del self.reasons[seat.node]  # told as that of the exclusion
+                    self.log(f"{seat.name} is excluded: it {seat.excluded}")
 
 
 def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[float], Request]:
@@ -218,7 +228,8 @@ def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[
 def _text(request: Request, reply: Message | Failure) -> str:
     """The text of an answer without arrays; a WireError with the reason if it is none."""
     if isinstance(reply, Failure):
-        raise WireError(f"did not reply ({reply.reason})")
+        did = "sent a bad answer" if reply.is_bad else "did not reply"
+        raise WireError(f"{did} ({reply.reason})")
     if size_of(reply) > MAX_STATEMENT_BYTES:
         raise WireError(f"sent {size_of(reply)} bytes where a short answer belongs")
     try:
@@ -247,3 +258,27 @@ def _taken(name: str) -> str:
 def _described(statement: Statement) -> str:
     shape = "x".join(map(str, statement.schema.shape))
     return f"{statement.train} samples to train on, {statement.test} to test on, inputs {shape}"
+
+
+def class_notes(agreement: Agreement) -> list[str]:
+    """What people should know of the agreed classes: who lacks some, and names that may be meant
+    as one. Classes are united by name, so ``no`` and ``No`` are two of them."""
+    classes, found = agreement.schema.classes, list[str]()
+    if classes is None or not tasks[agreement.schema.task].one_class:
+        return found
+    for member in agreement.members:
+        missing = [c for c in classes if c not in (member.schema.classes or ())]
+        if missing:
+            more = ", ..." if len(missing) > MAX_NOTED else ""
+            found.append(f"{member.name} has no class {', '.join(missing[:MAX_NOTED])}{more}")
+    if found:
+        found.insert(0, f"the classes of all members are: {', '.join(classes[:MAX_NOTED])}")
+    alike: dict[str, str] = {}
+    for name in classes:
+        other = alike.setdefault(" ".join(name.split()).casefold(), name)
+        if other != name:
+            found.append(
+                f"the classes {other!r} and {name!r} are two; if one is meant, write it alike in "
+                "all files and run again"
+            )
+    return found

@@ -15,11 +15,16 @@ from typing import Any
 import httpx
 from flwr.app import Array, Message, MessageType
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from kedge.flower.parcel import MARGIN_S, NoParcel, as_array, unwrap, wrap
 from kedge.flower.transport import Failure
 
 POLL_S = 0.2  # between two looks for replies
+#: What Flower raises for a reply whose objects a hostile node has written by hand.
+BAD_CONTENT = (
+    ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError, DecodeError,
+)  # fmt: skip
 #: What Flower's error codes mean here. The reason is not read: a client app may write anything.
 REASONS = {
     1: "the client app cannot be loaded",
@@ -65,7 +70,7 @@ class GridTransport:
         waiting = dict.fromkeys(ids)
         while waiting:
             for number in list(waiting):
-                found = [_content(message) for message in self._pull(number)]
+                found = self._pull(number)
                 if found:
                     del waiting[number]
                     yield number, found.pop()  # nothing here keeps it in memory
@@ -73,13 +78,13 @@ class GridTransport:
                 return
             time.sleep(self.poll_s)
 
-    def _pull(self, number: str) -> list[Message]:
+    def _pull(self, number: str) -> list[list[bytes] | Failure]:
         """The reply to a message, once it is there."""
         try:
             found = _patiently(lambda: self.grid.pull_messages([number]))
-        except ValueError:  # content that Flower itself cannot put together
-            return []
-        return [m for m in found if m.metadata.reply_to_message_id == number][:1]
+        except BAD_CONTENT:  # Flower has dropped it by now
+            return [Failure("content that Flower cannot put together", is_bad=True)]
+        return [_content(m) for m in found if m.metadata.reply_to_message_id == number][:1]
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -92,7 +97,7 @@ def _content(message: Message) -> list[bytes] | Failure:
     try:
         return unwrap(message)
     except NoParcel as error:
-        return Failure(f"sent what is no message of kedge: {error}")
+        return Failure(f"what is no message of kedge: {error}", is_bad=True)
 
 
 def _patiently(call: Callable[[], Any], attempts: int = 5) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,12 +105,12 @@ def write_app(
         KedgeError: the settings are not for a federation, or the folder is not empty.
     """
     check_config(config)
-    if folder.exists() and not folder.is_dir():
-        raise KedgeError(f"{folder} is a file; choose another folder")
+    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        raise KedgeError(f"{nearest} is a file; choose another folder")
     if not replace and folder.exists() and any(folder.iterdir()):
         raise KedgeError(f"{folder} is not empty; choose another folder")
     package = folder / PACKAGE
-    package.mkdir(parents=True, exist_ok=True)
     config_values = RUN_CONFIG | {"app": str(folder.resolve())}
     values = {
         "name": _name(name or folder.resolve().name),
@@ -127,12 +128,21 @@ def write_app(
         package / SETTINGS: config.to_toml(),
         package / RULES: write_rules(rules or Rules(), scaling),
     }
-    for old in package.glob(OWN):
-        old.unlink()
     for number, file in enumerate(own):
         files[package / f"own_{number}.py"] = Path(file).read_text(encoding="utf-8")
-    for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
+    made = next((p for p in (*reversed(folder.parents), folder) if not p.exists()), None)
+    try:
+        package.mkdir(parents=True, exist_ok=True)
+        for old in package.glob(OWN):
+            old.unlink()
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except BaseException:
+        if not replace:  # nothing stays of an app that is not whole
+            shutil.rmtree(made or package, ignore_errors=True)
+            for path in files:
+                path.unlink(missing_ok=True)
+        raise
     return folder
 
 

@@ -16,10 +16,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import secrets
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +38,20 @@ from kedge.flower.processes import (
     stop,
     write_programs,
 )
-from kedge.flower.spec import CONNECTION, NodeSpec, Spec, programs, socket_of
+from kedge.flower.spec import (
+    CONNECTION,
+    MAX_PATH,
+    SUPERLINK,
+    NodeSpec,
+    Spec,
+    option,
+    programs,
+    socket_of,
+)
 
 READY_S = 180.0
 MAX_STARTS = 8  # of one program while a federation gets ready; the pauses are a minute together
+MIN_FREE_BYTES = 1 << 20  # of the disk of a federation that starts
 NODE = re.compile(r"\bnode (\d+)\b")
 ONLINE = b"SuperNode ID:"  # in the log of a SuperNode that was let in
 
@@ -56,34 +69,78 @@ def create(
     threads: int = 1,
     own: Sequence[str] = (),
 ) -> Spec:
-    """Write the files of a federation; nothing is started.
+    """Write the files of a federation; nothing is started. Nothing stays of a failed attempt.
 
     Raises:
         KedgeError: the folder is in use, or the data cannot be divided so.
     """
     from kedge.flower.keys import make_authority, make_node_key, make_server
+    from kedge.flower.policy import Policy
     from kedge.flower.shares import shares_of
 
-    if folder.exists() and any(folder.iterdir()):
-        raise KedgeError(f"{folder} is not empty; choose another folder: --at FOLDER")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    shares, scaling = shares_of(data, partition, nodes, split, seed, folder / "nodes")
-    make_authority(folder / "keys")
-    make_server(folder / "keys")
-    port, *ports = free_ports(len(shares) + 1)
-    policy = str(Path(policy).resolve()) if policy else ""
-    specs = []
-    for share, its_port in zip(shares, ports, strict=True):
-        (folder / "nodes" / share.name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        make_node_key(folder / "keys" / share.name)
-        specs.append(NodeSpec(share.name, share.data, its_port, policy))
-    spec = Spec(
-        secrets.token_hex(8), port, tuple(specs), resident, threads, data, partition, split, seed,
-        scaling or (), tuple(str(Path(file).resolve()) for file in own),
-    )  # fmt: skip
-    _write_connection(folder, port)
-    spec.save(folder)
+    if policy:
+        Policy.load(policy)  # a wrong one is told now, not by every member
+        policy = str(Path(policy).resolve())
+    with _new_folder(folder):
+        shares, scaling = shares_of(data, partition, nodes, split, seed, folder / "nodes")
+        _check_names(folder, [share.name for share in shares], resident)
+        make_authority(folder / "keys")
+        make_server(folder / "keys")
+        port, *ports = free_ports(len(shares) + 1)
+        specs = []
+        for share, its_port in zip(shares, ports, strict=True):
+            (folder / "nodes" / share.name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_node_key(folder / "keys" / share.name)
+            specs.append(NodeSpec(share.name, share.data, its_port, policy))
+        spec = Spec(
+            secrets.token_hex(8), port, tuple(specs), resident, threads, data, partition, split,
+            seed, scaling or (), tuple(str(Path(file).resolve()) for file in own),
+        )  # fmt: skip
+        _write_connection(folder, port)
+        spec.save(folder)
     return spec
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """An empty folder; what is written there is removed if the block fails."""
+    made = next((p for p in (*reversed(folder.parents), folder) if not p.exists()), None)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        is_empty = not any(folder.iterdir())
+    except OSError as error:
+        file = next(p for p in (folder, *folder.parents) if p.exists())
+        what = (
+            f"{folder} cannot be made: {error.strerror}" if file.is_dir() else f"{file} is a file"
+        )
+        raise KedgeError(f"{what}; choose another folder: --at FOLDER") from None
+    if not is_empty:
+        raise KedgeError(f"{folder} is not empty; choose another folder: --at FOLDER")
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(made or folder, ignore_errors=True)
+        if not made:  # it was there, empty
+            folder.mkdir(mode=0o700)
+        raise
+
+
+def _check_names(folder: Path, names: Sequence[str], resident: bool) -> None:
+    """Names of members become names of programs, files and sockets."""
+    taken = {SUPERLINK, "supervisor"}
+    for name in names:
+        own = {name, f"member-{name}", f"register-{name}"}
+        if own & taken:
+            raise KedgeError(
+                f"a member cannot be called {name!r}: this is the name of a process; rename it"
+            )
+        taken |= own
+    longest = max((os.fsencode(socket_of(folder, name)) for name in names), key=len)
+    if resident and len(longest) > MAX_PATH:
+        raise KedgeError(
+            f"{folder} is too long for the paths of sockets, by {len(longest) - MAX_PATH} "
+            "characters; choose a shorter one: --at FOLDER"
+        )
 
 
 def _write_connection(folder: Path, port: int) -> None:
@@ -114,24 +171,44 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> Sp
     Raises:
         KedgeError: it runs already, or does not get ready.
     """
-    if read_processes(folder)[0]:
-        raise KedgeError(f"the federation in {folder} runs already; see: kedge flower status")
+    check_down(folder)
     stop(folder, spec.token)  # what a supervisor that was killed has left behind
+    for node in spec.nodes:
+        socket_of(folder, node.name).unlink(missing_ok=True)  # of a member that was killed
     spec = _with_free_ports(folder, spec)
     for log in (folder / "logs").glob("*.txt"):
         log.replace(log.with_suffix(".old"))
     write_programs(folder, spec.token, programs(folder, spec))
-    supervisor = start_supervisor(folder, spec.token, owner)
+    try:
+        _wait_until_ready(folder, spec, start_supervisor(folder, spec.token, owner), ready_s)
+    except BaseException:  # Ctrl-C, too: nothing runs that nobody knows of
+        stop(folder, spec.token)
+        raise
+    return spec
+
+
+def check_down(folder: Path) -> None:
+    """Raise a KedgeError if a federation runs already."""
+    if is_up(folder):
+        raise KedgeError(
+            f"the federation in {folder} runs already; see: kedge flower status{option(folder)}"
+        )
+
+
+def _wait_until_ready(folder: Path, spec: Spec, supervisor: int, ready_s: float) -> None:
     end = time.time() + ready_s
     while time.time() < end:
-        if not is_running(supervisor):
-            break
         if all(is_ready(folder, spec, node) for node in spec.nodes):
-            return spec
+            return
+        if not is_running(supervisor):
+            log = folder / "supervisor.txt"
+            raise KedgeError(f"the supervisor has ended: {_last_line(log)} See {log}")
+        if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
+            again = f"free some space, then: kedge flower up{option(folder)}"
+            raise KedgeError(f"the disk of {folder} is full; {again}")
         _check_starts(folder, spec)
         time.sleep(0.25)
     missing = [node.name for node in spec.nodes if not is_ready(folder, spec, node)]
-    stop(folder, spec.token)
     raise KedgeError(
         f"the federation did not get ready within {ready_s:g} s; missing: {', '.join(missing)}. "
         f"See the logs in {folder / 'logs'}"
@@ -154,15 +231,22 @@ def _check_starts(folder: Path, spec: Spec) -> None:
     """Give up if a program ends as often as it is started."""
     for name, process in read_processes(folder)[1].items():
         if process.starts > (MAX_STARTS if name in (n.name for n in spec.nodes) else 3):
-            stop(folder, spec.token)
             log = folder / "logs" / f"{name}.txt"
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            raise KedgeError(f"{name} does not start: {' '.join(lines[-1:])} See {log}")
+            raise KedgeError(f"{name} does not start: {_last_line(log)} See {log}")
+
+
+def _last_line(log: Path) -> str:
+    """The last line of a log that is not blank."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def is_ready(folder: Path, spec: Spec, node: NodeSpec) -> bool:
     """Whether a node is connected, and its member answers."""
-    if spec.resident and not socket_of(folder, node).exists():
+    if spec.resident and not socket_of(folder, node.name).exists():
         return False
     return node_id(folder, node.name) != ""
 
@@ -188,6 +272,11 @@ def with_names(folder: Path, text: str) -> str:
 def down(folder: Path) -> None:
     """End a federation and all its processes; its files stay."""
     stop(folder, read_token(folder) or Spec.load(folder).token)
+
+
+def is_up(folder: Path) -> bool:
+    """Whether the processes of a federation are supervised."""
+    return bool(read_processes(folder)[0])
 
 
 def status(folder: Path) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from kedge.errors import KedgeError, UnknownName
+from kedge.flower.apps import read_journal
 from kedge.flower.local import with_names
-from kedge.flower.spec import SUPERLINK, Spec
+from kedge.flower.spec import SUPERLINK, Spec, option
 
 BLOCK = 1 << 16
 
@@ -60,10 +60,9 @@ def tail(path: Path, count: int) -> list[str]:
 def _newest_run(folder: Path, count: int) -> Iterator[str]:
     journals = sorted((folder / "journals").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not journals:
-        raise KedgeError("there is no run yet; start one with: kedge flower run")
+        raise KedgeError(f"there is no run yet; start one with: kedge flower run{option(folder)}")
     lines = []
-    for text in journals[-1].read_text(encoding="utf-8").splitlines():
-        entry = json.loads(text)
+    for entry in read_journal(journals[-1]):
         if "line" in entry:
             lines.append(str(entry["line"]))
         elif "end" in entry:

@@ -26,6 +26,7 @@ from typing import IO
 
 from kedge.errors import KedgeError
 from kedge.flower.forward import CHUNK, MAX_BYTES, read, write
+from kedge.flower.spec import MAX_PATH
 from kedge.flower.spool import Message, spooled
 
 try:
@@ -33,7 +34,6 @@ try:
 except ImportError:  # Windows, which has no such sockets either
     fcntl = None  # type: ignore[assignment]
 
-MAX_PATH = 100  # characters of the path of a socket; systems allow 104 to 108
 STOP_S = 10.0  # for a request that is being answered when the node stops
 IDLE_S = 600.0  # until a connection on which nothing happens is closed
 
@@ -78,8 +78,8 @@ class Node:
             raise
 
     def _listen(self) -> socket.socket:
-        if len(str(self.path)) > MAX_PATH:
-            raise KedgeError(f"{self.path}: a socket has a path of {MAX_PATH} characters at most")
+        if len(os.fsencode(self.path)) > MAX_PATH:
+            raise KedgeError(f"{self.path}: a socket has a path of {MAX_PATH} bytes at most")
         others = self.users - {os.getuid()}
         if others and not hasattr(socket, "SO_PEERCRED"):
             raise KedgeError("this system does not tell who connects; use the node's own user")

@@ -101,9 +101,7 @@ class Supervisor:
         return self._stopping or bool(gone) or not (self.folder / PROGRAMS).exists()
 
     def _start(self, program: Program) -> None:
-        log = self.folder / "logs" / f"{program.name}.txt"
-        log.parent.mkdir(exist_ok=True)
-        with log.open("ab") as file:
+        with self._log(program.name) as file:
             child = _spawn(program.command, program.environment | {TOKEN: self.token}, file)
         before = self.processes.get(program.name)
         starts = before.starts + 1 if before else 1
@@ -111,6 +109,13 @@ class Supervisor:
         self._children[program.name] = child
         self.processes[program.name] = Process(child.pid, time.time(), starts, last)
         self._save()
+
+    def _log(self, name: str) -> IO[bytes]:
+        try:
+            (self.folder / "logs").mkdir(exist_ok=True)
+            return (self.folder / "logs" / f"{name}.txt").open("ab")
+        except OSError:  # a disk without space is no reason to end what runs
+            return open(os.devnull, "ab")
 
     def _wait_for(self, program: Program) -> None:
         """Wait until a port is open or a program has ended, tending to the others."""
@@ -165,8 +170,9 @@ class Supervisor:
         found = {name: asdict(process) for name, process in self.processes.items()}
         values = {"supervisor": os.getpid(), "token": self.token, "processes": found}
         temporary = self.folder / f".{PROCESSES}"
-        temporary.write_text(json.dumps(values), encoding="utf-8")
-        temporary.replace(self.folder / PROCESSES)
+        with contextlib.suppress(OSError):  # as above; it is written again with the next change
+            temporary.write_text(json.dumps(values), encoding="utf-8")
+            temporary.replace(self.folder / PROCESSES)
 
 
 def write_programs(folder: Path, token: str, programs: list[Program]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ def run_node(
     allow: Sequence[str] = (),
     threads: int = 0,
     device: str = "cpu",
+    report: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serve a member until SIGTERM.
 
@@ -36,6 +37,7 @@ def run_node(
         allow: names or numbers of users that may connect.
         threads: threads of torch; 0: torch's own choice.
         device: where to compute.
+        report: told when it is ready.
 
     Raises:
         KedgeError: the data or the policy cannot be read, or another node runs there.
@@ -45,9 +47,10 @@ def run_node(
     users = [_user(word) for word in allow]
     release = Policy.load(policy) if policy else None
     member = Member(name, data, folder, release, device=resolve_device(device))
+    member.dataset  # noqa: B018  so that wrong data are known now: a socket is a sign of life
     node = Node(member.handle, socket, folder, member.folder.log, users)
-    member.dataset  # noqa: B018  so that wrong data are known now, not at the first request
     member.folder.log(f"{name} listens at {socket}, process {os.getpid()}")
+    report(f"{name} listens at {socket}; its log: {folder / 'log.txt'}")
     node.serve_until_signal()
     member.folder.log(f"{name} has ended")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from kedge.errors import FieldError
 
+PAUSED = "paused in round"  # how the message of a pause begins
+
 
 @dataclass(frozen=True)
 class Rules:

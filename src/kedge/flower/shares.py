@@ -20,6 +20,7 @@ from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.silos import find_silos
 from kedge.errors import DataError, KedgeError
 from kedge.flower.joining import Scaling
+from kedge.flower.own_data import read_data
 from kedge.grammar import parse_call
 from kedge.runs.runner import partition_of
 
@@ -52,14 +53,26 @@ def shares_of(
     Raises:
         KedgeError: the data cannot be divided so.
     """
-    own = _silos(data) if partition in ("auto", "silos") else []
+    own: list[Share] = []
+    why = ""
+    if partition in ("auto", "silos"):
+        try:
+            own = _silos(data)
+        except DataError as error:  # a folder of classes, for instance
+            if partition == "silos":
+                raise
+            why = f"{error}. To divide it as one dataset: "
     if own:
         if nodes and nodes != len(own):
             raise KedgeError(f"--nodes {nodes}: {data} has {len(own)} silos; leave it out")
+        for share in own:
+            read_data(share.data)  # what cannot be read is told now, not by its member
         return own, None
-    if nodes < 1:
-        raise KedgeError("how many nodes? give their number, such as --nodes 4")
+    if why and nodes < 1:
+        raise KedgeError(f"{why}give the number of members, such as --nodes 4")
     dataset = load(data)
+    if nodes < 1:
+        raise KedgeError("how many members? give their number, such as --nodes 4")
     federation = federate(
         dataset, partition_of(partition, dataset), clients=nodes, split=split, seed=seed
     )
@@ -78,17 +91,18 @@ def shares_of(
 
 
 def _silos(data: str) -> list[Share]:
-    """The silos of a folder, each with the options of the whole."""
-    text, bracket, options = data.partition("(")
-    path = Path(text)
-    if not path.is_dir():
+    """The silos of a folder, each with the options of the whole; empty if it is no folder.
+
+    Raises:
+        DataError: the folder has no silos.
+    """
+    ends = [i for i, sign in enumerate(data) if sign == "("]  # a path may have brackets, too
+    end = next((i for i in (len(data), *ends) if Path(data[:i]).expanduser().is_dir()), 0)
+    if not data[:end].strip():
         return []
-    try:
-        _, paths, names = find_silos(path)
-    except DataError:
-        return []  # a folder of classes, for instance
+    _, paths, names = find_silos(Path(data[:end]).expanduser())
     return [
-        Share(name, f"{own.resolve()}{bracket}{options}")
+        Share(name, f"{own.resolve()}{data[end:]}")
         for name, own in sorted(zip(names, paths, strict=True))
     ]
 
@@ -120,8 +134,6 @@ def _options(dataset: Dataset) -> str:
 
 def _compare(data: str, arrays: dict[str, Any]) -> None:
     """Read a share back: what a member trains on must be what was meant for it."""
-    from kedge.flower.own_data import read_data
-
     found = read_data(data)
     for name, array in arrays.items():
         other = getattr(found, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from kedge.flower.processes import Program
 
 FILE, FORMAT = "federation.json", 1
 CONNECTION, SUPERLINK = "kedge", "superlink"
+HERE = "kedge-federation"  # the folder of a federation, unless another one is named
+MAX_PATH = 100  # bytes of the path of a socket; systems allow 104 to 108
 INSTALL = "this needs Flower; install it with: pip install 'kedge[flower]'"
 #: Flower reports nothing, does not ask for newer releases, and looks for work often.
 QUIET = {
@@ -82,9 +85,15 @@ class Spec:
         except FileNotFoundError:
             raise KedgeError(
                 f"there is no federation in {folder}; start one with: kedge flower up --nodes 4"
+                + option(folder)
             ) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise KedgeError(f"{folder / FILE} cannot be read: {error!r}") from None
+
+
+def option(folder: Path) -> str:
+    """What a command on the federation in a folder must be given, with a space before it."""
+    return "" if folder == Path(HERE).resolve() else f" --at {shlex.quote(str(folder))}"
 
 
 # -- programs -----------------------------------------------------------------------------------
@@ -156,15 +165,15 @@ def _registration(folder: Path, node: NodeSpec, base: dict[str, str]) -> Program
     )
 
 
-def socket_of(folder: Path, node: NodeSpec) -> Path:
-    return folder / "nodes" / node.name / "socket"
+def socket_of(folder: Path, name: str) -> Path:
+    return folder / "nodes" / name / "socket"
 
 
 def _resident(folder: Path, spec: Spec, node: NodeSpec, base: dict[str, str]) -> Program:
     home = folder / "nodes" / node.name
     command = [
         sys.executable, "-m", "kedge", "flower", "node", "--name", node.name, "--data",
-        node.data, "--folder", str(home / "state"), "--socket", str(socket_of(folder, node)),
+        node.data, "--folder", str(home / "state"), "--socket", str(socket_of(folder, node.name)),
     ]  # fmt: skip
     if node.policy:
         command += ["--policy", node.policy]
@@ -179,7 +188,7 @@ def _supernode(folder: Path, spec: Spec, node: NodeSpec) -> Program:
     if node.policy:
         config["policy"] = node.policy
     if spec.resident:
-        config = {"socket": str(socket_of(folder, node))}
+        config = {"socket": str(socket_of(folder, node.name))}
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     command = [
         flower("flower-supernode"), "--superlink", f"127.0.0.1:{spec.port}",

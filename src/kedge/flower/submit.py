@@ -17,25 +17,40 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import Interrupted, KedgeError, Paused
+from kedge.flower.apps import STOP, read_journal
 from kedge.flower.init import write_app
 from kedge.flower.local import with_names
 from kedge.flower.processes import is_open, is_running, read_processes
-from kedge.flower.rules import Rules
-from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower
+from kedge.flower.rules import PAUSED, Rules
+from kedge.flower.spec import CONNECTION, SUPERLINK, Spec, environment, flower, option
 from kedge.runs.config import Config
 
 POLL_S = 0.25
 ROUND = re.compile(r"round \d+ of \d+:")
+SHOWN = re.compile(rf"{ROUND.pattern}|{PAUSED} ")  # by `watch`, or by the error that follows
 START_S = 120.0  # until the ServerApp must have started
 SUBMIT_S = 120.0  # until a SuperLink that restarts must be there
 
 
 @dataclass
 class Submitted:
-    """A run that was handed to the SuperLink: Flower's number of it, and its journal."""
+    """A run that was handed to the SuperLink.
+
+    Attributes:
+        number: Flower's number of it.
+        journal: path of its journal.
+        place: how much of the journal was read.
+        pid: the process of its server; 0 before it has started.
+    """
 
     number: str
     journal: Path
+    place: int = 0
+    pid: int = 0
+
+    def stop(self) -> None:
+        """Ask the server to stop after its round, or before it starts."""
+        Path(f"{self.journal}{STOP}").touch()
 
 
 def submit(
@@ -64,17 +79,24 @@ def submit(
     """
     spec = Spec.load(folder)
     if not read_processes(folder)[0]:
-        raise KedgeError(f"the federation in {folder} does not run; start it: kedge flower up")
+        again = f"kedge flower up{option(folder)}"
+        raise KedgeError(f"the federation in {folder} does not run; start it: {again}")
     scaling: Any = spec.scaling or None
     app = write_app(folder / "app", config, rules, scaling, "kedge", replace=True, own=own)
     journal = folder / "journals" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
     journal.parent.mkdir(exist_ok=True)
-    _wait_for_superlink(spec.port)
+    _wait_for_superlink(folder, spec.port)
     hint = hint or f"kedge flower run --out {out} --resume"
-    values = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}
-    words = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-    answer = call(folder, "run", str(app), CONNECTION, "--run-config", words, "--format", "json")
-    return Submitted(str(answer.get("run-id", "")), journal)
+    told = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}
+    values = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
+    run = Submitted("", journal)
+    try:
+        words = ("run", str(app), CONNECTION, "--run-config", values, "--format", "json")
+        run.number = str(call(folder, *words).get("run-id", ""))
+    except KeyboardInterrupt:
+        run.stop()  # Flower may have taken the run
+        raise
+    return run
 
 
 def call(folder: Path, *words: str) -> dict[str, Any]:
@@ -126,7 +148,7 @@ def follow(
         for key in entry.keys() & {"line", "text"}:
             entry[key] = with_names(folder, str(entry[key]))
         if "line" in entry and report is not None:
-            if not ROUND.match(entry["line"]):  # shown by watch
+            if not SHOWN.match(entry["line"]):
                 report(entry["line"])
         elif "record" in entry and watch is not None:
             watch(int(entry["seed"]), entry["record"])
@@ -141,23 +163,24 @@ def follow(
 
 
 def entries(folder: Path, run: Submitted, hint: str) -> Iterator[dict[str, Any]]:
-    """The entries of a journal as they come, up to the end of the run."""
-    place, pid, start = 0, 0, time.time()
+    """The entries of a journal that were not read before, as they come, up to the end of the
+    run."""
+    start = time.time()
     while True:
-        alive = not pid or is_running(pid)
+        alive = not run.pid or is_running(run.pid)
         content = run.journal.read_bytes() if run.journal.exists() else b""
-        for line in content[place:].splitlines(keepends=True):
+        for line in content[run.place :].splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
-            place += len(line)
+            run.place += len(line)
             entry = json.loads(line)
-            pid = int(entry.get("pid", pid))
+            run.pid = int(entry.get("pid", run.pid))
             yield entry
             if "end" in entry:
                 return
         if not alive:
             raise KedgeError(f"the server of the run has died. {hint}")
-        if not pid and time.time() - start > START_S:
+        if not run.pid and time.time() - start > START_S:
             raise KedgeError(
                 f"Flower has not started the run; see {folder / 'logs' / SUPERLINK}.txt. {hint}"
             )
@@ -165,14 +188,21 @@ def entries(folder: Path, run: Submitted, hint: str) -> Iterator[dict[str, Any]]
 
 
 def runs(folder: Path) -> list[dict[str, Any]]:
-    """The runs that the SuperLink knows, newest first."""
-    found = call(folder, "list", CONNECTION, "--format", "json")
-    return list(found.get("runs", []))
+    """The runs that the SuperLink knows, newest first, with ``folder`` and ``end`` of those that
+    have a journal: Flower calls a run that was stopped or paused a failed one."""
+    found = list(call(folder, "list", CONNECTION, "--format", "json").get("runs", []))
+    journals: dict[str, dict[str, Any]] = {}
+    for path in (folder / "journals").glob("*.jsonl"):
+        known = read_journal(path)
+        first, last = (known[0], known[-1]) if known else ({}, {})
+        journals[str(first.get("run"))] = {"folder": first.get("out"), "end": last.get("end")}
+    return [dict(one) | journals.get(str(one.get("run-id")), {}) for one in found]
 
 
-def _wait_for_superlink(port: int) -> None:
+def _wait_for_superlink(folder: Path, port: int) -> None:
     end = time.time() + SUBMIT_S
     while not is_open(port):
         if time.time() > end:
-            raise KedgeError("the SuperLink does not answer; see: kedge flower log superlink")
+            log = f"kedge flower log superlink{option(folder)}"
+            raise KedgeError(f"the SuperLink does not answer; see: {log}")
         time.sleep(POLL_S)

@@ -15,9 +15,13 @@ from typing import NamedTuple, Protocol
 
 
 class Failure(NamedTuple):
-    """No reply will come: ``unreachable``, ``timeout``, or a short word of the transport."""
+    """No reply will come: ``unreachable``, ``timeout``, or a short word of the transport.
+
+    ``is_bad`` says that something came that cannot be a reply; it counts against its sender.
+    """
 
     reason: str
+    is_bad: bool = False
 
 
 class Transport(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
 from kedge.flower import apps
@@ -121,6 +122,7 @@ def test_replies_are_matched_by_message_and_pulled_one_at_a_time() -> None:
     assert found["m0"] == Failure("unreachable")
     assert isinstance(found["m2"], Failure)
     assert "no message of kedge" in found["m2"].reason
+    assert [found[m].is_bad for m in ("m0", "m2")] == [False, True]
     assert "m3" not in found  # it has not come
     assert time.time() >= soon
     assert all(len(pull) == 1 for pull in grid.pulls)
@@ -133,6 +135,38 @@ def test_a_reply_to_another_message_has_no_taker() -> None:
     grid.replies[second] = Message(wrap([b"stale"]), reply_to=grid.pushed[0])
     assert dict(carrier.receive([second], soon)) == {}
     assert first != second
+
+
+def forged(kind: str, body: bytes, children: str = "") -> bytes:
+    return f"{kind} {children} {len(body)}".encode() + b"\0" + body
+
+
+FORGED = {
+    "an array without a type": forged("Array", b'{"arraychunk_ids": []}'),
+    "a chunk that is not there": forged("Array", b'{"arraychunk_ids": [7]}'),
+    "a list in place of an array": forged("Array", b"[]"),
+    "a list in place of names": forged("ArrayRecord", b"[]"),
+    "a number in place of records": forged("RecordDict", b"7"),
+    "settings that are no protobuf": forged("ConfigRecord", b"\xff\xff\xff"),
+    "no JSON": forged("Array", b"\xff"),
+    "an unknown kind": forged("Pickle", b""),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_objects_that_flower_cannot_read_count_against_their_sender(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower raises many kinds of errors for them; none may end the run."""
+    grid, carrier = transport()
+    number = carrier.send("4", [b"ask"], time.time() + 60)
+    content = {"object": FORGED[name]}
+    monkeypatch.setattr(
+        grid, "pull_messages", lambda ids: [inflate_object_from_contents("object", content)]
+    )
+    [(found, failure)] = carrier.receive([number], time.time() + 60)
+    assert found == number
+    assert failure == Failure("content that Flower cannot put together", is_bad=True)
 
 
 def test_a_message_that_the_superlink_refuses_has_failed() -> None:

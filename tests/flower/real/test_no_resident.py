@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra: pip install 'kedge[flower]'")
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,11 +63,13 @@ def test_hostile_client_processes_are_not_averaged(running: Running, tmp_path: P
     ====================================  =====================================================
     """
     config, out = settings("scaffold", 2), tmp_path / "run"
-    rules = dataclasses.replace(STRICT, wait_s=0.1)
+    rules = dataclasses.replace(STRICT, wait_s=0.1, strikes=1000)
     running.train(config, out, rules=rules, own=hostile_app.__file__)
     log = (out / "log.txt").read_text()
     assert len(hostile_app.FORGERIES) == 9
-    assert log.count("sent what is no message of kedge") == len(hostile_app.FORGERIES)
+    assert log.count("was dropped: what is no message of kedge") == len(hostile_app.FORGERIES)
+    members = json.loads((out / "federation.json").read_bytes())["members"]
+    assert [member["strikes"] for member in members] == [3, 3, 3]
     assert [record["cohort"] for record in records(out)] == [[0, 1, 2]] * 2
     assert_same(out, simulate(config, tmp_path / "simulated"))
 
