@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,24 @@ def test_nothing_runs_after_a_start_that_failed(
         assert "superlink does not start: no key See" in str(caught.value)
     elif reason == "too slow":
         assert "did not get ready within 1 s; missing: north" in str(caught.value)
+
+
+def test_two_commands_do_not_start_one_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first one starts it, the second one touches nothing."""
+    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec.save(tmp_path)
+    monkeypatch.setattr(local, "stop", lambda *_: pytest.fail("the first one's processes ended"))
+    code = "import sys; from pathlib import Path; from kedge.runs.lock import Lock; lock = Lock()"
+    code += "; lock.take(Path(sys.argv[1])); print('starts', flush=True); sys.stdin.read()"
+    monkeypatch.setenv("PYTHONPATH", str(Path(kedge.__file__).parents[1]))
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"starts\n"
+        with pytest.raises(KedgeError, match="another command starts the federation there"):
+            local.up(tmp_path, spec)
 
 
 def test_a_supervisor_that_ends_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

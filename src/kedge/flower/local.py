@@ -48,6 +48,7 @@ from kedge.flower.spec import (
     programs,
     socket_of,
 )
+from kedge.runs.lock import Lock
 
 READY_S = 180.0
 MAX_STARTS = 8  # of one program while a federation gets ready; the pauses are a minute together
@@ -169,22 +170,34 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> Sp
         The federation, at other ports if its own are taken.
 
     Raises:
-        KedgeError: it runs already, or does not get ready.
+        KedgeError: it runs already, is being started, or does not get ready.
     """
-    check_down(folder)
-    stop(folder, spec.token)  # what a supervisor that was killed has left behind
-    for node in spec.nodes:
-        socket_of(folder, node.name).unlink(missing_ok=True)  # of a member that was killed
-    spec = _with_free_ports(folder, spec)
-    for log in (folder / "logs").glob("*.txt"):
-        log.replace(log.with_suffix(".old"))
-    write_programs(folder, spec.token, programs(folder, spec))
-    try:
-        _wait_until_ready(folder, spec, start_supervisor(folder, spec.token, owner), ready_s)
-    except BaseException:  # Ctrl-C, too: nothing runs that nobody knows of
-        stop(folder, spec.token)
-        raise
+    with _starting(folder):
+        check_down(folder)
+        stop(folder, spec.token)  # what a supervisor that was killed has left behind
+        for node in spec.nodes:
+            socket_of(folder, node.name).unlink(missing_ok=True)  # of a member that was killed
+        spec = _with_free_ports(folder, spec)
+        for log in (folder / "logs").glob("*.txt"):
+            log.replace(log.with_suffix(".old"))
+        write_programs(folder, spec.token, programs(folder, spec))
+        try:
+            _wait_until_ready(folder, spec, start_supervisor(folder, spec.token, owner), ready_s)
+        except BaseException:  # Ctrl-C, too: nothing runs that nobody knows of
+            stop(folder, spec.token)
+            raise
     return spec
+
+
+@contextlib.contextmanager
+def _starting(folder: Path) -> Iterator[None]:
+    """Only one command at a time starts a federation: the second would end what the first has."""
+    lock = Lock()
+    lock.take(folder, "another command starts the federation there. Wait until it has ended")
+    try:
+        yield
+    finally:
+        lock.give_back()
 
 
 def check_down(folder: Path) -> None:

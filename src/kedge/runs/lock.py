@@ -17,6 +17,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
+TRAINING = "another process is training there. Wait until it has ended, or choose another --out"
 #: The C structure ``flock``: type, whence, start, length and process, in the system's order.
 _FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi4x"
 
@@ -28,11 +29,11 @@ class Lock:
         self._file: IO[str] | None = None
         self._owner = os.getpid()
 
-    def take(self, folder: Path) -> None:
+    def take(self, folder: Path, why: str = TRAINING) -> None:
         """Lock the folder; nothing happens if this lock is held already.
 
         Raises:
-            KedgeError: another process trains there.
+            KedgeError: another process holds the lock; ``why`` says what it does, and what to do.
         """
         if fcntl is None or self._file is not None:
             return
@@ -47,10 +48,7 @@ class Lock:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except (BlockingIOError, PermissionError):
                     file.close()
-                    raise KedgeError(
-                        f"{folder} is in use: another process is training there. Wait until it "
-                        "has ended, or choose another --out"
-                    ) from None
+                    raise KedgeError(f"{folder} is in use: {why}") from None
                 except OSError:
                     file.close()
                     return
