@@ -15,6 +15,7 @@ from rich.table import Table
 from kedge.cli.flower_keys import app as keys
 from kedge.cli.flower_settings import check_same, config_of, rules_of
 from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
+from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import Interrupted, KedgeError
 from kedge.flower.spec import HERE as HERE_NAME
@@ -141,6 +142,7 @@ def run(
     out: OUT = None,
     resume: RESUME = False,
     as_json: JSON = False,
+    no_report: NO_REPORT = False,
     at: AT = HERE,
     rule: RULE = None,
     load: LOAD = None,
@@ -189,6 +191,7 @@ def run(
             except KeyboardInterrupt:
                 raise Interrupted(f"the run stops after its present round. {hint}") from None
     _print_result(path, as_json)
+    after_training(path, no_report)
 
 
 @app.command()

@@ -8,6 +8,7 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'kedge[flower]'
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def test_scaffold_by_command_is_the_simulation(federation: Running, tmp_path: Pa
     assert_same(out, simulated)
     assert_same_states(federation, out, simulated)
     # what works on a run works on this one
+    assert "scaffold reaches" in re.sub("<[^>]*>", "", (out / "report.html").read_text())
     predicted = subprocess.run(
         ["kedge", "predict", str(out), "digits", "-o", str(tmp_path / "predicted.csv")],
         env=os.environ | spec.environment(federation.folder), capture_output=True, text=True,
