@@ -204,6 +204,11 @@ def test_commands_repeat_and_resume(page: Page, runs: Path) -> None:
     ]  # fmt: skip
     words = ["kedge", "run", "--out", str(path), "--resume", "--load", "/a b.py"]
     assert shlex.split(found["resume"]) == words
+    (path / "federation.json").write_text("{}")  # its clients were members of a federation
+    page.ids()
+    found = page.get(f"/run/{ids[path.name]}")["commands"]
+    assert found["repeat"].startswith("kedge flower run '")
+    assert shlex.split(found["resume"]) == ["kedge", "flower", *words[1:]]
     found = page.get(f"/run/{ids['both/fedavg']}")["commands"]
     assert set(found) == {"repeat"}
     (runs / "both/fedavg/result.json").unlink()

@@ -22,6 +22,8 @@ from kedge.flower.coordinator import Coordinator
 from kedge.flower.member import Member
 from kedge.flower.messages import Request
 from kedge.flower.transport import Direct
+from kedge.report.page.facts import as_json, facts_of
+from kedge.report.page.folders import read
 from kedge.runs.stopping import request_stop
 
 NORTH = [f"{a},{'fm'[a % 2]},{'no' if a < 9 else 'yes'}" for a in range(18)]
@@ -78,6 +80,29 @@ def test_predict_load_evaluate_and_report(tmp_path: Path) -> None:
     assert "id,prediction,p_maybe,p_no,p_yes" in CliRunner().invoke(
         app, ["predict", str(folder), str(new)]
     ).output  # fmt: skip
+
+
+def test_a_simulation_does_not_go_on_with_the_run_of_a_federation(tmp_path: Path) -> None:
+    """It would lack the members' states, and call their data its own."""
+    tables(tmp_path, rounds=1)
+    folder = tmp_path / "run"
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    for words in (("--rounds", "3"), ()):
+        done = CliRunner().invoke(app, ["run", "--out", str(folder), "--resume", *words])
+        assert done.exit_code != 0
+        wanted = f"kedge flower run --out {folder} --resume"
+        assert wanted in " ".join(done.output.split()) or wanted in str(done.exception)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    text = (folder / "config.toml").read_text()
+    [command] = as_json(facts_of(read([folder])))["commands"]
+    assert command.startswith("kedge flower run --")
+    assert "--data" not in command
+    assert "--clients" not in command
+    kedge.run("fedavg", clients=2, rounds=1, seeds=[0], out=tmp_path / "simulated")
+    (tmp_path / "simulated" / "config.toml").write_text(text)
+    config = settings("fedavg", clients=2, per_round=0, model="mlp(hidden=[4])", rounds=1)
+    with pytest.raises(KedgeError, match="is a simulated run; resume it with: kedge run --out"):
+        Coordinator(config, Direct({}), tmp_path / "simulated", rules=QUICK, resume=True)
 
 
 def test_no_path_of_a_member_is_in_the_folder_of_the_run(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def _parameter(p: inspect.Parameter) -> Parameter | None:
     info = next((n for n in notes if isinstance(n, (OptionInfo, ArgumentInfo))), None)
     if info is None:
         info = p.default if isinstance(p.default, (OptionInfo, ArgumentInfo)) else OptionInfo()
-    if info.hidden:
+    if info.hidden or kind is typer.Context:
         return None
     kind = _without_none(kind)
     name = p.name.replace("_", "-")

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from kedge.board.entry import ENVIRONMENT, Entry
+from kedge.board.entry import ENVIRONMENT, FEDERATION, Entry
 from kedge.board.files import Reader
 
 OWN_DATA = "own"  # of kedge.fit: no command has them
@@ -30,13 +30,15 @@ def commands(entry: Entry, title: str, reader: Reader) -> dict[str, str]:
     if entry.kind == "reproduce":
         command = _reproduce(entry, title)
         return {"repeat": command} if command else {}
-    found = {"repeat": f"kedge run {shlex.quote(str(path / 'config.toml'))}{loaded}"}
+    kind = "flower run" if FEDERATION in entry.names else entry.kind
+    command = kind if kind == "flower run" else "run"
+    found = {"repeat": f"kedge {command} {shlex.quote(str(path / 'config.toml'))}{loaded}"}
     if entry.state != "finished" and not entry.is_live:
         several = entry.kind in ("compare", "sweep")
         folder = shlex.quote(str(path.parent if several else path))
         log = ",".join(name for name in LOGGERS if f"log-{name}" in entry.names)
         again = f" --log {log}" if log else ""
-        found["resume"] = f"kedge {entry.kind} --out {folder} --resume{again}{loaded}"
+        found["resume"] = f"kedge {kind} --out {folder} --resume{again}{loaded}"
     return found
 
 

@@ -20,7 +20,7 @@ from kedge.runs.notes import NOTES, Notes, parse_notes
 from kedge.runs.stopping import FAILED, INTERRUPTED, STOP
 
 CONFIG, RESULT, LOG, LOCK = "config.toml", "result.json", "log.txt", ".lock"
-ENVIRONMENT, METRICS = "environment.json", "metrics.jsonl"
+ENVIRONMENT, METRICS, FEDERATION = "environment.json", "metrics.jsonl", "federation.json"
 #: A folder whose time is younger may change again without a new time.
 SETTLED_S = 2.0
 QUIET_S = 60.0  # without locks, a run whose files are older counts as ended

@@ -225,7 +225,7 @@ def _config(
             if (Path(out) / f"{several}.json").is_file():
                 again = f"kedge {several} --out {shlex.quote(out)} --resume"
                 raise KedgeError(f"{out} holds several runs; resume them with: {again}")
-        stored = Folder.resume(out, None)[1]
+        stored = Folder.resume(out, None, remote=None)[1]
         if path is None:  # a setting that is not given stays as it was
             return load_config(Path(out) / CONFIG, words, flags) if words or flags else stored
     return load_config(path, words, flags)

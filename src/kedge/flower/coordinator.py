@@ -112,7 +112,7 @@ class Coordinator:
         if resume and (Path(out) / CONFIG).exists() and not (Path(out) / CONFIG).stat().st_size:
             (Path(out) / CONFIG).unlink()  # killed before the settings were written
         if resume and (Path(out) / CONFIG).exists():
-            self.folder, self.config = Folder.resume(out, config)
+            self.folder, self.config = Folder.resume(out, config, remote=True)
         else:
             self.folder, self.config = Folder.create(out, config), config
         self.transport, self.rules, self.scaling = transport, rules or Rules(), scaling

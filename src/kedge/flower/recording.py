@@ -22,7 +22,7 @@ from kedge.core.bound import Bound
 from kedge.core.server import Totals
 from kedge.core.task import Task
 from kedge.core.tree import Tree
-from kedge.flower.roster import FILE, Roster
+from kedge.flower.roster import Roster
 from kedge.runs.bundle import PROBE_KEY, probe, save_bundle
 from kedge.runs.clients import Clients, save_known_clients
 from kedge.runs.config import Config
@@ -30,6 +30,7 @@ from kedge.runs.folder import SCORES, Folder
 from kedge.runs.headline import COMPANIONS, headline_of, is_imbalanced
 from kedge.runs.measure import over_clients
 from kedge.runs.result import Result, plain
+from kedge.runs.resuming import FEDERATION
 from kedge.runs.rounds import UNTESTED, train_record
 from kedge.runs.scores import of_clients
 from kedge.session.session import Session
@@ -64,7 +65,7 @@ class Recording:
         return self.config.seeds[0]
 
     def save_roster(self) -> None:
-        self.folder.write(FILE, self.roster.to_json().encode())
+        self.folder.write(FEDERATION, self.roster.to_json().encode())
 
     # -- rounds -------------------------------------------------------------------------------
 

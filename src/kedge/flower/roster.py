@@ -21,9 +21,10 @@ from kedge.data.encoding import Encoding, encodings
 from kedge.errors import DataError, UnknownName
 from kedge.flower.joining import Agreement
 from kedge.flower.statement import Statement
+from kedge.runs.resuming import FEDERATION
 from kedge.session.terms import Terms
 
-FILE, FORMAT = "federation.json", 1
+FORMAT = 1
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Roster:
         Raises:
             DataError: the file is damaged.
         """
-        path = folder / FILE
+        path = folder / FEDERATION
         try:
             values: dict[str, Any] = json.loads(path.read_bytes())
             if values["format"] != FORMAT:

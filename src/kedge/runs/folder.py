@@ -49,6 +49,7 @@ from kedge.runs.atomic import write_file
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
+from kedge.runs.resuming import FEDERATION, check_remote, check_settings
 from kedge.runs.saved import read_records
 from kedge.runs.stopping import clear_stop
 from kedge.runs.tensors import safetensors_of
@@ -57,7 +58,7 @@ CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
 BEST_PERSONAL = "best_personal.safetensors"
 #: Files of a run that exist before its first checkpoint.
-OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json", "federation.json")
+OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json", FEDERATION)
 #: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
 opened: list[Path] = []
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
@@ -104,36 +105,31 @@ class Folder:
         return folder
 
     @classmethod
-    def resume(cls, path: str | Path, config: Config | None) -> tuple[Folder, Config]:
+    def resume(
+        cls, path: str | Path, config: Config | None, remote: bool | None = False
+    ) -> tuple[Folder, Config]:
         """Open the folder of a run, and return it with its configuration.
 
-        ``config`` may have more rounds than the run was started with: the run is extended.
+        Args:
+            path: the folder.
+            config: the settings of the run, if they are given again. They may have more rounds than
+                the run was started with: the run is extended.
+            remote: whether the run goes on with remote members; None: either will do.
 
         Raises:
-            KedgeError: the folder holds no run, or ``config`` is given and differs from its own.
+            KedgeError: the folder holds no run, a simulated one in place of a federation or the
+                other way round, or one with other settings.
         """
         folder = cls(path)
         if not (folder.path / CONFIG).is_file():
             raise KedgeError(
                 f"{path} holds no run to resume; leave out --resume to start one there"
             )
+        check_remote(folder.path, remote, any(folder.path.glob(f"seed-*/{CHECKPOINT}")))
         stored, folder._is_resumed = stored_config(folder.path), True
         if config is None or config == stored:
             return folder, stored
-        old, new = vars(stored), vars(config)
-        changed = [k for k in old if old[k] != new[k]]
-        if changed != ["rounds"]:
-            raise KedgeError(
-                f"{path} was started with other settings and cannot be resumed with these:\n"
-                + "\n".join(f"  {k}: {old[k]!r} -> {new[k]!r}" for k in changed)
-                + "\nResume it with the old settings (more rounds are possible), "
-                "or start a new run with another --out"
-            )
-        if config.rounds < stored.rounds:
-            raise KedgeError(
-                f"{path} was started with {stored.rounds} rounds, and {config.rounds} are fewer; "
-                f"resume it without --rounds, or with more than {stored.rounds}"
-            )
+        check_settings(folder.path, stored, config)
         folder._pending = config
         return folder, config
 
@@ -149,6 +145,8 @@ class Folder:
             self._take(config)
         self.lock.take(self.path)
         if self._is_resumed and config is not None and self._is_extension(config):
+            for seed in config.seeds:
+                self.load(seed)  # raises if it is damaged: then the results must stay
             for name in (
                 "result.json",
                 *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL, PERSONAL, BEST_PERSONAL, SCORES)),

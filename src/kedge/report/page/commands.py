@@ -18,7 +18,8 @@ def commands(sources: Sequence[Source], kind: str) -> list[str]:
     sources = [s for s in sources if s.settings["data"] != "own"]
     if not sources:
         return []
-    if kind in ("comparison", "runs") and len(sources) > 1:
+    is_remote = any(s.is_remote for s in sources)
+    if kind in ("comparison", "runs") and len(sources) > 1 and not is_remote:
         methods = [s for s in sources if not s.yardstick]
         same = [_given(s.settings, ("method", "split", "personal")) for s in methods]
         distinct = len({s.method for s in methods}) == len(methods)
@@ -48,7 +49,8 @@ def resume(sources: Sequence[Source], kind: str, is_partial: bool) -> str:
     if command is None:
         if len(unfinished) != 1:
             return ""
-        return _joined("kedge run --out", _quoted(unfinished[0].folder), "--resume", *_load(first))
+        words = "kedge flower run --out" if unfinished[0].is_remote else "kedge run --out"
+        return _joined(words, _quoted(unfinished[0].folder), "--resume", *_load(first))
     root = _quoted(first.folder.parent)
     return _joined(f"kedge {command} --out", root, "--resume", *_load(first))
 
@@ -58,6 +60,9 @@ def _quoted(path: Path | None) -> str:
 
 
 def _run(source: Source) -> str:
+    if source.is_remote:  # its members have the data
+        own = _given(source.settings, ("data", "partition", "split", "clients"))
+        return _joined("kedge flower run", *_flags(own), *_load(source))
     return _joined("kedge run", *_flags(_given(source.settings)), *_load(source))
 
 

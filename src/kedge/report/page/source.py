@@ -30,6 +30,7 @@ from kedge.runs.environment import CONFIG, ENVIRONMENT
 from kedge.runs.folder import METRICS, PARTITION, SCORES
 from kedge.runs.grid import format_value
 from kedge.runs.result import COLUMNS, Result
+from kedge.runs.resuming import FEDERATION
 from kedge.runs.saved import read_json, read_records
 from kedge.runs.stopping import FAILED
 
@@ -79,6 +80,11 @@ class Source:
     @property
     def method(self) -> str:
         return str(self.settings["method"])
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its clients were members of a real federation."""
+        return self.folder is not None and (self.folder / FEDERATION).exists()
 
     @property
     def rounds(self) -> int:
