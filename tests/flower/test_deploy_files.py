@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -31,9 +32,19 @@ def options(words: list[str]) -> set[str]:
     return {word.partition("=")[0] for word in words if word.startswith("--")}
 
 
+def services() -> dict[str, dict[str, Any]]:
+    """The services of compose.yaml, by name."""
+    return yaml.safe_load((FILES / "compose.yaml").read_text(encoding="utf-8"))["services"]
+
+
+def mounts(service: dict[str, Any]) -> dict[str, list[str]]:
+    """Source and options of a service's mounts, by the folder in the container."""
+    words = [mount.split(":") for mount in service["volumes"]]
+    return {target: [source, *options] for source, target, *options in words}
+
+
 def node_commands() -> list[list[str]]:
-    compose = yaml.safe_load((FILES / "compose.yaml").read_text(encoding="utf-8"))
-    return [shlex.split(unit("kedge-node")["ExecStart"]), compose["services"]["node"]["command"]]
+    return [shlex.split(unit("kedge-node")["ExecStart"]), services()["node"]["command"]]
 
 
 @pytest.mark.parametrize("words", node_commands(), ids=["systemd", "compose"])
@@ -53,10 +64,53 @@ def test_the_two_programs_of_a_hospital_have_two_users_and_one_socket() -> None:
     [path] = re.findall(r"--socket (\S+)", node["ExecStart"])
     assert f'socket="{path}"' in supernode["ExecStart"]
     assert Path(path).parent == Path("/run") / node["RuntimeDirectory"]
-    compose = yaml.safe_load((FILES / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    assert compose["node"]["network_mode"] == "none"
-    assert f"--allow={compose['supernode']['user'].partition(':')[0]}" in compose["node"]["command"]
-    assert compose["node"]["user"] != compose["supernode"]["user"]
+
+
+def test_the_two_containers_of_a_hospital_have_two_users_and_one_socket() -> None:
+    node, supernode = services()["node"], services()["supernode"]
+    assert node["user"] != supernode["user"]
+    assert node["network_mode"] == "none"
+    assert f"--allow={supernode['user'].partition(':')[0]}" in node["command"]
+    [path] = [word.partition("=")[2] for word in node["command"] if word.startswith("--socket=")]
+    assert f'--node-config=socket="{path}"' in supernode["command"]
+    assert path in node["healthcheck"]["test"]
+    folder = str(Path(path).parent)
+    assert mounts(supernode)[folder] == [*mounts(node)[folder], "ro"]
+    of_node = {source for source, *_ in mounts(node).values()}
+    assert of_node & {source for source, *_ in mounts(supernode).values()} == {"socket"}
+
+
+@pytest.mark.parametrize("name", ["node", "supernode"])
+def test_containers_have_no_rights_they_do_not_need(name: str) -> None:
+    service = services()[name]
+    assert not service["user"].startswith("0")
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert service["pull_policy"] == "never"
+    assert service["restart"] == "always"
+    assert {"mem_limit", "pids_limit", "healthcheck"} <= set(service)
+    assert not {"privileged", "cap_add", "ports", "pid", "ipc"} & set(service)
+    # podman 4 rejects uid= and gid= here, Docker does not
+    assert not any("uid=" in mount or "gid=" in mount for mount in service["tmpfs"])
+
+
+def test_the_image_has_the_folder_of_the_socket_with_the_users_of_compose() -> None:
+    text = (FILES / "Containerfile").read_text(encoding="utf-8")
+    node = services()["node"]
+    user, _, group = node["user"].partition(":")
+    [path] = [word.partition("=")[2] for word in node["command"] if word.startswith("--socket=")]
+    assert f"install -d -o {user} -g {group} -m 0755 {Path(path).parent}\n" in text
+    assert f"\nUSER {node['user']}\n" in text
+    page = (DOCS / "deploy.md").read_text(encoding="utf-8")
+    assert f"podman build -t {node['image']} ." in page
+    assert f"install -d -m 0700 -o {user} -g {group} /srv/kedge /var/lib/kedge\n" in page
+    assert f"chown {services()['supernode']['user']} node.key\n" in page
+
+
+def test_the_page_lists_all_files() -> None:
+    page = (DOCS / "deploy.md").read_text(encoding="utf-8")
+    assert [file.name for file in FILES.iterdir() if f"`{file.name}`" not in page] == []
 
 
 def test_the_superlink_listens_on_loopback_alone() -> None:
