@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tools.results.page import PAGES, at_best_rate, markdown, render, source
 from kedge.reproduction import recipes
 from kedge.reproduction.records import Record
 from kedge.reproduction.table import settings_of
+from kedge.runs.result import Stat
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -80,6 +82,10 @@ def test_statistics_by_hand(results: Path) -> None:
     assert of.ahead("fedimpro") == (3, 4)
     assert of.mean("fedimpro", 20, 30) == pytest.approx((25 + 40 + 30 + 42) / 4)
     assert of.verdict("fedimpro") == "ahead in every seed"  # the interval of two seeds is wide
+    for values, verdict in (([-5.0, -0.5], "behind in every seed"), ([-5.0, 0.5], "level")):
+        own = replace(of.summaries["fedimpro"], tail_gain=Stat.of(values))
+        of.summaries["fedimpro"] = own
+        assert of.verdict("fedimpro") == verdict
 
 
 def test_a_table_shows_what_ran_and_names_what_did_not(results: Path) -> None:

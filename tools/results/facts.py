@@ -114,7 +114,9 @@ class Facts:
             return "holds"
         if interval[1] < 0:
             return "behind its base"
-        return "ahead in every seed" if min(gain.values) > 0 else "level"
+        if min(gain.values) > 0:
+            return "ahead in every seed"
+        return "behind in every seed" if max(gain.values) < 0 else "level"
 
     def target(self, row: str) -> str:
         """The mean of the first rounds that reach the target."""
