@@ -245,6 +245,8 @@ def test_chunks_hold_every_row_once_under_the_mask(
         kept = index[i][mask[i] == 1].tolist()
         assert Counter(kept) == Counter(CLIENTS[k])
         assert set(index[i].flatten().tolist()) == set(CLIENTS[k])  # fillers are its own rows
+        times = Counter(index[i].flatten().tolist()).values()
+        assert max(times) - min(times) <= 1  # all alike: batch statistics stay as they are
     one = fed.sweep_pieces([1])
     assert one.mask.sum() == 1
 

@@ -289,6 +289,19 @@ def test_centroids_are_means_over_all_samples_without_augmentation() -> None:
         assert tree.gap(got, features[batch.y == j].mean(0)) < 1e-12
 
 
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_centroids_under_batch_statistics_are_those_of_the_client(engine: str) -> None:
+    """Rows that fill a piece of a sweep must not change the statistics of the others."""
+    problem = images(norm="bn", sizes=(8, 16), batchnorm="batch")
+    run = problem.simulate(FedTR(drift_rule="none", lambda_R=0.0), engine=engine)
+    run.run_round([1])  # alone, so that the next global model is its own
+    batch = run.federation.clean(run.federation.rows[8:])
+    features = features_of(run, run.weights, batch.x)
+    for j in batch.y.unique():
+        got = run.server.slots["fedtr"]["centroids"][j]
+        assert tree.gap(got, features[batch.y == j].mean(0)) < 1e-12
+
+
 def test_defaults() -> None:
     part = FedTR()
     assert (part.drift_rule, part.alpha, part.lambda_R) == ("accumulate", 0.1, 1.0)

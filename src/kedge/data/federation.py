@@ -260,7 +260,7 @@ class Federation:
         at = torch.arange(pieces * size, device=self.device)
         n = self._to_device([self.sizes[k] for k in clients])[:, None]
         start = self._to_device([self.offsets[k] for k in clients])[:, None]
-        index = self.rows[start + torch.minimum(at, n - 1)]
+        index = self.rows[start + at % n]  # padding leaves batch statistics those of the client
         mask = (at < n).to(self.dtype)
         return SweepPieces(index.reshape(-1, pieces, size), mask.reshape(-1, pieces, size))
 
