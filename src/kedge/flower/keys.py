@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kedge.errors import KedgeError
-from kedge.runs.atomic import write_file
+from kedge.files import write_file
 
 CA_DAYS = 3650
 LOOPBACK = ("localhost", "127.0.0.1")

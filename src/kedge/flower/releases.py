@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import torch
 
 from kedge.core.tree import Tree
+from kedge.files import write_file
 from kedge.flower.messages import Request
-from kedge.runs.atomic import write_file
 from kedge.session import wire
 
 UPDATE, SURVEY, TEST = "update", "survey", "test"

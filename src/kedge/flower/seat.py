@@ -23,12 +23,12 @@ from kedge.core.model import Model
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
 from kedge.errors import KedgeError, TermsError, WireError
+from kedge.files import write_file
 from kedge.flower.messages import PIECE, RUN_ID, Refused
 from kedge.flower.own_data import own_federation
 from kedge.flower.releases import Releases
 from kedge.flower.states import States
 from kedge.models import build
-from kedge.runs.atomic import write_file
 from kedge.session import wire
 from kedge.session.session import NEVER, read_state
 from kedge.session.terms import Terms

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kedge.errors import DataError
-from kedge.runs.atomic import write_file
+from kedge.files import write_file
 from kedge.session.session import NEVER
 
 STATE = re.compile(r"state-(\d{9})\.safetensors")

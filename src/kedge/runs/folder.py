@@ -45,7 +45,7 @@ from torch import nn
 
 from kedge._version import __version__
 from kedge.errors import DataError, KedgeError
-from kedge.runs.atomic import write_file
+from kedge.files import write_file
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
