@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from kedge.core import rng
-from kedge.core.dropout import Dropout
+from kedge.core.layers.dropout import Dropout
 from kedge.core.model import Model
 from kedge.core.tree import Weights
 from kedge.errors import ModelError

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from kedge.core import tree
-from kedge.core.functional import FunctionalModule
-from kedge.core.model import Layout, Model
+from kedge.core.model import FunctionalModule, Layout, Model
 from kedge.core.tree import Weights
 from kedge.engines.layout import EngineLayout, prefers_channels_last
 from kedge.errors import FieldError, ModelError

@@ -19,7 +19,7 @@ from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.errors import GrammarError, KedgeError, ModelError
 from kedge.models import build, read
-from kedge.models.lora import LoRA, add_lora
+from kedge.models.hf import LoRA, add_lora
 from kedge.sim.simulation import Simulation
 
 transformers = pytest.importorskip("transformers")

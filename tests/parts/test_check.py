@@ -13,8 +13,7 @@ from kedge.core import tree
 from kedge.core.part import Part, Stack, Sum
 from kedge.errors import CheckFailed, HookError, KedgeError
 from kedge.parts.drift import FedCM
-from kedge.parts.proximal import FedDyn, FedProx
-from kedge.parts.sharpness import FedSAM
+from kedge.parts.proximal import FedDyn, FedProx, FedSAM
 
 
 def failures(part: Part) -> dict[str, str]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kedge.check.problems import images, step_view
 from kedge.core.part import Part
-from kedge.parts.class_means import class_sums, empty_means, update_means
+from kedge.parts.regularisers import class_sums, empty_means, update_means
 
 
 def vec(*values: float) -> Tensor:

@@ -13,10 +13,9 @@ from kedge.core import tree
 from kedge.core.part import Part, Sum, parts
 from kedge.parts.aggregation import FedAvgM, FedNova
 from kedge.parts.contrastive import MOON
-from kedge.parts.mixing import Mixup
-from kedge.parts.personal import FedRep
-from kedge.parts.proximal import FedDyn, FedProx
-from kedge.parts.sharpness import FedSAM
+from kedge.parts.layers import FedRep
+from kedge.parts.pools import Mixup
+from kedge.parts.proximal import FedDyn, FedProx, FedSAM
 from kedge.parts.variates import SCAFFOLD
 
 NAMES = [None, *(parts[name] for name in parts)]

@@ -12,7 +12,7 @@ from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.errors import FieldError, IncompatibleError
-from kedge.parts.logits import FedLC, LogitAdjust
+from kedge.parts.regularisers import FedLC, LogitAdjust
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

@@ -2,7 +2,7 @@
 
 from kedge.check.problems import images, step_view
 from kedge.core import tree
-from kedge.parts.mixing import Mixup
+from kedge.parts.pools import Mixup
 
 
 def test_labels_that_are_mixed_already_are_mixed_further() -> None:

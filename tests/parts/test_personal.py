@@ -7,7 +7,7 @@ import kedge
 from kedge.check.problems import images, step_view
 from kedge.core import tree
 from kedge.data.federation import Federation
-from kedge.parts.personal import FedRep
+from kedge.parts.layers import FedRep
 from kedge.sim.fleet import Fleet
 
 

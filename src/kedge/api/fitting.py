@@ -12,7 +12,7 @@ from torch import nn
 
 from kedge.api.clients import check_test_labels, read_clients, with_outputs
 from kedge.api.training import Log, method_setting
-from kedge.core.adapting import adapt, check_logits, check_module, one_logit
+from kedge.core.layers.adapting import adapt, check_logits, check_module, one_logit
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.part import Part

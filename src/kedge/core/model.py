@@ -9,7 +9,8 @@ are recognised). *Features* are the input of the head.
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -17,14 +18,110 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core import tree
-from kedge.core.draws import KeyedFunctions, may_draw
-from kedge.core.dropout import KeyStream, drawing_from
-from kedge.core.functional import FunctionalModule
-from kedge.core.keyed import keyed
-from kedge.core.tape import Rows as Rows
-from kedge.core.tape import Stages, Tape
+from kedge.core.layers.dropout import KeyStream, drawing_from
+from kedge.core.layers.keyed import KeyedFunctions, keyed, may_draw
 from kedge.core.tree import Params, Weights
 from kedge.errors import FieldError, ModelError, UnknownName
+
+# -- What a pass records and injects on its way through a network ----------------------------------
+
+
+class Rows(NamedTuple):
+    """Extra rows that join a pass after ``cut`` and run through the rest of the network."""
+
+    owner: str
+    cut: str
+    values: Tensor
+
+
+class Tape:
+    """Record activations and features during a pass, and inject rows at their cuts."""
+
+    def __init__(self, count: int, rows: tuple[Rows, ...], taps: tuple[str, ...]) -> None:
+        self.real, self.count = count, count
+        self.rows, self.taps = rows, set(taps) | {r.cut for r in rows}
+        self.at: dict[str, Tensor] = {}
+        self.where: dict[str, slice] = {}
+        self.features: Tensor | None = None
+
+    def after(self, cut: str, x: Tensor) -> Tensor:
+        if cut not in self.taps or not isinstance(x, Tensor):
+            return x  # a submodule with several outputs (an LSTM) is not a cut
+        injected = [row for row in self.rows if row.cut == cut]
+        if injected and cut in self.at:
+            raise ModelError(f"{cut} runs twice in one pass, so nothing can be injected after it")
+        self.at[cut] = x[: self.real]
+        for row in injected:
+            values = row.values.reshape(len(row.values), *x.shape[1:])
+            self.where[row.owner] = slice(self.count, self.count + len(values))
+            self.count += len(values)
+            x = torch.cat([x, values.to(x.dtype)])
+        return x
+
+    @contextmanager
+    def hooked(self, net: nn.Module, head: str | None) -> Iterator[None]:
+        """For modules that are not sequential: install forward hooks within the block."""
+
+        def read_features(_: nn.Module, args: tuple[Any, ...]) -> None:
+            self.features = args[0]
+
+        with ExitStack() as stack:
+            if head is not None:
+                handle = net.get_submodule(head).register_forward_pre_hook(read_features)
+                stack.callback(handle.remove)
+            for cut in self.taps:
+                handle = net.get_submodule(cut).register_forward_hook(
+                    lambda _m, _a, out, cut=cut: self.after(cut, out)
+                )
+                stack.callback(handle.remove)
+            yield
+
+
+class Stages(nn.Sequential):
+    """A sequential model that passes the output of each child to a tape."""
+
+    def forward(self, x: Tensor, tape: Tape, head: str) -> Tensor:  # type: ignore[override]
+        for name, stage in self._modules.items():
+            assert stage is not None
+            if name == head:
+                tape.features = x
+            x = tape.after(name, stage(x))
+        return x
+
+
+# -- Call a module with other weights, without changing it -----------------------------------------
+
+
+class FunctionalModule:
+    """A module as a function of its weights.
+
+    It is a faster ``torch.func.functional_call``: the slots of the tensors in the module are looked
+    up once, not in every call.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.num_parameters = len(list(module.parameters()))
+        #: (dict of a submodule, key in it, full name, the module's own tensor)
+        self._slots: list[tuple[dict[str, Any], str, str, Tensor]] = []
+        first: dict[int, str] = {}  # shared tensors have the name of their first slot
+        for prefix, child in module.named_modules():
+            for tensors in (child._parameters, child._buffers):
+                for name, default in tensors.items():
+                    if default is not None:
+                        full = first.setdefault(id(default), f"{prefix}.{name}" if prefix else name)
+                        self._slots.append((tensors, name, full, default))
+
+    def call(self, state: Params, *args: Any) -> Any:
+        """The module's output with the tensors of ``state`` (by full name) in place of its own."""
+        try:
+            for tensors, name, full, default in self._slots:
+                tensors[name] = state.get(full, default)
+            return self.module(*args)
+        finally:
+            for tensors, name, _, default in self._slots:
+                tensors[name] = default
+
 
 #: ``train`` updates BatchNorm's running statistics, ``probe`` normalises by the batch without
 #: updating them, ``eval`` uses them.

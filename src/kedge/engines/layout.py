@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core import rng, tree
-from kedge.core.dropout import Dropout
+from kedge.core.layers.dropout import Dropout
 from kedge.core.model import NORMS, Layout, Model
 from kedge.core.tree import Params, Tree
 from kedge.engines import norms, stacked

@@ -14,8 +14,8 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
-from kedge.parts.class_means import class_sums, empty_means, update_means
 from kedge.parts.drift import release_drift
+from kedge.parts.regularisers import class_sums, empty_means, update_means
 
 
 @register

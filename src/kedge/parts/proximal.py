@@ -1,6 +1,6 @@
-"""Methods with a proximal term that keeps the local model near the global model.
+"""Methods that change the local objective near the global model: proximal terms and sharpness.
 
-FedProx (Li et al. 2020), FedDyn (Acar et al. 2021).
+FedProx (Li et al. 2020), FedDyn (Acar et al. 2021), FedSAM (Qu et al. 2022, Caldarola et al. 2022).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from kedge.core import tree
@@ -122,3 +123,33 @@ class FedDyn(Part):
 
     def _alpha(self, v: View) -> Tensor | float:
         return self.alpha / v.info.share if self.by_share else self.alpha
+
+
+# -- Methods that seek flat minima. FedSAM (Qu et al. 2022, Caldarola et al. 2022) -----------------
+
+
+@register
+@dataclass(frozen=True)
+class FedSAM(Part):
+    r"""Descend by the gradient at the worst nearby point: sharpness-aware minimisation (SAM).
+
+    :math:`w \leftarrow w - \eta\nabla F_k\big(w + \rho\,\nabla F_k(w)/\|\nabla F_k(w)\|\big)`,
+    both on the same batch (algorithm 1).
+
+    Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022,
+    arXiv:2206.02618; Caldarola et al., ECCV 2022, arXiv:2203.11834.
+
+    Written as a correction of the gradient, so that it adds to other corrections. BatchNorm's
+    running statistics are updated in the first pass only. Neutral at: rho = 0.
+    """
+
+    rho: Annotated[float, Doc("radius of the neighbourhood"), Range(0)] = 0.1
+
+    presets = {"fedcog": {"rho": 0.5}}
+    neutral = {"rho": 0.0}
+    compute = "a second gradient"
+
+    def correct(self, v: View, params: Params, grads: Params) -> Params:
+        scale = self.rho / (torch.sqrt(tree.sq_norm(grads)) + 1e-12)
+        worst = tree.map(lambda w, g: w + scale * g, params, grads)
+        return tree.sub(v.grad(worst), grads)

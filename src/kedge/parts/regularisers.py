@@ -1,6 +1,7 @@
 """Methods that regularise the local objective on logits or features.
 
-FedNTD (Lee et al. 2022), FedDecorr (Shi et al. 2023), FedProto (Tan et al. 2022).
+FedNTD (Lee et al. 2022), FedDecorr (Shi et al. 2023), FedProto (Tan et al. 2022), FedLC (Zhang et
+al. 2022), logit adjustment.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core.part import Doc, Out, Part, Range, Sum, register
@@ -16,7 +18,41 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
-from kedge.parts.class_means import class_sums, empty_means, update_means
+
+# -- Class means of features over all clients: FedTR's centroids, FedProto's prototypes ------------
+
+
+def empty_means(spec: Spec) -> tuple[Tensor, Tensor]:
+    """Initial ``(means [C, F], valid [C])``: zeros, none of them valid."""
+    means = torch.zeros((spec.task.outputs, spec.features), dtype=spec.dtype, device=spec.device)
+    return means, means.new_zeros(spec.task.outputs)
+
+
+def class_sums(v: View, weights: Weights) -> tuple[Tensor, Tensor]:
+    """``(feature sums [C, F], sample counts [C])`` per class over all data of the client.
+
+    The model runs in evaluation mode.
+    """
+
+    def batch_sums(batch: Batch, mask: Tensor) -> Tree:
+        one_hot = F.one_hot(batch.y, v.task.outputs).to(mask.dtype) * mask[:, None]  # [B, C]
+        features = v.forward(weights, batch.x, train=False).features.flatten(1)
+        return {"sum": one_hot.T @ features, "count": one_hot.sum(0)}
+
+    totals = v.sweep(batch_sums)
+    return totals["sum"], totals["count"]
+
+
+def update_means(
+    sums: Tensor, counts: Tensor, means: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Next ``(means [C, F], valid [C])`` from a cohort's sums and counts.
+
+    A class without samples in the cohort keeps its mean.
+    """
+    count = counts[:, None]  # [C, 1]
+    cohort_means = sums / count.clamp_min(1)
+    return torch.where(count > 0, cohort_means, means), torch.where(count[:, 0] > 0, 1.0, valid)
 
 
 @register
@@ -157,3 +193,61 @@ def _not_true(logits: Tensor, y: Tensor) -> Tensor:
     """Logits without the true class, ``[B, C - 1]``."""
     other = torch.arange(logits.shape[1] - 1, device=logits.device)
     return logits.gather(1, other + (other >= y[:, None]).to(other.dtype))
+
+
+# -- Methods that adjust the logits by the client's label distribution -----------------------------
+
+
+ABSENT = 1e-12  # stand-in for a count or share of 0, which would make the adjustment infinite
+
+
+@register
+@dataclass(frozen=True)
+class FedLC(Part):
+    r"""Calibrate logits by margins that are larger for classes with fewer samples on the client.
+
+    :math:`-\log\frac{e^{f_y(x) - \tau n_y^{-1/4}}}{\sum_c e^{f_c(x) - \tau n_c^{-1/4}}}` (eq. 7),
+    :math:`n_c` the client's samples of class c.
+
+    Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022,
+    arXiv:2209.00189.
+
+    Deviations: the sum runs over all classes, as in any cross-entropy; the printed sum omits the
+    true class. An absent class, whose margin would be infinite, counts as n = 1e-12: it drops out
+    of the sum and its logit gets no gradient. Neutral at: tau = 0. Sends / keeps: nothing.
+    """
+
+    tau: Annotated[float, Doc("scale of the margins (not given in the paper)"), Range(0)] = 1.0
+
+    presets = {"feddecorr": {"tau": 0.1}}
+    neutral = {"tau": 0.0}
+    needs_labels = True
+    tasks = ("classification",)
+
+    def logits(self, v: View, batch: Batch, logits: Tensor) -> Tensor:
+        return logits - self.tau * v.label_counts.clamp_min(ABSENT) ** -0.25
+
+
+@register
+@dataclass(frozen=True)
+class LogitAdjust(Part):
+    r"""Add the log-prior of the client's labels to the logits in the training loss.
+
+    :math:`-\log\frac{e^{f_y(x) + \tau\log\pi_y}}{\sum_c e^{f_c(x) + \tau\log\pi_c}}` (eq. 10),
+    :math:`\pi_c` the share of class c among the client's samples; tau = 1 is the balanced softmax.
+
+    Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021, arXiv:2007.07314.
+
+    Deviations: each client has its own prior; the paper has one. An absent class, whose log-prior
+    would be infinite, counts with a share of 1e-12. Neutral at: tau = 0. Sends / keeps: nothing.
+    """
+
+    tau: Annotated[float, Doc("strength of the adjustment"), Range(0)] = 1.0
+
+    neutral = {"tau": 0.0}
+    needs_labels = True
+    tasks = ("classification",)
+
+    def logits(self, v: View, batch: Batch, logits: Tensor) -> Tensor:
+        prior = v.label_counts / v.label_counts.sum()
+        return logits + self.tau * torch.log(prior.clamp_min(ABSENT))

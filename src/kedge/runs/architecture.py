@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.core.adapting import add_hooks, hooks_of
+from kedge.core.layers.adapting import add_hooks, hooks_of
 from kedge.errors import KedgeError, ModelError, UnknownName
 from kedge.models import build_again, hf_config
 
@@ -30,7 +30,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 def describe(module: nn.Module) -> dict[str, Any]:
     """The architecture of a module as plain data; ``outputs`` says how its outputs are converted,
-    see :mod:`kedge.core.adapting`."""
+    see :mod:`kedge.core.layers.adapting`."""
     hooks = hooks_of(module)
     return _described(module) | ({"outputs": hooks} if hooks else {})
 

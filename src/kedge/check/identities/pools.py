@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images, position
+from kedge.check.problems import DOUBLE, Problem, images, position, step_view
 from kedge.core import rng, tree
 from kedge.core.optim import SGD
-from kedge.core.task import make_task
+from kedge.core.task import Batch, make_task
 from kedge.core.tree import Params, Weights
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
-from kedge.parts.pools import FedMix, NaiveMix, _Pooled
+from kedge.parts.pools import FedMix, Mixup, NaiveMix, _Pooled
 
 LR = 0.05
 
@@ -172,3 +172,36 @@ def _descended(params: Params, loss: Callable[[Params], Tensor]) -> Params:
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
     grads = torch.autograd.grad(loss(leaves), list(leaves.values()))
     return {n: p - LR * g for (n, p), g in zip(params.items(), grads, strict=True)}
+
+
+@oracle(Mixup)
+def mixed_label_equals_mixed_losses(cls: type[Mixup]) -> Iterator[Claim]:
+    """CE(x~, lambda y_i + (1 - lambda) y_j) = lambda CE(x~, y_i) + (1 - lambda) CE(x~, y_j), where
+    lambda is read off the mixed inputs."""
+    part = cls(alpha=1.0)
+    run = images(sizes=(14, 14), batch=7).simulate(part)
+    v, batch = step_view(run, 0, part, "transform")
+    mixed = part.transform(v, batch)
+    logits = run.bound.model.forward(run.weights, mixed.x, "eval").logits
+    lam, other = _read_off(batch, mixed)
+    pair = [F.cross_entropy(logits, y) for y in (batch.y, batch.y[other])]
+    expected = float(lam * pair[0] + (1 - lam) * pair[1])
+    yield Claim("loss of the mixture", expected, float(run.bound.task.loss(logits, mixed).mean()))
+    yield Claim("changed integer labels", 0.0, float((mixed.y != batch.y).sum()))
+
+
+def _read_off(batch: Batch, mixed: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Search for the lambda and the partners with x~ = lambda x_i + (1 - lambda) x_j."""
+    x, n = batch.x.flatten(1), len(batch.x)
+    best = (float("inf"), torch.tensor(0.0), torch.zeros(n, dtype=torch.int64))
+    for i in range(n):
+        for j in range(n):
+            if i == j:
+                continue
+            direction = x[i] - x[j]
+            lam = ((mixed.x.flatten(1)[i] - x[j]) * direction).sum() / (direction * direction).sum()
+            distance = torch.cdist(mixed.x.flatten(1) - lam * x, (1 - lam) * x)
+            error, other = distance.min(1)
+            if float(error.max()) < best[0]:
+                best = (float(error.max()), lam, other)
+    return best[1], best[2]

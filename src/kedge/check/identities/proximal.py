@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kedge.check.identities.common import BEST, LR, STEPS, A, H, run_quadratics
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import position, quadratics
-from kedge.parts.proximal import FedDyn, FedProx
+from kedge.parts.proximal import FedDyn, FedProx, FedSAM
 
 
 @oracle(None)
@@ -45,3 +45,12 @@ def first_order_condition(cls: type[FedDyn]) -> Iterator[Claim]:
     local = H[1] * A[1] / (H[1] + alpha)  # argmin of h (v - a)^2/2 + alpha v^2/2
     got = float(run.store.rows[cls.name]["head.weight"][1])
     yield Claim("g_k = gradient at the local minimum", H[1] * (local - A[1]), got)
+
+
+@oracle(FedSAM)
+def one_step_by_hand(cls: type[FedSAM]) -> Iterator[Claim]:
+    """f = 10 (w - 1)^2/2 at w = 0: g = -10, the worst point is -rho, its gradient -10 (1 + rho), so
+    one step of 0.05 leads to 0.5 (1 + rho)."""
+    run = quadratics((10.0,), (1.0,), LR, steps=1).simulate(cls(rho=0.2))
+    run.run_round()
+    yield Claim("w after one step at rho = 0.2", 0.6, position(run))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.core.dropout import drop
+from kedge.core.layers.dropout import drop
 
 
 def attend(

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from kedge.core.dropout import drop
 from kedge.core.eager import is_eager
+from kedge.core.layers.dropout import drop
 from kedge.errors import ModelError
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), [B, H] each

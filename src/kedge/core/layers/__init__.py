@@ -1,0 +1,1 @@
+"""Layers that draw from keys, in place of those of torch, and modules of users that hold them."""
