@@ -21,9 +21,9 @@ import torch.nn.functional as F
 import triton
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from kedge.engines import conv_operators, kernels
+from kedge.engines import convolutions, kernels
 
-assert conv_operators  # it defines torch.ops.kedge
+assert convolutions  # it defines torch.ops.kedge
 
 K = 10
 # name, batch, channels, filters, kernel, stride, padding, side

@@ -46,7 +46,7 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.steps import REFERENCE, Steps
 from kedge.data.federation import Federation
-from kedge.engines import Execution, server_layout, server_steps
+from kedge.engines import Execution, layout, server_steps
 from kedge.engines.capture import Captures
 from kedge.engines.compiled import compile_function
 from kedge.engines.device import precise
@@ -213,7 +213,7 @@ def server(
         kinds["apart"] = Timed(Captures(True), DEVICE, True)
         kinds["apart"].stacks_all = False
     if args.upsample:
-        server_layout._join_upsampling = lambda net: None
+        layout._join_upsampling = lambda net: None
     if args.combo:
         torch._inductor.config.combo_kernels = True
     for method in args.methods:

@@ -7,7 +7,7 @@ from kedge.core import tree
 from kedge.core.model import Model
 from kedge.core.tree import Weights
 from kedge.engines import torch_compiler
-from kedge.engines.counters import group_counters
+from kedge.engines.compiled import group_counters
 
 aten = torch.ops.aten
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from kedge.core import rng, tree
 from kedge.core.model import Model
 from kedge.core.tree import Weights
-from kedge.engines import stacked
-from kedge.engines.server_layout import CHANNELS, ServerLayout, UpsampledConv2d, as_read
+from kedge.engines import convolutions
+from kedge.engines.layout import CHANNELS, ServerLayout, UpsampledConv2d, as_read
 from kedge.parts.generators import Generator, image_generator
 
 BATCH, COUNT = 4, 3
@@ -97,7 +97,7 @@ def test_the_kernels_read_converted_filters_where_they_are() -> None:
     for steps in (weights, tree.map(lambda x: x[None].expand(2, *x.shape), weights)):
         filters = as_read(model, steps).params["3.weight"]
         filters = filters if filters.ndim == 5 else filters[1]
-        read = stacked._permute_weights(filters, torch.bfloat16, (0, 3, 4, 1, 2))
+        read = convolutions._permute_weights(filters, torch.bfloat16, (0, 3, 4, 1, 2))
         assert read.data_ptr() == filters.data_ptr()
         assert torch.equal(read.permute(0, 3, 4, 1, 2), weights.params["3.weight"].bfloat16())
 

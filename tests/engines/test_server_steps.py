@@ -19,7 +19,7 @@ from kedge.core.steps import REFERENCE, Setting
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Spec
 from kedge.data.federation import Federation
-from kedge.engines import Execution, capture, server_steps, stacked
+from kedge.engines import Execution, capture, convolutions, server_steps
 from kedge.engines.capture import Captures, shapes_of
 from kedge.engines.server_steps import FastSteps
 from kedge.errors import HookError
@@ -104,7 +104,7 @@ def test_captured_steps_equal_the_reference(method: str, norm: str) -> None:
 def test_models_that_run_as_one_equal_the_reference(
     method: str, norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacked, "available", lambda: True)
+    monkeypatch.setattr(convolutions, "available", lambda: True)
     expected = run(problem(norm).simulate(method))
     assert tree.gap(run(captured(problem(norm).simulate(method), True)), expected) < 1e-10
     assert Tape.captured <= 6

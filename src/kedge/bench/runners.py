@@ -21,8 +21,7 @@ from kedge.data.federation import Federation
 from kedge.engines import Execution, engines
 from kedge.engines.choice import plan
 from kedge.engines.choice.subject import Settings
-from kedge.engines.device import precise
-from kedge.engines.threads import restored_threads, use_threads
+from kedge.engines.device import precise, restored_threads, use_threads
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.grammar import Call, parse_call
 from kedge.runs.planning import PLANNING

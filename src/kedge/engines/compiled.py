@@ -7,6 +7,7 @@ instance) become arguments of the compiled function, so they are not copied.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +17,7 @@ from torch import Tensor, fx
 
 from kedge.core import tree
 from kedge.engines import torch_compiler
-from kedge.engines.conv_backward import fix_layouts
-from kedge.engines.counters import group_counters
+from kedge.engines.torch_compiler import is_mutable
 
 PLACEHOLDER = object()  # stands for a tensor
 MAX_NODES = 5000  # of a graph; larger ones take too long to compile
@@ -127,3 +127,107 @@ def _lift_constants(graph: fx.GraphModule) -> list[Tensor]:
     graph.graph.lint()
     graph.recompile()
     return constants
+
+
+# -- Counters of BatchNorm layers in a traced graph, increased by one operation --------------------
+
+
+def group_counters(graph: fx.Graph) -> None:
+    """Replace the additions of one to integers by one operation on a list, which is one kernel.
+
+    A network has a number ``num_batches_tracked`` for every BatchNorm layer, which a compiler would
+    increase in a kernel each.
+    """
+    nodes = list(graph.nodes)
+    if any(map(is_mutable, nodes)):
+        return
+    order = {node: i for i, node in enumerate(nodes)}
+    found = [node for node in nodes if _counts(node)]
+    found = [node for node in found if order[node.args[0]] < order[found[0]]]
+    if len(found) < 2:
+        return
+    with graph.inserting_before(found[0]):
+        sums = graph.call_function(
+            torch.ops.aten._foreach_add.Scalar, ([node.args[0] for node in found], 1)
+        )
+        items = [graph.call_function(operator.getitem, (sums, i)) for i in range(len(found))]
+    for node, item in zip(found, items, strict=True):
+        item.meta = dict(node.meta)
+        node.replace_all_uses_with(item)
+        graph.erase_node(node)
+
+
+def _counts(node: Any) -> bool:
+    if node.target is not torch.ops.aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    value, one = node.args
+    is_one = isinstance(one, int) and one == 1
+    return is_one and isinstance(value, fx.Node) and node.meta["val"].dtype == torch.int64
+
+
+# -- Gradients of convolutions with a defined memory format, for compiled steps --------------------
+
+
+_OPERATIONS = torch.library.Library("kedge", "FRAGMENT")
+_OPERATIONS.define(
+    "convolution_backward(Tensor grad, Tensor x, Tensor w, int[]? bias_sizes, int[] stride, "
+    "int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups, "
+    "bool[3] output_mask, bool[2] channels_last) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def fix_layouts(graph: fx.GraphModule) -> None:
+    """Replace the convolution gradients of a traced graph that involve ambiguous tensors by ones in
+    the memory format of the input and the weight."""
+    for node in graph.graph.nodes:
+        if node.target is not torch.ops.aten.convolution_backward.default:
+            continue
+        grad, x, w = (arg.meta["val"] for arg in node.args[:3])
+        if grad.ndim == 4 and any(map(_is_ambiguous, (grad, x, w))):
+            node.target = torch.ops.kedge.convolution_backward.default
+            node.args = (*node.args, [_is_channels_last(x), _is_channels_last(w)])
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _is_ambiguous(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and x.is_contiguous()
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, w: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *options, channels_last = rest
+    grads = torch.ops.aten.convolution_backward(grad, x, w, *options)
+    bias = grads[2] if options[-1][2] else x.new_empty(0)
+    pairs = zip(grads[:2], channels_last, options[-1][:2], strict=True)
+    by_input, by_weight = (_to_format(g, last) if on else x.new_empty(0) for g, last, on in pairs)
+    return by_input, by_weight, bias
+
+
+def _convolution_backward_shapes(
+    grad: Tensor, x: Tensor, w: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *_, mask, channels_last = rest
+    pairs = zip((x, w), channels_last, mask[:2], strict=True)
+    by_input, by_weight = (
+        torch.empty_like(like, memory_format=_memory_format(last)) if on else x.new_empty(0)
+        for like, last, on in pairs
+    )
+    return by_input, by_weight, x.new_empty(grad.shape[1] if mask[2] else 0)
+
+
+def _to_format(x: Tensor, channels_last: bool) -> Tensor:
+    return x.contiguous(memory_format=_memory_format(channels_last))
+
+
+def _memory_format(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+_OPERATIONS.impl("convolution_backward", _convolution_backward, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "kedge::convolution_backward", _convolution_backward_shapes, lib=_OPERATIONS
+)

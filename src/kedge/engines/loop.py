@@ -27,9 +27,9 @@ from kedge.core.work import single_jobs
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of, side_by_side
 from kedge.engines.cohort import Cohort, Outcome, Trained, clone_totals
 from kedge.engines.compiled import compile_function
+from kedge.engines.device import keep_freed_memory
 from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
-from kedge.engines.heap import keep_freed_memory
 from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
 from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, add_totals, totals_of_one
 from kedge.engines.narrow import LoopLayout

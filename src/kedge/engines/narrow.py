@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.engines import stacked
+from kedge.engines import convolutions
 from kedge.engines.layout import EngineLayout
 from kedge.engines.torch_private import transforms_active
 
@@ -51,7 +51,7 @@ class LoopLayout(EngineLayout):
 def _is_narrow(layer: nn.Module) -> bool:
     """Whether a layer gains if two columns are computed at once."""
     return (
-        isinstance(layer, stacked.Conv2d)
+        isinstance(layer, convolutions.Conv2d)
         and min(layer.in_channels, layer.out_channels) <= MAX_CHANNELS
         and layer.stride == (1, 1)
         and layer.kernel_size[1] >= MIN_WIDTH
@@ -78,7 +78,7 @@ def pool_early(net: nn.Module) -> None:
             before.pool, net[places[n]] = pool, nn.Identity()
 
 
-class NarrowConv2d(stacked.Conv2d):
+class NarrowConv2d(convolutions.Conv2d):
     """A convolution that computes two columns at once where it has few channels."""
 
     pool: nn.MaxPool2d | None  # behind it

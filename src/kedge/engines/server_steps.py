@@ -18,7 +18,7 @@ from kedge.core.ops import Objective
 from kedge.core.optim import Adam, Optimizer
 from kedge.core.steps import REFERENCE, Function, Setting, Step, Steps, count_rows
 from kedge.core.tree import Params, Tree, Weights
-from kedge.engines import stacked
+from kedge.engines import convolutions
 from kedge.engines.capture import (
     UNROLL,
     CapturedFunction,
@@ -30,8 +30,8 @@ from kedge.engines.capture import (
 )
 from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine
+from kedge.engines.layout import ServerLayout, as_read
 from kedge.engines.oom import is_out_of_memory
-from kedge.engines.server_layout import ServerLayout, as_read
 from kedge.engines.torch_private import (
     foreach_add,
     foreach_mul,
@@ -78,7 +78,7 @@ class FastSteps(Steps):
             return super().prepare(model, precision)
         key = id(model), precision, whole
         if key not in self._models:
-            layout = ServerLayout(stacked=stacked.available(), whole=whole)
+            layout = ServerLayout(stacked=convolutions.available(), whole=whole)
             self._models[key] = model, model.at_precision(precision).prepared(layout)
         return self._models[key][1]
 

@@ -29,7 +29,7 @@ from kedge.core.server import Totals
 from kedge.core.tree import Weights
 from kedge.core.view import Job
 from kedge.core.work import take_jobs
-from kedge.engines import lanes, stacked
+from kedge.engines import convolutions, lanes
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of
 from kedge.engines.cohort import Cohort, Outcome, Trained, clone_totals
 from kedge.engines.compiled import compile_function
@@ -87,7 +87,7 @@ class Vector(Engine):
 
     def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
         on_gpu = device.type == "cuda"
-        layout = EngineLayout(stacked=on_gpu and stacked.available())
+        layout = EngineLayout(stacked=on_gpu and convolutions.available())
         return model.prepared(layout, device, dtype)
 
     def train(self, cohort: Cohort) -> list[Outcome]:

@@ -34,8 +34,8 @@ from kedge.core.bound import Bound
 from kedge.core.tree import Tree
 from kedge.core.work import take_jobs
 from kedge.engines.cohort import Cohort
+from kedge.engines.device import keep_freed_memory
 from kedge.engines.execution import Execution
-from kedge.engines.heap import keep_freed_memory
 from kedge.engines.layout import layout_of
 from kedge.engines.loop import Loop, Query
 from kedge.engines.shared_memory import Place, SharedMemory, allocate

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kedge.core.tree import Tree
-from kedge.engines.heap import return_freed_memory
+from kedge.engines.device import return_freed_memory
 from kedge.flower.messages import Request, content_of
 from kedge.flower.spool import Message, size_of, spooled
 from kedge.flower.transport import Failure, Transport

@@ -23,8 +23,7 @@ from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training import diagnose_training
 from kedge.diagnostics.training.probe import Probe, probe
 from kedge.engines import Execution
-from kedge.engines.device import device_name, precise, resolve_device
-from kedge.engines.threads import restored_threads, use_threads
+from kedge.engines.device import device_name, precise, resolve_device, restored_threads, use_threads
 from kedge.errors import DataError, KedgeError, NotFinite
 from kedge.loading import files, load_options
 from kedge.runs.compare import LISTING, TYPES

@@ -12,8 +12,7 @@ from kedge.engines import Execution
 from kedge.engines.choice import plan
 from kedge.engines.choice.plan import Plan
 from kedge.engines.choice.subject import Settings
-from kedge.engines.device import device_name, effective
-from kedge.engines.threads import use_threads
+from kedge.engines.device import device_name, effective, use_threads
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
 from kedge.runs.environment import check_unchanged, environment

@@ -20,8 +20,7 @@ from kedge.data.federation import Federation
 from kedge.data.partition import Partition
 from kedge.engines import Execution
 from kedge.engines.choice.plan import Plan
-from kedge.engines.device import precise, resolve_device
-from kedge.engines.threads import restored_threads
+from kedge.engines.device import precise, resolve_device, restored_threads
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.loading import load_options
 from kedge.models import build

@@ -19,9 +19,8 @@ from kedge.core.task import Task
 from kedge.data.datasets import Dataset, load
 from kedge.engines import Execution, engines
 from kedge.engines.choice.plan import Plan
-from kedge.engines.device import precise, resolve_device
+from kedge.engines.device import precise, resolve_device, restored_threads
 from kedge.engines.lane_bound import static
-from kedge.engines.threads import restored_threads
 from kedge.errors import KedgeError
 from kedge.runs import rounds
 from kedge.runs.config import Config

@@ -9,8 +9,7 @@ from pathlib import Path
 from kedge.data.datasets import Dataset, load
 from kedge.engines import Execution
 from kedge.engines.choice.plan import Plan
-from kedge.engines.device import precise, resolve_device
-from kedge.engines.threads import restored_threads
+from kedge.engines.device import precise, resolve_device, restored_threads
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, check_unchanged
 from kedge.runs.folder import Folder

@@ -32,10 +32,10 @@ from kedge.engines.choice.trial import (
     timed,
     training,
 )
+from kedge.engines.device import use_threads
 from kedge.engines.engine import Engine
 from kedge.engines.engine import engines as kinds
 from kedge.engines.execution import Execution
-from kedge.engines.threads import use_threads
 
 REPEATS = 3  # timed repeats after a warm-up
 MAX_TRIAL_SHARE = 0.1  # share of a run's time for trials, within the following bounds

@@ -17,9 +17,9 @@ from kedge.engines.choice import memory
 from kedge.engines.choice.memory import Need
 from kedge.engines.choice.subject import Subject
 from kedge.engines.cohort import Cohort, Outcome
+from kedge.engines.device import restored_threads, use_threads
 from kedge.engines.engine import engines
 from kedge.engines.execution import Execution
-from kedge.engines.threads import restored_threads, use_threads
 from kedge.errors import KedgeError
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from kedge.check.problems import images
 from kedge.core import tree
-from kedge.engines import norms, stacked, torch_compiler
+from kedge.engines import convolutions, norms, torch_compiler
 from kedge.engines.layout import EngineLayout
 from kedge.sim.simulation import Simulation
 
@@ -28,9 +28,9 @@ def both(name: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     net = nn.Sequential(LAYERS[name](), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).double()
     other = copy.deepcopy(net)
-    stacked.replace_layers(other)
-    assert isinstance(other[0], stacked.Conv2d)
-    assert isinstance(other[2], stacked.GlobalPool)
+    convolutions.replace_layers(other)
+    assert isinstance(other[0], convolutions.Conv2d)
+    assert isinstance(other[2], convolutions.GlobalPool)
     other[0].stacked = True
     return net, other
 
@@ -117,7 +117,7 @@ def test_taps_that_meet_only_padding_are_left_out(
     torch.manual_seed(0)
     layer = nn.Conv2d(4, 5, kernel, stride, padding).double()
     other = copy.deepcopy(layer)
-    other.__class__, other.stacked = stacked.Conv2d, True
+    other.__class__, other.stacked = convolutions.Conv2d, True
     weights = {n: torch.randn(2, *p.shape).double() for n, p in layer.named_parameters()}
     x = torch.randn(2, 3, 4, side, side).double()
     found, wanted = (vmap(grad(loss(net), argnums=(0, 1)))(weights, x) for net in (other, layer))
@@ -125,16 +125,16 @@ def test_taps_that_meet_only_padding_are_left_out(
 
 
 def test_a_map_of_one_pixel_meets_one_tap() -> None:
-    assert stacked.used_taps(1, 3, 1, 1) == (1, 2, 0)
-    assert stacked.used_taps(2, 3, 2, 1) == (1, 3, 0)
-    assert stacked.used_taps(2, 3, 1, 1) == (0, 3, 1)
-    assert stacked.used_taps(32, 7, 2, 3) == (0, 7, 3)
+    assert convolutions.used_taps(1, 3, 1, 1) == (1, 2, 0)
+    assert convolutions.used_taps(2, 3, 2, 1) == (1, 3, 0)
+    assert convolutions.used_taps(2, 3, 1, 1) == (0, 3, 1)
+    assert convolutions.used_taps(32, 7, 2, 3) == (0, 7, 3)
 
 
 def test_a_graph_has_no_permutations_that_change_nothing() -> None:
     """The compiler would convert their operands to contiguous maps and back."""
     net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
-    stacked.replace_layers(net)
+    convolutions.replace_layers(net)
     norms.replace_layers(net)
     net[0].stacked = True
     weights = {n: torch.randn(2, *p.shape) for n, p in net.named_parameters()}
@@ -165,14 +165,14 @@ def test_layers_of_other_kinds_stay_as_they_are() -> None:
         nn.AdaptiveAvgPool2d(2),
     ]
     net = nn.Sequential(*kinds)
-    stacked.replace_layers(net)
+    convolutions.replace_layers(net)
     assert [type(layer) for layer in net] == [nn.Conv2d] * 5 + [nn.AdaptiveAvgPool2d]
 
 
 KERNELS = """
 import torch, torch.nn.functional as F
 from kedge.engines import kernels
-from kedge.engines.kernel_of_sums import sums
+from kedge.engines.kernels import sums
 torch.backends.cudnn.allow_tf32 = False
 torch.manual_seed(0)
 last = lambda x: x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -237,7 +237,7 @@ def test_whole_rounds_by_stacked_convolutions(norm: str) -> None:
         for _ in range(2):
             sim.run_round()
     found, wanted = (sim.state() for sim in sims[::-1])
-    assert any(isinstance(m, stacked.Conv2d) and m.stacked for m in _layers(sims[1]))
+    assert any(isinstance(m, convolutions.Conv2d) and m.stacked for m in _layers(sims[1]))
     assert tree.gap(found, wanted) < 1e-5
 
 
