@@ -21,8 +21,8 @@ FENCE = re.compile(r"\s*(```|~~~)")
 OTHER = re.compile(r"\s*(\||#|<|\{%|\{#|\$\$|!!!|\?\?\?|---|===|:::|\[[^\]]+\]:)| {4,}\S")
 #: What no line may break: code, expressions of templates, formulas.
 WHOLE = re.compile(r"`[^`]+`|\{\{.*?\}\}|\{%.*?%\}|\$[^$\s][^$]*\$")
-#: Words that would begin another kind of block at the start of a line.
-MARKS = re.compile(r"([-*+#>|]|\d+[.)]|=+|-+)$|[|#<]|:::|\$\$")
+#: The space before a word that would begin another block at the start of a line.
+MARKS = re.compile(r" (?=(?:[-*+#>]|\d+[.)]|=+|-+)(?: |$)|[|#<]|:::|\$\$)")
 
 
 def wrapped(text: str) -> str:
@@ -63,18 +63,11 @@ def _paragraph(lines: list[str]) -> list[str]:
     first = item[0] if item else re.match(r"\s*", lines[0])[0]  # type: ignore[index]
     rest = first if item and item[3] else " " * len(first)
     words = " ".join([lines[0][len(first) :], *(line.strip(" >") for line in lines[1:])])
-    whole = WHOLE.sub(lambda m: m[0].replace(" ", "\0"), words)
+    whole = MARKS.sub("\0", WHOLE.sub(lambda m: m[0].replace(" ", "\0"), words))
     found = textwrap.wrap(
         whole, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-    for i in range(1, len(found)):  # no word may become the mark of another block
-        while (
-            MARKS.match(found[i][len(rest) :].split()[0])
-            and " " in found[i - 1][len(first) :].strip()
-        ):
-            found[i - 1], _, word = found[i - 1].rpartition(" ")
-            found[i] = f"{rest}{word} {found[i][len(rest) :]}"
     return [line.replace("\0", " ") for line in found]
 
 
