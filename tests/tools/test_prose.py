@@ -29,7 +29,7 @@ def test_items_hang_and_marks_do_not_begin_lines() -> None:
     text = wrapped(f"- {LONG}\n- " + "a - 1. + # b " * 20 + f"\n> {LONG}{LONG}")
     assert max(map(len, text.split("\n"))) <= WIDTH
     starts = [re.match(r"\s*(\S+)", line)[1] for line in text.split("\n") if line]  # type: ignore[index]
-    assert [s for s in starts if s in ("-", ">", "+", "#", "1.")] == ["-", "-", ">", ">"]
+    assert [s for s in starts if s in ("-", ">", "+", "#", "1.")] == ["-", "-", *[">"] * 4]
 
 
 def test_code_and_expressions_are_not_broken() -> None:
