@@ -66,6 +66,9 @@ class FedBR(Part):
         ),
         Range(0),
     ] = 0
+    across: Annotated[
+        int, Doc("clients, drawn with replacement, whose means are averaged into each"), Range(1)
+    ] = 1
     refresh: Annotated[
         Literal["round", "once"], Doc("renew pseudo-data each round, or make them once")
     ] = "round"
@@ -133,13 +136,14 @@ class FedBR(Part):
 
     def absorb(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         means = r.uploads["means"][torch.argsort(r.uploads["client"])]  # [K, G, ...]
-        row = torch.arange(self._rows(r.spec), device=means.device)
-        client = rng.integers(r.key, tuple(row.shape), len(means))
-        pseudo = means[client, row % means.shape[1]]
+        drawn = torch.arange(self._rows(r.spec) * self.across, device=means.device)
+        drawn = drawn.reshape(-1, self.across)  # of each row
+        client = rng.integers(r.key, tuple(drawn.shape), len(means))
+        pseudo = means[client, drawn % means.shape[1]]
         if self.means:
             pool = means.flatten(0, 1)
-            pseudo = pool[rng.permutation(r.key, len(pool))[row % len(pool)]]
-        return weights, r.server | {"pseudo": pseudo}
+            pseudo = pool[rng.permutation(r.key, len(pool))[drawn % len(pool)]]
+        return weights, r.server | {"pseudo": pseudo.mean(1)}
 
     def send(self, server: Tree) -> Tree:
         return server
