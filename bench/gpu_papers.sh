@@ -27,7 +27,7 @@ if [ -f carry/tools/datasets.py ]; then # read once by each job
     export KEDGE_DATA=$work/data
 fi
 pack() {
-    (cd "$work" && find job* -type f ! -name '*.safetensors' ! -name bundle.json ! -name '.*' -size -2000k |
+    (cd "$work" && find job* -type f ! -name '*.safetensors' ! -name bundle.json ! -name clients.json |
         tar czf "$OUT/records.new" -T - 2>/dev/null)
     mv "$OUT/records.new" "$OUT/records.tgz"
 }
@@ -54,7 +54,9 @@ done
 pack
 number=0
 for job in "$@"; do
-    echo "== job$((number += 1)) $job"
-    tail -n 30 "$work/job$number/log" | cut -c1-160
+    folder=$work/job$((number += 1))
+    echo "== $job"
+    grep -H '"rounds_done"' "$folder"/*/*/*.json 2>/dev/null | sed 's|.*/\(.*\).json:.*: \(.*\),|\1 \2 rounds|'
+    grep -aiE "error|not |memory" "$folder/log" | grep -v GB | tail -n 3 | cut -c1-300
 done
 echo "$(date +%T) done"
