@@ -33,8 +33,12 @@ class FedBR(Part):
     Guo, Tang and Lin, FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning
     Bias Reduction, ICML 2023, arXiv:2205.13462.
 
-    A pseudo-sample is the mean of M samples of one client, its label 1/C; there are as many as rows
-    in a batch, since with fewer only the first rows of a batch would be negatives. ``mixture`` adds
+    The paper judges by the mean over clients of the accuracy on samples that each holds out of its
+    own, rotated and nearly of one class: that is where it gains, rather than on a common test set.
+
+    A pseudo-sample is the mean of M samples of one client, its label 1/C (the released code's
+    reading of RSM); with ``across`` it is the mean of several clients' means. There are as many as
+    rows in a batch, since with fewer only the first rows would be negatives. ``mixture`` adds
     K local samples at every step (eq. 4). Deviations: cosines are multiplied by tau, as in the code
     (the tables' tau_2 = 0 has no other meaning); Mixture starts from these means, not from a proxy
     set, and recomputes its global features each step (the code keeps the first); P is averaged with
