@@ -129,10 +129,15 @@ def test_a_common_test_set_stands_beside_the_clients(table: Table) -> None:
     pairs = [("fedavg", 0, 80.0, 40.0), ("fedavg", 1, 82.0, 44.0)]
     pairs += [("fedprox", 0, 84.0, 38.0), ("fedprox", 1, 88.0, 46.0)]
     found = summaries(table, *(both(*pair) for pair in pairs))["fedprox"]
-    assert found.tail_gain is not None and found.tail_gain.values == (2.0, 3.0)
-    assert found.beside is not None and found.beside.values == (19.0, 23.0)
-    assert found.beside_gain is not None and found.beside_gain.values == (-1.0, 1.0)
+    assert found.tail_gain is not None
+    assert found.tail_gain.values == (2.0, 3.0)
+    assert found.beside is not None
+    assert found.beside.values == (19.0, 23.0)
+    assert found.beside_gain is not None
+    assert found.beside_gain.values == (-1.0, 1.0)
     text = as_text(comparison(table, [found]))
-    assert "common" in text and "+0.00" in text
+    assert "common" in text
+    assert "+0.00" in text
     alone = summaries(table, record("fedavg", 0, {1: 1.0}))["fedavg"]
-    assert alone.beside is None and alone.beside_gain is None
+    assert alone.beside is None
+    assert alone.beside_gain is None
