@@ -2,9 +2,9 @@
 
 The curve is of the test metric that the run is judged by; all statistics come from it, but for
 those of ``beside``: the same tests on the common test set, where a table is judged by its clients'
-held-out samples. A record counts only if its settings are those of its recipe today. Records that were replaced, since their
-recipe or their method has changed, are moved to the folder ``superseded`` beside them, which is not
-read.
+held-out samples. A record counts only if its settings are those of its recipe today. Records that
+were replaced, since their recipe or their method has changed, are moved to the folder
+``superseded`` beside them, which is not read.
 """
 
 from __future__ import annotations
