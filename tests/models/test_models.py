@@ -36,6 +36,7 @@ SIZES = {
     ("vgg11", CIFAR, 10): (9_225_610, 512, "stage1 stage2 stage3 stage4 stage5"),
     ("resnet18", CIFAR, 10): (11_173_962, 512, RESNET),
     ("resnet18(norm=gn)", CIFAR, 10): (11_173_962, 512, RESNET),
+    ("resnet18(width=16)", CIFAR, 10): (701_466, 128, RESNET),
     ("resnet18(stem=imagenet)", CIFAR, 10): (11_181_642, 512, RESNET),
     ("resnet34", CIFAR, 10): (21_282_122, 512, RESNET),
     ("resnet34(stem=imagenet)", CIFAR, 10): (21_289_802, 512, RESNET),

@@ -42,6 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "more rows than in a batch": {"rows": 8},
     "one sample in a mean": {"samples": 1},
     "pool": {"means": 2},
+    "means across clients": {"across": 2},
+    "pool across clients": {"means": 2, "across": 3},
     "once": {"refresh": "once"},
     "mixture": {"mixture": 1},
     "mixture of three": {"mixture": 3, "refresh": "once"},

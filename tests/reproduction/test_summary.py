@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from digits import write
 
+from kedge.report.tables import as_text
 from kedge.reproduction import recipes
+from kedge.reproduction.printing import comparison
 from kedge.reproduction.records import Record
 from kedge.reproduction.summary import Summary, summarise, tail_mean, value_of
 from kedge.reproduction.table import Table
@@ -118,3 +120,24 @@ def test_rounds_to_a_target(table: Table) -> None:
     curve: Curve = {1: 10.0, 2: 50.0, 3: 40.0}
     found = summaries(table, record("fedavg", 0, curve), record("fedavg", 1, {3: 49.0}))
     assert found["fedavg"].to_target == (2, None)
+
+
+def test_a_common_test_set_stands_beside_the_clients(table: Table) -> None:
+    def both(row: str, seed: int, own: float, common: float) -> Record:
+        return record(row, seed, {1: 0.0, 2: own}, beside=[(1, 0.0, None), (2, common, None)])
+
+    pairs = [("fedavg", 0, 80.0, 40.0), ("fedavg", 1, 82.0, 44.0)]
+    pairs += [("fedprox", 0, 84.0, 38.0), ("fedprox", 1, 88.0, 46.0)]
+    found = summaries(table, *(both(*pair) for pair in pairs))["fedprox"]
+    assert found.tail_gain is not None
+    assert found.tail_gain.values == (2.0, 3.0)
+    assert found.beside is not None
+    assert found.beside.values == (19.0, 23.0)
+    assert found.beside_gain is not None
+    assert found.beside_gain.values == (-1.0, 1.0)
+    text = as_text(comparison(table, [found]))
+    assert "common" in text
+    assert "+0.00" in text
+    alone = summaries(table, record("fedavg", 0, {1: 1.0}))["fedavg"]
+    assert alone.beside is None
+    assert alone.beside_gain is None

@@ -110,7 +110,7 @@ class FedBR(FedAvg):
     samples: int
     width: int
     out: int
-    rows, means, refresh, mixture, max_step = 0, 0, "round", 0, True
+    rows, means, across, refresh, mixture, max_step = 0, 0, 1, "round", 0, True
 
     def setup(self) -> None:
         self.rows = self.rows or BATCH
@@ -127,13 +127,15 @@ class FedBR(FedAvg):
             key, rows = key_of("clients", t, k, "fedbr", "survey"), self.world.rows[k]
             drawn = rng.integers(key, (self.means or self.rows, self.samples), len(rows)).numpy()
             pool.append(self.world.x[rows[drawn]].mean(1))
-        key, row = key_of("server", t, "survey", "fedbr"), np.arange(self.rows)
+        key = key_of("server", t, "survey", "fedbr")
+        row = np.arange(self.rows * self.across).reshape(-1, self.across)
         if self.means:
             flat = np.concatenate(pool)
-            self.pseudo = flat[rng.permutation(key, len(flat)).numpy()[row % len(flat)]]
+            pieces = flat[rng.permutation(key, len(flat)).numpy()[row % len(flat)]]
         else:
-            client = rng.integers(key, (self.rows,), len(pool)).numpy()
-            self.pseudo = np.array(pool)[client, row]
+            client = rng.integers(key, row.shape, len(pool)).numpy()
+            pieces = np.array(pool)[client, row % self.rows]
+        self.pseudo = pieces.mean(1)
 
     def gradient(self, c: Client, w: Vector, x: Vector, target: Vector) -> Vector:
         if c.t == 0:
@@ -195,6 +197,7 @@ CASES = [
     *by_both("fedbr", FedBR, BR),
     Case("fedbr", FedBR, BR | {"rows": 6, "means": 2, "refresh": "once"}, ALL),
     Case("fedbr", FedBR, BR | {"rows": 6, "mixture": 2}),
+    Case("fedbr", FedBR, BR | {"across": 3}),
     Case("fedbr", FedBR, BR | {"max_step": False}, norm=True),
 ]
 

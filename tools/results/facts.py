@@ -43,7 +43,7 @@ class Facts:
         return {s: r for s, r in runs.items() if r.rounds_done == most or r.diverged}
 
     def stat(self, row: str, what: str = "ours") -> str:
-        """``ours``, ``tail``, ``gain`` or ``tail_gain`` of a row, as text."""
+        """``ours``, ``tail``, ``beside`` or the gain of one of them, of a row, as text."""
         stat: Stat | None = getattr(self.summaries[row], what)
         if stat is None:
             return "not run"

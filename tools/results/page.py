@@ -92,6 +92,14 @@ def markdown(of: Facts) -> str:
     ]  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     lines += ["| " + " | ".join(_cells(of, s)) + " |" for s in shown]
+    if any(s.beside for s in shown):
+        heads = "row", "mean of last tests on the common test set", "gain there"
+        lines += ["", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+        lines += [
+            f"| `{s.row.name}` | {s.beside.written(1)} | {_gain(s.beside_gain)} |"
+            for s in shown
+            if s.beside
+        ]
     missing = [s.row.name for s in of.summaries.values() if not s.n]
     if missing:
         lines += ["", "Not run yet: " + ", ".join(f"`{name}`" for name in missing) + "."]

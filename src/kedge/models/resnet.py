@@ -20,19 +20,26 @@ Stem = Annotated[
     Literal["cifar", "imagenet"], Doc("a 3x3 convolution, or 7x7 of stride 2 and a max-pool")
 ]
 Groups = Annotated[Count, Doc("maximum groups of a GroupNorm")]
+Width = Annotated[Count, Doc("channels of the first stage; each next one has twice as many")]
 
 
 def resnet18(
-    shape: Shape, outputs: int, *, norm: Norm = "bn", stem: Stem = "cifar", groups: Groups = 32
+    shape: Shape,
+    outputs: int,
+    *,
+    norm: Norm = "bn",
+    stem: Stem = "cifar",
+    groups: Groups = 32,
+    width: Width = 64,
 ) -> nn.Sequential:
-    """ResNet-18, blocks 2-2-2-2; 512 features.
+    """ResNet-18, blocks 2-2-2-2; 512 features, or eight times ``width``.
 
     ``stem=cifar`` is a 3x3 convolution: 11 173 962 parameters for 3 channels and ten classes, the
     net of FedImpro (Tang et al., ICLR 2024), whose default cut is ``stage2``. ``stem=imagenet`` is
     torchvision's net, initial weights included: a 7x7 convolution of stride 2 and a max-pool,
     11 181 642 parameters, the net of FLBoost. ``norm=gn`` has at most ``groups`` groups.
     """
-    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), shape, outputs, norm, stem, groups)
+    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), shape, outputs, norm, stem, groups, width)
 
 
 def resnet34(
@@ -115,23 +122,24 @@ def _resnet(
     norm: str,
     stem: str,
     groups: int,
+    width: int = 64,
 ) -> nn.Sequential:
     channels = image_shape(model, shape)[0]
     size, stride = (3, 1) if stem == "cifar" else (7, 2)
     first = named(
-        conv=nn.Conv2d(channels, 64, size, stride, padding=size // 2, bias=False),
-        norm=norm_layer(norm, 64, groups=groups),
+        conv=nn.Conv2d(channels, width, size, stride, padding=size // 2, bias=False),
+        norm=norm_layer(norm, width, groups=groups),
         relu=nn.ReLU(),
     )
     if stem == "imagenet":
         first.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
-    stages, inputs = [], 64
+    stages, inputs = [], width
     for i, count in enumerate(blocks):
-        stage, width = nn.Sequential(), 64 * 2**i
+        stage, filters = nn.Sequential(), width * 2**i
         for j in range(count):
             stride = 2 if i and not j else 1
-            stage.add_module(f"block{j + 1}", block(inputs, width, stride, norm, groups))
-            inputs = width * block.expansion
+            stage.add_module(f"block{j + 1}", block(inputs, filters, stride, norm, groups))
+            inputs = filters * block.expansion
         stages.append(stage)
     stages[-1].add_module("mean", nn.AdaptiveAvgPool2d(1))
     stages[-1].add_module("flatten", nn.Flatten())

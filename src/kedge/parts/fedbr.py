@@ -33,8 +33,12 @@ class FedBR(Part):
     Guo, Tang and Lin, FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning
     Bias Reduction, ICML 2023, arXiv:2205.13462.
 
-    A pseudo-sample is the mean of M samples of one client, its label 1/C; there are as many as rows
-    in a batch, since with fewer only the first rows of a batch would be negatives. ``mixture`` adds
+    The paper judges by the mean over clients of the accuracy on samples that each holds out of its
+    own, rotated and nearly of one class: that is where it gains, rather than on a common test set.
+
+    A pseudo-sample is the mean of M samples of one client, its label 1/C (the released code's
+    reading of RSM); with ``across`` it is the mean of several clients' means. There are as many as
+    rows in a batch, since with fewer only the first rows would be negatives. ``mixture`` adds
     K local samples at every step (eq. 4). Deviations: cosines are multiplied by tau, as in the code
     (the tables' tau_2 = 0 has no other meaning); Mixture starts from these means, not from a proxy
     set, and recomputes its global features each step (the code keeps the first); P is averaged with
@@ -66,6 +70,9 @@ class FedBR(Part):
         ),
         Range(0),
     ] = 0
+    across: Annotated[
+        int, Doc("clients, drawn with replacement, whose means are averaged into each"), Range(1)
+    ] = 1
     refresh: Annotated[
         Literal["round", "once"], Doc("renew pseudo-data each round, or make them once")
     ] = "round"
@@ -133,13 +140,14 @@ class FedBR(Part):
 
     def absorb(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         means = r.uploads["means"][torch.argsort(r.uploads["client"])]  # [K, G, ...]
-        row = torch.arange(self._rows(r.spec), device=means.device)
-        client = rng.integers(r.key, tuple(row.shape), len(means))
-        pseudo = means[client, row % means.shape[1]]
+        drawn = torch.arange(self._rows(r.spec) * self.across, device=means.device)
+        drawn = drawn.reshape(-1, self.across)  # of each row
+        client = rng.integers(r.key, tuple(drawn.shape), len(means))
+        pseudo = means[client, drawn % means.shape[1]]
         if self.means:
             pool = means.flatten(0, 1)
-            pseudo = pool[rng.permutation(r.key, len(pool))[row % len(pool)]]
-        return weights, r.server | {"pseudo": pseudo}
+            pseudo = pool[rng.permutation(r.key, len(pool))[drawn % len(pool)]]
+        return weights, r.server | {"pseudo": pseudo.mean(1)}
 
     def send(self, server: Tree) -> Tree:
         return server

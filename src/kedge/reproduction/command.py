@@ -23,7 +23,7 @@ from kedge.reproduction.running import (
     is_writable,
     run_table,
 )
-from kedge.reproduction.summary import Summary, summarise
+from kedge.reproduction.summary import STATS, Summary, summarise
 from kedge.reproduction.table import Row, Table
 
 RESULTS = "reproduced"
@@ -66,7 +66,7 @@ class Reproduction:
 
         rows = []
         for one in self.to_dict()["rows"]:
-            for key in ("ours", "tail", "gain", "tail_gain", "worst_client"):
+            for key in (*STATS, "worst_client"):
                 stat = one.pop(key) or {}
                 one |= {key: stat.get("mean"), f"{key}_sd": stat.get("sd")}
             rows.append(one)

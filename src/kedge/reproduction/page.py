@@ -134,6 +134,13 @@ def _columns(one: Reproduction) -> list[Column]:
             "tested rounds, which swings less than one round",
             [_stat(s.tail) for s in rows],
         ),
+        Column(
+            "beside",
+            "common test set",
+            f"mean of last {table.tail} tests; the other columns are of clients' held-out samples",
+            [_stat(s.beside) for s in rows],
+        ),
+        Column("beside_gain", "gain there", "over its base", [_gain(s.beside_gain) for s in rows]),
         Column("rounds", "rounds", "done, of those of the recipe", [_rounds(s) for s in rows]),
     ]
     if like_paper:

@@ -36,6 +36,10 @@ def comparison(table: Table, rows: Sequence[Summary], left_out: Sequence[str] = 
     columns.append(Column("95 % interval", [_interval(s.gain) for s in rows], 3))
     columns.append(Column("gain of\nmean", [_gain(s.tail_gain) for s in rows]))
     columns.append(Column("95 % interval", [_interval(s.tail_gain) for s in rows], 1))
+    if any(s.beside for s in rows):
+        columns.append(Column("common\ntest set", [_stat(s.beside) for s in rows], 1))
+        columns.append(Column("gain\nthere", [_gain(s.beside_gain) for s in rows]))
+        columns.append(Column("95 % interval", [_interval(s.beside_gain) for s in rows], 1))
     if has_paper:
         columns.append(Column("paper's\ngain", [_signed(s.paper_gain) for s in rows]))
     target = rows[0].row.config().target if rows else 0.0
@@ -84,6 +88,11 @@ def _note(table: Table, rows: Sequence[Summary], left_out: Sequence[str]) -> str
             f"seeds; mean of last {table.tail}: of the last tested rounds; gains over "
             f"{_bases(rows)}, paired by seed, in the rounds that both have."
         )
+        if any(s.beside for s in rows):
+            lines.append(
+                "All but the common test set is of the mean over clients of the model's score on "
+                "the samples that each holds out."
+            )
         devices = dict.fromkeys(device for s in done for device in s.devices)
         lines.append("Device: " + ", ".join(devices) + ".")
     else:

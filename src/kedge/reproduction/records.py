@@ -1,9 +1,10 @@
 """Records: one small JSON file per row, seed and scale, for people and for merging machines.
 
-The curve is of the test metric that the run is judged by; all statistics come from it. A record
-counts only if its settings are those of its recipe today. Records that were replaced, since their
-recipe or their method has changed, are moved to the folder ``superseded`` beside them, which is not
-read.
+The curve is of the test metric that the run is judged by; all statistics come from it, but for
+those of ``beside``: the same tests on the common test set, where a table is judged by its clients'
+held-out samples. A record counts only if its settings are those of its recipe today. Records that
+were replaced, since their recipe or their method has changed, are moved to the folder
+``superseded`` beside them, which is not read.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Record:
     command: str = ""
     diverged: str = ""  # the reason, if the run ended before its last round
     note: str = ""
+    beside: list[Point] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -121,14 +123,15 @@ def read_record(path: Path) -> Record:
         isinstance(found.get(key), kind) for key, kind in _TYPES.items()
     ):
         raise DataError(f"{path} is damaged: it is no record of a run; {advice}")
-    curve = found["curve"]
+    curve, beside = found["curve"], found.get("beside", [])
     if not (curve or found.get("diverged")) or not all(
-        isinstance(p, list) and len(p) == 3 and _test(p) for p in curve
+        isinstance(p, list) and len(p) == 3 and _test(p) for p in (*curve, *beside)
     ):
         raise DataError(f"{path} is damaged: its curve is no list of tests; {advice}")
     known = {f.name for f in dataclasses.fields(Record)}
     values = {key: value for key, value in found.items() if key in known}
-    record = Record(**values | {"curve": [(p[0], p[1], p[2]) for p in curve]})
+    curves = {"curve": curve, "beside": beside}
+    record = Record(**values | {k: [(p[0], p[1], p[2]) for p in v] for k, v in curves.items()})
     if path.name != record.name:
         raise DataError(f"{path} is the record of {record.name}: it must have that name")
     return record
@@ -206,13 +209,7 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
     config, records = stored_config(path), read_records(folder / METRICS)
     metric = next((m.name for r in records if (m := metric_of(config, r)) is not None), "accuracy")
     column = _column(table, config, records, metric)
-    seconds, curve = 0.0, list[Point]()
-    for one in records:
-        seconds += one.get("seconds", 0.0)
-        if column in one:
-            value = one[column]
-            value = None if value is None or not math.isfinite(value) else round(value, 3)
-            curve.append((one["round"], value, round(seconds, 1)))
+    curve = _curve(records, column)
     if not curve and not failed:
         return None
     last: dict[str, Any] = next((r for r in reversed(records) if column in r), {})
@@ -236,6 +233,7 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
         rounds_done=records[-1]["round"] if records else 0,
         metric=metric,
         curve=curve,
+        beside=_curve(records, metric) if column == "client_mean" else [],
         partition_hash=Partition.load(partition).hash if partition.is_file() else "",
         final={key: round(value, 4) for key, value in scalars.items() if math.isfinite(value)},
         up_mb=_mean(records, "mb_up"),
@@ -246,6 +244,17 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
         command=f"kedge reproduce {home} --rows {name} --seeds {seed}{scale}",
         diverged=failed,
     )
+
+
+def _curve(records: list[dict[str, Any]], column: str) -> list[Point]:
+    seconds, curve = 0.0, list[Point]()
+    for one in records:
+        seconds += one.get("seconds", 0.0)
+        if column in one:
+            value = one[column]
+            value = None if value is None or not math.isfinite(value) else round(value, 3)
+            curve.append((one["round"], value, round(seconds, 1)))
+    return curve
 
 
 def _column(table: Table, config: Config, records: list[dict[str, Any]], metric: str) -> str:

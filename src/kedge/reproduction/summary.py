@@ -13,6 +13,7 @@ from kedge.runs.result import Stat
 
 Points = Sequence[Point]
 TOP = 5
+STATS = ("ours", "tail", "gain", "tail_gain", "beside", "beside_gain")
 
 
 def value_of(metric: str, points: Points) -> float:
@@ -53,6 +54,8 @@ class Summary:
     tail: Stat | None = None  # mean of the last tests
     gain: Stat | None = None  # over the base, at the paper's metric
     tail_gain: Stat | None = None
+    beside: Stat | None = None  # mean of the last tests on the common test set
+    beside_gain: Stat | None = None
     paper_gain: float | None = None
     to_target: tuple[int | None, ...] = ()  # first round of each seed that reaches the target
     up_mb: float | None = None
@@ -83,7 +86,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data, as ``--json`` prints it."""
-        stats = {key: _plain(getattr(self, key)) for key in ("ours", "tail", "gain", "tail_gain")}
+        stats = {key: _plain(getattr(self, key)) for key in STATS}
         return {
             "row": self.row.name,
             "method": self.row.method,
@@ -156,7 +159,7 @@ def _summary(
     counted = {s: r for s, r in own.items() if r.rounds_done == most or r.diverged}
     shorter = [f"seed {s} ({r.rounds_done} rounds)" for s, r in own.items() if s not in counted]
     runs = list(counted.values())
-    gain, tail_gain, rounds = _gains(table, own, others)
+    gain, tail_gain, beside_gain, rounds = _gains(table, own, others)
     target = row.config().target
     return Summary(
         row,
@@ -167,6 +170,8 @@ def _summary(
         tail=Stat.of([tail_mean(r.curve, table.tail) for r in runs]),
         gain=gain,
         tail_gain=tail_gain,
+        beside=_known([tail_mean(r.beside, table.tail) for r in runs]),
+        beside_gain=beside_gain,
         paper_gain=paper_gain,
         to_target=tuple(_first(r.curve, target) for r in runs) if target else (),
         up_mb=_mean([r.up_mb for r in runs]),
@@ -184,12 +189,13 @@ def _summary(
 
 def _gains(
     table: Table, own: dict[int, Record], others: dict[int, Record]
-) -> tuple[Stat | None, Stat | None, int]:
-    """Gains of a row over its base, paired by seed, over the tests that both runs have.
+) -> tuple[Stat | None, Stat | None, Stat | None, int]:
+    """Gains of a row over its base, paired by seed, over the tests that both runs have: at the
+    paper's metric, in the last tests, and in the last tests on the common test set.
 
     Seeds with other partitions are left out, and those that are behind the other seeds.
     """
-    pairs: dict[int, list[tuple[float, float]]] = {}
+    pairs: dict[int, list[tuple[float, float, float]]] = {}
     for seed, record in own.items():
         other = others.get(seed)
         if other is None or other.partition_hash != record.partition_hash:
@@ -200,16 +206,22 @@ def _gains(
         one, two = ([p for p in r.curve if p[0] in common] for r in (record, other))
         metric = value_of(table.metric, one) - value_of(table.metric, two)
         tail = tail_mean(one, table.tail) - tail_mean(two, table.tail)
-        pairs.setdefault(max(common), []).append((metric, tail))
+        one, two = ([p for p in r.beside if p[0] in common] for r in (record, other))
+        beside = tail_mean(one, table.tail) - tail_mean(two, table.tail)
+        pairs.setdefault(max(common), []).append((metric, tail, beside))
     if not pairs:
-        return None, None, 0
+        return None, None, None, 0
     rounds = max(pairs)
-    metric_gains, tail_gains = zip(*pairs[rounds], strict=True)
-    return Stat.of(metric_gains), Stat.of(tail_gains), rounds
+    metric_gains, tail_gains, beside_gains = zip(*pairs[rounds], strict=True)
+    return Stat.of(metric_gains), Stat.of(tail_gains), _known(beside_gains), rounds
 
 
 def _first(points: Points, target: float) -> int | None:
     return next((r for r, v, _ in points if v is not None and v >= target), None)
+
+
+def _known(values: Sequence[float]) -> Stat | None:
+    return None if any(map(math.isnan, values)) else Stat.of(values)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -154,6 +154,29 @@ def pseudo_samples_are_means_of_one_client(cls: type[FedBR]) -> Iterator[Claim]:
 
 
 @oracle(FedBR)
+def means_across_clients(cls: type[FedBR]) -> Iterator[Claim]:
+    """With unit vectors as samples, A M times the mean of A clients' means counts the uses of each
+    sample: M times how often each client was drawn. The pool of all means is cut into pieces of
+    A."""
+    run = _unit_vectors((3, 30)).simulate(cls(rows=400, samples=10, across=3, width=4))
+    run.run_round()
+    counts = 30 * run.server.slots[cls.name]["pseudo"]  # [rows, samples]
+    clients = torch.stack([counts[:, :3].sum(1), counts[:, 3:].sum(1)])
+    off = (counts - counts.round()).abs().max() + (clients.sum(0) - 30).abs().max()
+    yield Claim("distance of the sample counts from integers that sum to A M", 0.0, float(off))
+    turns = clients / 10
+    gap = (turns - turns.round()).abs().max()
+    yield Claim("distance from whole means of each client", 0.0, float(gap))
+    once = (turns[0].round() == 1).to(DOUBLE).mean()
+    yield Claim("fraction with one of three from the first client", 3 / 8, float(once), 0.08)
+    part = cls(rows=2, samples=10, means=3, across=3, width=4)
+    run = _unit_vectors((3, 30)).simulate(part)
+    run.run_round()
+    all_means = 30 * run.server.slots[cls.name]["pseudo"].sum(0)
+    yield Claim("means of the pool from the first client", 3.0, float(all_means[:3].sum()) / 10)
+
+
+@oracle(FedBR)
 def mixture_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
     """With unit vectors as samples, (K + 1) x~ - x_p is a sum of K samples of the batch, and (K +
     1) y~ - 1/C the sum of their labels (eq. 4). The global features are those of x~."""
