@@ -4,22 +4,36 @@ A policy is a TOML file that the owner of the data writes::
 
     kinds = ["join", "train", "survey", "evaluate"]  # requests that are answered
     parts = ["scaffold", "fedprox"]                  # parts of methods; fedavg is always allowed
+    models = ["mlp"]                                 # models that are built; "*": all but hf:NAME
     uploads = ["update", "loss", "scaffold", "test"] # what may leave, see `declared`
     max_mb = 50.0          # size of one reply
-    max_updates = 500      # distinct answers to train, over all runs
+    max_joins = 10         # distinct statements of the data, over all runs
+    max_updates = 500      # likewise answers to train
     max_surveys = 10       # likewise to surveys
-    max_tests = 500        # likewise tests of a model
+    max_tests = 50         # likewise tests of a model; a personal model is a second one
     min_samples = 50       # training samples, below which nothing leaves
     min_test_samples = 20  # likewise for tests
+    min_test_cell = 10     # samples that a number of a test counts, see kedge.flower.cells
     min_per_class = 10     # of every class that is present, where samples are counted by class
+    min_per_word = 10      # rows with a word or value of a column, see kedge.flower.rare
     clip = 1.0             # bound on the norm of the update
     noise = 0.5            # standard deviation of the noise on it, in units of clip
 
-What is left out of the file is not restricted; an unknown key is an error. The method of the
-terms is checked when a member joins, against what its parts declare (``kedge show PART``), and
+What is left out of the file is not restricted, but for ``max_joins``, ``max_tests``,
+``min_test_cell`` and ``min_per_word``, which are as above; an unknown key is an error. Without any
+policy everything may leave (``OPEN``). The model and the parts of the terms are checked by name
+before anything is built, then the method against what its parts declare (``kedge show PART``), and
 every reply is checked once more, array by array, before it leaves. A refusal is a code at the
 server; the reason is in the member's own log. Joining tells the number of samples and, unless
 ``join`` is not among the kinds, names of classes and columns and summed moments.
+
+``test`` in the uploads is for numbers of samples (right, of each class, predicted to be). Other
+sums leave only by their own names, whatever else is allowed: ``test:histogram``, ``test:loss``,
+``test:sum_sq`` and the like, or ``test:*``. Tested are weights that came to train from, and one
+model of each run after its last round; ``output`` allows others, too: those of methods that test
+other weights than they broadcast (``fedexp``), and of rounds in which the member does not train.
+The server chooses what it broadcasts, so what bounds that it learns from tests is ``max_tests``,
+``min_test_cell`` and ``min_test_samples``.
 
 Answers are distinct if anything differs that they depend on: the run, the round, the weights and
 slots that came with the request, the weights to test. A request that is repeated gets the same
@@ -31,7 +45,7 @@ deviation ``noise * clip`` is added to every number of it. This changes results:
 is no longer that of a simulation. Only the update is clipped and made noisy, so a policy with
 either refuses methods that send anything else about the data: uploads of parts, surveys,
 BatchNorm statistics. A loss that may not leave, or that would leave without noise, is replaced by
-zeros. The sums of a test leave as they are: without noise, and bounded by ``max_tests``. The noise
+zeros. Tests have no such noise; they are rounded, see :mod:`kedge.flower.cells`. The noise
 is drawn from a secret key of the member and from all that the answer depends on: a request that is
 repeated gets the same noise, and one that differs in anything is another answer, with noise of its
 own, of which ``max_updates`` bounds the number.
@@ -54,21 +68,24 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.client import Reply
-from kedge.core.method import parse
 from kedge.core.tree import Tree
 from kedge.errors import FieldError
 from kedge.flower import releases
 from kedge.flower.messages import KINDS, Refused
+from kedge.flower.releases import Release, Releases
+from kedge.grammar import parse_calls
+from kedge.models import HF, OWN, name_of
 from kedge.session.terms import Terms
 
 ANY = ("*",)
 #: The bound on each kind of answers.
 BOUNDS = {
+    releases.JOIN: "max_joins",
     releases.UPDATE: "max_updates",
     releases.SURVEY: "max_surveys",
     releases.TEST: "max_tests",
 }
-UPDATE, BUFFERS, LOSS, TEST = "update", "statistics", "loss", "test"
+UPDATE, BUFFERS, LOSS, TEST, OUTPUT = "update", "statistics", "loss", "test", "output"
 
 
 class PolicyRefusal(Refused):
@@ -84,20 +101,24 @@ class Policy:
 
     kinds: tuple[str, ...] = ANY
     parts: tuple[str, ...] = ANY
+    models: tuple[str, ...] = ANY
     uploads: tuple[str, ...] = ANY
     max_mb: float = math.inf
+    max_joins: int = 10
     max_updates: int = 0
     max_surveys: int = 0
-    max_tests: int = 0
+    max_tests: int = 50
     min_samples: int = 1
     min_test_samples: int = 1
+    min_test_cell: int = 10
     min_per_class: int = 0
+    min_per_word: int = 10
     clip: float = 0.0
     noise: float = 0.0
 
     def __post_init__(self) -> None:
         numbers = {f: getattr(self, f) for f in ("max_mb", "clip", "noise")}
-        counts = (*BOUNDS.values(), "min_samples", "min_test_samples", "min_per_class")
+        counts = [f.name for f in dataclasses.fields(self) if f.name.startswith(("max_", "min_"))]
         wrong = [name for name, value in numbers.items() if not value >= 0]
         wrong += [name for name in counts if getattr(self, name) < 0]
         if wrong:
@@ -148,11 +169,20 @@ class Policy:
         if kind in ("join", "train", "survey", "evaluate") and not _allows(self.kinds, kind):
             raise PolicyRefusal(f"requests of kind {kind!r} are not answered")
 
+    def check_names(self, terms: Terms) -> None:
+        """Raise a PolicyRefusal for a part or a model that is not allowed; none is built."""
+        for call in parse_calls(terms.method):
+            if call.name != "fedavg" and not _allows(self.parts, call.name):
+                raise PolicyRefusal(f"the method has the part {call.name!r}, which is not allowed")
+        name = name_of(terms.model)
+        named = self.models if name.startswith(HF) else (*self.models, OWN)
+        if name not in named and (name.startswith(HF) or "*" not in named):
+            raise PolicyRefusal(
+                f"the model {name!r} is not built here; allow it: models = [{name!r}]"
+            )
+
     def check_terms(self, terms: Terms, bound: Bound) -> None:
         """Raise a PolicyRefusal for a method that declares what may not leave."""
-        for part in parse(terms.method).parts:
-            if not _allows(self.parts, part.name):
-                raise PolicyRefusal(f"the method has the part {part.name!r}, which is not allowed")
         for name, what in declared(bound).items():
             if name != TEST:
                 self._check_upload(name, what)
@@ -173,6 +203,11 @@ class Policy:
         """The bound on a kind of answers as it stands in the file."""
         return f"{BOUNDS[kind]}={self.most(kind)}"
 
+    def check_bound(self, before: Releases, release: Release, *others: Release) -> None:
+        """Raise a PolicyRefusal if releases of one kind would be too many."""
+        if not before.allows(release, self.most(release.kind), *others):
+            raise PolicyRefusal(f"{self.bound(release.kind)}, and as many have left already")
+
     def check_samples(self, train: int, by_class: Mapping[str, int] | None = None) -> None:
         """Raise a PolicyRefusal for too few training samples, in all or of a class."""
         if train < self.min_samples:
@@ -184,7 +219,11 @@ class Policy:
     def allows_test(self, samples: int) -> bool:
         """Whether the sums of a test on so many samples may leave."""
         allowed = _allows(self.uploads, TEST) and _allows(self.kinds, "evaluate")
-        return allowed and samples >= self.min_test_samples
+        return allowed and samples >= max(1, self.min_test_samples, self.min_test_cell)
+
+    def names(self, upload: str) -> bool:
+        """Whether the uploads name this one, or all of its kind; ``*`` alone does not."""
+        return upload in self.uploads or f"{upload.partition(':')[0]}:*" in self.uploads
 
     # -- replies ------------------------------------------------------------------------------
 
@@ -234,8 +273,14 @@ class Policy:
             )
 
 
+#: The policy of a member that has none.
+OPEN = Policy(
+    uploads=("*", OUTPUT, f"{TEST}:*"), max_joins=0, max_tests=0, min_test_cell=0, min_per_word=0
+)  # fmt: skip
+
+
 def _allows(allowed: tuple[str, ...], name: str) -> bool:
-    return allowed == ANY or name in allowed
+    return "*" in allowed or name in allowed
 
 
 def survey_name(part: str) -> str:
@@ -287,6 +332,8 @@ def _noisy(params: dict[str, Tensor], sigma: float, key: bytes) -> dict[str, Ten
 
 def written(policy: Policy) -> str:
     """The policy in words, for the log."""
+    if policy == OPEN:
+        return "everything may leave"
     values = dataclasses.asdict(policy).items()
-    defaults = dataclasses.asdict(Policy())
-    return ", ".join(f"{k} = {v}" for k, v in values if v != defaults[k]) or "everything may leave"
+    defaults = dataclasses.asdict(OPEN)
+    return ", ".join(f"{k} = {v}" for k, v in values if v != defaults[k])

@@ -5,7 +5,8 @@ and slots that came with it, and the member's own state and policy. A :class:`Re
 of these. A request with the same digest gets the same answer, with the same noise, and is not
 counted again: an honest server may lose a reply, crash, and ask once more. Every other request
 counts against the bound of its kind, so noise cannot be averaged away by asking for a round again
-with slightly different weights.
+with slightly different weights. A statement on the data counts by what it says: the same one may
+leave in every run.
 
 ``released.txt`` has one line per release::
 
@@ -34,9 +35,9 @@ from kedge.files import write_file
 from kedge.flower.messages import Request
 from kedge.session import wire
 
-UPDATE, SURVEY, TEST = "update", "survey", "test"
-KINDS = (UPDATE, SURVEY, TEST)
-LINE = re.compile(r"(update|survey|test) ([0-9a-f]{64}) ([0-9a-f]+) (\d+) (\S+)")
+JOIN, UPDATE, SURVEY, TEST = "join", "update", "survey", "test"
+KINDS = (JOIN, UPDATE, SURVEY, TEST)
+LINE = re.compile(rf"({'|'.join(KINDS)}) ([0-9a-f]{{64}}) ([0-9a-f]+) (\d+) (\S+)")
 
 
 class Release(NamedTuple):
@@ -95,8 +96,9 @@ class Releases:
         self.path = path
 
     @cached_property
-    def _digests(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    def _known(self) -> dict[str, dict[str, Release]]:
+        """The releases of each kind by digest."""
+        found: dict[str, dict[str, Release]] = {kind: {} for kind in KINDS}
         if not self.path.exists():
             return found
         text = self.path.read_text(encoding="utf-8", errors="replace")
@@ -105,21 +107,28 @@ class Releases:
             write_file(self.path, text.encode())
         for match in map(LINE.fullmatch, text.splitlines()):
             if match:
-                found[match[1]].add(match[2])
+                release = Release(match[1], match[2], match[3], int(match[4]))
+                found[release.kind][release.digest] = release
         return found
 
     def count(self, kind: str) -> int:
         """Distinct answers of a kind that have left."""
-        return len(self._digests[kind])
+        return len(self._known[kind])
 
-    def allows(self, release: Release, most: int) -> bool:
-        """Whether a release has left before, or is within ``most`` of its kind; 0: no bound."""
-        known = self._digests[release.kind]
-        return not most or release.digest in known or len(known) < most
+    def of(self, kind: str, run: str) -> list[Release]:
+        """The answers of a kind that have left in a run."""
+        return [release for release in self._known[kind].values() if release.run == run]
+
+    def allows(self, release: Release, most: int, *others: Release) -> bool:
+        """Whether releases of one kind have left before, or are within ``most`` of it; 0: no
+        bound."""
+        known = self._known[release.kind]
+        fresh = {r.digest for r in (release, *others)} - known.keys()
+        return not most or not fresh or len(known) + len(fresh) <= most
 
     def note(self, *releases: Release) -> None:
         """Write down releases that are new, before their answer leaves."""
-        fresh = [r for r in releases if r.digest not in self._digests[r.kind]]
+        fresh = [r for r in releases if r.digest not in self._known[r.kind]]
         if not fresh:
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
@@ -129,4 +138,4 @@ class Releases:
             file.flush()
             os.fsync(file.fileno())
         for release in fresh:
-            self._digests[release.kind].add(release.digest)
+            self._known[release.kind][release.digest] = release

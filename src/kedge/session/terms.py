@@ -11,7 +11,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ from kedge.errors import TermsError
 from kedge.session.session import Session
 
 FORMAT = 2
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+MAX_WHOLE, MAX_NUMBER = 2**63, 1e38  # of any whole and of any other number in terms
+MIN_STD = 2.0**-126  # the smallest normal float32
+MAX_TEXT = 2000  # characters of any text in terms
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,13 @@ class DataSchema:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     dtype: str = "float32"
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """How many there are of what is not left out."""
+        channels = 1 if self.dtype == "int64" else (*self.shape, 0)[0]
+        every = dict.fromkeys(("columns", "mean", "std"), channels)
+        return every | {"classes": self.outputs}
 
 
 @dataclass(frozen=True)
@@ -117,9 +129,19 @@ class Terms:
             if values.pop("format", None) != FORMAT:
                 raise TermsError("these terms have another format; use the same release of kedge")
             data = _fields(DataSchema, values.pop("data"))
-            return _fields(cls, values | {"data": data})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            terms: Terms = _fields(cls, values | {"data": data})
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise TermsError(f"these are no terms of a federation: {error}") from None
+        if terms.dtype not in DTYPES:
+            raise TermsError(f"terms: dtype = {terms.dtype!r:.40} is not one of {DTYPES}")
+        for name, count in terms.data.lengths.items():
+            if len(getattr(terms.data, name) or ()) not in (0, count):
+                raise TermsError(f"terms: the inputs or outputs do not have as many {name}")
+        if min(terms.data.std, default=1.0) < MIN_STD:
+            raise TermsError(
+                f"terms: std has a number below {MIN_STD:g}, which inputs are divided by"
+            )
+        return terms
 
     def bind(self, model: Model, data: Data, device: torch.device | str = "cpu") -> Bound:
         """Bind the method of these terms to a model and data.
@@ -166,4 +188,21 @@ def _fields(cls: type[Any], values: Mapping[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(cls)}
     if values.keys() != names:
         raise TermsError(f"unknown or missing: {', '.join(sorted(values.keys() ^ names))}")
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    found = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    for name, kind in get_type_hints(cls).items():
+        if not _is(found[name], kind):
+            raise TermsError(f"terms: {name} = {found[name]!r:.40} is not possible")
+    return cls(**found)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type, and of a plausible size."""
+    if isinstance(value, tuple) and get_origin(kind) is tuple:
+        return all(_is(item, get_args(kind)[0]) for item in value)
+    if get_origin(kind) is UnionType:
+        return any(_is(value, one) for one in get_args(kind))
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= MAX_NUMBER
+    if kind is int:
+        return type(value) is int and 0 <= value < MAX_WHOLE
+    return type(value) is kind and (kind is not str or len(value) <= MAX_TEXT)
