@@ -12,9 +12,11 @@ import pytest
 from federations import Members, coordinator, settings
 from server import Server, patients
 
+from kedge.core.model import Model
 from kedge.data.datasets import Dataset, load
 from kedge.flower.policy import OPEN, Policy
 from kedge.flower.statement import Question, Statement, state
+from kedge.models import build
 
 LISTED = Policy(uploads=("update", "loss", "test"), min_samples=20)
 ASKED = Question(0, "holdout(0.2)")
@@ -85,6 +87,24 @@ def test_a_name_of_a_class_of_few_patients_does_not_leave(tmp_path: Path) -> Non
     data.y_train[:2] = 2
     assert joined(tmp_path, data) == "POLICY"
     assert "the class 'rare' has 2 samples, and its name would leave" in log(tmp_path)
+    guessed = Server(tmp_path / "member", LISTED, data)  # does the member refuse terms without it?
+    for classes in (("well", "sick", "rare"), ("well", "sick", "other")):
+        guessed.terms = replace(guessed.terms, data=replace(guessed.terms.data, classes=classes))
+        assert guessed.agree() == "POLICY"
+
+
+def test_terms_do_not_tell_whether_a_word_occurs(tmp_path: Path) -> None:
+    data = table(tmp_path, {"town": [*TOWNS[:-1], "Zell"]})
+    lying = Server(tmp_path / "member", LISTED, data, split="holdout(0.2)", model="linear")
+    kept = ("town=Bonn", "town=Kiel", "age")
+    for word in ("Zell", "Kuhl"):
+        columns = (*kept, f"town={word}")
+        schema = replace(
+            lying.terms.data, columns=columns, shape=(4,), mean=(0.0,) * 4, std=(1.0,) * 4
+        )
+        lying.terms = replace(lying.terms, data=schema)
+        lying.initial = Model(build("linear", (4,), 2)).own_weights()
+        assert lying.agree(run=f"{len(word) + ord(word[0]):08x}") == ""
 
 
 def test_members_with_and_without_rare_words_train_together(tmp_path: Path) -> None:

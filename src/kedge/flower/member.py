@@ -139,13 +139,9 @@ class Member:
 
     def _join(self, request: Request) -> bytes:
         question = Question.from_json(request.text)
-        least = self.policy.min_per_word
-        try:
-            check_rare(self.dataset, least)
-        except DataError as error:
-            raise PolicyRefusal(str(error)) from None
+        self._check_rare()
         with refusing("this question cannot be answered"):
-            statement = state(self.dataset, question, self.name, least=least)
+            statement = state(self.dataset, question, self.name, least=self.policy.min_per_word)
         names = statement.schema.classes or tuple(map(str, range(statement.schema.outputs)))
         by_class = dict(zip(names, statement.counts, strict=False))
         self.policy.check_samples(statement.train, by_class)
@@ -156,12 +152,21 @@ class Member:
         self.folder.releases.note(release)
         return pack_reply(request, {}, text=statement.to_json())
 
+    def _check_rare(self) -> None:
+        """Raise a PolicyRefusal for data of which joining would tell single samples. Terms do, too:
+        they are refused if they lack a name that is in the data."""
+        try:
+            check_rare(self.dataset, self.policy.min_per_word)
+        except DataError as error:
+            raise PolicyRefusal(str(error)) from None
+
     def _agree(self, request: Request) -> bytes:
         terms, token = read_agreement(request.text)
         if terms.hash != request.terms:
             raise TermsError("the terms do not have the hash of the request")
         with refusing("these terms cannot be read"):
             self.policy.check_names(terms)
+        self._check_rare()
         initial = request.value.get("initial")
         if not isinstance(initial, Weights):
             raise WireError("the request lacks the initial weights")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -34,21 +35,22 @@ def without_rare_words(dataset: Dataset, least: int) -> Dataset:
     encoding = dataset.encoding
     if least <= 1 or not isinstance(encoding, TableEncoding):
         return dataset
-    columns, kept = [], []
+    columns: list[ColumnEncoding] = []
+    kept: list[int] = []
     for column, places in _places(encoding):
+        count = len(column.words)
         if column.kind == "words":
-            stay = _frequent(dataset.x_train[:, places][:, : len(column.words)], least)
-            rest = list(places)[len(column.words) :]
-            places = [places[i] for i in stay] + rest
+            stay = _frequent(dataset.x_train[:, places[:count]], least)
             words = tuple(column.words[i] for i in stay)
-            fill = column.fill if not column.fill else tuple(column.fill[i] for i in stay)
+            fill = column.fill and tuple(column.fill[i] for i in stay)
             column = dataclasses.replace(column, words=words, fill=fill)
+            kept += [places[i] for i in stay]
         columns.append(column)
-        kept += places
+        kept += places[count:]
     if len(kept) == dataset.x_train.shape[1]:
         return dataset
 
-    def cut(x: Array | None) -> Array | None:
+    def cut(x: Any) -> Any:
         return None if x is None else np.ascontiguousarray(x[:, kept])
 
     fewer = dataclasses.replace(encoding, columns=tuple(columns))
@@ -77,7 +79,7 @@ def check_rare(dataset: Dataset, least: int) -> None:
                 )
     if isinstance(dataset.encoding, TableEncoding):
         for column, places in _places(dataset.encoding):
-            _check_column(column, x[:, places], dataset.encoding.missing, least)
+            _check_column(column, x[:, places[:1]], dataset.encoding.missing, least)
 
 
 def _check_column(column: ColumnEncoding, x: Array, missing: str, least: int) -> None:
@@ -93,19 +95,19 @@ def _check_column(column: ColumnEncoding, x: Array, missing: str, least: int) ->
             f"missing=median would send a value of one sample (column {column.name!r}); write "
             "missing=mean"
         )
-    if (x[:, 0] != np.float32(column.fill[0])).sum() < least:  # the others may all be missing
+    if (x != np.float32(column.fill[0])).sum() < least:  # the others may all be missing
         raise DataError(
             f"column {column.name!r} has fewer than {least} values that differ from their mean, "
             f"which would leave; write {drop}"
         )
 
 
-def _places(encoding: TableEncoding) -> Iterator[tuple[ColumnEncoding, range]]:
+def _places(encoding: TableEncoding) -> Iterator[tuple[ColumnEncoding, list[int]]]:
     """Each column, and where its encoded columns are."""
     start = 0
     for column in encoding.columns:
         end = start + len(column.names)
-        yield column, range(start, end)
+        yield column, list(range(start, end))
         start = end
 
 

@@ -33,7 +33,7 @@ from kedge.flower.messages import PIECE, RUN_ID, Refused
 from kedge.flower.own_data import own_federation
 from kedge.flower.releases import Releases
 from kedge.flower.states import States
-from kedge.models import OWN, build, models, name_of
+from kedge.models import HF, OWN, build, models, name_of
 from kedge.session import wire
 from kedge.session.session import NEVER, read_state
 from kedge.session.terms import Terms
@@ -146,22 +146,25 @@ def make_silo(
         blank = _model(terms, make_module(terms, own, "meta"))
         if wire.template_of(blank.own_weights()) != wire.template_of(initial):
             raise TermsError("the initial weights are not those of the model of the terms")
+        tried = False
         try:
-            bound = _bound(terms, blank, data)
+            _try(_bound(terms, blank, data), initial, check)
+            tried = True
         except (ModelError, RuntimeError):
-            if not _is_own(terms.model):  # the member's own code may not run on this device
-                raise
-            bound = None
-        else:
-            check(bound)
-            states = bound.initial, bound.client(), bound.server().slots
-            _check_bytes("model and states", sum(map(tree.nbytes, states)), tree.nbytes(initial))
+            if not _is_own(terms.model):
+                raise  # the member's own code, which is trusted, may not run on meta
         module = make_module(terms, own)
         module.load_state_dict(initial.params | initial.buffers, strict=False)
         silo = Silo(terms, _model(terms, module), data, client)
-        if bound is None:
+        if not tried:
             check(silo.bound)
         return silo
+
+
+def _try(bound: Bound, initial: Weights, check: Callable[[Bound], None]) -> None:
+    check(bound)
+    states = bound.initial, bound.client(), bound.server().slots
+    _check_bytes("model and states", sum(map(tree.nbytes, states)), tree.nbytes(initial))
 
 
 def _model(terms: Terms, module: nn.Module) -> Model:
@@ -196,8 +199,10 @@ def refusing(what: str) -> Iterator[None]:
 
 def _is_own(model: str) -> bool:
     """Whether a model is the member's own code, or one of Hugging Face that its policy allows."""
-    builder = models[name_of(model)] if name_of(model) in models else None
-    return builder is None or not builder.__module__.startswith("kedge.")
+    name = name_of(model)
+    if name == OWN or name.startswith(HF):
+        return True
+    return not models[name].__module__.startswith("kedge.")
 
 
 def make_module(terms: Terms, own: Own, device: str = "cpu") -> nn.Module:

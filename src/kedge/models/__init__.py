@@ -88,25 +88,23 @@ def read(text: str) -> BoundCall:
 
 
 def name_of(text: str) -> str:
-    """The name of a model without its options.
+    """The name of a model without its options; a GrammarError if it has none.
 
     >>> name_of("mlp(hidden=[64, 32])"), name_of("hf:folder (old)/net(lora=8)")
     ('mlp', 'hf:folder (old)/net')
     """
-    return _halves(text)[0]
+    return HF + _halves(text)[0] if text.startswith(HF) else parse_call(text).name
 
 
 def _halves(text: str) -> tuple[str, str]:
-    """Name and options; a folder may have any characters."""
-    found = re.fullmatch(r"(.*?)(\([^()]*\))?\s*", text, re.DOTALL)
+    """Name and options of ``hf:NAME_OR_FOLDER(option=value)``; a folder may have any characters."""
+    found = re.fullmatch(r"hf:(.*?)(\([^()]*\))?\s*", text, re.DOTALL)
     assert found is not None
     return found[1].strip(), found[2] or ""
 
 
 def _read_hf(text: str) -> BoundCall:
-    """``hf:NAME_OR_FOLDER(option=value)``."""
-    full, options = _halves(text)
-    name = full.removeprefix(HF).strip()
+    name, options = _halves(text)
     if not name:
         raise GrammarError(f"{text!r} names no model; write hf:NAME or hf:FOLDER")
     call = parse_call(f"hf{options}")
