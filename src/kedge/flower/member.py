@@ -32,10 +32,10 @@ import torch
 
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
-from kedge.errors import TermsError, WireError
+from kedge.errors import NotFinite, TermsError, WireError
 from kedge.flower.messages import Refused, Request, pack_refusal, pack_reply
 from kedge.flower.own_data import read_data
-from kedge.flower.policy import Policy, PolicyRefusal, written
+from kedge.flower.policy import OPEN, Policy, PolicyRefusal, written
 from kedge.flower.releases import SURVEY, TEST, UPDATE, Release, release_of
 from kedge.flower.seat import MemberFolder, Own, Place, Seat, make_silo, read_agreement
 from kedge.flower.spool import Message
@@ -74,7 +74,7 @@ class Member:
         device: torch.device | str = "cpu",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.name, self.policy = name, policy or Policy()
+        self.name, self.policy = name, policy or OPEN
         self.folder = MemberFolder(Path(folder))
         self._source, self._model, self._device, self._clock = data, model, device, clock
         self._busy = threading.Lock()
@@ -108,6 +108,8 @@ class Member:
             return self._refuse(request, "TERMS", str(error))
         except WireError as error:
             return self._refuse(request, "BAD_REQUEST", str(error))
+        except NotFinite as error:
+            return self._refuse(request, "NOT_FINITE", str(error))
         except Exception:  # noqa: BLE001  whatever it is, its text stays here
             return self._refuse(request, "FAILED", traceback.format_exc())
 
@@ -154,6 +156,7 @@ class Member:
         seat = self._take(request.run, place)
         self.policy.check_terms(terms, seat.silo.bound)
         self.policy.check_samples(seat.silo.data.sizes[0], seat.by_class())
+        self.policy.check_usage(seat.silo, 0)
         self.folder.save_place(request.run, place, fingerprint)
         self._seat = seat
         return pack_reply(request, {})
@@ -168,15 +171,16 @@ class Member:
         seat = self._at_work(request)
         received = seat.silo.read_down(request.value.get("down"))
         seat.load(request.round, request.accepted)
+        self.policy.check_usage(seat.silo, request.round)
         noise = self.policy.clip, self.policy.noise
         release = self._allowed(UPDATE, request, seat, received, noise)
         ask = Ask("train", request.round, [request.client])
-        tested, tests = self._tests(request, seat)
+        tested = self._tests(request, seat)
         reply = seat.silo.train(ask, received, request.accepted)
         key = self.folder.key_of(release.digest)
         value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, key)}
         message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
-        self._note(message, release, *tests)
+        self.policy.check_size(message)
         seat.save(request.round, request.accepted)
         return message
 
@@ -187,51 +191,47 @@ class Member:
         if request.part not in [part.name for part in seat.silo.bound.parts_with("survey")]:
             raise WireError(f"the method has no survey of {request.part!r}")
         seat.load(request.round, request.accepted)
-        release = self._allowed(SURVEY, request, seat, received, (request.part,))
+        self._allowed(SURVEY, request, seat, received, (request.part,))
         ask = Ask("survey", request.round, [request.client], request.part)
-        tested, tests = self._tests(request, seat)
+        tested = self._tests(request, seat)
         value: Tree = {"answer": seat.silo.survey(ask, received, request.accepted)}
         message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
-        self._note(message, release, *tests)
+        self.policy.check_size(message)
         return message
 
     def _evaluate(self, request: Request) -> bytes:
         seat = self._at_work(request)
         if request.personal:
             seat.load(request.round, request.accepted)
-        tested, tests = self._tests(request, seat)
+        tested = self._tests(request, seat)
         message = pack_reply(request, tested, tested=str(seat.tested(tested)))
-        self._note(message, *tests)
+        self.policy.check_size(message)
         return message
 
     def _allowed(
         self, kind: str, request: Request, seat: Seat, down: Down, more: Iterable[Any]
     ) -> Release:
-        """The release that answers a request; a PolicyRefusal if there were too many before."""
+        """The release that answers a request, noted; a PolicyRefusal if there were too many."""
         facts = request.round, request.accepted, request.terms, *more
         release = release_of(kind, request, facts, down, seat.silo.state(request.accepted))
         if not self.folder.releases.allows(release, self.policy.most(kind)):
             raise PolicyRefusal(f"{self.policy.bound(kind)}, and as many have left already")
+        self.folder.releases.note(release)
         return release
-
-    def _note(self, message: bytes, *releases: Release) -> None:
-        """Check the size of a message, and note what it releases, before it leaves."""
-        self.policy.check_size(message)
-        self.folder.releases.note(*releases)
 
     def _finish(self, request: Request) -> bytes:
         self.folder.log(f"run {request.run} is over")
         self._seat = None
         return pack_reply(request, {})
 
-    def _tests(self, request: Request, seat: Seat) -> tuple[Tree, list[Release]]:
+    def _tests(self, request: Request, seat: Seat) -> Tree:
         """Sums of metrics on held-out samples, of the global and of the personal model; empty if
         they may not leave, since the training goes on without them."""
         silo = seat.silo
         if not request.test or not silo.data.held_out:
-            return {}, []
+            return {}
         if not self.policy.allows_test(len(silo.data.held_out[0])):
-            return {}, []
+            return {}
         detailed, bound = request.test == "detailed", silo.bound
         given, down = request.value.get("output"), request.value.get("down")
         public = checked_weights(bound, given) if given else silo.read_down(down).weights
@@ -243,13 +243,14 @@ class Member:
         release = release_of(TEST, request, facts, *contents)
         if not self.folder.releases.allows(release, self.policy.max_tests):
             self.folder.log(f"no test: {self.policy.bound(TEST)}, and as many have left already")
-            return {}, []
+            return {}
+        self.folder.releases.note(release)
         found: Tree = {"sums": silo.evaluate(silo.full(public), detailed)}
         if request.personal:
             ask = Ask("evaluate", request.round, [request.client])
             own = silo.personal(ask, silo.read_down(down), request.accepted)
             found["personal"] = silo.evaluate(own, detailed)
-        return found, [release]
+        return found
 
     def _at_work(self, request: Request) -> Seat:
         """The seat of this member in the run of a request, from its folder if need be."""
@@ -261,6 +262,8 @@ class Member:
         seat = self._seat
         if (seat.terms.hash, seat.silo.client) != (request.terms, request.client):
             raise TermsError("the request has other terms, or another client's number")
+        if request.round > seat.terms.rounds - (request.kind == "train"):
+            raise TermsError(f"round {request.round + 1} is beyond the {seat.terms.rounds} agreed")
         return seat
 
     def _take(self, run: str, place: Place) -> Seat:

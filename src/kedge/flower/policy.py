@@ -3,38 +3,47 @@
 A policy is a TOML file that the owner of the data writes::
 
     kinds = ["join", "train", "survey", "evaluate"]  # requests that are answered
-    parts = ["scaffold", "fedprox"]                  # parts of methods; fedavg is always allowed
-    uploads = ["update", "loss", "scaffold", "test"] # what may leave, see `declared`
+    parts = ["fedprox"]    # parts of methods; fedavg is always allowed
+    uploads = ["update", "loss", "test"]  # what may leave, see `declared`
     max_mb = 50.0          # size of one reply
     max_updates = 500      # distinct answers to train, over all runs
     max_surveys = 10       # likewise to surveys
     max_tests = 500        # likewise tests of a model
-    min_samples = 50       # training samples, below which nothing leaves
-    min_test_samples = 20  # likewise for tests
+    min_samples = 50       # training samples, of the member and in every update; default 2
+    min_batch = 16         # of them in every batch; default 2
+    min_steps = 1          # batches in a round
+    min_test_samples = 20  # samples of a test
     min_per_class = 10     # of every class that is present, where samples are counted by class
     clip = 1.0             # bound on the norm of the update
     noise = 0.5            # standard deviation of the noise on it, in units of clip
 
-What is left out of the file is not restricted; an unknown key is an error. The method of the
-terms is checked when a member joins, against what its parts declare (``kedge show PART``), and
-every reply is checked once more, array by array, before it leaves. A refusal is a code at the
-server; the reason is in the member's own log. Joining tells the number of samples and, unless
-``join`` is not among the kinds, names of classes and columns and summed moments.
+What is left out of the file is not restricted, but for ``min_samples`` and ``min_batch``; an
+unknown key is an error. The method of the terms is checked when a member joins, against what its
+parts declare (``kedge show PART``), and every reply is checked once more, array by array, before it
+leaves. A refusal is a code at the server; the reason is in the member's own log. Joining tells the
+number of samples and, unless ``join`` is not among the kinds, names of classes and columns and
+summed moments.
+
+``min_samples`` counts the distinct rows that an update is computed from, as far as they can be
+counted: :mod:`kedge.silo.usage` tells how. They are counted when the terms are agreed, and in every
+round. A server that chooses the weights can read single rows out of full batches, too: only
+``clip`` and ``noise`` are against that.
 
 Answers are distinct if anything differs that they depend on: the run, the round, the weights and
 slots that came with the request, the weights to test. A request that is repeated gets the same
-answer and is not counted again, see :mod:`kedge.flower.releases`. A member that has no update or
-survey left refuses; one that has no test left trains without tests.
+answer and is not counted again, see :mod:`kedge.flower.releases`. An answer that is not finite does
+not leave and is counted. A member that has no update or survey left refuses; one that has no test
+left trains without tests.
 
 With ``noise`` the update is clipped to the norm ``clip``, and normal noise of the standard
 deviation ``noise * clip`` is added to every number of it. This changes results: a run with noise
 is no longer that of a simulation. Only the update is clipped and made noisy, so a policy with
 either refuses methods that send anything else about the data: uploads of parts, surveys,
-BatchNorm statistics. A loss that may not leave, or that would leave without noise, is replaced by
-zeros. The sums of a test leave as they are: without noise, and bounded by ``max_tests``. The noise
-is drawn from a secret key of the member and from all that the answer depends on: a request that is
-repeated gets the same noise, and one that differs in anything is another answer, with noise of its
-own, of which ``max_updates`` bounds the number.
+BatchNorm statistics. A loss that may not leave is replaced by zeros, and so is every loss with
+``clip``. The sums of a test leave as they are: without noise, and bounded by ``max_tests``. The
+noise is drawn from a secret key of the member and from all that the answer depends on: a request
+that is repeated gets the same noise, and one that differs in anything is another answer, with noise
+of its own, of which ``max_updates`` bounds the number.
 """
 
 from __future__ import annotations
@@ -56,10 +65,11 @@ from kedge.core.bound import Bound
 from kedge.core.client import Reply
 from kedge.core.method import parse
 from kedge.core.tree import Tree
-from kedge.errors import FieldError
+from kedge.errors import FieldError, NotFinite
 from kedge.flower import releases
 from kedge.flower.messages import KINDS, Refused
 from kedge.session.terms import Terms
+from kedge.silo import Silo
 
 ANY = ("*",)
 #: The bound on each kind of answers.
@@ -89,19 +99,21 @@ class Policy:
     max_updates: int = 0
     max_surveys: int = 0
     max_tests: int = 0
-    min_samples: int = 1
+    min_samples: int = 2
+    min_batch: int = 2
+    min_steps: int = 1
     min_test_samples: int = 1
     min_per_class: int = 0
     clip: float = 0.0
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        numbers = {f: getattr(self, f) for f in ("max_mb", "clip", "noise")}
-        counts = (*BOUNDS.values(), "min_samples", "min_test_samples", "min_per_class")
-        wrong = [name for name, value in numbers.items() if not value >= 0]
-        wrong += [name for name in counts if getattr(self, name) < 0]
-        if wrong:
-            raise FieldError(f"{wrong[0]} = {getattr(self, wrong[0])!r} is below 0", wrong[0])
+        for name, value in vars(self).items():
+            if isinstance(value, (int, float)) and not value >= 0:
+                raise FieldError(f"{name} = {value!r} is below 0, or no number", name)
+        for name in ("clip", "noise"):
+            if getattr(self, name) == math.inf:
+                raise FieldError(f"{name} = inf is not finite", name)
         if self.noise and not self.clip:
             raise FieldError("noise is in units of clip; set clip, the bound on the norm", "noise")
         unknown = [kind for kind in self.kinds if kind not in (*KINDS, *ANY)]
@@ -130,7 +142,7 @@ class Policy:
         for name, value in values.items():
             if name not in types:
                 raise FieldError(f"unknown key {name!r}; known are: {', '.join(types)}", name)
-            if types[name] is float and type(value) is int:
+            if types[name] is float and type(value) is int and abs(value) < 2**63:
                 value = float(value)
             if types[name] in (int, float):
                 valid = type(value) is types[name]
@@ -181,6 +193,22 @@ class Policy:
         if few:
             raise PolicyRefusal(f"class {few[0]!r} has fewer than {self.min_per_class} samples")
 
+    def check_usage(self, silo: Silo, round: int) -> None:
+        """Raise a PolicyRefusal if the update of a round is computed from too little."""
+        if max(self.min_samples, self.min_batch, self.min_steps) <= 1:
+            return
+        used = silo.usage(round)
+        for what, count, name in (
+            ("rows", used.rows, "min_samples"),
+            ("rows in a batch", used.batch, "min_batch"),
+            ("steps", used.steps, "min_steps"),
+        ):
+            if count < getattr(self, name):
+                raise PolicyRefusal(
+                    f"the update of round {round + 1} is computed from {count} {what}, fewer than "
+                    f"{name}={getattr(self, name)}; how rows are counted: kedge.silo.usage"
+                )
+
     def allows_test(self, samples: int) -> bool:
         """Whether the sums of a test on so many samples may leave."""
         allowed = _allows(self.uploads, TEST) and _allows(self.kinds, "evaluate")
@@ -198,17 +226,20 @@ class Policy:
 
         Raises:
             PolicyRefusal: the reply contains what may not leave.
+            NotFinite: the norm of the update is not finite, so it cannot be clipped.
         """
         for name, value in contents(reply, bound).items():
             if tree.numel(value):
                 self._check_upload(name, name)
-        if self.noise or not _allows(self.uploads, LOSS):
+        if self.clip or not _allows(self.uploads, LOSS):
             reply = reply._replace(terms=tree.zeros_like(reply.terms))
         if not self.clip:
             return reply
         norm = float(tree.sq_norm(tree.map(Tensor.double, reply.delta.params)).sqrt())
+        if not math.isfinite(norm):
+            raise NotFinite("the norm of the update is not finite, so it cannot be clipped")
         factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
-        params = tree.scale(reply.delta.params, factor)
+        params = tree.map(lambda x: (x.double() * factor).to(x.dtype), reply.delta.params)
         if self.noise:
             params = _noisy(params, self.noise * self.clip, key)
         return reply._replace(delta=reply.delta._replace(params=params))
@@ -227,11 +258,15 @@ class Policy:
             return  # zeros leave in its place
         if not _allows(self.uploads, name):
             raise PolicyRefusal(f"{what} ({name!r}) is not among the uploads that may leave")
-        if (self.clip or self.noise) and name != UPDATE:
+        if self.clip and name != UPDATE:
             raise PolicyRefusal(
                 f"{what} ({name!r}) would leave without clip and noise; use a method that sends "
                 "the update alone, and a model whose statistics stay here (batchnorm = local)"
             )
+
+
+#: What holds for a member without a policy.
+OPEN = Policy(min_samples=1, min_batch=1)
 
 
 def _allows(allowed: tuple[str, ...], name: str) -> bool:
@@ -288,5 +323,5 @@ def _noisy(params: dict[str, Tensor], sigma: float, key: bytes) -> dict[str, Ten
 def written(policy: Policy) -> str:
     """The policy in words, for the log."""
     values = dataclasses.asdict(policy).items()
-    defaults = dataclasses.asdict(Policy())
+    defaults = dataclasses.asdict(OPEN)
     return ", ".join(f"{k} = {v}" for k, v in values if v != defaults[k]) or "everything may leave"
