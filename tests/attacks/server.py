@@ -59,7 +59,7 @@ class Server:
         folder: of the member; its secret is the same in every test.
         policy: of the member.
         data: of the member.
-        terms: what differs from the terms of a run of five rounds.
+        terms: what differs from the terms of a run of a hundred rounds.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Server:
         self.folder, self.module, self.round = folder, module, 0
         values: dict[str, Any] = {
             "num_clients": 2, "examples": 2 * HELD_OUT, "batch": 10, "split": "given",
-            "optimizer": "sgd(lr=0.1)", "rounds": 5, "model": "own",
+            "optimizer": "sgd(lr=0.1)", "rounds": 100, "model": "own",
         }  # fmt: skip
         self.terms = Terms(schema_of(self.data), **values | terms)
         self.initial = Model(module, batchnorm=self.terms.batchnorm).own_weights()

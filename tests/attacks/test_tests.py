@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from federations import Members, coordinator, datasets, net, settings
-from server import HELD_OUT, Server, cells, patients, step_at, sums
+from server import HELD_OUT, Server, cells, code, patients, step_at, sums
 
 from kedge.core.tree import Weights
 from kedge.flower.policy import OPEN, Policy
@@ -193,14 +193,15 @@ def test_only_weights_to_train_from_are_tested(tmp_path: Path) -> None:
 
 
 def test_after_the_last_round_one_model_is_tested(tmp_path: Path) -> None:
-    lying = server(tmp_path)
+    lying = server(tmp_path, rounds=5)
     assert lying.evaluate(step_at(0, 0.1), 5) is None  # it has not trained
     lying.test(test="")
     assert lying.evaluate(step_at(0, 0.1), 5) is not None
     assert lying.evaluate(step_at(0, 0.1), 5, test="detailed") is not None
     for threshold in (0.2, 0.3):
         assert lying.evaluate(step_at(0, threshold), 5) is None
-        assert lying.evaluate(step_at(0, threshold), 6) is None
+        later = lying.ask("evaluate", 6, test="plain", value={"output": step_at(0, threshold)})
+        assert code(later) == "TERMS"
     assert lying.released("test") == 1
     lying.member = type(lying.member)(
         "north", lying.data, lying.folder, LISTED, model=lying.module
@@ -240,7 +241,7 @@ def test_a_personal_model_counts_as_a_second_one(tmp_path: Path) -> None:
 
 def test_a_personal_model_is_made_from_the_weights_that_are_tested(tmp_path: Path) -> None:
     """Else the personal model is a second one of the server's choice, after the last round."""
-    lying = server(tmp_path)
+    lying = server(tmp_path, rounds=5)
     lying.test(test="")
     value = {"output": step_at(0, 0.1), "down": lying.down(step_at(0, 0.2))}
     assert lying.evaluate(step_at(0, 0.1), 5, personal=True, value=value) is None

@@ -18,7 +18,8 @@ from kedge.core.part import parts
 from kedge.core.work import take_jobs
 from kedge.errors import FieldError, Paused
 from kedge.flower.messages import Request, reply_header
-from kedge.flower.policy import OPEN, Policy, contents, declared
+from kedge.flower.policy import OPEN, Policy
+from kedge.flower.uploads import contents, declared
 from kedge.session import wire
 
 

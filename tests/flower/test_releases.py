@@ -18,6 +18,7 @@ from kedge.flower.policy import OPEN, Policy
 from kedge.flower.releases import KINDS, Release, Releases, fingerprint
 from kedge.flower.transport import Failure
 from kedge.session import wire
+from kedge.session.session import NEVER
 
 FEDBR = "fedbr(rows=4, samples=3, width=5, out=3, refresh=round)"
 
@@ -100,7 +101,7 @@ def test_an_equal_request_gets_the_equal_answer(tmp_path: Path) -> None:
 
 def test_every_difference_counts(tmp_path: Path) -> None:
     run, members = run_with(tmp_path, OPEN)
-    first, member = asked(run, "train", 2), members.start("south")
+    first, member = asked(run, "train", 1), members.start("south")
     known = counts(members)["update"]
     down = first.value["down"]
     [name] = list(down.weights.params)[:1]
@@ -109,9 +110,9 @@ def test_every_difference_counts(tmp_path: Path) -> None:
     weights = down.weights._replace(params=signed)
     for number, change in enumerate(
         (
-            {"round": 5},
+            {"round": 2},
             {"value": {"down": down._replace(weights=weights)}},
-            {"accepted": 0},
+            {"accepted": NEVER},
         ),
         start=1,
     ):
@@ -137,7 +138,7 @@ def test_a_test_counts_once_however_it_is_asked_for(tmp_path: Path) -> None:
     rode, member = asked(run, "train", 2), members.start("south")
     weights = rode.value["down"].weights
     before = counts(members)["test"]
-    alone = again(rode, kind="evaluate", round=9, value={"output": weights})
+    alone = again(rode, kind="evaluate", round=3, value={"output": weights})
     assert "sums" in wire.unpack(member.handle(alone), "reply")
     assert counts(members)["test"] == before
     more = again(rode, kind="evaluate", test="detailed", value={"output": weights})

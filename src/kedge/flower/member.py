@@ -35,7 +35,7 @@ import torch
 from kedge.core.bound import Bound
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
-from kedge.errors import DataError, TermsError, WireError
+from kedge.errors import DataError, NotFinite, TermsError, WireError
 from kedge.flower.messages import Refused, Request, pack_refusal, pack_reply
 from kedge.flower.own_data import read_data
 from kedge.flower.policy import OPEN, Policy, PolicyRefusal, written
@@ -112,6 +112,8 @@ class Member:
             return self._refuse(request, "TERMS", str(error))
         except WireError as error:
             return self._refuse(request, "BAD_REQUEST", str(error))
+        except NotFinite as error:
+            return self._refuse(request, "NOT_FINITE", str(error))
         except Exception:  # noqa: BLE001  whatever it is, its text stays here
             return self._refuse(request, "FAILED", traceback.format_exc())
 
@@ -175,6 +177,7 @@ class Member:
         place = self.folder.agreed(request.run, offered, fingerprint)
         seat = self._take(request.run, place, lambda bound: self.policy.check_terms(terms, bound))
         self.policy.check_samples(seat.silo.data.sizes[0], seat.by_class())
+        self.policy.check_usage(seat.silo, 0)
         self.folder.save_place(request.run, place, fingerprint)
         self._seat = seat
         return pack_reply(request, {})
@@ -189,6 +192,7 @@ class Member:
         seat = self._at_work(request)
         received = seat.silo.read_down(request.value.get("down"))
         seat.load(request.round, request.accepted)
+        self.policy.check_usage(seat.silo, request.round)
         noise = self.policy.clip, self.policy.noise
         release = self._allowed(UPDATE, request, seat, received, noise)
         ask = Ask("train", request.round, [request.client])
@@ -197,7 +201,7 @@ class Member:
         key = self.folder.key_of(release.digest)
         value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, key)}
         message = pack_reply(request, value | tested.value, **tested.notes)
-        self._note(message, release, *tested.releases)
+        self.policy.check_size(message)
         seat.save(request.round, request.accepted)
         return message
 
@@ -208,12 +212,12 @@ class Member:
         if request.part not in [part.name for part in seat.silo.bound.parts_with("survey")]:
             raise WireError(f"the method has no survey of {request.part!r}")
         seat.load(request.round, request.accepted)
-        release = self._allowed(SURVEY, request, seat, received, (request.part,))
+        self._allowed(SURVEY, request, seat, received, (request.part,))
         ask = Ask("survey", request.round, [request.client], request.part)
         tested = self._test(request, seat)
         value: Tree = {"answer": seat.silo.survey(ask, received, request.accepted)}
         message = pack_reply(request, value | tested.value, **tested.notes)
-        self._note(message, release, *tested.releases)
+        self.policy.check_size(message)
         return message
 
     def _evaluate(self, request: Request) -> bytes:
@@ -222,22 +226,18 @@ class Member:
             seat.load(request.round, request.accepted)
         tested = self._test(request, seat)
         message = pack_reply(request, tested.value, **tested.notes)
-        self._note(message, *tested.releases)
+        self.policy.check_size(message)
         return message
 
     def _allowed(
         self, kind: str, request: Request, seat: Seat, down: Down, more: Iterable[Any]
     ) -> Release:
-        """The release that answers a request; a PolicyRefusal if there were too many before."""
+        """The release that answers a request, noted; a PolicyRefusal if there were too many."""
         facts = request.round, request.accepted, request.terms, *more
         release = release_of(kind, request, facts, down, seat.silo.state(request.accepted))
         self.policy.check_bound(self.folder.releases, release)
+        self.folder.releases.note(release)
         return release
-
-    def _note(self, message: bytes, *releases: Release) -> None:
-        """Check the size of a message, and note what it releases, before it leaves."""
-        self.policy.check_size(message)
-        self.folder.releases.note(*releases)
 
     def _finish(self, request: Request) -> bytes:
         self.folder.log(f"run {request.run} is over")
@@ -265,6 +265,8 @@ class Member:
         seat = self._seat
         if (seat.terms.hash, seat.silo.client) != (request.terms, request.client):
             raise TermsError("the request has other terms, or another client's number")
+        if request.round > seat.terms.rounds - (request.kind == "train"):
+            raise TermsError(f"round {request.round + 1} is beyond the {seat.terms.rounds} agreed")
         return seat
 
     def _take(

@@ -1,19 +1,20 @@
-"""What has left a member: every distinct answer is noted once, on disk, before it leaves.
+"""What has left a member: every distinct answer is noted once, on disk, before it is computed.
 
 An answer depends on the kind of the request, the run, the round, the accepted round, the weights
 and slots that came with it, and the member's own state and policy. A :class:`Release` is a digest
 of these. A request with the same digest gets the same answer, with the same noise, and is not
 counted again: an honest server may lose a reply, crash, and ask once more. Every other request
 counts against the bound of its kind, so noise cannot be averaged away by asking for a round again
-with slightly different weights. A statement on the data counts by what it says: the same one may
-leave in every run.
+with slightly different weights. An answer that cannot be given, since a number in it is not finite,
+has been noted, too: this tells something about the data. A statement on the data counts by what it
+says: the same one may leave in every run.
 
 ``released.txt`` has one line per release::
 
     KIND DIGEST RUN ROUND TIME
 
 A line is written whole and synchronised. One that was cut short by a crash belongs to an answer
-that did not leave; it is dropped when the file is read.
+that was not computed; it is dropped when the file is read.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Releases:
         return not most or not fresh or len(known) + len(fresh) <= most
 
     def note(self, *releases: Release) -> None:
-        """Write down releases that are new, before their answer leaves."""
+        """Write down releases that are new, before their answer is computed."""
         fresh = [r for r in releases if r.digest not in self._known[r.kind]]
         if not fresh:
             return

@@ -1,16 +1,28 @@
-"""A member's test of a model: of which weights, how often, and what of it leaves."""
+"""A member's test of a model: of which weights, how often, and what of it leaves.
+
+``test`` in the uploads of a policy is for numbers of samples (right, of each class, predicted to
+be). Other sums leave only by their own names, whatever else is allowed: ``test:histogram``,
+``test:loss``, ``test:sum_sq`` and the like, or ``test:*``. Tested are weights that came to train
+from, and one model of each run after its last round. ``output`` in the uploads allows others, too:
+those of methods that test other weights than they broadcast (``fedexp``), and of rounds in which
+the member does not train.
+
+The server chooses what it broadcasts. So what it learns from tests is not bounded by whose weights
+they are of, but by ``max_tests``, ``min_test_cell`` and ``min_test_samples``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from kedge.core.tree import Tree, Weights
 from kedge.flower.cells import SAMPLES, counts_of, rounded
 from kedge.flower.messages import Request
-from kedge.flower.policy import OUTPUT, TEST, Policy, PolicyRefusal
+from kedge.flower.policy import Policy, PolicyRefusal
 from kedge.flower.releases import UPDATE, Release, Releases, fingerprint, release_of
 from kedge.flower.seat import MemberFolder, Seat
+from kedge.flower.uploads import OUTPUT, TEST
 from kedge.session.session import Ask
 from kedge.silo.silo import checked_weights
 
@@ -24,12 +36,10 @@ class Tested(NamedTuple):
     Attributes:
         value: sums of each model.
         notes: the number of samples and, under a policy, the names of the sums that leave.
-        releases: one for each model.
     """
 
     value: dict[str, Tree]
     notes: dict[str, str]
-    releases: tuple[Release, ...] = ()
 
 
 NOTHING = Tested({}, {"tested": "0"})
@@ -61,14 +71,22 @@ def make_test(request: Request, seat: Seat, policy: Policy, folder: MemberFolder
     if not policy.names(OUTPUT):
         _check_weights(request, seat, public, folder.releases, releases.values())
     policy.check_bound(folder.releases, *releases.values())
+    folder.releases.note(*releases.values())
 
-    value = {SUMS: silo.evaluate(silo.full(public), detailed)}
+    value: dict[str, Tree] = {SUMS: silo.evaluate(silo.full(public), detailed)}
     if request.personal:
         ask = Ask("evaluate", request.round, [request.client])
         own = silo.personal(ask, received, request.accepted)
         value[PERSONAL] = silo.evaluate(own, detailed)
-    found = Tested(value, {"tested": str(samples)}, tuple(releases.values()))
-    return found if policy.names(f"{TEST}:*") else _leaving(found, samples, policy, folder)
+    notes = {"tested": str(samples)}
+    if not policy.names(f"{TEST}:*"):
+        kept = _kept(value[SUMS], policy)
+        notes[SUMS] = ",".join(sorted(kept))
+        for model, sums in value.items():
+            keys = folder.key_of(releases[model].digest), folder.key_of("counts of classes")
+            allowed = {name: item for name, item in sums.items() if name in kept}
+            value[model] = rounded(allowed, samples, policy.min_test_cell, *keys)
+    return Tested(value, notes)
 
 
 def _check_weights(
@@ -91,18 +109,11 @@ def _check_weights(
         raise PolicyRefusal("another model has been tested after the last round, and " + NOT_NAMED)
 
 
-def _leaving(found: Tested, samples: int, policy: Policy, folder: MemberFolder) -> Tested:
-    """The sums that the policy lets leave, without small cells."""
-    names = found.value[SUMS].keys()
+def _kept(names: Collection[str], policy: Policy) -> set[str]:
+    """The names of the sums that may leave; a PolicyRefusal if they tell nothing."""
     counts = counts_of(names)
     kept = counts | {name for name in names if policy.names(f"{TEST}:{name}")}
     if kept <= {SAMPLES}:
         more = ", ".join(f'"{TEST}:{name}"' for name in names if name not in counts)
         raise PolicyRefusal(f"its sums may tell single samples; to let them leave, name {more}")
-    value: dict[str, Tree] = {}
-    for (model, sums), release in zip(found.value.items(), found.releases, strict=True):
-        keys = folder.key_of(release.digest), folder.key_of("counts of classes")
-        allowed = {name: item for name, item in sums.items() if name in kept}
-        value[model] = rounded(allowed, samples, policy.min_test_cell, *keys)
-    notes = found.notes | {SUMS: ",".join(sorted(kept))}
-    return Tested(value, notes, found.releases)
+    return kept
