@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from federations import NAMES, Members, coordinator, datasets, settings
 
 from kedge.core import tree
 from kedge.core.bound import Server
-from kedge.flower.policy import Policy
+from kedge.flower.policy import OPEN
 from kedge.flower.transport import Direct
 
 
@@ -88,7 +89,7 @@ CONFIG = settings("scaffold", rounds=2, model="linear", steps=1, clients=3, per_
 
 
 #: As many answers as an undisturbed run needs: a crash must not spend one.
-EXACT = Policy(max_updates=2, max_tests=2)
+EXACT = replace(OPEN, max_updates=2, max_tests=2)
 
 
 def few(folder: Path) -> Members:

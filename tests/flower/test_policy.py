@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ from kedge.core.part import parts
 from kedge.core.work import take_jobs
 from kedge.errors import FieldError, Paused
 from kedge.flower.messages import Request, reply_header
-from kedge.flower.policy import Policy, contents, declared
+from kedge.flower.policy import OPEN, Policy
+from kedge.flower.uploads import contents, declared
 from kedge.session import wire
-
-OPEN = Policy()
 
 
 def run_with(tmp_path: Path, policy: Policy, method: str = "fedavg", **changes: Any) -> Any:
@@ -152,7 +152,7 @@ def test_noise_refuses_statistics_of_batchnorm(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_everybody_has_pauses_the_run(tmp_path: Path) -> None:
-    policies = dict.fromkeys(("east", "north", "south"), Policy(parts=()))
+    policies = dict.fromkeys(("east", "north", "south"), replace(OPEN, parts=()))
     members = Members(tmp_path, model=net(), policies=policies)
     run = coordinator(members, settings("scaffold", per_round=0), tmp_path / "run")
     with pytest.raises(Paused, match="1 of 4 members replied, 2 are needed.*east is excluded: it"):

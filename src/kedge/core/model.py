@@ -354,6 +354,8 @@ class Model:
 
     def _precise(self, x: Tensor) -> AbstractContextManager[Any]:
         """This model's precision, which overrides an autocast of the caller."""
+        if x.is_meta:  # shapes alone; torch knows no autocast there
+            return nullcontext()
         enabled, wanted = torch.is_autocast_enabled(x.device.type), self.precision == "bf16"
         if not enabled and not wanted:
             return nullcontext()

@@ -134,6 +134,16 @@ def under(tree: dict[str, T], prefix: str) -> dict[str, T]:
     return {k[len(start) :]: v for k, v in tree.items() if k.startswith(start)}
 
 
+def is_finite(a: Tree) -> bool:
+    """Whether all numbers are finite; whole numbers are.
+
+    >>> is_finite({"w": torch.ones(2)}), is_finite({"w": torch.tensor([1.0, -torch.inf])})
+    (True, False)
+    """
+    # a finite sum has finite summands, and needs no temporary arrays; finite ones may overflow
+    return all(bool(x.sum().isfinite()) or bool(x.isfinite().all()) for x in leaves(a))
+
+
 def equal(a: Tree, b: Tree) -> bool:
     """Same structure and equal leaves, bit for bit but for the sign of zero (NaN equals NaN)."""
     if type(a) is not type(b):

@@ -83,15 +83,19 @@ class Checks:
         tested = notes.get("tested", "0")
         if tested != "0" and (not request.test or tested != str(self.sizes[request.client][1])):
             raise WireError(f"a test on {tested!r:.20} samples, which the member does not have")
-        value = wire.unpack(message, REPLY, self._template(request, tested != "0"))
+        template = self._template(request, tested != "0")
+        whole = {kind: template[kind] for kind in ("sums", "personal") if kind in template}
+        if whole and "sums" in notes:
+            template |= {kind: _told(sums, notes["sums"]) for kind, sums in whole.items()}
+        value = wire.unpack(message, REPLY, template)
         self._check_numbers(value)
         if "reply" in value:
             value["reply"] = self._checked_reply(value["reply"], request.client)
         if "answer" in value:
             value["answer"] = self._checked_answer(value["answer"], request.client)
-        for kind in ("sums", "personal"):
-            if kind in value:
-                check_sums(value[kind], int(tested), self.session.bound.task.one_class)
+        for kind, sums in whole.items():
+            check_sums(value[kind], int(tested), self.session.bound.task.one_class)
+            value[kind] = {n: value[kind].get(n, _unknown(leaf)) for n, leaf in sums.items()}
         return Opened("", value)
 
     # -- before decoding ----------------------------------------------------------------------
@@ -221,6 +225,18 @@ def check_sums(sums: dict[str, Tensor], samples: int, one_class: bool) -> None:
     for part, whole in (("right", "count"), ("hits", "count"), ("hits", "said")):
         if part in sums and whole in sums and bool((sums[part] > sums[whole]).any()):
             raise WireError("a test with more right answers than samples")
+
+
+def _told(sums: dict[str, wire.Leaf], names: str) -> dict[str, wire.Leaf]:
+    """The sums of a test that a member's policy lets leave; numbers of samples must be there."""
+    found = {name: leaf for name, leaf in sums.items() if name in names.split(",")}
+    if sums.keys() - found.keys() & set(COUNTS) - {"histogram"}:
+        raise WireError("a test without its numbers of samples")
+    return found
+
+
+def _unknown(leaf: wire.Leaf) -> Tensor:
+    return torch.full(leaf.shape, math.nan, dtype=leaf.dtype)
 
 
 def _leaves(template: Tree) -> Iterator[wire.Leaf]:

@@ -20,29 +20,33 @@ be equal everywhere, whatever the machine that draws them.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kedge.core.bound import Bound
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
-from kedge.errors import TermsError, WireError
+from kedge.errors import DataError, NotFinite, TermsError, WireError
 from kedge.flower.messages import Refused, Request, pack_refusal, pack_reply
 from kedge.flower.own_data import read_data
-from kedge.flower.policy import Policy, PolicyRefusal, written
-from kedge.flower.releases import SURVEY, TEST, UPDATE, Release, release_of
-from kedge.flower.seat import MemberFolder, Own, Place, Seat, make_silo, read_agreement
+from kedge.flower.policy import OPEN, Policy, PolicyRefusal, written
+from kedge.flower.rare import check_rare, without_rare_words
+from kedge.flower.releases import JOIN, SURVEY, UPDATE, Release, release_of
+from kedge.flower.seat import MemberFolder, Own, Place, Seat, make_silo, read_agreement, refusing
 from kedge.flower.spool import Message
 from kedge.flower.statement import Question, state
 from kedge.flower.states import States
+from kedge.flower.tested import NOTHING, Tested, make_test
 from kedge.session.session import Ask, Down
-from kedge.silo.silo import checked_weights
 
 
 class Member:
@@ -74,7 +78,7 @@ class Member:
         device: torch.device | str = "cpu",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.name, self.policy = name, policy or Policy()
+        self.name, self.policy = name, policy or OPEN
         self.folder = MemberFolder(Path(folder))
         self._source, self._model, self._device, self._clock = data, model, device, clock
         self._busy = threading.Lock()
@@ -84,7 +88,7 @@ class Member:
     @cached_property
     def dataset(self) -> Dataset:
         """The member's data, with its own numbering; read at the first request."""
-        return read_data(self._source)
+        return without_rare_words(read_data(self._source), self.policy.min_per_word)
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -108,6 +112,8 @@ class Member:
             return self._refuse(request, "TERMS", str(error))
         except WireError as error:
             return self._refuse(request, "BAD_REQUEST", str(error))
+        except NotFinite as error:
+            return self._refuse(request, "NOT_FINITE", str(error))
         except Exception:  # noqa: BLE001  whatever it is, its text stays here
             return self._refuse(request, "FAILED", traceback.format_exc())
 
@@ -135,25 +141,43 @@ class Member:
 
     def _join(self, request: Request) -> bytes:
         question = Question.from_json(request.text)
-        statement = state(self.dataset, question, self.name, self.folder.token(request.run))
+        self._check_rare()
+        with refusing("this question cannot be answered"):
+            statement = state(self.dataset, question, self.name, least=self.policy.min_per_word)
         names = statement.schema.classes or tuple(map(str, range(statement.schema.outputs)))
         by_class = dict(zip(names, statement.counts, strict=False))
         self.policy.check_samples(statement.train, by_class)
+        digest = hashlib.sha256(statement.to_json().encode()).hexdigest()
+        release = Release(JOIN, digest, request.run, request.round)
+        self.policy.check_bound(self.folder.releases, release)
+        statement = replace(statement, seat=self.folder.token(request.run))
+        self.folder.releases.note(release)
         return pack_reply(request, {}, text=statement.to_json())
+
+    def _check_rare(self) -> None:
+        """Raise a PolicyRefusal for data of which joining would tell single samples. Terms do, too:
+        they are refused if they lack a name that is in the data."""
+        try:
+            check_rare(self.dataset, self.policy.min_per_word)
+        except DataError as error:
+            raise PolicyRefusal(str(error)) from None
 
     def _agree(self, request: Request) -> bytes:
         terms, token = read_agreement(request.text)
         if terms.hash != request.terms:
             raise TermsError("the terms do not have the hash of the request")
+        with refusing("these terms cannot be read"):
+            self.policy.check_names(terms)
+        self._check_rare()
         initial = request.value.get("initial")
         if not isinstance(initial, Weights):
             raise WireError("the request lacks the initial weights")
         fingerprint = self.dataset.fingerprint
         offered = Place(terms, request.client, token, initial)
         place = self.folder.agreed(request.run, offered, fingerprint)
-        seat = self._take(request.run, place)
-        self.policy.check_terms(terms, seat.silo.bound)
+        seat = self._take(request.run, place, lambda bound: self.policy.check_terms(terms, bound))
         self.policy.check_samples(seat.silo.data.sizes[0], seat.by_class())
+        self.policy.check_usage(seat.silo, 0)
         self.folder.save_place(request.run, place, fingerprint)
         self._seat = seat
         return pack_reply(request, {})
@@ -168,15 +192,16 @@ class Member:
         seat = self._at_work(request)
         received = seat.silo.read_down(request.value.get("down"))
         seat.load(request.round, request.accepted)
+        self.policy.check_usage(seat.silo, request.round)
         noise = self.policy.clip, self.policy.noise
         release = self._allowed(UPDATE, request, seat, received, noise)
         ask = Ask("train", request.round, [request.client])
-        tested, tests = self._tests(request, seat)
+        tested = self._test(request, seat)
         reply = seat.silo.train(ask, received, request.accepted)
         key = self.folder.key_of(release.digest)
         value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, key)}
-        message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
-        self._note(message, release, *tests)
+        message = pack_reply(request, value | tested.value, **tested.notes)
+        self.policy.check_size(message)
         seat.save(request.round, request.accepted)
         return message
 
@@ -187,69 +212,48 @@ class Member:
         if request.part not in [part.name for part in seat.silo.bound.parts_with("survey")]:
             raise WireError(f"the method has no survey of {request.part!r}")
         seat.load(request.round, request.accepted)
-        release = self._allowed(SURVEY, request, seat, received, (request.part,))
+        self._allowed(SURVEY, request, seat, received, (request.part,))
         ask = Ask("survey", request.round, [request.client], request.part)
-        tested, tests = self._tests(request, seat)
+        tested = self._test(request, seat)
         value: Tree = {"answer": seat.silo.survey(ask, received, request.accepted)}
-        message = pack_reply(request, value | tested, tested=str(seat.tested(tested)))
-        self._note(message, release, *tests)
+        message = pack_reply(request, value | tested.value, **tested.notes)
+        self.policy.check_size(message)
         return message
 
     def _evaluate(self, request: Request) -> bytes:
         seat = self._at_work(request)
         if request.personal:
             seat.load(request.round, request.accepted)
-        tested, tests = self._tests(request, seat)
-        message = pack_reply(request, tested, tested=str(seat.tested(tested)))
-        self._note(message, *tests)
+        tested = self._test(request, seat)
+        message = pack_reply(request, tested.value, **tested.notes)
+        self.policy.check_size(message)
         return message
 
     def _allowed(
         self, kind: str, request: Request, seat: Seat, down: Down, more: Iterable[Any]
     ) -> Release:
-        """The release that answers a request; a PolicyRefusal if there were too many before."""
+        """The release that answers a request, noted; a PolicyRefusal if there were too many."""
         facts = request.round, request.accepted, request.terms, *more
         release = release_of(kind, request, facts, down, seat.silo.state(request.accepted))
-        if not self.folder.releases.allows(release, self.policy.most(kind)):
-            raise PolicyRefusal(f"{self.policy.bound(kind)}, and as many have left already")
+        self.policy.check_bound(self.folder.releases, release)
+        self.folder.releases.note(release)
         return release
-
-    def _note(self, message: bytes, *releases: Release) -> None:
-        """Check the size of a message, and note what it releases, before it leaves."""
-        self.policy.check_size(message)
-        self.folder.releases.note(*releases)
 
     def _finish(self, request: Request) -> bytes:
         self.folder.log(f"run {request.run} is over")
         self._seat = None
         return pack_reply(request, {})
 
-    def _tests(self, request: Request, seat: Seat) -> tuple[Tree, list[Release]]:
-        """Sums of metrics on held-out samples, of the global and of the personal model; empty if
-        they may not leave, since the training goes on without them."""
-        silo = seat.silo
-        if not request.test or not silo.data.held_out:
-            return {}, []
-        if not self.policy.allows_test(len(silo.data.held_out[0])):
-            return {}, []
-        detailed, bound = request.test == "detailed", silo.bound
-        given, down = request.value.get("output"), request.value.get("down")
-        public = checked_weights(bound, given) if given else silo.read_down(down).weights
-        facts: list[Any] = [request.test]
-        contents: list[Tree] = [public]
-        if request.personal:
-            facts += [request.round, request.accepted, request.terms]
-            contents += [silo.read_down(down), silo.state(request.accepted)]
-        release = release_of(TEST, request, facts, *contents)
-        if not self.folder.releases.allows(release, self.policy.max_tests):
-            self.folder.log(f"no test: {self.policy.bound(TEST)}, and as many have left already")
-            return {}, []
-        found: Tree = {"sums": silo.evaluate(silo.full(public), detailed)}
-        if request.personal:
-            ask = Ask("evaluate", request.round, [request.client])
-            own = silo.personal(ask, silo.read_down(down), request.accepted)
-            found["personal"] = silo.evaluate(own, detailed)
-        return found, [release]
+    def _test(self, request: Request, seat: Seat) -> Tested:
+        """A test that a request asks for; none if it may not leave, since the training goes on
+        without it."""
+        if not request.test:
+            return NOTHING
+        try:
+            return make_test(request, seat, self.policy, self.folder)
+        except PolicyRefusal as refusal:
+            self.folder.log(f"no test: {refusal}")
+            return NOTHING
 
     def _at_work(self, request: Request) -> Seat:
         """The seat of this member in the run of a request, from its folder if need be."""
@@ -261,10 +265,14 @@ class Member:
         seat = self._seat
         if (seat.terms.hash, seat.silo.client) != (request.terms, request.client):
             raise TermsError("the request has other terms, or another client's number")
+        if request.round > seat.terms.rounds - (request.kind == "train"):
+            raise TermsError(f"round {request.round + 1} is beyond the {seat.terms.rounds} agreed")
         return seat
 
-    def _take(self, run: str, place: Place) -> Seat:
-        silo = make_silo(self.dataset, self.name, place, self._model, self._device)
+    def _take(
+        self, run: str, place: Place, check: Callable[[Bound], None] = lambda bound: None
+    ) -> Seat:
+        silo = make_silo(self.dataset, self.name, place, self._model, self._device, check)
         return Seat(run, place.terms, silo, States(self.folder.run(run)))
 
 

@@ -39,6 +39,7 @@ CODES = {
     "BUSY": "was busy with another request",
     "FAILED": "failed; the reason is in its own log",
     "LATE": "got the request after its deadline; it is slow, or its clock is wrong",
+    "NOT_FINITE": "got a number that is not finite; lower the learning rate, or set clip",
     "NO_STATE": "has lost its state of the accepted round",
     "POLICY": "may not answer; its release policy says why, in its own log",
     "STALE": "got a request that is older than one it has answered",
@@ -156,7 +157,7 @@ def content_of(value: Tree) -> list[bytes]:
 
 def pack_reply(request: Header, value: Tree, **notes: str) -> bytes:
     """The answer to a request."""
-    return wire.pack(REPLY, value, **request.notes(), ask=request.kind, code="", **notes)
+    return wire.pack_finite(REPLY, value, **request.notes(), ask=request.kind, code="", **notes)
 
 
 def pack_refusal(request: Header | None, code: str) -> bytes:

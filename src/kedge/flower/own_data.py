@@ -151,8 +151,11 @@ class Moments:
     squares: tuple[float, ...] = ()
 
 
-def moments_of(x: Array) -> Moments:
+def moments_of(x: Array, least: int = 0) -> Moments:
     """The moments of training inputs ``[n, C, ...]``; empty for token ids.
+
+    A column in which fewer than ``least`` rows differ from all others is stated as constant: its
+    sums would tell these few.
 
     >>> moments_of(np.array([[1.0, 5.0], [3.0, 5.0]], np.float32))
     Moments(bytes=(), count=2, mean=(2.0, 5.0), squares=(2.0, 0.0))
@@ -164,6 +167,10 @@ def moments_of(x: Array) -> Moments:
         return Moments(tuple(tuple(np.bincount(c, minlength=256).tolist()) for c in channels))
     means, squares = [], []
     for values in channels:
+        if least > 1 and x.ndim == 2:
+            distinct, counts = np.unique(values, return_counts=True)
+            if len(values) - counts.max() < least:
+                values = np.full_like(values, distinct[counts.argmax()])
         constant = bool((values == values[0]).all())
         mean = float(values[0]) if constant else float(values.mean(dtype=np.float64))
         means.append(mean)

@@ -67,7 +67,7 @@ def terms_of(config: Config, agreement: Agreement, own: bool = False) -> Terms:
         kind = kind_of(data.shape, np.dtype(data.dtype))
         like: Any = SimpleNamespace(kind=kind, shape=data.shape, is_image=len(data.shape) == 3)
         model = auto_model(like)
-    return Terms(
+    terms = Terms(
         data,
         count,
         sum(member.train for member in agreement.members),
@@ -89,6 +89,8 @@ def terms_of(config: Config, agreement: Agreement, own: bool = False) -> Terms:
         metric=config.metric,
         class_weights=_class_weights(config, agreement),
     )
+    terms.check()
+    return terms
 
 
 def _class_weights(config: Config, agreement: Agreement) -> tuple[float, ...]:

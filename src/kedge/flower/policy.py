@@ -3,38 +3,53 @@
 A policy is a TOML file that the owner of the data writes::
 
     kinds = ["join", "train", "survey", "evaluate"]  # requests that are answered
-    parts = ["scaffold", "fedprox"]                  # parts of methods; fedavg is always allowed
-    uploads = ["update", "loss", "scaffold", "test"] # what may leave, see `declared`
+    parts = ["fedprox"]    # parts of methods; fedavg is always allowed
+    models = ["mlp"]       # models that are built; "*": all but hf:NAME
+    uploads = ["update", "loss", "test"]  # what may leave, see kedge.flower.uploads
     max_mb = 50.0          # size of one reply
-    max_updates = 500      # distinct answers to train, over all runs
+    max_joins = 10         # distinct statements of the data, over all runs
+    max_updates = 500      # likewise answers to train
     max_surveys = 10       # likewise to surveys
-    max_tests = 500        # likewise tests of a model
-    min_samples = 50       # training samples, below which nothing leaves
-    min_test_samples = 20  # likewise for tests
+    max_tests = 50         # likewise tests of a model; a personal model is a second one
+    min_samples = 50       # training samples, of the member and in every update; default 2
+    min_batch = 16         # of them in every batch; default 2
+    min_steps = 1          # batches in a round
+    min_test_samples = 20  # samples of a test
+    min_test_cell = 10     # samples that a number of a test counts, see kedge.flower.cells
     min_per_class = 10     # of every class that is present, where samples are counted by class
+    min_per_word = 10      # rows with a word or value of a column, see kedge.flower.rare
     clip = 1.0             # bound on the norm of the update
     noise = 0.5            # standard deviation of the noise on it, in units of clip
 
-What is left out of the file is not restricted; an unknown key is an error. The method of the
-terms is checked when a member joins, against what its parts declare (``kedge show PART``), and
-every reply is checked once more, array by array, before it leaves. A refusal is a code at the
-server; the reason is in the member's own log. Joining tells the number of samples and, unless
-``join`` is not among the kinds, names of classes and columns and summed moments.
+What is left out of the file is not restricted, but for ``min_samples``, ``min_batch``, and
+``max_joins``, ``max_tests``, ``min_test_cell`` and ``min_per_word``, which are as above; an unknown
+key is an error. Without any policy everything may leave (``OPEN``). Model and parts of the terms
+are checked by name before anything is built, then the method against what its parts declare
+(``kedge show PART``), and every reply is checked once more, array by array, before it leaves. A
+refusal is a code at the server; the reason is in the member's own log. Joining tells the number of
+samples and, unless ``join`` is not among the kinds, names of classes and columns and summed
+moments. Which models are tested, and what of a test leaves, is in :mod:`kedge.flower.tested`.
+
+``min_samples`` counts the distinct rows that an update is computed from, as far as they can be
+counted: :mod:`kedge.silo.usage` tells how. They are counted when the terms are agreed, and in every
+round. A server that chooses the weights can read single rows out of full batches, too: only
+``clip`` and ``noise`` are against that.
 
 Answers are distinct if anything differs that they depend on: the run, the round, the weights and
 slots that came with the request, the weights to test. A request that is repeated gets the same
-answer and is not counted again, see :mod:`kedge.flower.releases`. A member that has no update or
-survey left refuses; one that has no test left trains without tests.
+answer and is not counted again, see :mod:`kedge.flower.releases`. An answer that is not finite does
+not leave and is counted. A member that has no update or survey left refuses; one that has no test
+left trains without tests.
 
 With ``noise`` the update is clipped to the norm ``clip``, and normal noise of the standard
 deviation ``noise * clip`` is added to every number of it. This changes results: a run with noise
 is no longer that of a simulation. Only the update is clipped and made noisy, so a policy with
 either refuses methods that send anything else about the data: uploads of parts, surveys,
-BatchNorm statistics. A loss that may not leave, or that would leave without noise, is replaced by
-zeros. The sums of a test leave as they are: without noise, and bounded by ``max_tests``. The noise
-is drawn from a secret key of the member and from all that the answer depends on: a request that is
-repeated gets the same noise, and one that differs in anything is another answer, with noise of its
-own, of which ``max_updates`` bounds the number.
+BatchNorm statistics. A loss that may not leave is replaced by zeros, and so is every loss with
+``clip``. Tests have no such noise; they are rounded, see :mod:`kedge.flower.cells`. The
+noise is drawn from a secret key of the member and from all that the answer depends on: a request
+that is repeated gets the same noise, and one that differs in anything is another answer, with noise
+of its own, of which ``max_updates`` bounds the number.
 """
 
 from __future__ import annotations
@@ -54,21 +69,24 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.client import Reply
-from kedge.core.method import parse
-from kedge.core.tree import Tree
-from kedge.errors import FieldError
+from kedge.errors import FieldError, NotFinite
 from kedge.flower import releases
 from kedge.flower.messages import KINDS, Refused
+from kedge.flower.releases import Release, Releases
+from kedge.flower.uploads import LOSS, OUTPUT, TEST, UPDATE, contents, declared, survey_name
+from kedge.grammar import parse_calls
+from kedge.models import HF, OWN, name_of
 from kedge.session.terms import Terms
+from kedge.silo import Silo
 
 ANY = ("*",)
 #: The bound on each kind of answers.
 BOUNDS = {
+    releases.JOIN: "max_joins",
     releases.UPDATE: "max_updates",
     releases.SURVEY: "max_surveys",
     releases.TEST: "max_tests",
 }
-UPDATE, BUFFERS, LOSS, TEST = "update", "statistics", "loss", "test"
 
 
 class PolicyRefusal(Refused):
@@ -84,24 +102,30 @@ class Policy:
 
     kinds: tuple[str, ...] = ANY
     parts: tuple[str, ...] = ANY
+    models: tuple[str, ...] = ANY
     uploads: tuple[str, ...] = ANY
     max_mb: float = math.inf
+    max_joins: int = 10
     max_updates: int = 0
     max_surveys: int = 0
-    max_tests: int = 0
-    min_samples: int = 1
+    max_tests: int = 50
+    min_samples: int = 2
+    min_batch: int = 2
+    min_steps: int = 1
     min_test_samples: int = 1
+    min_test_cell: int = 10
     min_per_class: int = 0
+    min_per_word: int = 10
     clip: float = 0.0
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        numbers = {f: getattr(self, f) for f in ("max_mb", "clip", "noise")}
-        counts = (*BOUNDS.values(), "min_samples", "min_test_samples", "min_per_class")
-        wrong = [name for name, value in numbers.items() if not value >= 0]
-        wrong += [name for name in counts if getattr(self, name) < 0]
-        if wrong:
-            raise FieldError(f"{wrong[0]} = {getattr(self, wrong[0])!r} is below 0", wrong[0])
+        for name, value in vars(self).items():
+            if isinstance(value, (int, float)) and not value >= 0:
+                raise FieldError(f"{name} = {value!r} is below 0, or no number", name)
+        for name in ("clip", "noise"):
+            if getattr(self, name) == math.inf:
+                raise FieldError(f"{name} = inf is not finite", name)
         if self.noise and not self.clip:
             raise FieldError("noise is in units of clip; set clip, the bound on the norm", "noise")
         unknown = [kind for kind in self.kinds if kind not in (*KINDS, *ANY)]
@@ -130,7 +154,7 @@ class Policy:
         for name, value in values.items():
             if name not in types:
                 raise FieldError(f"unknown key {name!r}; known are: {', '.join(types)}", name)
-            if types[name] is float and type(value) is int:
+            if types[name] is float and type(value) is int and abs(value) < 2**63:
                 value = float(value)
             if types[name] in (int, float):
                 valid = type(value) is types[name]
@@ -148,11 +172,18 @@ class Policy:
         if kind in ("join", "train", "survey", "evaluate") and not _allows(self.kinds, kind):
             raise PolicyRefusal(f"requests of kind {kind!r} are not answered")
 
+    def check_names(self, terms: Terms) -> None:
+        """Raise a PolicyRefusal for a part or a model that is not allowed; none is built."""
+        for call in parse_calls(terms.method):
+            if call.name != "fedavg" and not _allows(self.parts, call.name):
+                raise PolicyRefusal(f"the method has the part {call.name!r}, which is not allowed")
+        name = name_of(terms.model)
+        named = self.models if name.startswith(HF) else (*self.models, OWN)
+        if name not in named and (name.startswith(HF) or "*" not in named):
+            raise PolicyRefusal(f"{name!r} is not built here; to allow it: models = [{name!r}]")
+
     def check_terms(self, terms: Terms, bound: Bound) -> None:
         """Raise a PolicyRefusal for a method that declares what may not leave."""
-        for part in parse(terms.method).parts:
-            if not _allows(self.parts, part.name):
-                raise PolicyRefusal(f"the method has the part {part.name!r}, which is not allowed")
         for name, what in declared(bound).items():
             if name != TEST:
                 self._check_upload(name, what)
@@ -173,6 +204,11 @@ class Policy:
         """The bound on a kind of answers as it stands in the file."""
         return f"{BOUNDS[kind]}={self.most(kind)}"
 
+    def check_bound(self, before: Releases, release: Release, *others: Release) -> None:
+        """Raise a PolicyRefusal if releases of one kind would be too many."""
+        if not before.allows(release, self.most(release.kind), *others):
+            raise PolicyRefusal(f"{self.bound(release.kind)}, and as many have left already")
+
     def check_samples(self, train: int, by_class: Mapping[str, int] | None = None) -> None:
         """Raise a PolicyRefusal for too few training samples, in all or of a class."""
         if train < self.min_samples:
@@ -181,10 +217,30 @@ class Policy:
         if few:
             raise PolicyRefusal(f"class {few[0]!r} has fewer than {self.min_per_class} samples")
 
+    def check_usage(self, silo: Silo, round: int) -> None:
+        """Raise a PolicyRefusal if the update of a round is computed from too little."""
+        if max(self.min_samples, self.min_batch, self.min_steps) <= 1:
+            return
+        used = silo.usage(round)
+        for what, count, name in (
+            ("rows", used.rows, "min_samples"),
+            ("rows in a batch", used.batch, "min_batch"),
+            ("steps", used.steps, "min_steps"),
+        ):
+            if count < getattr(self, name):
+                raise PolicyRefusal(
+                    f"the update of round {round + 1} is computed from {count} {what}, fewer than "
+                    f"{name}={getattr(self, name)}; how rows are counted: kedge.silo.usage"
+                )
+
     def allows_test(self, samples: int) -> bool:
         """Whether the sums of a test on so many samples may leave."""
         allowed = _allows(self.uploads, TEST) and _allows(self.kinds, "evaluate")
-        return allowed and samples >= self.min_test_samples
+        return allowed and samples >= max(1, self.min_test_samples, self.min_test_cell)
+
+    def names(self, upload: str) -> bool:
+        """Whether the uploads name this one, or all of its kind; ``*`` alone does not."""
+        return upload in self.uploads or f"{upload.partition(':')[0]}:*" in self.uploads
 
     # -- replies ------------------------------------------------------------------------------
 
@@ -198,17 +254,20 @@ class Policy:
 
         Raises:
             PolicyRefusal: the reply contains what may not leave.
+            NotFinite: the norm of the update is not finite, so it cannot be clipped.
         """
         for name, value in contents(reply, bound).items():
             if tree.numel(value):
                 self._check_upload(name, name)
-        if self.noise or not _allows(self.uploads, LOSS):
+        if self.clip or not _allows(self.uploads, LOSS):
             reply = reply._replace(terms=tree.zeros_like(reply.terms))
         if not self.clip:
             return reply
         norm = float(tree.sq_norm(tree.map(Tensor.double, reply.delta.params)).sqrt())
+        if not math.isfinite(norm):
+            raise NotFinite("the norm of the update is not finite, so it cannot be clipped")
         factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
-        params = tree.scale(reply.delta.params, factor)
+        params = tree.map(lambda x: (x.double() * factor).to(x.dtype), reply.delta.params)
         if self.noise:
             params = _noisy(params, self.noise * self.clip, key)
         return reply._replace(delta=reply.delta._replace(params=params))
@@ -227,51 +286,22 @@ class Policy:
             return  # zeros leave in its place
         if not _allows(self.uploads, name):
             raise PolicyRefusal(f"{what} ({name!r}) is not among the uploads that may leave")
-        if (self.clip or self.noise) and name != UPDATE:
+        if self.clip and name != UPDATE:
             raise PolicyRefusal(
                 f"{what} ({name!r}) would leave without clip and noise; use a method that sends "
                 "the update alone, and a model whose statistics stay here (batchnorm = local)"
             )
 
 
+#: What holds for a member without a policy.
+OPEN = Policy(
+    uploads=("*", OUTPUT, f"{TEST}:*"), max_joins=0, max_tests=0, min_samples=1, min_batch=1,
+    min_test_cell=0, min_per_word=0,
+)  # fmt: skip
+
+
 def _allows(allowed: tuple[str, ...], name: str) -> bool:
-    return allowed == ANY or name in allowed
-
-
-def survey_name(part: str) -> str:
-    """How the answer to a part's survey is called in a policy."""
-    return f"survey:{part}"
-
-
-def declared(bound: Bound) -> dict[str, str]:
-    """What leaves a member in a run, by the name in a policy, in words.
-
-    ``update`` is the change of the weights, ``statistics`` that of BatchNorm's, ``loss`` the mean
-    training loss, ``test`` the sums of metrics. A part that declares uploads adds its own name, one
-    with a survey adds ``survey:NAME``.
-    """
-    public = bound.only_public(bound.initial)
-    found = {
-        UPDATE: f"the update of {tree.numel(public.params)} numbers",
-        LOSS: "the training loss",
-    }
-    if public.buffers:
-        found[BUFFERS] = f"{tree.numel(public.buffers)} running statistics"
-    for part in bound.parts:
-        if part.uploads != "0" or part.has("contribute"):
-            found[part.name] = f"uploads of {part.name}: {part.uploads} numbers"
-        if part.has("survey"):
-            found[survey_name(part.name)] = f"the survey of {part.name}"
-    return found | {TEST: "sums of metrics on held-out samples"}
-
-
-def contents(reply: Reply, bound: Bound) -> dict[str, Tree]:
-    """The arrays of a reply by the name in a policy."""
-    named: dict[str, Tree] = {UPDATE: reply.delta.params, BUFFERS: reply.delta.buffers}
-    named |= {name: {"uploads": value} for name, value in reply.uploads.items()}
-    for part in bound.parts_with("contribute"):
-        named[part.name] = {"sum": reply.contribution} | named.get(part.name, {})
-    return named | {LOSS: reply.terms}
+    return "*" in allowed or name in allowed
 
 
 def _noisy(params: dict[str, Tensor], sigma: float, key: bytes) -> dict[str, Tensor]:
@@ -288,5 +318,5 @@ def _noisy(params: dict[str, Tensor], sigma: float, key: bytes) -> dict[str, Ten
 def written(policy: Policy) -> str:
     """The policy in words, for the log."""
     values = dataclasses.asdict(policy).items()
-    defaults = dataclasses.asdict(Policy())
+    defaults = dataclasses.asdict(OPEN)
     return ", ".join(f"{k} = {v}" for k, v in values if v != defaults[k]) or "everything may leave"

@@ -1,18 +1,20 @@
-"""What has left a member: every distinct answer is noted once, on disk, before it leaves.
+"""What has left a member: every distinct answer is noted once, on disk, before it is computed.
 
 An answer depends on the kind of the request, the run, the round, the accepted round, the weights
 and slots that came with it, and the member's own state and policy. A :class:`Release` is a digest
 of these. A request with the same digest gets the same answer, with the same noise, and is not
 counted again: an honest server may lose a reply, crash, and ask once more. Every other request
 counts against the bound of its kind, so noise cannot be averaged away by asking for a round again
-with slightly different weights.
+with slightly different weights. An answer that cannot be given, since a number in it is not finite,
+has been noted, too: this tells something about the data. A statement on the data counts by what it
+says: the same one may leave in every run.
 
 ``released.txt`` has one line per release::
 
     KIND DIGEST RUN ROUND TIME
 
 A line is written whole and synchronised. One that was cut short by a crash belongs to an answer
-that did not leave; it is dropped when the file is read.
+that was not computed; it is dropped when the file is read.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from kedge.files import write_file
 from kedge.flower.messages import Request
 from kedge.session import wire
 
-UPDATE, SURVEY, TEST = "update", "survey", "test"
-KINDS = (UPDATE, SURVEY, TEST)
-LINE = re.compile(r"(update|survey|test) ([0-9a-f]{64}) ([0-9a-f]+) (\d+) (\S+)")
+JOIN, UPDATE, SURVEY, TEST = "join", "update", "survey", "test"
+KINDS = (JOIN, UPDATE, SURVEY, TEST)
+LINE = re.compile(rf"({'|'.join(KINDS)}) ([0-9a-f]{{64}}) ([0-9a-f]+) (\d+) (\S+)")
 
 
 class Release(NamedTuple):
@@ -95,8 +97,9 @@ class Releases:
         self.path = path
 
     @cached_property
-    def _digests(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    def _known(self) -> dict[str, dict[str, Release]]:
+        """The releases of each kind by digest."""
+        found: dict[str, dict[str, Release]] = {kind: {} for kind in KINDS}
         if not self.path.exists():
             return found
         text = self.path.read_text(encoding="utf-8", errors="replace")
@@ -105,21 +108,28 @@ class Releases:
             write_file(self.path, text.encode())
         for match in map(LINE.fullmatch, text.splitlines()):
             if match:
-                found[match[1]].add(match[2])
+                release = Release(match[1], match[2], match[3], int(match[4]))
+                found[release.kind][release.digest] = release
         return found
 
     def count(self, kind: str) -> int:
         """Distinct answers of a kind that have left."""
-        return len(self._digests[kind])
+        return len(self._known[kind])
 
-    def allows(self, release: Release, most: int) -> bool:
-        """Whether a release has left before, or is within ``most`` of its kind; 0: no bound."""
-        known = self._digests[release.kind]
-        return not most or release.digest in known or len(known) < most
+    def of(self, kind: str, run: str) -> list[Release]:
+        """The answers of a kind that have left in a run."""
+        return [release for release in self._known[kind].values() if release.run == run]
+
+    def allows(self, release: Release, most: int, *others: Release) -> bool:
+        """Whether releases of one kind have left before, or are within ``most`` of it; 0: no
+        bound."""
+        known = self._known[release.kind]
+        fresh = {r.digest for r in (release, *others)} - known.keys()
+        return not most or not fresh or len(known) + len(fresh) <= most
 
     def note(self, *releases: Release) -> None:
-        """Write down releases that are new, before their answer leaves."""
-        fresh = [r for r in releases if r.digest not in self._digests[r.kind]]
+        """Write down releases that are new, before their answer is computed."""
+        fresh = [r for r in releases if r.digest not in self._known[r.kind]]
         if not fresh:
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
@@ -129,4 +139,4 @@ class Releases:
             file.flush()
             os.fsync(file.fileno())
         for release in fresh:
-            self._digests[release.kind].add(release.digest)
+            self._known[release.kind][release.digest] = release

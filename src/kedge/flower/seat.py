@@ -6,35 +6,42 @@ import copy
 import hashlib
 import hmac
 import json
+import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from kedge.core import tree
+from kedge.core.bound import Bound
 from kedge.core.model import Model
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
-from kedge.errors import KedgeError, TermsError, WireError
+from kedge.data.federation import Federation
+from kedge.errors import KedgeError, ModelError, TermsError, WireError
 from kedge.files import write_file
 from kedge.flower.messages import PIECE, RUN_ID, Refused
 from kedge.flower.own_data import own_federation
 from kedge.flower.releases import Releases
 from kedge.flower.states import States
-from kedge.models import build
+from kedge.models import HF, OWN, build, models, name_of
 from kedge.session import wire
 from kedge.session.session import NEVER, read_state
 from kedge.session.terms import Terms
-from kedge.silo import Silo
+from kedge.silo import Silo, bind
 
 Own = nn.Module | Callable[[], nn.Module] | None
+#: What the terms may need: so many times what the member has or got, and so many bytes more.
+MAX_FACTOR, MAX_MORE_BYTES = 16, 1 << 28
 TOKEN = re.compile(r"[0-9a-f]{0,64}")
 
 
@@ -106,40 +113,108 @@ class Seat:
         names = self.terms.data.classes or tuple(map(str, range(len(counts))))
         return {name: int(n) for name, n in zip(names, counts, strict=True)}
 
-    def tested(self, found: Tree) -> int:
-        """The number of samples behind the sums of a test; 0 if there are none."""
-        return len(self.silo.data.held_out[0]) if found else 0
-
 
 def make_silo(
-    dataset: Dataset, name: str, place: Place, own: Own, device: torch.device | str
+    dataset: Dataset,
+    name: str,
+    place: Place,
+    own: Own,
+    device: torch.device | str,
+    check: Callable[[Bound], None] = lambda bound: None,
 ) -> Silo:
     """The silo of a member.
 
+    The server names model, method and sizes, so they are tried on the device ``meta`` first, where
+    nothing is allocated.
+
+    Args:
+        dataset: the member's data.
+        name: the member's name.
+        place: terms, number and initial weights.
+        own: the module of terms with the model ``own``.
+        device: where to compute.
+        check: called with the method of the terms on ``meta``; it raises an exception to refuse.
+
     Raises:
-        TermsError: the data or the model do not fit the terms.
+        TermsError: the data, the model or the method do not fit the terms, or need too much memory.
     """
     terms, client, _, initial = place
-    module = make_module(terms, own)
-    state, sent = module.state_dict(), initial.params | initial.buffers
-    if any(n not in state or state[n].shape != value.shape for n, value in sent.items()):
-        raise TermsError("the initial weights are not those of the model of the terms")
-    module.load_state_dict(sent, strict=False)
-    model = Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
-    if wire.template_of(model.own_weights()) != wire.template_of(initial):
-        raise TermsError("the initial weights are not those of the model of the terms")
-    return Silo(terms, model, own_federation(dataset, terms, name, device), client)
+    with refusing("these terms cannot be kept"):
+        width = math.prod(terms.data.shape) + terms.data.outputs
+        _check_bytes("the data", 4 * width * sum(dataset.sizes.values()), dataset.x_train.nbytes)
+        data = own_federation(dataset, terms, name, device)
+        blank = _model(terms, make_module(terms, own, "meta"))
+        if wire.template_of(blank.own_weights()) != wire.template_of(initial):
+            raise TermsError("the initial weights are not those of the model of the terms")
+        tried = False
+        try:
+            _try(_bound(terms, blank, data), initial, check)
+            tried = True
+        except (ModelError, RuntimeError):
+            if not _is_own(terms.model):
+                raise  # the member's own code, which is trusted, may not run on meta
+        module = make_module(terms, own)
+        module.load_state_dict(initial.params | initial.buffers, strict=False)
+        silo = Silo(terms, _model(terms, module), data, client)
+        if not tried:
+            check(silo.bound)
+        return silo
 
 
-def make_module(terms: Terms, own: Own) -> nn.Module:
+def _try(bound: Bound, initial: Weights, check: Callable[[Bound], None]) -> None:
+    check(bound)
+    states = bound.initial, bound.client(), bound.server().slots
+    _check_bytes("model and states", sum(map(tree.nbytes, states)), tree.nbytes(initial))
+
+
+def _model(terms: Terms, module: nn.Module) -> Model:
+    return Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
+
+
+def _bound(terms: Terms, model: Model, data: Federation) -> Bound:
+    """The method of the terms on the device ``meta``."""
+    like: Any = SimpleNamespace(
+        device=torch.device("meta"), dtype=data.dtype, tokens=data.tokens, is_random=data.is_random
+    )
+    return bind(terms, model, like)
+
+
+def _check_bytes(what: str, needed: int, own: int) -> None:
+    most = MAX_FACTOR * own + MAX_MORE_BYTES
+    if needed > most:
+        raise TermsError(f"{what} would take {needed / 1e6:.0f} MB, of {most / 1e6:.0f} MB at most")
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """What a server asks for, and cannot be done, is refused with one sentence."""
+    try:
+        yield
+    except (TermsError, WireError):
+        raise
+    except (KedgeError, RuntimeError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise TermsError(f"{what}: {lines[0]:.300}") from error
+
+
+def _is_own(model: str) -> bool:
+    """Whether a model is the member's own code, or one of Hugging Face that its policy allows."""
+    name = name_of(model)
+    if name == OWN or name.startswith(HF):
+        return True
+    return not models[name].__module__.startswith("kedge.")
+
+
+def make_module(terms: Terms, own: Own, device: str = "cpu") -> nn.Module:
     """The module of the terms, with the weights that the seed of the terms draws."""
-    if terms.model == "own":
+    if terms.model == OWN:
         if own is None:
             raise TermsError("the terms name a model of one's own; give model=... here, too")
-        return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
-    with torch.random.fork_rng(devices=()):
+        return (copy.deepcopy(own) if isinstance(own, nn.Module) else own()).to(device)
+    place = nullcontext() if _is_own(terms.model) else torch.device(device)
+    with torch.random.fork_rng(devices=()), place:
         torch.default_generator.manual_seed(terms.seed)
-        return build(terms.model, terms.data.shape, terms.data.outputs)
+        return build(terms.model, terms.data.shape, terms.data.outputs).to(device)
 
 
 class MemberFolder:

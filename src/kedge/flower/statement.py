@@ -131,8 +131,10 @@ class Statement:
                 raise WireError("the names of classes or columns are not as many as these")
 
 
-def state(dataset: Dataset, question: Question, name: str, seat: str = "") -> Statement:
-    """The statement of a member on its dataset."""
+def state(
+    dataset: Dataset, question: Question, name: str, seat: str = "", least: int = 0
+) -> Statement:
+    """The statement of a member on its dataset; ``least`` is as in :func:`moments_of`."""
     rows = split_rows(dataset, question.split, question.seed, name)
     counts: tuple[int, ...] = ()
     if question.counts and tasks[dataset.task].one_class:
@@ -143,7 +145,7 @@ def state(dataset: Dataset, question: Question, name: str, seat: str = "") -> St
         name=name,
         schema=dataclasses.replace(schema_of(dataset), mean=(), std=()),
         encoding={"kind": encoding.kind} | json.loads(json.dumps(encoding.to_dict())),
-        moments=moments_of(dataset.x_train),
+        moments=moments_of(dataset.x_train, least),
         train=len(rows.train),
         test=len(rows.test),
         counts=counts,

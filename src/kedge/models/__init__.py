@@ -44,6 +44,7 @@ models = Registry[Callable[..., nn.Sequential]](
 )
 
 HF = "hf:"  # how the names of Hugging Face's models start
+OWN = "own"  # a module that is given as such, in place of a name
 
 _small = (
     linear,
@@ -86,11 +87,24 @@ def read(text: str) -> BoundCall:
     return BoundCall(call.name, models[call.name], schema(call.name).bind(call, by_name=True))
 
 
-def _read_hf(text: str) -> BoundCall:
-    """``hf:NAME_OR_FOLDER(option=value)``; a folder may have any characters."""
-    found = re.fullmatch(r"hf:(.*?)(\(.*\))?", text, re.DOTALL)
+def name_of(text: str) -> str:
+    """The name of a model without its options; a GrammarError if it has none.
+
+    >>> name_of("mlp(hidden=[64, 32])"), name_of("hf:folder (old)/net(lora=8)")
+    ('mlp', 'hf:folder (old)/net')
+    """
+    return HF + _halves(text)[0] if text.startswith(HF) else parse_call(text).name
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """Name and options of ``hf:NAME_OR_FOLDER(option=value)``; a folder may have any characters."""
+    found = re.fullmatch(r"hf:(.*?)(\([^()]*\))?\s*", text, re.DOTALL)
     assert found is not None
-    name, options = found[1].strip(), found[2] or ""
+    return found[1].strip(), found[2] or ""
+
+
+def _read_hf(text: str) -> BoundCall:
+    name, options = _halves(text)
     if not name:
         raise GrammarError(f"{text!r} names no model; write hf:NAME or hf:FOLDER")
     call = parse_call(f"hf{options}")

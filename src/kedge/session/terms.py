@@ -1,7 +1,8 @@
 """The terms of a federation: the settings and the data schema that all members agree on.
 
 Terms are text and numbers. Two members have the same terms if their hashes are equal. With equal
-terms the server needs no data, and a client needs nothing from other clients.
+terms the server needs no data, and a client needs nothing from other clients. A member takes terms
+whose numbers are bounded, as the annotations of the fields say: they come from others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,20 @@ from kedge.core.bound import Bound
 from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.optim import make_optimizer
+from kedge.core.schedules import schedule
 from kedge.core.task import Task, make_task
 from kedge.core.task_custom import with_class_weights, with_metric
 from kedge.core.view import Data
-from kedge.core.work import LocalWork
-from kedge.errors import TermsError
+from kedge.core.work import WEIGHTINGS, LocalWork
+from kedge.errors import KedgeError, TermsError
+from kedge.schema import Choice, Range, schema_of
 from kedge.session.session import Session
 
 FORMAT = 2
+MAX = 10**6  # rounds, steps, rows of a batch, clients; and the learning rate of a round
+MAX_TEXT = 2000  # characters of a text
+Weighting = Annotated[str, Choice(lambda: WEIGHTINGS)]
+Dtype = Annotated[str, Choice(lambda: ("float32", "float64"))]
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,23 @@ class DataSchema:
             token ids, which are not scaled.
     """
 
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Range(1)]
     task: str
-    outputs: int
+    outputs: Annotated[int, Range(1)]
     classes: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    std: Annotated[tuple[float, ...], Range(0, open=True)] = ()
     dtype: str = "float32"
+
+    def check(self) -> None:
+        """Raise a TermsError for names and scalings that are not as many as inputs or outputs."""
+        channels = 1 if self.dtype == "int64" else (*self.shape, 0)[0]
+        wanted = dict.fromkeys(("columns", "mean", "std"), channels) | {"classes": self.outputs}
+        for name, count in wanted.items():
+            found = len(getattr(self, name) or ())
+            if found not in (0, count):
+                raise TermsError(f"data.{name} has {found} entries, not {count}")
 
 
 @dataclass(frozen=True)
@@ -69,26 +85,26 @@ class Terms:
     """
 
     data: DataSchema
-    num_clients: int
-    examples: int  # training samples of all clients together
+    num_clients: Annotated[int, Range(1, MAX)]
+    examples: Annotated[int, Range(1)]  # training samples of all clients together
     method: str = "fedavg"
     model: str = "own"  # a model string, or "own" for a module that every member supplies
     batchnorm: str = "average"
     optimizer: str = "sgd"
-    batch: int = 32
-    steps: int = 0  # 0: count epochs
-    epochs: float = 1.0
+    batch: Annotated[int, Range(1, MAX)] = 32
+    steps: Annotated[int, Range(0, MAX)] = 0  # 0: count epochs
+    epochs: Annotated[float, Range(0, MAX, open=True)] = 1.0
     replacement: bool = False
-    weighting: str = "size"
-    per_round: int = 0  # 0: all
-    rounds: int = 1
-    seed: int = 0
-    dtype: str = "float32"
+    weighting: Weighting = "size"
+    per_round: Annotated[int, Range(0, MAX)] = 0  # 0: all
+    rounds: Annotated[int, Range(1, MAX)] = 1
+    seed: Annotated[int, Range(0)] = 0
+    dtype: Dtype = "float32"
     precision: str = "fp32"
     augment: str = "none"
     split: str = "auto"  # what a member tests on, see kedge.flower.own_data
     metric: str = "auto"
-    class_weights: tuple[float, ...] = ()  # of the loss; empty: all 1
+    class_weights: Annotated[tuple[float, ...], Range(0)] = ()  # of the loss; empty: all 1
 
     @property
     def work(self) -> LocalWork:
@@ -111,15 +127,37 @@ class Terms:
 
     @classmethod
     def from_json(cls, text: str) -> Terms:
-        """Read what :meth:`to_json` writes; raises a TermsError for anything else."""
+        """Read what :meth:`to_json` writes; raises a TermsError for anything else, and for values
+        that :meth:`check` refuses."""
         try:
             values = json.loads(text)
             if values.pop("format", None) != FORMAT:
                 raise TermsError("these terms have another format; use the same release of kedge")
             data = _fields(DataSchema, values.pop("data"))
-            return _fields(cls, values | {"data": data})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            terms: Terms = _fields(cls, values | {"data": data})
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise TermsError(f"these are no terms of a federation: {error}") from None
+        terms.check()
+        return terms
+
+    def check(self) -> None:
+        """Raise a TermsError for values of a wrong type, or out of all bounds."""
+        try:
+            for thing, name in ((self, "terms"), (self.data, "data")):
+                for key, value in vars(thing).items():
+                    if isinstance(value, str) and len(value) > MAX_TEXT:
+                        raise TermsError(f"{name}.{key} has {len(value)} characters")
+                schema_of(type(thing), name).check(vars(thing))
+            self.data.check()
+            optim = make_optimizer(self.optimizer)
+            factor = schedule(optim.schedule)
+            bounded = all(optim.lr * factor(t) <= MAX for t in range(self.rounds))
+        except OverflowError:
+            bounded = False
+        except KedgeError as error:
+            raise TermsError(f"these are no terms of a federation: {error}") from None
+        if not bounded:
+            raise TermsError(f"optimizer: a learning rate is above {MAX:g} in one of the rounds")
 
     def bind(self, model: Model, data: Data, device: torch.device | str = "cpu") -> Bound:
         """Bind the method of these terms to a model and data.

@@ -3,7 +3,8 @@
 A message is one safetensors file (:mod:`kedge.session.blob`): named arrays and a small header, no
 pickle and no code. The receiver compares it with a *template*, a tree of the same structure whose
 leaves are dtypes and shapes. It checks version, kind, names, dtypes, shapes, lengths and a checksum
-before it allocates an array. The checksum detects damage, not forgery.
+before it allocates an array, and that all numbers are finite. The checksum detects damage, not
+forgery.
 :func:`reply_template` derives the template of a client's reply from a dry run on blank samples.
 """
 
@@ -24,7 +25,7 @@ from kedge.core.part import Mean, Part, Stack, Sum
 from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
 from kedge.core.view import Info, Job, SweepPieces
-from kedge.errors import WireError
+from kedge.errors import NotFinite, WireError
 from kedge.session import blob
 from kedge.session.blob import DTYPES, Header, Message
 from kedge.session.session import Answer, Down
@@ -74,6 +75,17 @@ def pack(kind: str, value: Tree, **notes: str) -> bytes:
     return message
 
 
+def pack_finite(kind: str, value: Tree, **notes: str) -> bytes:
+    """:func:`pack` for what leaves a client; a NotFinite if a number of it is not finite."""
+    for name, array in named(value).items():
+        if not tree.is_finite(array):
+            raise NotFinite(
+                f"the {kind}'s array {name!r} has a number that is not finite: the training "
+                "diverges, or the server's weights are no honest ones"
+            )
+    return pack(kind, value, **notes)
+
+
 def pieces(kind: str, value: Tree, most: int, **notes: str) -> list[bytes]:
     """The message of :func:`pack` in pieces of at most ``most`` bytes."""
     return blob.write(named(value), {"version": VERSION, "kind": kind, **notes}, most)
@@ -90,7 +102,8 @@ def unpack(message: Message, kind: str, template: Tree = None, at: int = 0) -> T
         at: where the message begins.
 
     Raises:
-        WireError: the message is malformed, of another kind, or does not match the template.
+        WireError: the message is malformed, of another kind, does not match the template, or has
+            a number that is not finite.
     """
     file = blob.opened(message)
     header = _checked(file, kind, template, at)
@@ -98,6 +111,8 @@ def unpack(message: Message, kind: str, template: Tree = None, at: int = 0) -> T
     for name, entry in header.entries.items():
         dtype, shape = _leaf(entry)  # type: ignore[misc]
         arrays[name] = blob.read_array(file, header.start + _offsets(entry)[0], dtype, shape)
+        if not tree.is_finite(arrays[name]):
+            raise WireError(f"the {kind}'s array {name!r} has a number that is not finite")
     return _structured(arrays) if template is None else _filled(template, arrays)
 
 

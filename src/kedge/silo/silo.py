@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,17 +24,13 @@ from kedge.engines.layout import layout_of
 from kedge.engines.loop import Loop, run_steps
 from kedge.engines.ops import FOREACH
 from kedge.engines.reference import sums_over
-from kedge.errors import KedgeError, WireError
+from kedge.errors import KedgeError, TermsError, WireError
 from kedge.session import wire
 from kedge.session.session import NEVER, Answer, Ask, Down, Session
 from kedge.session.terms import Terms
+from kedge.silo.usage import Usage, remaining, usage_of
 
-
-class Work(NamedTuple):
-    """A job of this client, and the rows of its batches ``[steps, batch]``."""
-
-    job: Job
-    rows: Tensor
+MAX_ROWS = 10**8  # of all batches of a round
 
 
 class Silo:
@@ -50,6 +45,7 @@ class Silo:
 
     Raises:
         KedgeError: the data are not those of one client, or there is no such client.
+        TermsError: the terms ask for too many rows in a round.
 
     Example::
 
@@ -70,6 +66,9 @@ class Silo:
             raise KedgeError(f"a silo holds one client's data, these are {data.num_clients}")
         if not 0 <= client < terms.num_clients:
             raise KedgeError(f"client {client} is not in 0..{terms.num_clients - 1}")
+        drawn = terms.work.steps_for(data.sizes[0]) * terms.batch
+        if drawn > MAX_ROWS:
+            raise TermsError(f"a round draws {drawn} rows, more than {MAX_ROWS}")
         self.terms, self.data, self.client = terms, data, client
         self.bound = bind(terms, model, data)
         self._root = rng.key(terms.seed)
@@ -92,13 +91,16 @@ class Silo:
             A message for :func:`collect`.
 
         Raises:
-            WireError: the broadcast does not fit the model.
+            WireError: the broadcast does not fit the model, or has a number that is not finite.
+            NotFinite: the answer has one.
             KedgeError: the state of the accepted round is missing.
         """
         received = self.read_down(wire.unpack(down, "down"))
         if ask.kind == "survey":
-            return wire.pack("answer", self.survey(ask, received, accepted), round=str(ask.round))
-        return wire.pack("reply", self.train(ask, received, accepted), round=str(ask.round))
+            answer = self.survey(ask, received, accepted)
+            return wire.pack_finite("answer", answer, round=str(ask.round))
+        reply = self.train(ask, received, accepted)
+        return wire.pack_finite("reply", reply, round=str(ask.round))
 
     def read_down(self, value: Tree) -> Down:
         """A broadcast as it was unpacked, in the order of the method's own trees: a sum over leaves
@@ -107,6 +109,8 @@ class Silo:
         if not isinstance(down, Down):
             raise WireError("the message is no broadcast of a server")
         sent = _in_order(down.sent, self._sent)
+        if wire.template_of(sent) != wire.template_of(self._sent):
+            raise WireError("what the server's parts sent is not of this method; compare the terms")
         return Down(checked_weights(self.bound, down.weights), sent)
 
     @cached_property
@@ -116,20 +120,20 @@ class Silo:
 
     def train(self, ask: Ask, down: Down, accepted: int = NEVER) -> client.Reply:
         """Train one round; the next state is stored until the server accepts the reply."""
-        bound, work = self.bound.at(ask.round), self._work(ask, down, accepted)
-        reply = client.end(bound, work.job, run_steps(bound, work.job, work.rows, self.client))
+        bound, job = self.bound.at(ask.round), self._job(ask, down, accepted)
+        reply = client.end(bound, job, run_steps(bound, job, self.rows(ask.round), self.client))
         self.states = {r: state for r, state in self.states.items() if r == accepted}
         self.states[ask.round] = reply.client
         return wire.without_state(reply)
 
     def survey(self, ask: Ask, down: Down, accepted: int = NEVER) -> Answer:
         """Answer a part's survey; the client's state does not change."""
-        bound, job = self.bound.at(ask.round), self._work(ask, down, accepted).job
+        bound, job = self.bound.at(ask.round), self._job(ask, down, accepted)
         return Answer(client.survey(bound, job, bound.part(ask.part)), job.info.weight)
 
     def personal(self, ask: Ask, down: Down, accepted: int = NEVER) -> Weights:
         """The personal weights of this client."""
-        return client.personal(self.bound.at(ask.round), self._work(ask, down, accepted).job)
+        return client.personal(self.bound.at(ask.round), self._job(ask, down, accepted))
 
     def evaluate(self, weights: Weights, detailed: bool = False) -> dict[str, Tensor]:
         """The task's metric sums on this client's held-out rows. Sums of several clients add up to
@@ -155,29 +159,48 @@ class Silo:
             )
         return self.states[accepted]
 
-    def _work(self, ask: Ask, down: Down, accepted: int) -> Work:
-        """This client's job and batches in a round, drawn as the simulator draws them."""
-        terms, bound, place = self.terms, self.bound, layout_of(self.bound.model).place
-        size = self.data.sizes[0]
-        lane = Lane(
-            self.client, size, terms.work.steps_for(size), terms.work, bound.lr(ask.round),
+    def rows(self, round: int) -> Tensor:
+        """The rows of the batches of a round, ``[steps, batch]``."""
+        return self.data.rows[batches(self._keys(round), [self._lane(round)])[0]]
+
+    def usage(self, round: int) -> Usage:
+        """How many rows the update of a round is really computed from."""
+        rows, bound, weights = self.rows(round), self.bound, self.terms.class_weights
+        pulls = [part.anchor_pull() for part in bound.parts]
+        unknown = None in pulls or any(map(bound.parts_with, ("trainable", "project")))
+        pull = None if unknown else sum(p or 0.0 for p in pulls)
+        factors = torch.ones(rows.shape, dtype=torch.float64)
+        if weights:
+            factors = torch.tensor(weights, dtype=torch.float64)[self.data.y[rows].cpu()]
+        shares = remaining(bound.optim, bound.lr(round), pull, len(rows))
+        return usage_of(rows.cpu(), factors, shares)
+
+    def _lane(self, round: int) -> Lane:
+        terms, bound, size = self.terms, self.bound, self.data.sizes[0]
+        return Lane(
+            self.client, size, terms.work.steps_for(size), terms.work, bound.lr(round),
             terms.weighting, bound.optim, bound.pull,
             share_of(size, terms.num_clients, terms.examples, terms.weighting),
         )  # fmt: skip
-        keys = client_keys(round_key(self._root, ask.round), [self.client])
+
+    def _keys(self, round: int) -> Tensor:
+        return client_keys(round_key(self._root, round), [self.client])
+
+    def _job(self, ask: Ask, down: Down, accepted: int) -> Job:
+        """This client's job in a round, drawn as the simulator draws it."""
+        bound, place = self.bound, layout_of(self.bound.model).place
         empty = torch.zeros((1, 0), device=self.data.device)
         sweep = self.data.sweep_pieces([0]) if bound.needs("sweep") else SweepPieces(empty, empty)
-        info = infos([lane], ask.round, self.data.dtype)
-        job = Job(
+        info = infos([self._lane(ask.round)], ask.round, self.data.dtype)
+        return Job(
             anchor=place(_all_weights(bound, down.weights)),
             sent=place(down.sent),
             client=place(self.state(accepted)),
             info=tree.take(info, 0),
-            key=keys[0],
+            key=self._keys(ask.round)[0],
             counts=self._counts[0],
             sweep=tree.take(sweep, 0),
         )
-        return Work(job, self.data.rows[batches(keys, [lane])[0]])
 
 
 def bind(terms: Terms, model: Model, data: Federation) -> Bound:
