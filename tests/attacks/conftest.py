@@ -1,0 +1,6 @@
+"""Attacks need the small federations and forgeries of ``tests/flower``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))
