@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from faulty import Faulty
-from federations import NAMES, QUICK, Members, coordinator, settings
+from federations import NAMES, QUICK, Members, coordinator, datasets, settings
 
 from kedge.data.datasets import Dataset
 from kedge.flower.coordinator import Coordinator
 from kedge.flower.messages import REPLY, Request
+from kedge.flower.own_data import read_data
 from kedge.flower.rules import Rules
+from kedge.flower.statement import Question, Statement, state
 from kedge.session import blob, wire
 
 LIAR, HONEST = "south", ("east", "north", "west")
@@ -106,3 +110,26 @@ def with_statement(message: bytes, change: Callable[[dict[str, Any]], Any]) -> b
         notes["text"] = found if isinstance(found, str) else json.dumps(values)
 
     return with_notes(message, forge)
+
+
+# -- statements ----------------------------------------------------------------------------------
+
+ASK = Question(0, "holdout(0.25)", counts=True)
+CLASSES = ("healthy", "ill", "unknown")
+
+
+def stated(name: str, data: str | Path | Dataset) -> Statement:
+    return Statement.from_json(state(read_data(data), ASK, name).to_json())
+
+
+def named(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
+    """The dataset of a hospital that has some of the classes."""
+    y = np.arange(len(dataset.y_train)) % len(classes)
+    names = tuple(CLASSES[c] for c in classes)
+    return dataclasses.replace(dataset, y_train=y, outputs=len(names), classes=names)
+
+
+def with_classes(name: str, classes: list[str]) -> Statement:
+    values = json.loads(state(datasets()[0], Question(0, "holdout(0.25)"), name).to_json())
+    values["schema"] |= {"classes": classes, "outputs": len(classes)}
+    return Statement.from_json(json.dumps(values))

@@ -11,12 +11,13 @@ with slightly different weights.
 
     KIND DIGEST RUN ROUND TIME
 
-A line is written whole and synchronised. One that was cut short by a crash belongs to an answer
-that did not leave; it is dropped when the file is read.
+A line is written whole and synchronised. One that was cut short, by a crash or a full disk, belongs
+to an answer that did not leave; it is removed before the next line is written.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,18 +26,18 @@ import time
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
 from kedge.core.tree import Tree
-from kedge.files import write_file
 from kedge.flower.messages import Request
 from kedge.session import wire
 
 UPDATE, SURVEY, TEST = "update", "survey", "test"
 KINDS = (UPDATE, SURVEY, TEST)
-LINE = re.compile(r"(update|survey|test) ([0-9a-f]{64}) ([0-9a-f]+) (\d+) (\S+)")
+#: Two lines that an older kedge has run together count, too.
+LINE = re.compile(r"(update|survey|test) ([0-9a-f]{64}) [0-9a-f]+ \d+ ")
 
 
 class Release(NamedTuple):
@@ -100,12 +101,8 @@ class Releases:
         if not self.path.exists():
             return found
         text = self.path.read_text(encoding="utf-8", errors="replace")
-        if text and not text.endswith("\n"):  # a process was killed while it wrote
-            text = text[: text.rfind("\n") + 1]
-            write_file(self.path, text.encode())
-        for match in map(LINE.fullmatch, text.splitlines()):
-            if match:
-                found[match[1]].add(match[2])
+        for kind, digest in LINE.findall(text[: text.rfind("\n") + 1]):
+            found[kind].add(digest)
         return found
 
     def count(self, kind: str) -> int:
@@ -124,9 +121,25 @@ class Releases:
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
         lines = "".join(f"{r.kind} {r.digest} {r.run} {r.round} {now}\n" for r in fresh)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        with self.path.open("a+b", buffering=0) as file:
+            size = _whole_lines(file)
+            file.truncate(size)  # needs no space
+            try:
+                if file.write(lines.encode()) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
         for release in fresh:
             self._digests[release.kind].add(release.digest)
+
+
+def _whole_lines(file: IO[bytes]) -> int:
+    """Bytes of a file up to the end of its last whole line."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read(1) in (b"", b"\n"):
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1
