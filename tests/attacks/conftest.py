@@ -1,4 +1,4 @@
-"""Attacks use the federations of tests/flower."""
+"""Attacks need the small federations and forgeries of ``tests/flower``."""
 
 from __future__ import annotations
 

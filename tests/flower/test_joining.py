@@ -83,13 +83,10 @@ def test_who_lacks_a_class_is_noted_and_names_that_look_alike(tmp_path: Path) ->
         "the classes of all members are: no, yes",
         "b has no class yes",
     ]
-    notes = class_notes(agree(statements))
-    assert notes[:3] == [
-        "the classes of all members are: No, no, yes",
-        "a has no class No",
-        "b has no class No, yes",
-    ]
-    assert notes[-1].startswith("the classes 'No' and 'no' are two; if one is meant")
+    agreement = agree(statements)
+    assert class_notes(agreement)[1:] == ["b has no class yes"]
+    sentence = "the class 'No' of c looks like 'no' of a; write it alike in all files"
+    assert agreement.refusals == {"c": sentence}
 
 
 def test_columns_and_words_of_tables_are_united(tmp_path: Path) -> None:

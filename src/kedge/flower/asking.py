@@ -3,8 +3,9 @@
 Replies are checked as they come, and stored until all are there: they are averaged in the order of
 the clients, so that the sum does not depend on who was faster. A client that does not reply, or
 replies with a code, has failed; it may succeed in the next attempt or round. A bad reply is dropped
-and counted against its sender. A client whose state is lost is excluded: it cannot take part as
-itself any more, and a fresh state in its place would not be that of the method.
+and counted against its sender, and so is one whose numbers are far larger than those of most, or
+whose numbers make the sum not finite. A client whose state is lost is excluded: it cannot take part
+as itself any more, and a fresh state in its place would not be that of the method.
 
 A test of the model rides along with the first request of a round. Members without such a request
 get one for the test alone, at the same time.
@@ -12,22 +13,26 @@ get one for the test alone, at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from kedge.core.bound import Server
+from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
 from kedge.engines.layout import layout_of
 from kedge.engines.ops import FOREACH
-from kedge.errors import WireError
-from kedge.flower.checks import Checks
+from kedge.errors import NotFinite
+from kedge.flower.checks import Checks, finite, outliers
 from kedge.flower.courier import Courier
 from kedge.flower.gathering import Gathering
 from kedge.flower.messages import CODES, Request
+from kedge.flower.names import plain
 from kedge.flower.roster import Roster, Seat
 from kedge.flower.rules import Rules
 from kedge.flower.spool import Message
 from kedge.flower.transport import Failure
+from kedge.limits import is_out_of_memory
 from kedge.session.session import Ask, Session
 
 #: Codes that say that a member can never answer in this run.
@@ -53,11 +58,22 @@ class Test:
     clients: Collection[int]
 
 
+class Arrived(NamedTuple):
+    """A reply that has passed all checks, without the arrays that wait in its message."""
+
+    message: Message
+    code: str
+    sizes: Mapping[str, float]
+    sums: Tree
+    personal: Tree
+
+
 @dataclass
 class Collected:
     """What the clients of an ask replied."""
 
     replies: dict[int, Message] = field(default_factory=dict)
+    sizes: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of those replies
     sums: dict[int, Tree] = field(default_factory=dict)
     personal: dict[int, Tree] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
@@ -117,6 +133,8 @@ class Asking:
             missing = self._missing(ask, found)
             also = [k for k in test.clients if k not in ask.clients] if test and not attempt else []
             self._attempt(ask, missing, also, attempt, test, found)
+            for client, reason in outliers(found.sizes, self.rules.max_ratio).items():
+                self._drop(ask, client, reason, found)
             enough = len(ask.clients) if patient else needed
             if len(found.answered) >= enough or not self._missing(ask, found):
                 break
@@ -131,16 +149,61 @@ class Asking:
         kind = "answer" if ask.kind == "survey" else "reply"
         for client in ask.clients:
             if client in found.replies:
-                message = found.replies.pop(client)
-                opened = [self.checks.open(message, found._requests[client]).value[kind]]
+                message, request = found.replies[client], found._requests[client]
+                opened = [self.checks.open(message, request).value[kind]]
                 yield place(opened.pop())  # nothing here keeps it in memory
 
-    def reduce(self, ask: Ask, found: Collected) -> Any:
-        """The totals of an ask."""
-        replies = self.replies(ask, found)
+    def reduce(self, ask: Ask, found: Collected) -> tuple[Ask, Totals, Server]:
+        """Let the server take the replies of an ask; the session does not change.
+
+        Who alone makes the outcome fail or not finite is named and dropped: the first, from the
+        largest numbers down, without whom it is finite, or else those with the largest numbers.
+
+        Returns:
+            The ask with the clients whose replies were taken, the totals, and the server after it.
+
+        Raises:
+            NotFinite: the outcome is not finite, and no few are to blame.
+        """
+        clients = [k for k in ask.clients if k in found.replies]
+        by_size = sorted(clients, key=lambda k: -max(found.sizes[k].values(), default=0.0))
+        few = range(2, (len(clients) + 1) // 2)
+        suspects = [[], *([k] for k in by_size), *(by_size[:n] for n in few)]
+        first: Exception | None = None
+        for dropped in suspects if len(clients) > 1 else [[]]:
+            asked = ask._replace(clients=[k for k in clients if k not in dropped])
+            try:
+                totals, after = self._after(asked, found)
+            except Exception as error:
+                if is_out_of_memory(error) or isinstance(error, OSError):
+                    raise
+                first = first or error
+                continue
+            for client in dropped:
+                self._drop(ask, client, f"with it, the sum fails or is not finite ({first})", found)
+            return asked, totals, after
+        assert first is not None
+        raise first
+
+    def _after(self, ask: Ask, found: Collected) -> tuple[Totals, Server]:
+        """The totals of an ask, and the server after it; NotFinite if one has such a number."""
+        session, replies = self.session, self.replies(ask, found)
         if ask.kind == "survey":
-            return self.session.reduce_survey(ask, replies, FOREACH)
-        return self.session.reduce(replies, FOREACH)
+            totals = session.reduce_survey(ask, replies, FOREACH)
+            after = session.absorbed(ask, totals)
+        else:
+            totals = session.reduce(replies, FOREACH)
+            session.check_finite(totals, ask.clients)
+            after = session.aggregate(totals)
+        sent = session.bound.sent(after)
+        for what, value, before in (
+            ("weights are", after.weights, None),
+            ("state of the method is", after.slots, session.server.slots),
+            ("broadcast is", sent, None),
+        ):
+            if not finite(value) and (before is None or finite(before)):
+                raise NotFinite(f"the global {what} not finite after round {ask.round + 1}")
+        return totals, after
 
     # -- one attempt --------------------------------------------------------------------------
 
@@ -164,11 +227,12 @@ class Asking:
                 continue
             chosen = ask if client in clients else ask._replace(kind="evaluate", part="")
             requests[seat.node] = self._request(chosen, client, attempt, test, values)
-        for _, request, reply in self.courier.exchange(requests, self.rules.deadline_s):
+        deadline_s, opener = self.rules.deadline_s, self._arrived
+        for _, request, reply in self.courier.exchange(requests, deadline_s, opener):
             self._receive(ask, request, reply, found)
         for client in clients:
             if client in found.failures:
-                self.log(f"{self._where(ask)}: {self._seat(client).name} {found.failures[client]}")
+                self._say(ask, client, found)
 
     def _request(
         self,
@@ -202,8 +266,12 @@ class Asking:
 
         return make
 
+    def _arrived(self, request: Request, message: Message) -> Arrived:
+        code, value, sizes = self.checks.open(message, request)
+        return Arrived(message, code, sizes, value.get("sums"), value.get("personal"))
+
     def _receive(
-        self, ask: Ask, request: Request, reply: Message | Failure, found: Collected
+        self, ask: Ask, request: Request, reply: Arrived | Failure, found: Collected
     ) -> None:
         client, seat = request.client, self._seat(request.client)
         if isinstance(reply, Failure):
@@ -211,23 +279,26 @@ class Asking:
             if reply.is_bad:
                 self._strike(seat, reply.reason, found)
             return
-        try:
-            code, value = self.checks.open(reply, request)
-        except WireError as error:
-            self._strike(seat, str(error), found)
-            return
-        if code:
-            self._refused(seat, code, request.kind, found)
+        if reply.code:
+            self._refused(seat, reply.code, request.kind, found)
             return
         found.failures.pop(client, None)
         if request.kind == ask.kind:
             found.answered.add(client)
         if request.kind != "evaluate":
-            found.replies[client] = reply
+            found.replies[client], found.sizes[client] = reply.message, reply.sizes
             found._requests[client] = request
-        for name, into in (("sums", found.sums), ("personal", found.personal)):
-            if value.get(name):
-                into[client] = value[name]
+        if reply.sums:
+            found.sums[client] = reply.sums
+        if reply.personal:
+            found.personal[client] = reply.personal
+
+    def _drop(self, ask: Ask, client: int, reason: str, found: Collected) -> None:
+        """Drop a reply that was stored; its test stays, which was checked by itself."""
+        del found.replies[client], found.sizes[client]
+        found.answered.discard(client)
+        self._strike(self._seat(client), reason, found)
+        self._say(ask, client, found)
 
     def _refused(self, seat: Seat, code: str, kind: str, found: Collected) -> None:
         found.failures[seat.client] = f"{CODES[code]} ({code})"
@@ -237,23 +308,23 @@ class Asking:
             self._exclude(seat, CODES[code])
 
     def _strike(self, seat: Seat, reason: str, found: Collected) -> None:
-        seat.strikes += 1
+        seat.strike(self.rules.strikes)
         found.failures[seat.client] = (
-            f"sent a bad reply, which was dropped: {reason} (strike {seat.strikes} of "
+            f"sent a bad reply, which was dropped: {plain(reason)} (strike {seat.strikes} of "
             f"{self.rules.strikes})"
         )
-        if seat.strikes >= self.rules.strikes:
-            self._exclude(seat, f"sent {seat.strikes} bad replies")
-        self.changed()
+        self._exclude(seat, seat.excluded)
 
     def _exclude(self, seat: Seat, reason: str) -> None:
         seat.excluded = reason
-        self.log(f"{seat.name} is excluded: it {reason}")
+        if reason:
+            self.log(f"{seat.name} is excluded: it {reason}")
         self.changed()
 
     def _seat(self, client: int) -> Seat:
         return self.roster.seats[client]
 
-    def _where(self, ask: Ask) -> str:
+    def _say(self, ask: Ask, client: int, found: Collected) -> None:
         what = f"survey of {ask.part}" if ask.kind == "survey" else ask.kind
-        return f"round {ask.round + 1}, {what}"
+        name, did = self._seat(client).name, found.failures[client]
+        self.log(f"round {ask.round + 1}, {what}: {name} {did}")

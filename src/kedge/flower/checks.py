@@ -4,7 +4,8 @@ Checks go from cheap to costly, and the first that fails drops the reply: its si
 kind; the run, round, attempt, client and terms of the request that it answers; names, types, shapes
 and lengths of all arrays, and a checksum, before an array is allocated; then that all numbers are
 finite and of a plausible size, that the client weight is the one that follows from the number of
-samples with which the member joined, and that a test was on as many samples as it has.
+samples with which the member joined, and that a test was on as many samples as it has. The numbers
+of several replies are compared by :func:`outliers`.
 
 A client's number is known from its connection. Where a part uploads it (as ``client``), it is
 overwritten, so nobody can speak for another.
@@ -13,7 +14,8 @@ overwritten, so nobody can speak for another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median_low
 from typing import NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.client import Reply
 from kedge.core.part import Stack
-from kedge.core.tree import Tree, Weights
+from kedge.core.tree import Tree
 from kedge.core.work import share_of
 from kedge.engines.reference import metric_sums
 from kedge.errors import WireError
@@ -35,8 +37,12 @@ from kedge.session.session import Answer, Session
 
 MAX_HEADER_BYTES = 1 << 20  # of a reply, beyond the names of its arrays
 BLOCK = 1 << 20  # numbers of a leaf that are converted at a time
-#: Sums of a test that count samples.
-COUNTS = ("count", "right", "predicted", "samples", "histogram", "hits", "said")
+#: Sums of a test that cannot be negative.
+COUNTS = (
+    "count", "right", "predicted", "samples", "histogram", "hits", "said", "calibration",
+    "sum_y2", "sum_abs", "sum_sq",
+)  # fmt: skip
+ROUNDING = 1e-3  # of a sum of a test
 
 
 class Opened(NamedTuple):
@@ -44,6 +50,7 @@ class Opened(NamedTuple):
 
     code: str  # of a refusal, or empty
     value: Tree
+    sizes: Mapping[str, float] = {}  # the largest number of each content
 
 
 class Checks:
@@ -65,13 +72,13 @@ class Checks:
         Raises:
             WireError: it is bad; the text says why, for the log of the coordinator.
         """
-        largest, size = self._size(request), size_of(message)
-        if size > largest:
-            raise WireError(f"{size} bytes, of {largest} at most")
+        (names, arrays), size = self._size(request), size_of(message)
+        if size > names + arrays:
+            raise WireError(f"{size} bytes, of {names + arrays} at most")
         file = blob.opened(message)
         file.seek(0)
-        if int.from_bytes(file.read(8), "little") > largest:
-            raise WireError("a header that is larger than the message may be")
+        if int.from_bytes(file.read(8), "little") > names:
+            raise WireError("a header that is larger than that of the message may be")
         header, notes = reply_header(message)
         for name, value in vars(header).items():
             if value != getattr(request, name):
@@ -88,7 +95,7 @@ class Checks:
         if whole and "sums" in notes:
             template |= {kind: _told(sums, notes["sums"]) for kind, sums in whole.items()}
         value = wire.unpack(message, REPLY, template)
-        self._check_numbers(value)
+        sizes = self._check_numbers(value)
         if "reply" in value:
             value["reply"] = self._checked_reply(value["reply"], request.client)
         if "answer" in value:
@@ -96,15 +103,15 @@ class Checks:
         for kind, sums in whole.items():
             check_sums(value[kind], int(tested), self.session.bound.task.one_class)
             value[kind] = {n: value[kind].get(n, _unknown(leaf)) for n, leaf in sums.items()}
-        return Opened("", value)
+        return Opened("", value, sizes)
 
     # -- before decoding ----------------------------------------------------------------------
 
-    def _size(self, request: Header) -> int:
-        """The largest size that a reply may have, in bytes."""
+    def _size(self, request: Header) -> tuple[int, int]:
+        """The largest sizes that the header and the arrays of a reply may have, in bytes."""
         template = self._template(request, bool(request.test))
-        leaves = list(_leaves(template))
-        return MAX_HEADER_BYTES + sum(leaf.nbytes + 1000 for leaf in leaves)
+        sizes = [leaf.nbytes for leaf in _leaves(template)]
+        return MAX_HEADER_BYTES + 1000 * len(sizes), sum(sizes)
 
     def _template(self, request: Header, tested: bool) -> Tree:
         bound = self.session.bound.at(request.round)
@@ -142,15 +149,21 @@ class Checks:
 
     # -- after decoding -----------------------------------------------------------------------
 
-    def _check_numbers(self, value: Tree) -> None:
-        for leaf in tree.leaves(value):
-            if not leaf.is_floating_point() or not leaf.numel():
-                continue
-            low, high = map(float, leaf.aminmax())  # NaN if one number is
-            if not (math.isfinite(low) and math.isfinite(high)):
-                raise WireError("a number that is not finite")
-            if max(-low, high) > self.rules.max_number:
-                raise WireError(f"a number above {self.rules.max_number:g}")
+    def _check_numbers(self, value: Tree) -> dict[str, float]:
+        """Check the size of all numbers; return the largest of each content."""
+        contents = dict(value)
+        if "reply" in value:
+            contents |= (reply := contents.pop("reply"))._asdict()
+            contents |= {"delta": reply.delta.params, "statistics": reply.delta.buffers}
+        if "answer" in value:
+            contents |= {"weight": value["answer"].weight, "answer": value["answer"].value}
+        sizes = {name: largest(content) for name, content in contents.items()}
+        size = max(sizes.values(), default=0.0)
+        if size == math.inf:
+            raise WireError("a number that is not finite")
+        if size > self.rules.max_number:
+            raise WireError(f"a number above {self.rules.max_number:g}")
+        return sizes
 
     def _checked_reply(self, reply: Reply, client: int) -> Reply:
         session, size = self.session, self.sizes[client][0]
@@ -213,18 +226,57 @@ def _is_number(value: Tree) -> bool:
     return isinstance(value, Tensor) and not value.is_floating_point() and value.numel() == 1
 
 
+def largest(value: Tree) -> float:
+    """The largest absolute number in a tree; infinite if one number is not finite."""
+    found = [0.0]
+    for leaf in tree.leaves(value):
+        if leaf.numel():
+            low, high = map(float, leaf.aminmax())  # NaN if one number is
+            found += [-low, high]
+    return math.inf if any(map(math.isnan, found)) else max(found)
+
+
+def outliers(sizes: Mapping[int, Mapping[str, float]], ratio: float) -> dict[int, str]:
+    """Clients whose numbers are more than ``ratio`` times those of most, and than 1; and why. The
+    norm of updates has a bound of its own.
+
+    >>> outliers({0: {"uploads": 3.0}, 1: {"uploads": 5.0}, 2: {"uploads": 7e9}}, 1e4)
+    {2: 'uploads of size 7e+09, those of most members are of 5 or less'}
+    """
+    found: dict[int, str] = {}
+    for kind in ("contribution", "uploads", "statistics", "answer"):
+        known = {client: each[kind] for client, each in sizes.items() if kind in each}
+        typical = median_low(known.values()) if known else 0.0
+        for client, size in known.items():
+            if size > ratio * max(1.0, typical):
+                text = (
+                    f"{kind} of size {size:.3g}, those of most members are of {typical:.3g} or less"
+                )
+                found.setdefault(client, text)
+    return found
+
+
 def check_sums(sums: dict[str, Tensor], samples: int, one_class: bool) -> None:
     """Raise a WireError for sums of a test that cannot be those of ``samples`` samples."""
     for name in COUNTS:
         if name in sums and bool((sums[name] < 0).any()):
             raise WireError("a negative number of samples in a test")
-    if one_class and "count" in sums and float(sums["count"].sum()) != samples:
+    every = [sums[name].sum() for name in ("count", "predicted") if one_class and name in sums]
+    every += [sums["samples"]] if "samples" in sums else []
+    every += sums["histogram"].flatten(1).sum(1) if "histogram" in sums else []
+    every += [sums["calibration"][0].sum()] if "calibration" in sums else []
+    if any(float(count) != samples for count in every):
         raise WireError("a test on other samples than the member has")
-    if "samples" in sums and float(sums["samples"]) != samples:
+    if any(bool((sums[name] > samples).any()) for name in ("count", "said") if name in sums):
         raise WireError("a test on other samples than the member has")
     for part, whole in (("right", "count"), ("hits", "count"), ("hits", "said")):
         if part in sums and whole in sums and bool((sums[part] > sums[whole]).any()):
             raise WireError("a test with more right answers than samples")
+    for first, second in (("sum_y", "sum_y2"), ("sum_abs", "sum_sq")):  # Cauchy and Schwarz
+        if first in sums and second in sums:
+            bound = (1 + ROUNDING) * samples * sums[second]
+            if bool((sums[first] ** 2 > bound).any()):
+                raise WireError("a test with sums of squares that are too small")
 
 
 def _told(sums: dict[str, wire.Leaf], names: str) -> dict[str, wire.Leaf]:
@@ -250,7 +302,6 @@ def _leaves(template: Tree) -> Iterator[wire.Leaf]:
             yield from _leaves(item)
 
 
-def finite(weights: Weights) -> bool:
-    """Whether all weights are finite."""
-    floats = (w for w in tree.leaves(weights) if w.is_floating_point() and w.numel())
-    return all(math.isfinite(float(x)) for w in floats for x in w.aminmax())
+def finite(value: Tree) -> bool:
+    """Whether all numbers are finite."""
+    return largest(value) < math.inf

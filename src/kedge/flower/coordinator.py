@@ -21,22 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.core.bound import Bound
+from kedge.core.bound import Bound, Server
 from kedge.core.model import Model
+from kedge.core.server import Totals
 from kedge.core.task import Batch, tasks
 from kedge.engines import Execution
 from kedge.engines.loop import Loop
 from kedge.errors import FieldError, Interrupted, KedgeError, NotFinite, Paused
 from kedge.flower.asking import Asking, Collected, Test
-from kedge.flower.checks import finite
 from kedge.flower.courier import Courier
-from kedge.flower.gathering import Gathering
-from kedge.flower.joining import Scaling
+from kedge.flower.gathering import Gathering, unread
 from kedge.flower.messages import Request
+from kedge.flower.names import plain
 from kedge.flower.plan import check_config, question_of, terms_of
 from kedge.flower.recording import Recording
 from kedge.flower.roster import Roster
 from kedge.flower.rules import PAUSED, Rules
+from kedge.flower.scaling import Scaling
 from kedge.flower.seat import Own, make_module
 from kedge.flower.transport import Transport
 from kedge.runs.checks import check_batchnorm
@@ -122,7 +123,8 @@ class Coordinator:
         self.courier = Courier(transport, self.log, Path(out))
 
     def log(self, text: str) -> None:
-        """Note something in the log of the run."""
+        """Note something in the log of the run, in one line that a terminal shows as it is."""
+        text = plain(text)
         self.folder.log(text)
         if self.report is not None:
             self.report(text)
@@ -218,14 +220,13 @@ class Coordinator:
         test = self._test() if self.recording.lacks_test(session) else None
         try:
             for ask in session.asks(session.draw_clients(session.round)):
-                found = self._ask(ask, test)
+                asked, totals, after = self._ask(ask, test)
                 test = None
-                asked = ask._replace(clients=[k for k in ask.clients if k in found.replies])
-                totals = self.asking.reduce(asked, found)
                 if ask.kind == "survey":
-                    session.absorb(asked, totals)
+                    session.server = after
                 else:
-                    self._take(asked, totals)
+                    session.accept(after, asked.clients)
+                del after  # as large as the model
         except BaseException:
             session.server = before  # a failed round can be repeated
             raise
@@ -239,8 +240,9 @@ class Coordinator:
             f"{len(ask.clients)} replied, loss {loss:.4g}, {seconds:.1f} s"
         )
 
-    def _ask(self, ask: Ask, test: Test | None = None) -> Collected:
-        """Ask clients but for excluded ones; Paused if too few of all reply."""
+    def _ask(self, ask: Ask, test: Test | None = None) -> tuple[Ask, Totals, Server]:
+        """Ask clients but for excluded ones, and let the server take what they reply; Paused if it
+        is too little."""
         drawn, needed = len(ask.clients), self.rules.needed(len(ask.clients))
         ask = ask._replace(clients=self._left(ask.clients))
         once = ask.kind == "survey" and self.bound.part(ask.part).surveys() != "every"
@@ -249,18 +251,14 @@ class Coordinator:
             raise Paused(self._too_few(ask, found, drawn, needed))
         if test is not None:
             self.recording.add_test(found.sums, found.personal)
-        return found
-
-    def _take(self, ask: Ask, totals: Any) -> None:
-        session = self.session
-        session.check_finite(totals, ask.clients)
-        after = session.aggregate(totals)
-        if not finite(after.weights):
-            raise NotFinite(
-                f"the global weights are not finite after round {session.round + 1}, though all "
-                f"replies were; lower the learning rate. The run is saved before it. {self.hint}"
-            )
-        session.accept(after, ask.clients)
+        try:
+            taken = self.asking.reduce(ask, found)
+        except NotFinite as error:
+            advice = "lower the learning rate. The run is saved before it"
+            raise NotFinite(f"{error}, though all replies were; {advice}. {self.hint}") from None
+        if len(found.replies) < needed:
+            raise Paused(self._too_few(ask, found, drawn, needed))
+        return taken
 
     def _left(self, clients: list[int]) -> list[int]:
         """Clients that are not excluded."""
@@ -298,9 +296,7 @@ class Coordinator:
         """Surveys after the last round, the test of the model, and the files of a complete run."""
         session, recording = self.session, self.recording
         for ask in session.last_surveys():
-            found = self._ask(ask)
-            asked = ask._replace(clients=[k for k in ask.clients if k in found.replies])
-            session.absorb(asked, self.asking.reduce(asked, found))
+            session.server = self._ask(ask)[2]
         recording.save_model(self.bound.model.module(session.output()))
         test = self._test("detailed")
         tested = Collected()
@@ -324,7 +320,7 @@ class Coordinator:
 
         seats = [s for s in self.roster.seats if s.present and s.agreed]
         requests = {seat.node: make(seat.client) for seat in seats}
-        for _ in self.courier.exchange(requests, min(60.0, self.rules.deadline_s)):
+        for _ in self.courier.exchange(requests, min(60.0, self.rules.deadline_s), unread):
             pass  # the run is complete, whoever hears of it
 
 

@@ -1,4 +1,8 @@
-"""Requests and replies over a transport: matched by message, counted, each reply once."""
+"""Requests and replies over a transport: matched by message, counted, each reply once.
+
+All replies are opened here. Whatever an opener raises makes the reply a bad one, and goes no
+further: no member ends the run of the others.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from kedge.core.tree import Tree
 from kedge.engines.device import return_freed_memory
+from kedge.errors import WireError
 from kedge.flower.messages import Request, content_of
+from kedge.flower.names import plain
 from kedge.flower.spool import Message, size_of, spooled
 from kedge.flower.transport import Failure, Transport
+from kedge.limits import is_out_of_memory
+
+Opened = TypeVar("Opened")
+Opener = Callable[[Request, Message], Opened]
+MAX_REASON = 500  # characters
 
 
 @dataclass
@@ -33,8 +45,11 @@ class Courier:
     received: int = field(default=0, init=False)
 
     def exchange(
-        self, requests: Mapping[str, Callable[[float], Request]], seconds: float
-    ) -> Iterator[tuple[str, Request, Message | Failure]]:
+        self,
+        requests: Mapping[str, Callable[[float], Request]],
+        seconds: float,
+        opener: Opener[Opened],
+    ) -> Iterator[tuple[str, Request, Opened | Failure]]:
         """Send one request to each node, and yield the reply of each, once, as they come.
 
         Requests are made one at a time (with the deadline), since each may hold the whole model;
@@ -44,6 +59,7 @@ class Courier:
         Args:
             requests: by the id of the node, what makes its request.
             seconds: how long to wait for all of them.
+            opener: reads and checks a reply. What it raises makes the reply a bad ``Failure``.
         """
         deadline = self.clock() + seconds
         waiting = self._send(requests, deadline)
@@ -54,17 +70,31 @@ class Courier:
                 continue
             node, request = waiting.pop(number)
             if isinstance(reply, Failure):
-                yield node, request, reply
+                yield node, request, reply._replace(reason=plain(reply.reason)[:MAX_REASON])
                 continue
-            message = spooled([reply] if isinstance(reply, bytes) else reply, self.folder)
+            pieces = [reply] if isinstance(reply, bytes) else reply
             del reply
+            yield node, request, self._opened(request, pieces, opener)
+        for node, request in waiting.values():
+            yield node, request, Failure("timeout")
+
+    def _opened(
+        self, request: Request, pieces: list[bytes], opener: Opener[Opened]
+    ) -> Opened | Failure:
+        """What an opener makes of a reply."""
+        try:
+            message = spooled(pieces, self.folder)
             if not isinstance(message, bytes):
                 return_freed_memory()
             self.received += size_of(message)
-            yield node, request, message
-            del message
-        for node, request in waiting.values():
-            yield node, request, Failure("timeout")
+            return opener(request, message)
+        except WireError as error:
+            return Failure(plain(str(error))[:MAX_REASON], is_bad=True)
+        except Exception as error:  # noqa: BLE001  whatever a stranger's bytes cause
+            text = plain(f"{type(error).__name__}: {error}")[:MAX_REASON]
+            if is_out_of_memory(error) or isinstance(error, OSError):
+                return Failure(f"this machine could not keep or read it, {text}")
+            return Failure(text, is_bad=True)
 
     def _send(
         self, requests: Mapping[str, Callable[[float], Request]], deadline: float

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kedge.core.task import tasks
 from kedge.core.tree import Tree, Weights
 from kedge.errors import TermsError, WireError
 from kedge.flower.courier import Courier
-from kedge.flower.joining import Agreement, Scaling, agree, other_release
+from kedge.flower.joining import Agreement, agree, other_release
 from kedge.flower.messages import CODES, REPLY, Request, reply_header
+from kedge.flower.names import look, plain
 from kedge.flower.roster import Roster
 from kedge.flower.rules import Rules
+from kedge.flower.scaling import Scaling
 from kedge.flower.seat import agreement_text
 from kedge.flower.spool import Message, size_of
 from kedge.flower.statement import Question, Statement
 from kedge.flower.transport import Failure
 from kedge.session import wire
 
-MAX_STATEMENT_BYTES = 16 << 20
+MAX_STATEMENT_BYTES = 5 << 20  # a text of 1 MB in JSON, in the JSON of the header
 JOIN_WAIT_S = 1.0  # between two looks at who is there
 MANY_SAMPLES = 20  # times the median is worth a line in the log
 MAX_FAILURES = 5  # of a node to join
@@ -79,44 +82,47 @@ class Gathering:
             stop()
             known = {node for node, _ in found.values()} | self.strangers.keys()
             fresh = [node for node in courier.transport.members() if node not in known]
+            names = {look(name): name for name in found}
             for node, statement in self.ask(fresh).items():
-                if statement.name in found:
-                    self.refuse(node, _taken(statement.name))
+                name = statement.name
+                if look(name) in names:
+                    self.refuse(node, _taken(name, names[look(name)]))
                 else:
-                    found[statement.name] = node, statement
-                    self.log(f"{statement.name} has joined: {_described(statement)}")
-            if (clients and len(found) >= clients) or courier.clock() >= end:
-                break
+                    found[name], names[look(name)] = (node, statement), name
+                    self.log(f"{name} has joined: {_described(statement)}")
+            is_late = courier.clock() >= end
+            if is_late or (clients and len(found) >= clients):
+                agreement = self._united(found, scaling)
+                if agreement is not None and len(agreement.members) >= max(1, clients):
+                    break
+                if is_late:
+                    raise TermsError(self._too_few(len(found), clients))
+                end = min(end, courier.clock() + self.rules.wait_s)  # for others in their place
             courier.transport.wait(min(JOIN_WAIT_S, self.rules.join_s))
         nodes = {name: node for name, (node, _) in found.items()}
-        statements = self._of_this_release([statement for _, statement in found.values()], nodes)
-        if not statements:
-            raise TermsError(self._too_few(0, clients))
-        self._warn_of_sizes(statements)
-        agreement = agree(statements, scaling)
-        for name, reason in agreement.refusals.items():
-            self.refuse(nodes[name], reason)
         surplus = agreement.members[clients:] if clients else ()
         for statement in surplus:  # more came than the run has places
             self.refuse(nodes[statement.name], f"the run has {clients} members already")
             del self.reasons[nodes[statement.name]]
         if surplus:
             kept = [s for s in agreement.members if s not in surplus]
-            agreement = agree(kept, scaling)
-        if len(agreement.members) < max(1, clients):
-            raise TermsError(self._too_few(len(agreement.members), clients))
+            agreement = agree(kept, scaling, self.rules)
+        self._warn_of_sizes(agreement.members)
         for note in class_notes(agreement):
             self.log(note)
         return agreement, nodes
 
-    def _of_this_release(
-        self, statements: list[Statement], nodes: Mapping[str, str]
-    ) -> list[Statement]:
-        """Members with the release of the server; the others are told so."""
-        reasons = {s.name: other_release(s) for s in statements}
-        for name in (name for name, reason in reasons.items() if reason):
-            self.refuse(nodes[name], reasons[name])
-        return [s for s in statements if not reasons[s.name]]
+    def _united(
+        self, found: dict[str, tuple[str, Statement]], scaling: Scaling | None
+    ) -> Agreement | None:
+        """What those who were found share. Who does not fit is refused and removed from them."""
+        statements = [statement for _, statement in found.values()]
+        refusals = {s.name: reason for s in statements if (reason := other_release(s))}
+        same = [s for s in statements if s.name not in refusals]
+        agreement = agree(same, scaling, self.rules) if same else None
+        for name, reason in {**refusals, **(agreement.refusals if agreement else {})}.items():
+            self.refuse(found.pop(name)[0], reason)
+        return agreement
 
     def _too_few(self, count: int, clients: int) -> str:
         """Why a run cannot start, with the reason of each node that has not joined."""
@@ -128,7 +134,7 @@ class Gathering:
         fewer = f", or ask for fewer (clients = {count})" if count else ""
         return f"{text}: {reasons}. Start or mend what is missing, then run again{fewer}"
 
-    def _warn_of_sizes(self, statements: list[Statement]) -> None:
+    def _warn_of_sizes(self, statements: Sequence[Statement]) -> None:
         """Log members that state far more samples than the others: nobody can check it, and with
         the weighting ``size`` the average is nearly theirs."""
         typical = statistics.median(s.train for s in statements)
@@ -147,30 +153,41 @@ class Gathering:
 
         found: dict[str, Statement] = {}
         seconds = min(self.rules.join_s, self.rules.deadline_s)
-        for node, request, reply in self.courier.exchange(dict.fromkeys(nodes, make), seconds):
-            try:
-                found[node] = _statement(_text(request, reply))
-            except WireError as error:
-                self.log(f"node {node} did not join: it {error}")
-                self.failures[node] += 1
-                self.reasons[node] = f"node {node} {error}"
-                is_silent = isinstance(reply, Failure) and not reply.is_bad
-                passing = is_silent or str(error) in PASSING
-                if not passing or self.failures[node] >= MAX_FAILURES:
-                    self.strangers[node] = self.reasons[node]
-            else:
+        wanted = dict.fromkeys(nodes, make)
+        for node, _, answer in self.courier.exchange(wanted, seconds, self._stated):
+            if isinstance(answer, Statement):
+                found[node] = answer
                 self.reasons.pop(node, None)
+                continue
+            did = _told(answer)
+            self.log(f"node {node} did not join: it {did}")
+            self.failures[node] += 1
+            self.reasons[node] = f"node {node} {did}"
+            is_silent = isinstance(answer, Failure) and not answer.is_bad
+            passing = is_silent or did in PASSING
+            if not passing or self.failures[node] >= MAX_FAILURES:
+                self.strangers[node] = self.reasons[node]
         return found
+
+    def _stated(self, request: Request, message: Message) -> Statement | Answer:
+        """Open an answer to ``join``. What even a member alone cannot agree on is refused here."""
+        answer = opened(request, message)
+        if answer.code:
+            return answer
+        statement = Statement.from_json(answer.text)
+        agree([statement], None, self.rules)
+        return statement
 
     def refuse(self, node: str, reason: str) -> None:
         """Tell a node why it cannot take part."""
+        reason = plain(reason)
         self.strangers[node] = self.reasons[node] = reason
         self.log(f"refused: {reason}")
 
         def make(deadline: float) -> Request:
             return Request("refuse", self.run, text=reason)
 
-        for _ in self.courier.exchange({node: make}, min(30.0, self.rules.deadline_s)):
+        for _ in self.courier.exchange({node: make}, min(30.0, self.rules.deadline_s), unread):
             pass  # whether it listens is its own affair
 
     # -- a run with members -------------------------------------------------------------------
@@ -201,19 +218,23 @@ class Gathering:
             seat.node: _agreement(self.run, roster, seat.client, value) for seat in seats
         }
         del value
-        for _, request, reply in self.courier.exchange(wanted, self.rules.deadline_s):
+        for _, request, answer in self.courier.exchange(wanted, self.rules.deadline_s, opened):
             seat = roster.seats[request.client]
-            try:
-                _text(request, reply)
+            if not isinstance(answer, Failure) and not answer.code:
                 seat.agreed = True
                 self.reasons.pop(seat.node, None)
-            except WireError as error:
-                self.reasons[seat.node] = f"{seat.name} did not agree to the terms: it {error}"
-                self.log(self.reasons[seat.node])
-                if str(error) in (CODES["TERMS"], CODES["POLICY"]):
-                    seat.excluded = str(error)
-                    del self.reasons[seat.node]  # told as that of the exclusion
-                    self.log(f"{seat.name} is excluded: it {seat.excluded}")
+                continue
+            did = _told(answer)
+            self.reasons[seat.node] = f"{seat.name} did not agree to the terms: it {did}"
+            self.log(self.reasons[seat.node])
+            if isinstance(answer, Failure):
+                if answer.is_bad:
+                    seat.strike(self.rules.strikes)
+            elif answer.code in ("TERMS", "POLICY"):
+                seat.excluded = did
+            if seat.excluded:
+                del self.reasons[seat.node]  # told as that of the exclusion
+                self.log(f"{seat.name} is excluded: it {seat.excluded}")
 
 
 def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[float], Request]:
@@ -225,34 +246,39 @@ def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[
     return make
 
 
-def _text(request: Request, reply: Message | Failure) -> str:
-    """The text of an answer without arrays; a WireError with the reason if it is none."""
-    if isinstance(reply, Failure):
-        did = "sent a bad answer" if reply.is_bad else "did not reply"
-        raise WireError(f"{did} ({reply.reason})")
-    if size_of(reply) > MAX_STATEMENT_BYTES:
-        raise WireError(f"sent {size_of(reply)} bytes where a short answer belongs")
-    try:
-        header, notes = reply_header(reply)
-        wire.check(reply, REPLY, {})
-    except WireError as error:
-        raise WireError(f"sent an answer that cannot be read: {error}") from None
+class Answer(NamedTuple):
+    """What an answer without arrays holds: a code of a refusal, or else a text."""
+
+    code: str
+    text: str
+
+
+def opened(request: Request, message: Message) -> Answer:
+    """Open an answer without arrays."""
+    if size_of(message) > MAX_STATEMENT_BYTES:
+        raise WireError(f"{size_of(message)} bytes where a short answer belongs")
+    header, notes = reply_header(message)
+    wire.check(message, REPLY, {})
     if any(value != getattr(request, name) for name, value in vars(header).items()):
-        raise WireError("answered another request")
-    if notes["code"]:
-        raise WireError(CODES[notes["code"]])
-    return notes.get("text", "")
+        raise WireError("it belongs to another request")
+    return Answer(notes["code"], notes.get("text", ""))
 
 
-def _statement(text: str) -> Statement:
-    try:
-        return Statement.from_json(text)
-    except WireError as error:
-        raise WireError(f"cannot be understood: {error}; compare the releases of kedge") from None
+def unread(request: Request, message: Message) -> None:
+    """Open an answer that is of no interest."""
 
 
-def _taken(name: str) -> str:
-    return f"there is a member {name} already; give this one another name"
+def _told(answer: Answer | Failure) -> str:
+    """What a member did in place of a good answer."""
+    if isinstance(answer, Answer):
+        return CODES[answer.code]
+    did = "sent an answer that cannot be read:" if answer.is_bad else "did not reply"
+    return f"{did} {answer.reason}" if answer.is_bad else f"{did} ({answer.reason})"
+
+
+def _taken(name: str, by: str) -> str:
+    like = f", and {name!a} looks like it" if name != by else ""
+    return f"there is a member {by} already{like}; give this one another name"
 
 
 def _described(statement: Statement) -> str:
@@ -261,24 +287,24 @@ def _described(statement: Statement) -> str:
 
 
 def class_notes(agreement: Agreement) -> list[str]:
-    """What people should know of the agreed classes: who lacks some, and names that may be meant
-    as one. Classes are united by name, so ``no`` and ``No`` are two of them."""
-    classes, found = agreement.schema.classes, list[str]()
-    if classes is None or not tasks[agreement.schema.task].one_class:
-        return found
+    """What people should know of the agreed classes and words: who lacks some, and words that may
+    be meant as one."""
+    found: list[str] = []
+    is_one_class = tasks[agreement.schema.task].one_class
+    classes = (agreement.schema.classes or ()) if is_one_class else ()
     for member in agreement.members:
-        missing = [c for c in classes if c not in (member.schema.classes or ())]
+        own = set(member.schema.classes or ())
+        missing = [name for name in classes if name not in own]
         if missing:
             more = ", ..." if len(missing) > MAX_NOTED else ""
             found.append(f"{member.name} has no class {', '.join(missing[:MAX_NOTED])}{more}")
     if found:
         found.insert(0, f"the classes of all members are: {', '.join(classes[:MAX_NOTED])}")
     alike: dict[str, str] = {}
-    for name in classes:
-        other = alike.setdefault(" ".join(name.split()).casefold(), name)
-        if other != name:
-            found.append(
-                f"the classes {other!r} and {name!r} are two; if one is meant, write it alike in "
-                "all files and run again"
-            )
-    return found
+    pairs = [(alike.setdefault(look(name), name), name) for name in agreement.schema.columns or ()]
+    twins = [(one, name) for one, name in pairs if one != name]
+    return found + [
+        f"the columns {one!a} and {name!a} are two; if one is meant, write it alike in "
+        "all files and run again"
+        for one, name in twins[:MAX_NOTED]
+    ]

@@ -15,10 +15,10 @@ from pathlib import Path
 from kedge._version import __version__
 from kedge.errors import KedgeError
 from kedge.flower.apps import OWN, RULES, RUN_CONFIG, SETTINGS
-from kedge.flower.joining import Scaling
 from kedge.flower.plan import check_config
 from kedge.flower.rules import Rules
 from kedge.flower.rules_file import write_rules
+from kedge.flower.scaling import Scaling
 from kedge.runs.config import Config
 
 PACKAGE = "kedge_app"

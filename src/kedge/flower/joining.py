@@ -3,16 +3,17 @@
 Each member numbers its own classes and columns. Here they are united by name: the classes of
 (cat, dog) and (dog, horse) are cat, dog, horse on both, and the one-hot columns of a table have the
 words of all members. Mean and standard deviation follow from the members' sums. Nothing is guessed
-by a member alone. Who cannot be united with the others (another task, shape, type or column) is
-refused with a sentence that names the difference. The reference is the member that fits most of the
-others, so that one odd member does not shut out the rest.
+by a member alone. Who cannot be united with the others (another task, shape, type or column, or a
+name that only looks like theirs) is refused with a sentence that names the difference. The
+reference is the member that fits most of the others, so that one odd member does not shut out the
+rest. Who deviates absurdly from most is refused, too, see :mod:`kedge.flower.outliers`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kedge._version import __version__
@@ -20,11 +21,12 @@ from kedge.core.task import tasks
 from kedge.data.datasets.column_encoding import DATE_FORMATS
 from kedge.data.encoding import Encoding, encodings
 from kedge.errors import TermsError
-from kedge.flower.own_data import Moments
+from kedge.flower.names import look
+from kedge.flower.outliers import crowding, far_off, outliers, too_large
+from kedge.flower.rules import Rules
+from kedge.flower.scaling import Scaling, pooled_scaling
 from kedge.flower.statement import Statement
 from kedge.session.terms import DataSchema
-
-Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -46,23 +48,32 @@ class Agreement:
     counts: tuple[int, ...] = ()
 
 
-def agree(statements: Sequence[Statement], scaling: Scaling | None = None) -> Agreement:
+def agree(
+    statements: Sequence[Statement], scaling: Scaling | None = None, rules: Rules | None = None
+) -> Agreement:
     """Unite the statements of members with different names.
 
     Args:
         statements: what members said, in any order.
         scaling: mean and standard deviation to use in place of those of the members' data, such as
             published constants.
+        rules: how far members may deviate from each other; the defaults for None.
 
     Raises:
-        TermsError: there is no member.
+        TermsError: there is no member, or none that the rules allow.
     """
-    if not statements:
-        raise TermsError("no member has joined")
+    rules = rules or Rules()
     ordered = sorted(statements, key=lambda s: s.name)
-    reference = max(ordered, key=lambda r: sum(not difference(r, s) for s in ordered))
-    refusals = {s.name: text for s in ordered if (text := difference(reference, s))}
-    members = tuple(s for s in ordered if s.name not in refusals)
+    refusals = too_large(ordered, rules)
+    members = _without(ordered, refusals)
+    if not members:
+        raise TermsError("; ".join(refusals.values()) or "no member has joined")
+    reference = max(members, key=lambda r: (sum(not difference(r, s) for s in members), -_size(r)))
+    refusals |= {s.name: text for s in members if (text := difference(reference, s))}
+    for find in (outliers, crowding, far_off):
+        members = _without(ordered, refusals)
+        refusals |= find(members, rules)
+    members = _without(ordered, refusals)
     classes = _classes(members)
     columns = None if reference.schema.columns is None else _columns(members)
     shape = reference.schema.shape if columns is None else (len(columns),)
@@ -76,6 +87,15 @@ def agree(statements: Sequence[Statement], scaling: Scaling | None = None) -> Ag
     return Agreement(
         members, refusals, schema, _encoding(members, columns), _counts(members, schema)
     )
+
+
+def _without(members: Sequence[Statement], refusals: Mapping[str, str]) -> tuple[Statement, ...]:
+    return tuple(s for s in members if s.name not in refusals)
+
+
+def _size(member: Statement) -> int:
+    """Numbers of one input, if they must be as many for all: of two members, the smaller one."""
+    return 0 if member.schema.columns is not None else math.prod(member.schema.shape)
 
 
 def other_release(member: Statement) -> str:
@@ -123,6 +143,11 @@ def _inputs(a: Statement, b: Statement) -> Iterator[str]:
             )
         return
     kinds, others = _kinds(one), _kinds(other)
+    for name, like in _alike(kinds, others):
+        yield (
+            f"the column {like!a} of {b.name} looks like {name!a} of {a.name}; write it "
+            "alike on both"
+        )
     for name in (n for n in kinds if n not in others):
         yield f"{b.name} has no column {name!r}, which {a.name} has; add it, or drop it on both"
     for name in (n for n in others if n not in kinds):
@@ -132,6 +157,14 @@ def _inputs(a: Statement, b: Statement) -> Iterator[str]:
             f"column {name!r} holds {others[name]} at {b.name} and {kinds[name]} at {a.name}; "
             "correct it, or drop it on both"
         )
+
+
+def _alike(names: Collection[str], others: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Names that the others write in another way; who has both means two."""
+    strange = {look(name): name for name in others if name not in names}
+    for name in names if strange else ():
+        if look(name) in strange and name not in others:
+            yield name, strange[look(name)]
 
 
 def _kinds(columns: Sequence[str]) -> dict[str, str]:
@@ -148,7 +181,12 @@ def _labels(a: Statement, b: Statement) -> Iterator[str]:
             f"{named.name} names its classes and {plain.name} only numbers them, so nobody knows "
             "which is which; name them on both"
         )
-    elif not tasks[a.schema.task].one_class:
+    for name, like in _alike(one or (), other or ()):
+        yield (
+            f"the class {like!a} of {b.name} looks like {name!a} of {a.name}; write it "
+            "alike in all files"
+        )
+    if not tasks[a.schema.task].one_class:
         if a.schema.outputs != b.schema.outputs:
             yield f"{b.name} has {b.schema.outputs} labels, {a.name} {a.schema.outputs}"
         elif set(one or ()) != set(other or ()):
@@ -180,20 +218,28 @@ def _table_encodings(a: Statement, b: Statement) -> Iterator[str]:
                 f"{a.encoding.get(key)!r:.60}; give both the same options"
             )
     first = {c["name"]: c for c in a.encoding["columns"]}
-    for column in b.encoding["columns"]:
-        known = first.get(column["name"])
-        if known is None:
-            continue
+    second = {c["name"]: c for c in b.encoding["columns"]}
+    for name in sorted(first.keys() ^ second.keys()):  # though the encoded columns are alike
+        yield f"{b.name} and {a.name} encode the column {name!r} in different ways"
+    for name, column in second.items():
+        known = first[name]
         if known["kind"] != column["kind"]:
             yield (
-                f"column {column['name']!r} is a {column['kind']} at {b.name} and a "
+                f"column {name!r} is a {column['kind']} at {b.name} and a "
                 f"{known['kind']} at {a.name}; correct it, or drop it on both"
             )
         elif known["fill"] != column["fill"]:
             yield (
-                f"{b.name} and {a.name} would fill missing values of {column['name']!r} with "
+                f"{b.name} and {a.name} would fill missing values of {name!r} with "
                 "different numbers; fill them in the files, or leave such rows out with "
                 "missing=drop"
+            )
+        elif "missing" in {*known["words"], *column["words"]} and (
+            known["indicator"] or column["indicator"]
+        ):
+            yield (
+                f"in the column {name!r} of {b.name} or {a.name} the word 'missing' would be the "
+                "mark of missing values; write another word"
             )
 
 
@@ -217,7 +263,8 @@ def _in_order(names: set[str]) -> Callable[[str], Any]:
         numbers = {name: float(name) for name in names}
     except ValueError:
         return str
-    return lambda name: (numbers[name], name)
+    is_finite = all(map(math.isfinite, numbers.values()))
+    return (lambda name: (numbers[name], name)) if is_finite else str
 
 
 def _columns(members: Sequence[Statement]) -> tuple[str, ...]:
@@ -271,56 +318,3 @@ def _counts(members: Sequence[Statement], schema: DataSchema) -> tuple[int, ...]
             at = i if names is None or schema.classes is None else schema.classes.index(names[i])
             total[at] += count
     return tuple(total)
-
-
-# -- scaling ----------------------------------------------------------------------------------
-
-
-def pooled_scaling(members: Sequence[Statement], columns: tuple[str, ...] | None) -> Scaling:
-    """Mean and standard deviation of the training inputs of all members together.
-
-    A one-hot column that a member lacks is 0 there. The sums are exact (``math.fsum``), so they do
-    not depend on the order of members. The standard deviation of a constant column is 1.
-    """
-    first = members[0].schema
-    if first.dtype == "int64":
-        return (0.0,), (1.0,)
-    if first.dtype == "uint8":
-        return _of_bytes([s.moments for s in members], first.shape[0])
-    aligned = [_aligned(s, columns) for s in members]
-    means, stds = [], []
-    for c in range(len(aligned[0].mean)):
-        total = sum(m.count for m in aligned)
-        mean = math.fsum(m.count * m.mean[c] for m in aligned) / total
-        around = (m.squares[c] + m.count * (m.mean[c] - mean) ** 2 for m in aligned)
-        varies = any(m.squares[c] for m in aligned) or len({m.mean[c] for m in aligned}) > 1
-        std = math.sqrt(math.fsum(around) / total)
-        means.append(mean if varies else aligned[0].mean[c])
-        stds.append(std if varies and std > _TINY else 1.0)
-    return tuple(means), tuple(stds)
-
-
-_TINY = 2.0**-126  # the smallest normal float32
-
-
-def _of_bytes(moments: Sequence[Moments], channels: int) -> Scaling:
-    means, stds = [], []
-    for c in range(channels):
-        counts = [sum(m.bytes[c][value] for m in moments) for value in range(256)]
-        total = max(1, sum(counts))
-        mean = math.fsum(n * value / 255 for value, n in enumerate(counts)) / total
-        around = math.fsum(n * (value / 255 - mean) ** 2 for value, n in enumerate(counts))
-        means.append(mean)
-        stds.append(math.sqrt(around / total) if sum(n > 0 for n in counts) > 1 else 1.0)
-    return tuple(means), tuple(stds)
-
-
-def _aligned(member: Statement, columns: tuple[str, ...] | None) -> Moments:
-    """The moments of a member for the agreed columns."""
-    moments, names = member.moments, member.schema.columns
-    if columns is None or names is None:
-        return moments
-    at = {name: i for i, name in enumerate(names)}
-    mean = tuple(moments.mean[at[c]] if c in at else 0.0 for c in columns)
-    squares = tuple(moments.squares[at[c]] if c in at else 0.0 for c in columns)
-    return replace(moments, mean=mean, squares=squares)

@@ -174,8 +174,8 @@ def reply_header(message: Message) -> tuple[Header, dict[str, str]]:
         raise WireError(f"version {notes.get('version')!r:.20} of the wire, not {wire.VERSION!r}")
     if notes.get("kind") != REPLY:
         raise WireError(f"a message of kind {notes.get('kind')!r:.40}, not a reply")
-    if notes.get("code", "") not in ("", *CODES):
-        raise WireError("an unknown code")
+    if notes.get("code") not in ("", *CODES):
+        raise WireError("an unknown code, or none")
     return Header(**_header(notes)), notes
 
 

@@ -13,12 +13,13 @@ says: the same one may leave in every run.
 
     KIND DIGEST RUN ROUND TIME
 
-A line is written whole and synchronised. One that was cut short by a crash belongs to an answer
-that was not computed; it is dropped when the file is read.
+A line is written whole and synchronised. One that was cut short, by a crash or a full disk, belongs
+to an answer that did not leave; it is removed before the next line is written.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -27,18 +28,18 @@ import time
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
 from kedge.core.tree import Tree
-from kedge.files import write_file
 from kedge.flower.messages import Request
 from kedge.session import wire
 
 JOIN, UPDATE, SURVEY, TEST = "join", "update", "survey", "test"
 KINDS = (JOIN, UPDATE, SURVEY, TEST)
-LINE = re.compile(rf"({'|'.join(KINDS)}) ([0-9a-f]{{64}}) ([0-9a-f]+) (\d+) (\S+)")
+#: Two lines that an older kedge has run together count, too.
+LINE = re.compile(rf"({'|'.join(KINDS)}) ([0-9a-f]{{64}}) ([0-9a-f]+) (\d+) ")
 
 
 class Release(NamedTuple):
@@ -103,13 +104,8 @@ class Releases:
         if not self.path.exists():
             return found
         text = self.path.read_text(encoding="utf-8", errors="replace")
-        if text and not text.endswith("\n"):  # a process was killed while it wrote
-            text = text[: text.rfind("\n") + 1]
-            write_file(self.path, text.encode())
-        for match in map(LINE.fullmatch, text.splitlines()):
-            if match:
-                release = Release(match[1], match[2], match[3], int(match[4]))
-                found[release.kind][release.digest] = release
+        for kind, digest, run, round in LINE.findall(text[: text.rfind("\n") + 1]):
+            found[kind][digest] = Release(kind, digest, run, int(round))
         return found
 
     def count(self, kind: str) -> int:
@@ -134,9 +130,25 @@ class Releases:
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
         lines = "".join(f"{r.kind} {r.digest} {r.run} {r.round} {now}\n" for r in fresh)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        with self.path.open("a+b", buffering=0) as file:
+            size = _whole_lines(file)
+            file.truncate(size)  # needs no space
+            try:
+                if file.write(lines.encode()) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
         for release in fresh:
             self._known[release.kind][release.digest] = release
+
+
+def _whole_lines(file: IO[bytes]) -> int:
+    """Bytes of a file up to the end of its last whole line."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read(1) in (b"", b"\n"):
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1

@@ -54,6 +54,12 @@ class Seat:
     present: bool = False
     agreed: bool = False
 
+    def strike(self, most: int) -> None:
+        """Count a bad reply; ``most`` of them exclude the member."""
+        self.strikes += 1
+        if self.strikes >= most:
+            self.excluded = f"sent {self.strikes} bad replies"
+
 
 @dataclass
 class Roster:

@@ -31,6 +31,13 @@ class Rules:
             noise, it must be larger.
         max_statistics: the same for running statistics, which may be far from their first values.
         max_number: any other number of a reply is bad if it is larger than this.
+        max_ratio: a member is refused if it states more than this many times as many samples as
+            most members, or inputs as many times larger; and its reply is bad if what it sends
+            besides the update is as many times larger (than theirs, or than 1).
+        max_classes: classes or labels of all members together.
+        max_columns: columns of a table of all members together, one-hot ones counted singly.
+        max_variety: a member is refused if it has more than this many times as many classes or
+            columns as most members, unless it has no more than 100 classes and 1000 columns.
     """
 
     deadline_s: float = 600.0
@@ -42,12 +49,17 @@ class Rules:
     max_norm: float = 100.0
     max_statistics: float = 1e6
     max_number: float = 1e15
+    max_ratio: float = 1e4
+    max_classes: int = 10_000
+    max_columns: int = 100_000
+    max_variety: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 < self.minimum <= 1:
             raise FieldError(f"minimum = {self.minimum} is not above 0 and at most 1", "minimum")
-        for name in ("attempts", "strikes"):
-            if getattr(self, name) < 1:
+        whole = ("attempts", "strikes", "max_classes", "max_columns")
+        for name in (*whole, "max_ratio", "max_variety"):
+            if not getattr(self, name) >= 1:
                 raise FieldError(f"{name} = {getattr(self, name)} is below 1", name)
         for name in ("deadline_s", "join_s", "max_norm", "max_statistics", "max_number"):
             if not getattr(self, name) > 0:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import FieldError, UnknownName
-from kedge.flower.joining import Scaling
 from kedge.flower.rules import Rules
+from kedge.flower.scaling import Scaling
 
 
 def read_rules(path: Path) -> tuple[Rules, Scaling | None]:

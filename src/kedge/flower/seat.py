@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import hmac
@@ -30,6 +31,7 @@ from kedge.data.federation import Federation
 from kedge.errors import KedgeError, ModelError, TermsError, WireError
 from kedge.files import write_file
 from kedge.flower.messages import PIECE, RUN_ID, Refused
+from kedge.flower.names import plain
 from kedge.flower.own_data import own_federation
 from kedge.flower.releases import Releases
 from kedge.flower.states import States
@@ -225,9 +227,13 @@ class MemberFolder:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def log(self, text: str) -> None:
-        """Append a line to the log; further lines of a text are indented."""
-        body = text.strip().replace("\n", "\n    ")
-        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+        """Append a line to the log; further lines of a text are indented. What a full disk does not
+        take is lost: an answer does not depend on it."""
+        body = "\n    ".join(map(plain, text.strip().split("\n")))
+        with (
+            contextlib.suppress(OSError),
+            (self.path / "log.txt").open("a", encoding="utf-8") as file,
+        ):
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {body}\n")
 
     @cached_property

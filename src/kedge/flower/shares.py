@@ -19,8 +19,8 @@ from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.silos import find_silos
 from kedge.errors import DataError, KedgeError
-from kedge.flower.joining import Scaling
 from kedge.flower.own_data import read_data
+from kedge.flower.scaling import Scaling
 from kedge.grammar import parse_call
 from kedge.runs.runner import partition_of
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,18 @@ from kedge.data.datasets.column_encoding import ColumnEncoding
 from kedge.data.encoding import encodings
 from kedge.data.encodings import encoding_of
 from kedge.errors import WireError
+from kedge.flower.names import look
 from kedge.flower.own_data import Moments, moments_of, split_rows
 from kedge.session import wire
+from kedge.session.blob import read_json
 from kedge.session.terms import DataSchema
 from kedge.silo import schema_of
 
 MAX_NAME, MAX_NAMES, MAX_WORD = 100, 100_000, 1000
 MAX_SAMPLES = 10**9  # more is implausible
-MAX_INPUT = 10**8  # numbers of one input
+MAX_INPUT, MAX_AXES = 10**8, 10  # numbers and axes of one input
+MAX_NUMBER = float(np.finfo(np.float32).max)
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # not in texts
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,10 @@ class Question:
 
     @classmethod
     def from_json(cls, text: str) -> Question:
-        values = _object(text)
-        if values.keys() != {"seed", "split", "counts"}:
+        values = _parsed(text)
+        if values.keys() != {"seed", "split", "counts"} or type(values["counts"]) is not bool:
             raise WireError("this is no question of a coordinator")
-        return cls(_whole(values["seed"]), _text(values["split"]), bool(values["counts"]))
+        return cls(_whole(values["seed"]), _text(values["split"]), values["counts"])
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,14 @@ class Statement:
     @classmethod
     def from_json(cls, text: str) -> Statement:
         """Read what :meth:`to_json` writes; a WireError for anything else."""
-        values = _object(text)
+        values = _parsed(text)
         if values.keys() != {field.name for field in dataclasses.fields(cls)}:
-            raise WireError("the statement has unknown or missing fields")
+            raise WireError(
+                "the statement has unknown or missing fields; compare the releases of kedge"
+            )
         schema, moments = _object(values["schema"]), _object(values["moments"])
         name = _text(values["name"], MAX_NAME)
-        if not name or not name.isprintable():
+        if not name.isprintable() or not look(name):
             raise WireError("the statement has no valid name")
         found = cls(
             name=name,
@@ -119,6 +126,12 @@ class Statement:
             raise WireError("the moments do not have the number of channels of the inputs")
         if len(moments.squares) != len(moments.mean) or any(len(c) != 256 for c in moments.bytes):
             raise WireError("the moments are not complete")
+        each = math.prod(schema.shape[1:])  # numbers of a channel or column in one sample
+        counted = [*map(sum, moments.bytes)] + [moments.count] * (schema.dtype == "float32")
+        if any(n % each or not self.train <= n // each <= self.train + self.test for n in counted):
+            raise WireError("the moments are of other samples")
+        if any(magnitude(moments, i) > MAX_NUMBER for i in range(len(moments.mean))):
+            raise WireError("the moments are of numbers that do not fit into 32 bits")
         if self.counts and (len(self.counts) != schema.outputs or sum(self.counts) != self.train):
             raise WireError("the samples of all classes are not the samples")
         if self.encoding["kind"] == "table":
@@ -129,6 +142,14 @@ class Statement:
         for names, count in ((schema.classes, schema.outputs), (schema.columns, width)):
             if names is not None and (len(names) != count or len(set(names)) != count):
                 raise WireError("the names of classes or columns are not as many as these")
+        classes = schema.classes or ()
+        if len({look(name, case=True) for name in classes}) < len(classes):
+            raise WireError("two classes look alike")
+
+
+def magnitude(moments: Moments, i: int) -> float:
+    """The root mean square of the inputs of a channel or column."""
+    return math.hypot(moments.mean[i], math.sqrt(moments.squares[i] / moments.count))
 
 
 def state(
@@ -172,7 +193,7 @@ def _schema(values: Mapping[str, Any]) -> DataSchema:
     task, dtype = _text(values["task"]), _text(values["dtype"])
     if task not in tasks or dtype not in ("uint8", "float32", "int64"):
         raise WireError("the schema has an unknown task or type")
-    shape = tuple(_count(n, least=1) for n in _list(values["shape"]))
+    shape = tuple(_count(n, least=1) for n in _list(values["shape"], MAX_AXES))
     outputs = _count(values["outputs"], least=1, most=MAX_NAMES)
     if not shape or math.prod(shape) > MAX_INPUT:
         raise WireError("the inputs have an implausible shape")
@@ -190,7 +211,7 @@ def _encoding(values: Mapping[str, Any]) -> Mapping[str, Any]:
         again = encodings[kind].from_dict(_options(values)).to_dict()
     except (KeyError, TypeError, ValueError, AttributeError):
         raise WireError("the encoding cannot be read") from None
-    return {"kind": kind} | dict(_object(json.dumps(again)))
+    return {"kind": kind, **json.loads(json.dumps(again))}
 
 
 def _column(values: Mapping[str, Any]) -> None:
@@ -224,25 +245,27 @@ def _moments(values: Mapping[str, Any]) -> Moments:
     )
 
 
+def _parsed(text: str) -> Mapping[str, Any]:
+    try:
+        return _object(read_json(text))
+    except (ValueError, RecursionError):
+        raise WireError("this is no statement of a member") from None
+
+
 def _object(value: Any) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = None
     if not isinstance(value, dict):
-        raise WireError("this is no statement of a member")
+        raise WireError("the statement has no object where one belongs")
     return value
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MAX_NAMES:
-        raise WireError("the statement has no list where one belongs")
+def _list(value: Any, most: int = MAX_NAMES) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise WireError("the statement has no list where one belongs, or a longer one")
     return value
 
 
 def _text(value: Any, most: int = MAX_WORD) -> str:
-    if not isinstance(value, str) or len(value) > most:
+    if not isinstance(value, str) or len(value) > most or CONTROL.search(value):
         raise WireError("the statement has no short text where one belongs")
     return value
 
@@ -255,11 +278,15 @@ def _whole(value: Any) -> int:
 
 def _count(value: Any, least: int = 0, most: int = MAX_SAMPLES) -> int:
     if not least <= _whole(value) <= most:
-        raise WireError(f"the statement has an implausible number: {value}")
+        raise WireError(f"the statement has an implausible number: {value!s:.30}")
     return int(value)
 
 
 def _real(value: Any, least: float = -math.inf) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < least:
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
         raise WireError("the statement has no finite number where one belongs")
-    return float(value)
+    return number

@@ -118,6 +118,23 @@ def opened(message: Message) -> IO[bytes]:
     return io.BytesIO(message) if isinstance(message, bytes) else message
 
 
+def read_json(text: str) -> Any:
+    """JSON of a stranger; a ValueError or RecursionError for what is none, for a key that stands
+    twice, and for NaN and infinity."""
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_refused)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _refused(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
 def header_of(file: IO[bytes], at: int = 0) -> Header:
     """The header of the message that begins at ``at`` and ends with the file.
 
@@ -130,16 +147,15 @@ def header_of(file: IO[bytes], at: int = 0) -> Header:
     if end - at < 8 or size > min(MAX_HEADER_BYTES, end - at - 8):
         raise WireError("this is not a message: its header does not fit into it")
     try:
-        header = json.loads(file.read(size))
+        header = read_json(file.read(size).decode())
         metadata = header.pop("__metadata__")
-        notes = json.loads(metadata.pop("kedge")[DIGITS:])
-        entries = {str(name): dict(entry) for name, entry in header.items()}
-        texts = {str(key): str(value) for key, value in notes.items()}
-        if metadata:
+        notes = read_json(metadata.pop("kedge")[DIGITS:])
+        entries = {name: dict(entry) for name, entry in header.items()}
+        if metadata or not all(type(value) is str for value in notes.values()):
             raise ValueError("metadata that are not kedge's")
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         raise WireError("this is not a message: its header cannot be read") from None
-    return Header(texts, entries, at + 8 + size, end - at - 8 - size)
+    return Header(notes, entries, at + 8 + size, end - at - 8 - size)
 
 
 def is_whole(file: IO[bytes], header: Header, at: int = 0) -> bool:

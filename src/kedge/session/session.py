@@ -186,10 +186,13 @@ class Session:
 
     def absorb(self, ask: Ask, totals: Totals) -> int:
         """Pass the reduced answers of a survey to its part; return the bytes that clients sent."""
-        part = self.bound.part(ask.part)
-        key = self._server_key()
-        self.server = server.absorb(self.bound, self.server, part, totals, self.round, key)
+        self.server = self.absorbed(ask, totals)
         return int(totals["up_bytes"])
+
+    def absorbed(self, ask: Ask, totals: Totals) -> Server:
+        """The server after the answers to a survey; the session itself does not change."""
+        part, key = self.bound.part(ask.part), self._server_key()
+        return server.absorb(self.bound, self.server, part, totals, self.round, key)
 
     def aggregate(self, totals: Totals, steps: Steps = PLAIN_STEPS) -> Server:
         """The server after the present round; the session itself does not change.
