@@ -20,7 +20,7 @@ ROOT = Path(kedge.__file__).parent
 #: independent of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version"),
-    ("grammar", "registry", "files"),
+    ("grammar", "registry", "files", "csv_text"),
     ("schema", "loading", "limits"),
     ("core",),
     ("parts", "data", "models", "engines", "session"),

@@ -1,39 +1,274 @@
-"""Write files whole: under a temporary name, synchronised, then renamed."""
+"""Write files whole, and through no link.
+
+Everything that kedge writes passes here; ``tests/attacks/test_writing.py`` sees to it. A new file
+has a random name beside its place; it is synchronised, then renamed, which replaces a link in its
+place and leaves alone what the link names. A file that is appended to must be a file of one name:
+no link, no pipe, no hard link to a file elsewhere. Below the folder ``inside``, such as that of a
+run, folders that are links are not entered. This is asked of the system with the opening itself, so
+a link that is put there in between changes nothing. Windows, which cannot be asked so, looks first.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterable
+import secrets
+import shlex
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from kedge.errors import KedgeError
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_WRITE = os.O_WRONLY | os.O_CREAT | _NO_LINK | getattr(os, "O_BINARY", 0)
+_NEW = _WRITE | os.O_EXCL
+_APPEND = _WRITE | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)  # a pipe without a reader is an error
+_FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_PATH", os.O_RDONLY)
+_IS_POSIX = os.open in os.supports_dir_fd
+#: Links that Weights & Biases leaves in the folder of a run; nobody writes to these names.
+_KNOWN_LINKS = tuple(
+    f"log-wandb/wandb/{name}" for name in ("latest-run", "debug*.log", "*/logs/debug-core.log")
+)
+
+# -- writing --------------------------------------------------------------------------------------
 
 
-def write_file(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file; ``content`` may be an iterator over its parts. Nothing stays of a failed write.
+class NotPlain(PermissionError):
+    """Something else than a file or folder of one name is in its place, such as a link."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(errno.EPERM, what, str(path))
+
+
+@contextmanager
+def new_file(
+    path: Path, *, private: bool = False, inside: Path | None = None
+) -> Iterator[IO[bytes]]:
+    """A file to write, which replaces ``path`` at the end. Nothing stays of a failed write.
+
+    Args:
+        path: the file.
+        private: whether only its owner may read it.
+        inside: a folder below which no folder of the path may be a link; its own folder if None.
 
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    with _folder_of(path, inside) as (folder, name):
+        _check_replaceable(path, folder, name)
+        short = Path(name).name[:50]
+        temporary = str(Path(name).with_name(f".{short}.{secrets.token_hex(8)}.part"))
+        handle = os.open(temporary, _NEW, 0o600 if private else 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(handle)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        with contextlib.suppress(OSError):  # so that the rename outlives a loss of power
+            opened = os.open(path.parent if folder is None else ".", os.O_RDONLY, dir_fd=folder)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
+
+
+def write_file(
+    path: Path,
+    content: bytes | Iterable[bytes | memoryview],
+    *,
+    private: bool = False,
+    inside: Path | None = None,
+) -> None:
+    """Write a :func:`new_file`; ``content`` may be an iterator over its parts."""
+    with new_file(path, private=private, inside=inside) as file:
+        for piece in (content,) if isinstance(content, bytes) else content:
+            file.write(piece)
+
+
+def create_file(path: Path, *, private: bool = False, inside: Path | None = None) -> None:
+    """Create an empty file.
+
+    Raises:
+        FileExistsError: there is something of that name.
+    """
+    with _folder_of(path, inside) as (folder, name):
+        os.close(os.open(name, _NEW, 0o600 if private else 0o666, dir_fd=folder))
+
+
+def open_append(path: Path, *, private: bool = False, inside: Path | None = None) -> int:
+    """The descriptor of a file to append to, or to lock; it is created if it is missing.
+
+    Raises:
+        NotPlain: it is a link, a pipe or a device, or has several names.
+    """
+    with _folder_of(path, inside) as (folder, name):
+        try:
+            handle = os.open(name, _APPEND, 0o600 if private else 0o666, dir_fd=folder)
+        except OSError as error:
+            reasons = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no file"}
+            if error.errno in reasons:
+                raise NotPlain(path, reasons[error.errno]) from None
+            raise
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return handle
+    os.close(handle)
+    several = stat.S_ISREG(found.st_mode)
+    raise NotPlain(path, "it has several names (hard links)" if several else "it is no file")
+
+
+def append_file(
+    path: Path, text: str, *, inside: Path | None = None, synchronised: bool = False
+) -> None:
+    """Append to a file, as :func:`open_append`; ``synchronised``: it outlives a loss of power. What
+    a full disk takes only in part is taken back."""
+    with os.fdopen(open_append(path, inside=inside), "ab", buffering=0) as file:
+        size, content = os.fstat(file.fileno()).st_size, text.encode()
+        try:
+            if file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            if synchronised:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def make_folder(
+    path: Path, *, private: bool = False, inside: Path | None = None, new: bool = False
+) -> None:
+    """Make a folder, and those above it.
+
+    Raises:
+        FileExistsError: it is there, and must be ``new``; or it is a file.
+        NotPlain: it is a link or a file, or a folder between it and ``inside`` is one.
+    """
+    mode = 0o700 if private else 0o777
+    if inside is None:
+        path.mkdir(mode, parents=True, exist_ok=not new)
+        return
+    inside.mkdir(parents=True, exist_ok=True)
+    place = inside
+    for one in path.relative_to(inside).parts:
+        place /= one
+        with _folder_of(place, inside) as (folder, name):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, mode, dir_fd=folder)
+            _close(_entered(place, folder, name))
+
+
+def move_file(path: Path, target: Path, *, inside: Path | None = None) -> None:
+    """Give a file another name; a file or a link of that name is replaced."""
+    with _folder_of(path, inside) as (old, name), _folder_of(target, inside) as (new, other):
+        os.replace(name, other, src_dir_fd=old, dst_dir_fd=new)
+
+
+def remove_file(path: Path, *, inside: Path | None = None) -> None:
+    """Delete a file, or a link and not what it names; nothing happens if there is none."""
+    with contextlib.suppress(FileNotFoundError), _folder_of(path, inside) as (folder, name):
+        os.unlink(name, dir_fd=folder)
+
+
+def check_owned(folder: Path) -> None:
+    """Raise a KedgeError if other users can write in a folder, or put another one in its place."""
+    if not hasattr(os, "geteuid"):  # Windows
+        return
+    found, name = folder.stat(), shlex.quote(str(folder))
+    if found.st_uid != os.geteuid():
+        raise KedgeError(
+            f"{folder} belongs to another user, who could read and change what is kept there; "
+            f"choose another folder, or type: sudo chown -R $(id -un) {name}"
+        )
+    if found.st_mode & 0o022:
+        raise KedgeError(f"others can write in {folder}; type: chmod go-w {name}")
+    for above in folder.resolve().parents:
+        mode = above.stat().st_mode
+        if mode & 0o002 and not mode & stat.S_ISVTX:
+            raise KedgeError(
+                f"everybody can put another folder in the place of {folder}, since they can write "
+                f"in {above}; type: chmod o-w {shlex.quote(str(above))}"
+            )
+
+
+def find_link(folder: Path, below: Path | str = "") -> Path | None:
+    """A link in a folder, or in a part of it; None if there is none. It may be one itself."""
+    for name in Path(below).parts:
+        folder /= name
+        if folder.is_symlink():
+            return folder
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            if path.is_symlink() and not any(map(path.match, _KNOWN_LINKS)):
+                return path
+    return None
+
+
+def check_links(folder: Path, below: Path | str = "") -> None:
+    """Raise a KedgeError if a folder, or a part of it, has links: what is written there may belong
+    elsewhere."""
+    link = find_link(folder, below)
+    if link is not None:
+        raise KedgeError(
+            f"{folder} has a link, {str(link.relative_to(folder))!r}, and kedge does not go on in "
+            "a folder with links; put what it names in its place, or delete it"
+        )
+
+
+@contextmanager
+def _folder_of(path: Path, inside: Path | None) -> Iterator[tuple[int | None, str]]:
+    """The descriptor of the folder that a file is in, and the file's name there.
+
+    Without descriptors of folders, as on Windows: None, and the path.
+    """
+    top = path.parent if inside is None else inside
+    *between, name = path.relative_to(top).parts
+    folder = os.open(top, _FOLDER) if _IS_POSIX else None
     try:
-        with temporary.open("wb") as file:
-            for piece in (content,) if isinstance(content, bytes) else content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _synchronise(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        for one in between:
+            top /= one
+            folder, above = _entered(top, folder, one), folder
+            _close(above)
+        yield folder, name if _IS_POSIX else str(path)
+    finally:
+        _close(folder)
+
+
+def _entered(path: Path, folder: int | None, name: str) -> int | None:
+    """Open a folder in a folder; a NotPlain if it is a link, a file, or the one above."""
+    if name == "..":
+        raise NotPlain(path, "it is outside of the folder")
+    if folder is None:
+        if path.is_symlink() or not path.is_dir():
+            raise NotPlain(path, "it is a link or a file, and no folder")
+        return None
+    try:
+        return os.open(name, _FOLDER | _NO_LINK, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise NotPlain(path, "it is a link or a file, and no folder") from None
         raise
 
 
-def _synchronise(folder: Path) -> None:
-    """Make a rename last through a loss of power, where the system allows it."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _close(folder: int | None) -> None:
+    if folder is not None:
+        os.close(folder)
+
+
+def _check_replaceable(path: Path, folder: int | None, name: str) -> None:
+    """Raise a NotPlain for a pipe or a device: whoever reads there would wait for ever."""
+    try:
+        mode = os.stat(name, dir_fd=folder).st_mode
+    except OSError:  # nothing is there, or a link that leads nowhere
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise NotPlain(path, "it is no file")

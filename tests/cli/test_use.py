@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from sklearn.metrics import roc_auc_score
 import kedge
 from kedge.cli import use
 from kedge.data.datasets import load as load_data
-from kedge.runs import export as exporting
 from kedge.runs.evaluation import holds_training_data
 
 RNG = np.random.default_rng(1)
@@ -254,16 +254,13 @@ def test_a_full_disk_leaves_no_half_file(place: Path, monkeypatch: pytest.Monkey
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    monkeypatch.setattr(os, "fsync", full)
     done = kedge_command("predict", "run", "new.csv", "-o", "full.csv", cwd=place)
     assert done.stderr.strip() == "error: full.csv cannot be written: No space left on device"
-    monkeypatch.setattr(exporting, "_write_text", full)
-    done = kedge_command("export", "run", "--to", "torch", "-o", "full.pt2", cwd=place)
-    assert "full.pt2.json cannot be written" in done.stderr
-    monkeypatch.setattr(exporting, "_write_bytes", full)
-    done = kedge_command("export", "run", "--to", "torch", "-o", "full2.pt2", cwd=place)
-    assert "full2.pt2 cannot be written: No space left on device" in done.stderr
-    assert not list(place.glob("*full2*"))
+    for to, name in (("torch", "full.pt2"), ("onnx", "full.onnx")):
+        done = kedge_command("export", "run", "--to", to, "-o", name, cwd=place)
+        assert f"{name} cannot be written: No space left on device" in done.stderr
+    assert not [*place.glob("*full*"), *place.glob(".*.part")]
 
 
 def test_a_run_with_a_users_own_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -320,11 +321,10 @@ def test_plots_that_cannot_be_drawn(tmp_path) -> None:
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, text: str, **_: object) -> None:
-        self.write_bytes(text[:10].encode())
+    def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DataError, match="p.json cannot be written: No space left on device"):
         draw("iid", LABELS, 3, 0).save(tmp_path / "p.json")
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tomllib
 from pathlib import Path
@@ -69,13 +70,12 @@ def test_an_app_has_what_a_bundle_takes(tmp_path: Path) -> None:
 def test_nothing_stays_of_an_app_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Path, *_: object, **__: object) -> int:
-        self.touch()
-        raise OSError(28, "No space left on device", str(self))
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
 
     (tmp_path / "empty").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(os, "fsync", full)
         for folder in (tmp_path / "new" / "app", tmp_path / "empty"):
             with pytest.raises(OSError, match="No space left"):
                 write_app(folder, Config(method="fedavg", seeds=(0,)))

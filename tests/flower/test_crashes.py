@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,35 +54,47 @@ class HalfWritten:
 def killed_at(number: int, folder: Path) -> Iterator[list[str]]:
     """Raise Killed at the n-th operation that changes a file in a folder; yields what happened."""
     happened: list[str] = []
-    real = {name: getattr(Path, name) for name in ("open", "replace", "unlink", "mkdir")}
+    real = {name: getattr(os, name) for name in ("open", "fdopen", "replace", "unlink", "mkdir")}
+    opened: dict[int, Path] = {}
 
     def operation(what: str, path: Path) -> None:
         happened.append(f"{what} {path.name}")
         if len(happened) == number:
             raise Killed
 
-    def inside(path: Path) -> bool:
-        return path.is_relative_to(folder) and path.name != "log.txt"  # nobody reads it back
+    def inside(name: Any, place: int | None) -> Path | None:
+        above = Path() if place is None else Path(os.readlink(f"/proc/self/fd/{place}"))
+        path = above / os.fspath(name)
+        is_log = path.name == "log.txt"  # nobody reads it back
+        return path if path.is_relative_to(folder) and not is_log else None
 
-    def opening(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if not inside(self) or not set(mode) & set("wax"):
-            return real["open"](self, mode, *args, **kwargs)
-        operation("open", self)
-        file = real["open"](self, mode, *args, **kwargs)
-        return HalfWritten(file, lambda: operation("write", self))
+    def opening(name: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        path = inside(name, dir_fd) if flags & os.O_WRONLY else None
+        if path is not None:
+            operation("open", path)
+        handle = real["open"](name, flags, mode, dir_fd=dir_fd)
+        if path is not None:
+            opened[handle] = path
+        return handle
 
-    def acting(name: str) -> Any:
-        def act(self: Path, *args: Any, **kwargs: Any) -> Any:
-            if inside(self):
-                operation(name, self)
-            return real[name](self, *args, **kwargs)
+    def reading(handle: int, *args: Any, **kwargs: Any) -> Any:
+        file, path = real["fdopen"](handle, *args, **kwargs), opened.pop(handle, None)
+        return file if path is None else HalfWritten(file, lambda: operation("write", path))
+
+    def acting(what: str) -> Any:
+        def act(name: Any, *args: Any, **kwargs: Any) -> Any:
+            path = inside(name, kwargs.get("dir_fd", kwargs.get("src_dir_fd")))
+            if path is not None:
+                operation(what, path)
+            return real[what](name, *args, **kwargs)
 
         return act
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", opening)
+        patch.setattr(os, "open", opening)
+        patch.setattr(os, "fdopen", reading)
         for name in ("replace", "unlink", "mkdir"):
-            patch.setattr(Path, name, acting(name))
+            patch.setattr(os, name, acting(name))
         yield happened
 
 

@@ -53,7 +53,7 @@ def test_predict_load_evaluate_and_report(tmp_path: Path) -> None:
     found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert found == {
         "config.toml", "environment.json", "log.txt", "bundle.json", "result.json",
-        "federation.json", "seed-0/metrics.jsonl", "seed-0/checkpoint.safetensors",
+        "federation.json", "seats.json", "seed-0/metrics.jsonl", "seed-0/checkpoint.safetensors",
         "seed-0/model.safetensors", "seed-0/scores.json", "seed-0/clients.json",
     }  # fmt: skip
     loaded = kedge.load(folder)

@@ -197,17 +197,10 @@ def test_a_full_disk_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.M
         count[0] += name.endswith("checkpoint.safetensors")
         if count[0] == 3:
 
-            class Full:
-                def __enter__(self):
-                    return self
+            def full(_: int) -> None:
+                raise OSError(28, "No space left on device")
 
-                def __exit__(self, *_):
-                    return False
-
-                def write(self, _):
-                    raise OSError(28, "No space left on device")
-
-            monkeypatch.setattr(Path, "open", lambda *_a, **_k: Full())
+            monkeypatch.setattr(os, "fsync", full)
         try:
             write(self, name, content)
         finally:

@@ -23,6 +23,7 @@ from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines import Execution
 from kedge.engines.choice.known import processor_name
 from kedge.errors import KedgeError
+from kedge.files import write_file
 
 DEFAULTS = dataclasses.asdict(Execution(engine=""))
 
@@ -58,7 +59,8 @@ def check_path(path: str | None) -> None:
 def write(done: dict[str, Any], path: str) -> None:
     """Write the record as JSON, each list of numbers in one line."""
     text = json.dumps(done, indent=1) + "\n"
-    Path(path).write_text(re.sub(r"\[[-+\d.e,\s]+\]", lambda m: " ".join(m[0].split()), text))
+    text = re.sub(r"\[[-+\d.e,\s]+\]", lambda m: " ".join(m[0].split()), text)
+    write_file(Path(path), text.encode())
 
 
 def rows(work: Workload, runners: list[Runner]) -> list[dict[str, Any]]:

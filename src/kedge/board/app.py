@@ -20,10 +20,10 @@ from kedge.board.catalogue import Catalogue
 from kedge.board.commands import commands
 from kedge.board.comparison import curves, table
 from kedge.board.entry import Entry
-from kedge.board.files import has_links
 from kedge.board.guard import REPORT_POLICY, Guard
 from kedge.board.live import Live, dumped
 from kedge.errors import FieldError
+from kedge.files import find_link
 from kedge.runs.notes import checked, write_notes
 from kedge.runs.stopping import request_stop
 
@@ -135,7 +135,7 @@ class Board:
     def report(self, request: Request) -> Response:
         """The report of some runs, made now."""
         folders = [entry.path for entry in self._several(request, MAX_COMPARED)]
-        if any(map(has_links, folders)):
+        if any(map(find_link, folders)):  # what reads them might follow these
             raise HTTPException(409, "there is no report: a folder has links")
         page = _report(folders)
         return HTMLResponse(page, headers={"Content-Security-Policy": REPORT_POLICY})

@@ -75,12 +75,3 @@ def stamp(path: Path) -> Stamp | None:
     if not stat.S_ISREG(found.st_mode):
         return None
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def has_links(folder: Path) -> bool:
-    """Whether a folder has links anywhere: what reads it otherwise might follow them."""
-    return any(
-        os.path.islink(os.path.join(place, name))
-        for place, folders, files in os.walk(folder)
-        for name in (*folders, *files)
-    )

@@ -15,6 +15,7 @@ import typer
 
 from kedge.cli.screen import console, dim, warn
 from kedge.errors import KedgeError
+from kedge.files import write_file
 
 NEEDED = ("starlette", "uvicorn")
 
@@ -56,7 +57,8 @@ def board(
         console.print(line, highlight=False, soft_wrap=True, markup=False)
         dim("Ctrl-C ends it")
         if _has_desktop() if browser is None else browser:
-            page.write_text(f'<meta http-equiv="refresh" content="0;url={escape(address)}">')
+            text = f'<meta http-equiv="refresh" content="0;url={escape(address)}">'
+            write_file(page, text.encode(), private=True)
             webbrowser.open(page.as_uri())
 
     with tempfile.TemporaryDirectory(prefix="kedge-board-") as private:  # of this user alone

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kedge._version import __version__
 from kedge.errors import KedgeError
+from kedge.files import make_folder, write_file
 from kedge.limits import is_out_of_memory, out_of_memory
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,8 +52,8 @@ def write_log(error: BaseException) -> Path | None:
     for folder in _folders():
         path = folder / f"kedge-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join([*head, *lines]), encoding="utf-8", errors="replace")
+            make_folder(folder)
+            write_file(path, "".join([*head, *lines]).encode(errors="replace"))
         except OSError:
             continue
         return path

@@ -11,6 +11,7 @@ from PIL import Image
 from kedge.api.saved import load as load_run
 from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
+from kedge.files import make_folder, new_file
 from kedge.report import figures
 from kedge.report.page import write as page
 from kedge.report.progress import Watcher
@@ -52,7 +53,7 @@ class Demo(NamedTuple):
 def run_demo(out: str | Path) -> Demo:
     """Compare the methods over three seeds, and predict from an image with a saved model."""
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     runs = _unused(out / "runs")
     configs = [
         Config(method=m, rounds=ROUNDS, clients=CLIENTS, partition=PARTITION, target=90.0)
@@ -84,7 +85,8 @@ def _predict(folder: Path, image: Path) -> Prediction:
     dataset = load("digits")
     assert dataset.x_test is not None
     assert dataset.y_test is not None
-    Image.fromarray(dataset.x_test[SAMPLE, 0]).save(image)
+    with new_file(image) as file:
+        Image.fromarray(dataset.x_test[SAMPLE, 0]).save(file, "PNG")
     model = load_run(folder).model
     probabilities = model.predict_proba(image)[0]
     predicted = int(model.predict(image)[0])

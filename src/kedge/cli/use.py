@@ -62,6 +62,7 @@ def predict(
     """
     import pandas
 
+    from kedge.csv_text import quoted
     from kedge.runs.evaluation import read_groups
     from kedge.runs.targets import check_target, write_target
 
@@ -77,10 +78,14 @@ def predict(
             frame.insert(0, "client", group.client)
         frames.append(frame)
     table = pandas.concat(frames, ignore_index=True)
+    table = table.rename(columns=quoted)
+    for name in table.select_dtypes(exclude="number"):
+        table[name] = table[name].map(quoted)
+    text = table.to_csv(index=False, lineterminator="\n")
     if target is None:
-        typer.echo(table.to_csv(index=False), nl=False)
+        typer.echo(text, nl=False)
     else:
-        write_target(target, lambda temporary: table.to_csv(temporary, index=False))
+        write_target(target, text.encode())
         seed_of = f", by seed {opened.seed} of {len(opened.seeds)}" if len(opened.seeds) > 1 else ""
         dim(f"{len(table)} predictions in {target}{seed_of}")
     _warn_global(opened, client)

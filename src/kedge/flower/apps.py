@@ -28,6 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedge.files import append_file
+
 if TYPE_CHECKING:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
@@ -148,8 +150,7 @@ class Journal:
 
     def write(self, **values: Any) -> None:
         if self.path:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+            append_file(Path(self.path), json.dumps(values) + "\n")
 
     def is_stop_requested(self) -> bool:
         """Whether that command asks for a stop, by a file beside the journal."""

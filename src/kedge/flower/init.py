@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kedge._version import __version__
 from kedge.errors import KedgeError
+from kedge.files import make_folder, remove_file, write_file
 from kedge.flower.apps import OWN, RULES, RUN_CONFIG, SETTINGS
 from kedge.flower.plan import check_config
 from kedge.flower.rules import Rules
@@ -132,16 +133,16 @@ def write_app(
         files[package / f"own_{number}.py"] = Path(file).read_text(encoding="utf-8")
     made = next((p for p in (*reversed(folder.parents), folder) if not p.exists()), None)
     try:
-        package.mkdir(parents=True, exist_ok=True)
+        make_folder(package, inside=folder)
         for old in package.glob(OWN):
-            old.unlink()
+            remove_file(old, inside=folder)
         for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text.encode(), inside=folder)
     except BaseException:
         if not replace:  # nothing stays of an app that is not whole
             shutil.rmtree(made or package, ignore_errors=True)
             for path in files:
-                path.unlink(missing_ok=True)
+                remove_file(path)
         raise
     return folder
 

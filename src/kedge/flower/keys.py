@@ -11,7 +11,6 @@ import base64
 import datetime
 import hashlib
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kedge.errors import KedgeError
-from kedge.files import write_file
+from kedge.files import create_file, make_folder, remove_file, write_file
 
 CA_DAYS = 3650
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -222,12 +221,15 @@ def _check_free(*paths: Path, advice: str = "") -> None:
 def _write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read, and that must not be there."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        make_folder(path.parent)
+        create_file(path, private=True)  # nobody else's is overwritten
+        try:
+            write_file(path, content, private=True)
+        except BaseException:
+            remove_file(path)
+            raise
     except OSError as error:
         raise KedgeError(f"{path} cannot be written: {error.strerror}") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
 
 
 def _write_public(path: Path, content: bytes) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import KedgeError
+from kedge.files import make_folder, move_file, write_file
 from kedge.flower.processes import (
     free_ports,
     is_open,
@@ -90,7 +91,7 @@ def create(
         port, *ports = free_ports(len(shares) + 1)
         specs = []
         for share, its_port in zip(shares, ports, strict=True):
-            (folder / "nodes" / share.name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(folder / "nodes" / share.name, private=True)
             make_node_key(folder / "keys" / share.name)
             specs.append(NodeSpec(share.name, share.data, its_port, policy))
         spec = Spec(
@@ -107,7 +108,7 @@ def _new_folder(folder: Path) -> Iterator[None]:
     """An empty folder; what is written there is removed if the block fails."""
     made = next((p for p in (*reversed(folder.parents), folder) if not p.exists()), None)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder, private=True)
         is_empty = not any(folder.iterdir())
     except OSError as error:
         file = next(p for p in (folder, *folder.parents) if p.exists())
@@ -122,7 +123,7 @@ def _new_folder(folder: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(made or folder, ignore_errors=True)
         if not made:  # it was there, empty
-            folder.mkdir(mode=0o700)
+            make_folder(folder, private=True)
         raise
 
 
@@ -146,12 +147,12 @@ def _check_names(folder: Path, names: Sequence[str], resident: bool) -> None:
 
 def _write_connection(folder: Path, port: int) -> None:
     home = folder / "flower"
-    home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(
+    make_folder(home, inside=folder)
+    text = (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{port}"\nroot-certificates = "{folder / "keys" / "ca.crt"}"\n',
-        encoding="utf-8",
+        f'address = "127.0.0.1:{port}"\nroot-certificates = "{folder / "keys" / "ca.crt"}"\n'
     )
+    write_file(home / "config.toml", text.encode(), inside=folder)
 
 
 # -- up and down --------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def up(folder: Path, spec: Spec, owner: int = 0, ready_s: float = READY_S) -> Sp
             socket_of(folder, node.name).unlink(missing_ok=True)  # of a member that was killed
         spec = _with_free_ports(folder, spec)
         for log in (folder / "logs").glob("*.txt"):
-            log.replace(log.with_suffix(".old"))
+            move_file(log, log.with_suffix(".old"), inside=folder)
         write_programs(folder, spec.token, programs(folder, spec))
         try:
             _wait_until_ready(folder, spec, start_supervisor(folder, spec.token, owner), ready_s)

@@ -22,9 +22,9 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from kedge.errors import KedgeError
+from kedge.files import NotPlain, make_folder, open_append
 from kedge.flower.forward import CHUNK, MAX_BYTES, read, write
 from kedge.flower.spec import MAX_PATH
 from kedge.flower.spool import Message, spooled
@@ -74,7 +74,7 @@ class Node:
         try:
             self._socket = self._listen()
         except BaseException:
-            self._lock.close()
+            os.close(self._lock)
             raise
 
     def _listen(self) -> socket.socket:
@@ -83,7 +83,7 @@ class Node:
         others = self.users - {os.getuid()}
         if others and not hasattr(socket, "SO_PEERCRED"):
             raise KedgeError("this system does not tell who connects; use the node's own user")
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if others else 0o700)
+        make_folder(self.path.parent, private=not others)
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(self.path.stat().st_mode):
                 raise KedgeError(f"{self.path} is a file; choose another path for the socket")
@@ -149,7 +149,7 @@ class Node:
             self.path.unlink()
         if self._turn.acquire(timeout=STOP_S):
             self._turn.release()
-        self._lock.close()
+        os.close(self._lock)
 
     def serve_until_signal(self) -> None:
         """Answer requests until SIGTERM or SIGINT."""
@@ -167,15 +167,18 @@ def peer(connection: socket.socket) -> int | None:
     return int(struct.unpack("3i", found)[1])
 
 
-def _locked(folder: Path) -> IO[str]:
+def _locked(folder: Path) -> int:
     """Hold the folder as long as this process lives."""
     if fcntl is None:
         raise KedgeError("resident nodes need Unix sockets; this system has none")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = (folder / "node.lock").open("a", encoding="utf-8")
+    make_folder(folder, private=True)
+    try:
+        file = open_append(folder / "node.lock", private=True)
+    except NotPlain as error:
+        raise KedgeError(f"{folder / 'node.lock'}: {error.strerror}; delete it") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.close()
+        os.close(file)
         raise KedgeError(f"{folder} is in use: another node runs there") from None
     return file

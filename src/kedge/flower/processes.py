@@ -6,7 +6,7 @@ was killed for about a minute, until it counts the old one as gone. ``processes.
 runs. All processes have the token of the federation in their environment, also those that Flower's
 programs start on their own, so that ``end_all`` finds every one of them.
 
-This module needs the standard library alone: the supervisor is small.
+This module and what it imports need the standard library alone: the supervisor is small.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from kedge.files import make_folder, open_append, write_file
 
 PROGRAMS, PROCESSES = "programs.json", "processes.json"
 TOKEN = "KEDGE_FEDERATION"  # in the environment of all processes of a federation
@@ -112,8 +114,9 @@ class Supervisor:
 
     def _log(self, name: str) -> IO[bytes]:
         try:
-            (self.folder / "logs").mkdir(exist_ok=True)
-            return (self.folder / "logs" / f"{name}.txt").open("ab")
+            make_folder(self.folder / "logs", inside=self.folder)
+            log = self.folder / "logs" / f"{name}.txt"
+            return os.fdopen(open_append(log, inside=self.folder), "ab")
         except OSError:  # a disk without space is no reason to end what runs
             return open(os.devnull, "ab")
 
@@ -169,16 +172,14 @@ class Supervisor:
     def _save(self) -> None:
         found = {name: asdict(process) for name, process in self.processes.items()}
         values = {"supervisor": os.getpid(), "token": self.token, "processes": found}
-        temporary = self.folder / f".{PROCESSES}"
         with contextlib.suppress(OSError):  # as above; it is written again with the next change
-            temporary.write_text(json.dumps(values), encoding="utf-8")
-            temporary.replace(self.folder / PROCESSES)
+            write_file(self.folder / PROCESSES, json.dumps(values).encode(), private=True)
 
 
 def write_programs(folder: Path, token: str, programs: list[Program]) -> None:
     """Write what a supervisor runs."""
     values = {"token": token, "programs": [asdict(program) for program in programs]}
-    (folder / PROGRAMS).write_text(json.dumps(values, indent=1), encoding="utf-8")
+    write_file(folder / PROGRAMS, json.dumps(values, indent=1).encode(), private=True)
 
 
 def read_token(folder: Path) -> str:
@@ -205,7 +206,7 @@ def start_supervisor(folder: Path, token: str, owner: int = 0) -> int:
 
 def _main(folder: Path, owner: int) -> None:
     """Run the supervisor in a process that nobody waits for; print its id."""
-    log = os.open(folder / "supervisor.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = open_append(folder / "supervisor.txt", private=True)
     child = os.fork()
     if child:
         os.write(1, str(child).encode())

@@ -30,7 +30,7 @@ from kedge.runs.folder import SCORES, Folder
 from kedge.runs.headline import COMPANIONS, headline_of, is_imbalanced
 from kedge.runs.measure import over_clients
 from kedge.runs.result import Result, plain
-from kedge.runs.resuming import FEDERATION
+from kedge.runs.resuming import FEDERATION, SEATS
 from kedge.runs.rounds import UNTESTED, train_record
 from kedge.runs.scores import of_clients
 from kedge.session.session import Session
@@ -65,6 +65,7 @@ class Recording:
         return self.config.seeds[0]
 
     def save_roster(self) -> None:
+        self.folder.write(SEATS, self.roster.tokens_json().encode(), private=True)
         self.folder.write(FEDERATION, self.roster.to_json().encode())
 
     # -- rounds -------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ to an answer that did not leave; it is removed before the next line is written.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -28,11 +27,12 @@ import time
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from kedge.core.tree import Tree
+from kedge.files import append_file, open_append
 from kedge.flower.messages import Request
 from kedge.session import wire
 
@@ -103,8 +103,13 @@ class Releases:
         found: dict[str, dict[str, Release]] = {kind: {} for kind in KINDS}
         if not self.path.exists():
             return found
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        for kind, digest, run, round in LINE.findall(text[: text.rfind("\n") + 1]):
+        whole = self.path.read_bytes()
+        end = whole.rfind(b"\n") + 1
+        if end < len(whole):  # a process was killed while it wrote
+            with os.fdopen(open_append(self.path), "ab") as file:
+                file.truncate(end)  # needs no space
+        text = whole[:end].decode(errors="replace")
+        for kind, digest, run, round in LINE.findall(text):
             found[kind][digest] = Release(kind, digest, run, int(round))
         return found
 
@@ -130,25 +135,6 @@ class Releases:
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
         lines = "".join(f"{r.kind} {r.digest} {r.run} {r.round} {now}\n" for r in fresh)
-        with self.path.open("a+b", buffering=0) as file:
-            size = _whole_lines(file)
-            file.truncate(size)  # needs no space
-            try:
-                if file.write(lines.encode()) < len(lines):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(size)
-                raise
+        append_file(self.path, lines, synchronised=True)
         for release in fresh:
             self._known[release.kind][release.digest] = release
-
-
-def _whole_lines(file: IO[bytes]) -> int:
-    """Bytes of a file up to the end of its last whole line."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
-    if file.read(1) in (b"", b"\n"):
-        return size
-    file.seek(0)
-    return file.read().rfind(b"\n") + 1

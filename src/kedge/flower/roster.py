@@ -21,10 +21,10 @@ from kedge.data.encoding import Encoding, encodings
 from kedge.errors import DataError, UnknownName
 from kedge.flower.joining import Agreement
 from kedge.flower.statement import Statement
-from kedge.runs.resuming import FEDERATION
+from kedge.runs.resuming import FEDERATION, SEATS
 from kedge.session.terms import Terms
 
-FORMAT = 1
+FORMAT = 2  # since which the tokens are in a file of their own
 
 
 @dataclass
@@ -124,8 +124,13 @@ class Roster:
 
     # -- saving -------------------------------------------------------------------------------
 
+    def tokens_json(self) -> str:
+        """What members show when they come back, for a file of the server alone."""
+        return json.dumps({seat.name: seat.token for seat in self.seats})
+
     def to_json(self) -> str:
-        hidden = ("present", "agreed")
+        """All but the tokens."""
+        hidden = ("present", "agreed", "token")
         seats = [
             {k: v for k, v in dataclasses.asdict(seat).items() if k not in hidden}
             for seat in self.seats
@@ -149,16 +154,22 @@ class Roster:
             DataError: the file is damaged.
         """
         path = folder / FEDERATION
+        if not path.exists():
+            return None
         try:
             values: dict[str, Any] = json.loads(path.read_bytes())
-            if values["format"] != FORMAT:
+            if values["format"] not in (1, FORMAT):
                 raise DataError(f"{path} has format {values['format']}, this kedge reads {FORMAT}")
             encoding = dict(values["encoding"])
             kind = encodings[encoding.pop("kind")]
-            seats = [Seat(**seat) for seat in values["members"]]
+            members = values["members"]
+            if values["format"] == FORMAT:
+                tokens = json.loads((folder / SEATS).read_bytes())
+                members = [seat | {"token": str(tokens[seat["name"]])} for seat in members]
+            seats = [Seat(**seat) for seat in members]
             terms = Terms.from_json(values["terms"])
             return cls(str(values["run"]), terms, kind.from_dict(encoding), seats)
-        except FileNotFoundError:
-            return None
         except (OSError, ValueError, TypeError, KeyError, UnknownName) as error:
-            raise DataError(f"{path} is damaged ({error!r}); restore it from a backup") from None
+            raise DataError(
+                f"{path} or {SEATS} beside it is damaged ({error!r}); restore both from a backup"
+            ) from None

@@ -29,7 +29,7 @@ from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
 from kedge.data.federation import Federation
 from kedge.errors import KedgeError, ModelError, TermsError, WireError
-from kedge.files import write_file
+from kedge.files import append_file, check_owned, make_folder, write_file
 from kedge.flower.messages import PIECE, RUN_ID, Refused
 from kedge.flower.names import plain
 from kedge.flower.own_data import own_federation
@@ -220,21 +220,27 @@ def make_module(terms: Terms, own: Own, device: str = "cpu") -> nn.Module:
 
 
 class MemberFolder:
-    """The folder of a member; nobody else reads it."""
+    """The folder of a member; nobody else reads what is secret in it, or writes there.
+
+    Raises:
+        KedgeError: others can write there.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path, private=True)
+        check_owned(path)
+        make_folder(path / "runs", private=True)
+        for name, mode in (("runs", 0o700), ("secret", 0o600)):
+            with contextlib.suppress(FileNotFoundError):  # an older kedge let others read
+                (path / name).chmod(mode)
 
     def log(self, text: str) -> None:
         """Append a line to the log; further lines of a text are indented. What a full disk does not
         take is lost: an answer does not depend on it."""
         body = "\n    ".join(map(plain, text.strip().split("\n")))
-        with (
-            contextlib.suppress(OSError),
-            (self.path / "log.txt").open("a", encoding="utf-8") as file,
-        ):
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {body}\n")
+        with contextlib.suppress(OSError):
+            append_file(self.path / "log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {body}\n")
 
     @cached_property
     def releases(self) -> Releases:
@@ -251,12 +257,7 @@ class MemberFolder:
         """The key of this member's noise; drawn once."""
         path = self.path / "secret"
         if not path.exists():
-            handle = os.open(path.with_name(".secret.part"), os.O_WRONLY | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(os.urandom(32))
-                file.flush()
-                os.fsync(file.fileno())
-            path.with_name(".secret.part").replace(path)
+            write_file(path, os.urandom(32), private=True)
         return path.read_bytes()
 
     # -- places in runs -----------------------------------------------------------------------
@@ -288,16 +289,17 @@ class MemberFolder:
     def save_place(self, run: str, place: Place, fingerprint: str) -> None:
         """Keep a place that was :meth:`agreed`."""
         folder = self.run(run)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, private=True)
         if not (folder / "seat.json").exists():
-            write_file(folder / "initial.safetensors", wire.pieces("initial", place.initial, PIECE))
+            pieces = wire.pieces("initial", place.initial, PIECE)
+            write_file(folder / "initial.safetensors", pieces, private=True)
         values = {
             "terms": place.terms.to_json(),
             "client": place.client,
             "token": place.token,
             "data": fingerprint,
         }
-        write_file(folder / "seat.json", json.dumps(values).encode())
+        write_file(folder / "seat.json", json.dumps(values).encode(), private=True)
 
     def place(self, run: str, fingerprint: str) -> Place | None:
         """This member's place in a run; None if it has none.

@@ -19,6 +19,7 @@ from kedge.data.build import federate
 from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.silos import find_silos
 from kedge.errors import DataError, KedgeError
+from kedge.files import make_folder, new_file
 from kedge.flower.own_data import read_data
 from kedge.flower.scaling import Scaling
 from kedge.grammar import parse_call
@@ -122,10 +123,11 @@ def _write(path: Path, arrays: dict[str, Any], dataset: Dataset) -> None:
     names = dataset.classes
     if names is None and tasks[dataset.task].one_class:
         names = tuple(map(str, range(dataset.outputs)))  # a member may lack the last ones
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent, private=True)
     if names is not None:
         arrays = arrays | {"classes": np.array(names)}
-    np.savez(path, **arrays)
+    with new_file(path) as file:
+        np.savez(file, **arrays)
 
 
 def _options(dataset: Dataset) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kedge.errors import KedgeError
+from kedge.files import make_folder, write_file
 from kedge.flower.processes import Program
 
 FILE, FORMAT = "federation.json", 1
@@ -65,7 +66,7 @@ class Spec:
 
     def save(self, folder: Path) -> None:
         values = {"format": FORMAT, **dataclasses.asdict(self)}
-        (folder / FILE).write_text(json.dumps(values, indent=1), encoding="utf-8")
+        write_file(folder / FILE, json.dumps(values, indent=1).encode(), private=True)
 
     @classmethod
     def load(cls, folder: Path) -> Spec:
@@ -101,7 +102,7 @@ def option(folder: Path) -> str:
 
 def environment(folder: Path, home: str = "flower", threads: int = 1) -> dict[str, str]:
     """Variables for Flower's programs."""
-    (folder / home).mkdir(parents=True, exist_ok=True)
+    make_folder(folder / home, inside=folder)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = QUIET | {"FLWR_HOME": str(folder / home), "PATH": path}
     return found | {"OMP_NUM_THREADS": str(threads)}

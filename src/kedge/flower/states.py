@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kedge.errors import DataError
-from kedge.files import write_file
+from kedge.files import make_folder, write_file
 from kedge.session.session import NEVER
 
 STATE = re.compile(r"state-(\d{9})\.safetensors")
@@ -35,7 +35,7 @@ class States:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, private=True)
         for leftover in folder.glob(".*.part"):  # of a process that was killed
             leftover.unlink(missing_ok=True)
 
@@ -62,7 +62,8 @@ class States:
         The mark is written before anything is deleted, so a crash in between loses nothing.
         """
         if accepted != self.committed:
-            write_file(self.folder / "committed.json", json.dumps(accepted).encode())
+            content = json.dumps(accepted).encode()
+            write_file(self.folder / "committed.json", content, private=True)
         self._keep(lambda round: round >= accepted)
 
     def load(self, round: int) -> dict[str, Tensor] | None:
@@ -75,7 +76,7 @@ class States:
     def save(self, round: int, state: dict[str, Tensor], accepted: int) -> None:
         """Write the state after an attempt; of other attempts since ``accepted`` none is kept."""
         arrays = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-        write_file(self._path(round), save(arrays))
+        write_file(self._path(round), save(arrays), private=True)
         self._keep(lambda other: other in (accepted, round))
 
     def _keep(self, wanted: Any) -> None:

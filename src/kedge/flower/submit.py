@@ -6,6 +6,7 @@ without an end in the journal, it crashed, or the SuperLink did: the run can be 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import Interrupted, KedgeError, Paused
+from kedge.files import create_file, make_folder
 from kedge.flower.apps import STOP, read_journal
 from kedge.flower.init import write_app
 from kedge.flower.local import with_names
@@ -50,7 +52,8 @@ class Submitted:
 
     def stop(self) -> None:
         """Ask the server to stop after its round, or before it starts."""
-        Path(f"{self.journal}{STOP}").touch()
+        with contextlib.suppress(FileExistsError):
+            create_file(Path(f"{self.journal}{STOP}"))
 
 
 def submit(
@@ -84,7 +87,7 @@ def submit(
     scaling: Any = spec.scaling or None
     app = write_app(folder / "app", config, rules, scaling, "kedge", replace=True, own=own)
     journal = folder / "journals" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
-    journal.parent.mkdir(exist_ok=True)
+    make_folder(journal.parent, inside=folder)
     _wait_for_superlink(folder, spec.port)
     hint = hint or f"kedge flower run --out {out} --resume"
     told = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}

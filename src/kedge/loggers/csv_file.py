@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from kedge.csv_text import csv_lines, unquoted
+from kedge.files import append_file, write_file
 from kedge.loggers.protocol import numbers, own_folder
 from kedge.runs.config import Config
 from kedge.runs.result import Result
@@ -22,7 +23,6 @@ class CSV:
     def __init__(self) -> None:
         self.columns: list[str] = list(KEYS)
         self.rows: list[dict[str, Any]] = []
-        self._file: IO[str] | None = None
 
     def start(self, config: Config, folder: Path | None) -> None:
         """Read what is there; a line that was cut is dropped."""
@@ -30,7 +30,7 @@ class CSV:
         if self.path.exists():
             text = self.path.read_text(encoding="utf-8")
             reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-            self.columns = list(reader.fieldnames or KEYS)
+            self.columns = reader.fieldnames = [*map(unquoted, reader.fieldnames or KEYS)]
             self.rows = [row for row in reader if None not in row.values() and row["round"]]
         self._rewrite()
 
@@ -47,27 +47,14 @@ class CSV:
             self.columns += new
             self._rewrite()
             return
-        assert self._file is not None
-        self._writer(self._file).writerow(row)
-        self._file.flush()
+        append_file(self.path, self._text([row]), inside=self.path.parents[1])
 
     def end(self, result: Result | None) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _writer(self, file: IO[str]) -> csv.DictWriter[str]:
-        return csv.DictWriter(file, self.columns, restval="", lineterminator="\n")
+        """All rounds are in the file already."""
 
     def _rewrite(self) -> None:
-        self.end(None)
-        temporary = self.path.with_name(f".{FILE}.part")
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = self._writer(file)
-            writer.writeheader()
-            writer.writerows(self.rows)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8", newline="")
+        content = self._text([dict(zip(self.columns, self.columns, strict=True)), *self.rows])
+        write_file(self.path, content.encode(), inside=self.path.parents[1])
+
+    def _text(self, rows: list[dict[str, Any]]) -> str:
+        return "".join(csv_lines([row.get(name, "") for name in self.columns] for row in rows))

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kedge.files import write_file
 from kedge.loggers.protocol import numbers, own_folder, summary
 from kedge.runs.config import Config
 from kedge.runs.result import Result
@@ -101,9 +102,8 @@ class MLflow:
         self.client.log_batch(run, params=params)
         self.runs[seed] = str(run)
         known = {str(s): {"id": r, "place": self._place} for s, r in self.runs.items()}
-        temporary = self.folder / f".{RUNS}.part"
-        temporary.write_text(json.dumps(known), encoding="utf-8")
-        temporary.replace(self.folder / RUNS)
+        content = json.dumps(known).encode()
+        write_file(self.folder / RUNS, content, inside=self.folder.parent)
         return self.runs[seed]
 
     def _experiment(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from kedge.files import check_links, make_folder
 from kedge.runs.config import Config
 from kedge.runs.result import Result
 
@@ -59,9 +60,11 @@ def own_folder(folder: Path | None, name: str) -> Path:
 
     Raises:
         ValueError: the run is not saved.
+        KedgeError: it has links, through which a tracker would write elsewhere.
     """
     if folder is None:
         raise ValueError("the run has no folder; give it one with out=")
     path = folder / f"log-{name}"
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path, inside=folder)
+    check_links(path)
     return path

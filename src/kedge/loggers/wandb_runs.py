@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from kedge.files import write_file
 from kedge.loggers.protocol import numbers, own_folder, summary
 from kedge.runs.config import Config
 from kedge.runs.result import Result
@@ -76,9 +77,8 @@ class WandB:
 
             if seed not in self.ids:
                 self.ids[seed] = secrets.token_hex(4)
-                temporary = self.folder / f".{RUNS}.part"
-                temporary.write_text(json.dumps(self.ids), encoding="utf-8")
-                temporary.replace(self.folder / RUNS)
+                content = json.dumps(self.ids).encode()
+                write_file(self.folder / RUNS, content, inside=self.folder.parent)
             name = self.folder.parent.name
             mode: Any = os.environ.get("WANDB_MODE") or ("offline" if self.is_offline else "online")
             self.runs[seed] = wandb.init(

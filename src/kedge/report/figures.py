@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError
+from kedge.files import make_folder, new_file
 from kedge.runs.result import Result
 
 # Okabe and Ito's palette for colour-blind readers
@@ -78,10 +79,11 @@ def curves(results: Sequence[Result], paths: Sequence[str | Path], title: str = 
             band += "; seeds that stopped early go on with their last value"
         axes.set_title("\n".join(t for t in (title, band) if t), loc="left", fontsize=9)
         _legend(axes, figure, len(results), first.higher_is_better)
-        for path in paths:
+        for path in map(Path, paths):
             try:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, dpi=160)
+                make_folder(path.parent)
+                with new_file(path) as file:
+                    figure.savefig(file, format=path.suffix[1:].lower(), dpi=160)
             except (OSError, ValueError) as error:
                 raise DataError(f"{path} cannot be written: {error}") from None
         plt.close(figure)

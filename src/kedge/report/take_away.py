@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kedge.csv_text import csv_lines
 from kedge.report.page.facts import as_json
 from kedge.report.page.source import Source
 from kedge.runs.targets import write_target
@@ -69,15 +70,8 @@ def write_csv(sources: Sequence[Source], path: str | Path) -> Path:
     Raises:
         KedgeError: the file cannot be written.
     """
-    target = Path(path)
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(rows(sources))
-
-    write_target(target, write)
+    target, table = Path(path), chain([COLUMNS], rows(sources))
+    write_target(target, (line.encode() for line in csv_lines(table)))
     return target
 
 
@@ -89,9 +83,5 @@ def write_json(facts: Mapping[str, Any], path: str | Path) -> Path:
     """
     target = Path(path)
     text = json.dumps(as_json(facts), allow_nan=False, ensure_ascii=False, indent=1)
-    write_target(target, lambda temporary: _write(temporary, text))
+    write_target(target, f"{text}\n".encode())
     return target
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError
+from kedge.files import make_folder, new_file
 from kedge.report.figures import COLOURS
 from kedge.report.page.facts import as_json
 
@@ -54,8 +55,10 @@ def write_figures(facts: Mapping[str, Any], folder: str | Path) -> list[Path]:
                 for suffix in SUFFIXES:
                     path = target / f"{name}{more}{suffix}"
                     try:
-                        target.mkdir(parents=True, exist_ok=True)
-                        figure.savefig(path, metadata={"Date": None} if suffix == ".svg" else None)
+                        make_folder(target)
+                        date = {"Date": None} if suffix == ".svg" else None
+                        with new_file(path) as file:
+                            figure.savefig(file, format=suffix[1:], metadata=date)
                     except OSError as error:
                         raise DataError(f"{path} cannot be written: {error.strerror}") from None
                     written.append(path)

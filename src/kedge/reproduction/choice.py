@@ -11,6 +11,7 @@ from typing import Any
 
 from kedge.engines import Execution
 from kedge.errors import DataError
+from kedge.files import make_folder, write_file
 from kedge.reproduction.records import RUNS
 from kedge.reproduction.table import Row, Table
 from kedge.runs.config import Config
@@ -94,10 +95,9 @@ def choose_value(
     }
     path = choice_path(results, table, row)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.part")
-        temporary.write_text(json.dumps(plain(written), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        make_folder(path.parent, inside=results)
+        text = json.dumps(plain(written), indent=1)
+        write_file(path, f"{text}\n".encode(), inside=results)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from None
     return {choose.key: choose.values[best]}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kedge.errors import DataError, KedgeError
+from kedge.files import make_folder, write_file
 from kedge.reproduction.choice import choice_path
 from kedge.reproduction.records import Record, differences, keep, read_record
 from kedge.reproduction.table import Row, Table
@@ -66,7 +67,7 @@ def merge(table: Table, results: Path, other: Path) -> Merged:
             + "\nMove them away, or merge them with the recipe they were made with"
         )
     for path, record, row in new:
-        keep(path, record, row, free)  # one of ours with other settings is moved away
+        keep(path, record, row, free, results)  # one of ours with other settings is moved away
         merged.copied.append(path.name)
     _merge_choices(table, results, folder)
     return merged
@@ -104,5 +105,5 @@ def _merge_choices(table: Table, results: Path, folder: Path) -> None:
         mine = choice_path(results, table, row)
         theirs = folder / mine.name
         if theirs.is_file() and not mine.exists():
-            mine.parent.mkdir(parents=True, exist_ok=True)
-            mine.write_bytes(theirs.read_bytes())
+            make_folder(mine.parent, inside=results)
+            write_file(mine, theirs.read_bytes(), inside=results)

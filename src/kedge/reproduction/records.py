@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import re
 import statistics
 import time
@@ -25,6 +24,7 @@ from typing import Any
 from kedge.core.method import parse
 from kedge.data.partition import Partition
 from kedge.errors import DataError, KedgeError
+from kedge.files import make_folder, move_file, write_file
 from kedge.reproduction.table import FREE, Row, Table, settings_of
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
@@ -146,20 +146,16 @@ def _test(point: list[Any]) -> bool:
     )
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write a record atomically.
+def write_record(path: Path, record: Record, inside: Path | None = None) -> None:
+    """Write a record atomically; no folder below ``inside`` may be a link.
 
     Raises:
         DataError: the folder or the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(record.to_json() + "\n", encoding="utf-8")
-        temporary.replace(path)
+        make_folder(path.parent, inside=inside)
+        write_file(path, f"{record.to_json()}\n".encode(), inside=inside)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise DataError(
             f"{path} cannot be written: {error.strerror}; choose another --results"
         ) from None
@@ -275,7 +271,13 @@ def _median(records: list[dict[str, Any]]) -> float | None:
     return round(statistics.median(seconds), 4) if seconds else None
 
 
-def keep(path: Path, record: Record, row: Row, free: tuple[str, ...] = ()) -> Record:
+def keep(
+    path: Path,
+    record: Record,
+    row: Row,
+    free: tuple[str, ...] = (),
+    inside: Path | None = None,
+) -> Record:
     """Write a record, unless the file has one with as many rounds and the same settings.
 
     One with other settings than the recipe's is moved to ``superseded``. Returns what the file has.
@@ -284,14 +286,14 @@ def keep(path: Path, record: Record, row: Row, free: tuple[str, ...] = ()) -> Re
         with contextlib.suppress(DataError):
             before = read_record(path)
             if differences(before, row, free):
-                supersede(path, before)
+                supersede(path, before, inside)
             elif before.rounds_done >= record.rounds_done and not record.diverged:
                 return before
-    write_record(path, record)
+    write_record(path, record, inside)
     return record
 
 
-def supersede(path: Path, record: Record) -> Path:
+def supersede(path: Path, record: Record, inside: Path | None = None) -> Path:
     """Move a record to the folder of those that do not count any more."""
     target = path.parent / SUPERSEDED / f"{path.stem}.{record.date or 'undated'}.json"
     number = 1
@@ -299,8 +301,8 @@ def supersede(path: Path, record: Record) -> Path:
         number += 1
         target = target.with_name(f"{path.stem}.{record.date or 'undated'}-{number}.json")
     try:
-        target.parent.mkdir(exist_ok=True)
-        path.rename(target)
+        make_folder(target.parent, inside=inside or path.parent)
+        move_file(path, target, inside=inside or path.parent)
     except OSError as error:
         raise DataError(f"{path} cannot be moved to {target}: {error.strerror}") from None
     return target

@@ -13,8 +13,10 @@ from typing import Any
 from kedge.engines import Execution
 from kedge.engines.device import device_name, resolve_device
 from kedge.errors import DataError, Interrupted, KedgeError
+from kedge.files import check_links
 from kedge.reproduction.choice import choose_value, read_choice
 from kedge.reproduction.records import (
+    RUNS,
     Record,
     differences,
     found_records,
@@ -94,6 +96,9 @@ def run_table(
         KedgeError: the data are missing, or a run folder does not fit.
     """
     check_writable(context.results)
+    for home in {row.home[0] for row in rows}:
+        check_links(context.results, Path(RUNS, home))
+        check_links(context.results, home)
     for row in rows:
         collect(table, row, context.results)
     for row, group in _groups(table, rows, seeds):
@@ -273,7 +278,7 @@ def collect_seed(
     record = record_of(table, row, seed, run_path(results, table, row, seed), failed)
     if record is None or differences(record, row, free):
         return None
-    return keep(record_path(results, table, row, seed), record, row, free)
+    return keep(record_path(results, table, row, seed), record, row, free, results)
 
 
 def is_writable(results: Path) -> bool:

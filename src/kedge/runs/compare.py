@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from kedge.data.datasets import Dataset, load
 from kedge.engines.device import resolve_device
 from kedge.errors import Interrupted
+from kedge.files import check_links
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG
 from kedge.runs.folder import Folder, new_path
@@ -92,6 +93,8 @@ def compare(
         return like_with_like(results)
     renumber = (lambda: new_path(first, Path(out).parent, "compare")) if numbered else None
     listing = _listing(out, renumber)
+    if resume:
+        check_links(listing.root)
     known = listing.read(TYPES) if resume and listing.path.exists() else []
     if not resume:
         listing.check_free()

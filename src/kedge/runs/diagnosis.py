@@ -25,6 +25,7 @@ from kedge.diagnostics.training.probe import Probe, probe
 from kedge.engines import Execution
 from kedge.engines.device import device_name, precise, resolve_device, restored_threads, use_threads
 from kedge.errors import DataError, KedgeError, NotFinite
+from kedge.files import make_folder
 from kedge.loading import files, load_options
 from kedge.runs.compare import LISTING, TYPES
 from kedge.runs.environment import CONFIG, stored_config
@@ -86,7 +87,9 @@ def diagnose_run(
     sheets = []
     for row in Listing(path, LISTING, "comparison").read(TYPES):
         inside = path / row["folder"]
-        if row["yardstick"]:
+        if inside.is_symlink():
+            say(f"{inside} is left out: it is a link")
+        elif row["yardstick"]:
             say(f"{inside} is left out: it trains on pooled data, without clients")
         elif not (inside / CONFIG).is_file():
             say(f"{inside} is left out: it has not started")
@@ -297,7 +300,7 @@ class _Run:
             self.say(f"{self.path} cannot be written, so that the diagnosis is not kept there")
             return False
         try:
-            folder.mkdir(exist_ok=True)
+            make_folder(folder, inside=self.path)
         except OSError as error:
             raise DataError(f"{folder} cannot be made: {error.strerror}") from None
         return True

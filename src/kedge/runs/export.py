@@ -93,8 +93,7 @@ def export(predictor: Predictor, kind: str, path: Path) -> Path:
         else:
             _export_torch(program, x, path)
     sidecar = path.with_name(f"{path.name}.json")
-    text = json.dumps(description, indent=1)
-    write_target(sidecar, lambda temporary: _write_text(temporary, text))
+    write_target(sidecar, json.dumps(description, indent=1).encode())
     return sidecar
 
 
@@ -129,7 +128,7 @@ def _export_torch(program: Program, x: Tensor, path: Path) -> None:
     exported = _traced(program, x)
     written = io.BytesIO()  # torch ends the process if its own file cannot be written
     torch.export.save(exported, written)
-    write_target(path, lambda temporary: _write_bytes(temporary, written.getvalue()))
+    write_target(path, written.getvalue())
 
 
 def _export_onnx(program: Program, x: Tensor, path: Path, description: dict[str, Any]) -> None:
@@ -145,7 +144,13 @@ def _export_onnx(program: Program, x: Tensor, path: Path, description: dict[str,
         raise ModelError(f"the model cannot be written as ONNX: {_first_line(error)}") from error
     assert onnx is not None
     onnx.model.metadata_props["kedge"] = json.dumps(description)
-    write_target(path, lambda temporary: onnx.save(str(temporary), external_data=False))
+    try:
+        content = onnx.model_proto.SerializeToString()
+    except ValueError:
+        raise ModelError(
+            "a file of ONNX holds 2 GB at most, and the model is larger; export it with --to torch"
+        ) from None
+    write_target(path, content)
 
 
 def _traced(program: Program, x: Tensor) -> Any:
@@ -172,14 +177,6 @@ def _is_installed(name: str) -> bool:
     except ImportError:
         return False
     return True
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager

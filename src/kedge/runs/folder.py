@@ -9,6 +9,7 @@
         bundle.json            the model but for its weights, see kedge.runs.bundle
         result.json            the summary, once the run is complete
         federation.json        terms and members, of a run with remote members
+        seats.json             what members show when they come back; for the owner alone
         notes.json             tags and a note of the user, see kedge.runs.notes
         stop                   asks the training to stop after its round, see kedge.runs.stopping
         log-NAME/              what a logger wrote
@@ -45,11 +46,18 @@ from torch import nn
 
 from kedge._version import __version__
 from kedge.errors import DataError, KedgeError
-from kedge.files import write_file
+from kedge.files import (
+    append_file,
+    check_links,
+    create_file,
+    make_folder,
+    remove_file,
+    write_file,
+)
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
-from kedge.runs.resuming import FEDERATION, check_remote, check_settings
+from kedge.runs.resuming import FEDERATION, SEATS, check_remote, check_settings
 from kedge.runs.saved import read_records
 from kedge.runs.stopping import clear_stop
 from kedge.runs.tensors import safetensors_of
@@ -58,7 +66,7 @@ CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
 BEST_PERSONAL = "best_personal.safetensors"
 #: Files of a run that exist before its first checkpoint.
-OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json", FEDERATION)
+OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json", FEDERATION, SEATS)
 #: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
 opened: list[Path] = []
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
@@ -117,10 +125,11 @@ class Folder:
             remote: whether the run goes on with remote members; None: either will do.
 
         Raises:
-            KedgeError: the folder holds no run, a simulated one in place of a federation or the
-                other way round, or one with other settings.
+            KedgeError: the folder has links, or holds no run, a simulated one in place of a
+                federation or the other way round, or one with other settings.
         """
         folder = cls(path)
+        check_links(folder.path)
         if not (folder.path / CONFIG).is_file():
             raise KedgeError(
                 f"{path} holds no run to resume; leave out --resume to start one there"
@@ -152,9 +161,11 @@ class Folder:
                 *(f"seed-*/{n}" for n in (MODEL, BEST_MODEL, PERSONAL, BEST_PERSONAL, SCORES)),
             ):
                 for path in self.path.glob(name):  # those of fewer rounds
-                    path.unlink()
+                    remove_file(path, inside=self.path)
             self.write(CONFIG, config.to_toml().encode())
             self.log(f"extended to {config.rounds} rounds")
+        for path in self.path.glob("seed-*/.*.part"):  # of a process that was killed
+            remove_file(path, inside=self.path)
         opened.append(self.path)
         clear_stop(self.path)
         self.is_claimed = True
@@ -166,9 +177,9 @@ class Folder:
         while True:
             made = [p for p in (self.path, *self.path.parents) if not p.exists()]
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_folder(self.path)
                 self._created = made
-                (self.path / CONFIG).open("x").close()  # fails if another process was faster
+                create_file(self.path / CONFIG)  # fails if another process was faster
                 break
             except FileExistsError:
                 if not self._numbered:
@@ -195,7 +206,8 @@ class Folder:
         early = (PARTITION, CLIENTS, METRICS)
         for pattern in (*OWN_FILES, *(f"seed-*/{n}" for n in early), "**/.*.part"):
             for path in self.path.glob(pattern):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a folder that is a link is not entered
+                    remove_file(path, inside=self.path)
         with contextlib.suppress(OSError):  # other files stay
             for path in self.path.glob("seed-*"):
                 path.rmdir()
@@ -205,10 +217,15 @@ class Folder:
     def seed(self, seed: int) -> Path:
         """The folder of a seed; it is created if needed."""
         path = self.path / f"seed-{seed}"
-        path.mkdir(exist_ok=True)
+        try:
+            make_folder(path, inside=self.path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be made: {error.strerror}") from None
         return path
 
-    def write(self, name: str, content: bytes | Iterable[bytes | memoryview]) -> None:
+    def write(
+        self, name: str, content: bytes | Iterable[bytes | memoryview], private: bool = False
+    ) -> None:
         """Write a file atomically; ``content`` may be an iterator over its parts.
 
         Raises:
@@ -216,7 +233,7 @@ class Folder:
         """
         target = self.path / name
         try:
-            write_file(target, content)
+            write_file(target, content, private=private, inside=self.path)
         except OSError as error:
             raise DataError(
                 f"{target} cannot be written: {error.strerror}. Earlier files are intact; "
@@ -226,8 +243,7 @@ class Folder:
     def append(self, name: str, line: str) -> None:
         """Append a line to a file."""
         try:
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_file(self.path / name, line + "\n", inside=self.path)
         except OSError as error:
             raise DataError(
                 f"{self.path / name} cannot be written: {error.strerror}. "

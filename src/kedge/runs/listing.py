@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError, KedgeError
+from kedge.files import make_folder, remove_file
 from kedge.runs.config import Config, ConfigError
 from kedge.runs.environment import CONFIG, stored_config
 from kedge.runs.folder import Folder
@@ -56,6 +57,9 @@ class Listing:
         types = {"folder": str} | types
         if not isinstance(rows, list) or not rows or not all(_has(row, types) for row in rows):
             raise DataError(f"{self.path} is damaged: it does not list runs; {advice}")
+        for name in (row["folder"] for row in rows):
+            if name == ".." or Path(name).name != name:
+                raise DataError(f"{self.path} is damaged: {name!r} is outside of {self.root}")
         return rows
 
     def config(self, row: Row) -> Config:
@@ -83,7 +87,7 @@ class Listing:
         while not resume:
             made = [p for p in (self.root, *self.root.parents) if not p.exists()]
             try:
-                self.root.mkdir(parents=True, exist_ok=self.renumber is None)
+                make_folder(self.root, new=self.renumber is not None)
                 self._created = made
                 break
             except FileExistsError:
@@ -101,7 +105,7 @@ class Listing:
             yield
         except (KeyboardInterrupt, KedgeError):
             if self._created and not any(self.root.glob(f"*/{CONFIG}")):
-                self.path.unlink(missing_ok=True)
+                remove_file(self.path)
                 with contextlib.suppress(OSError):
                     for path in self._created:
                         path.rmdir()

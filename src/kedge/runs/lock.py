@@ -7,9 +7,9 @@ import os
 import struct
 import sys
 from pathlib import Path
-from typing import IO
 
 from kedge.errors import KedgeError
+from kedge.files import NotPlain, open_append
 
 try:
     import fcntl
@@ -26,7 +26,8 @@ class Lock:
     """The lock of a folder; it ends with the process. File systems without locks are not locked."""
 
     def __init__(self) -> None:
-        self._file: IO[str] | None = None
+        self._file: int | None = None
+        self._path = Path()
         self._owner = os.getpid()
 
     def take(self, folder: Path, why: str = TRAINING) -> None:
@@ -41,30 +42,32 @@ class Lock:
         with contextlib.suppress(FileNotFoundError):  # given back in between
             while True:
                 try:
-                    file = path.open("a", encoding="utf-8")
+                    file = open_append(path)
+                except NotPlain as error:
+                    raise KedgeError(f"{path}: {error.strerror}; delete it") from None
                 except OSError:
                     return  # whatever is wrong with the folder shows when a file is written
                 try:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except (BlockingIOError, PermissionError):
-                    file.close()
+                    os.close(file)
                     raise KedgeError(f"{folder} is in use: {why}") from None
                 except OSError:
-                    file.close()
+                    os.close(file)
                     return
-                if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    self._file = file
+                if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+                    self._file, self._path = file, path
                     return
-                file.close()  # it was given back in between: this file has no name any more
+                os.close(file)  # it was given back in between: this file has no name any more
 
     def give_back(self) -> None:
         """Let other processes train in the folder."""
         if self._file is None or os.getpid() != self._owner:  # a copy in a forked process
             return
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name)):
-                os.unlink(self._file.name)
-        self._file.close()
+            if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
+                os.unlink(self._path)
+        os.close(self._file)
         self._file = None
 
     def __del__(self) -> None:

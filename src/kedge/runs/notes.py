@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kedge.errors import FieldError
+from kedge.files import write_file
 
 NOTES, FORMAT = "notes.json", 1
 MAX_TAGS, MAX_TAG, MAX_NOTE = 20, 40, 20_000  # tags; characters of a tag and of a note
@@ -56,15 +54,5 @@ def write_notes(folder: Path, notes: Notes) -> None:
     Raises:
         OSError: the folder is not writable.
     """
-    temporary = folder / f".{NOTES}.{secrets.token_hex(4)}.part"
     content = json.dumps({"format": FORMAT, "tags": list(notes.tags), "note": notes.note})
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(content + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / NOTES)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    write_file(folder / NOTES, f"{content}\n".encode())

@@ -8,7 +8,8 @@ from pathlib import Path
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
 
-FEDERATION = "federation.json"  # terms and members, of a run with remote members
+#: Of a run with remote members: their terms and names, and the tokens of their seats.
+FEDERATION, SEATS = "federation.json", "seats.json"
 
 
 def check_settings(path: Path, stored: Config, config: Config) -> None:

@@ -103,7 +103,8 @@ def _member(job: SeedJob, execution: Execution) -> Member:
     partition = sim.federation.partition
     if job.folder is not None and partition is not None:
         _check_partition(job.folder, job.seed, partition)
-        partition.save(job.folder.seed(job.seed) / PARTITION)
+        job.folder.seed(job.seed)
+        job.folder.write(f"seed-{job.seed}/{PARTITION}", partition.to_json().encode())
     if job.folder is not None:
         save_clients(job.folder, job.seed, sim.federation)
         save_bundle(job.folder, job.config, sim)

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 from kedge.errors import Interrupted, Paused
+from kedge.files import create_file
 
 STOP = "stop"
 #: How the last lines of ``log.txt`` begin if a run did not complete.
@@ -27,8 +28,8 @@ def request_stop(folder: Path) -> None:
     Raises:
         OSError: the folder is not writable.
     """
-    flags = os.O_CREAT | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
-    os.close(os.open(folder / STOP, flags, 0o644))
+    with contextlib.suppress(FileExistsError):  # someone has asked already
+        create_file(folder / STOP)
 
 
 def is_stop_requested(folder: Path) -> bool:

@@ -22,6 +22,7 @@ from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device, restored_threads
 from kedge.engines.lane_bound import static
 from kedge.errors import KedgeError
+from kedge.files import check_links
 from kedge.runs import rounds
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG
@@ -185,6 +186,7 @@ def _folders(
     if listing is None:
         return [None] * len(settings)
     if resume:
+        check_links(listing.root)
         listing.read({"values": dict})
     else:
         listing.check_free()

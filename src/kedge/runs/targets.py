@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 from kedge.errors import KedgeError
+from kedge.files import write_file
 
 
 def check_target(path: str | Path, force: bool, suffix: str = "") -> Path:
@@ -33,18 +33,13 @@ def check_target(path: str | Path, force: bool, suffix: str = "") -> Path:
     return path
 
 
-def write_target(path: Path, write: Callable[[Path], None]) -> None:
-    """Call ``write(temporary)`` and rename the temporary file, so that no half file is left.
+def write_target(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file in one step, so that no half file is left.
 
     Raises:
         KedgeError: the file cannot be written, e.g. since the disk is full.
     """
-    temporary = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
-        write(temporary)
-        temporary.replace(path)
+        write_file(path, content)
     except OSError as error:
         raise KedgeError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):  # a read-only file system refuses even this
-            temporary.unlink(missing_ok=True)

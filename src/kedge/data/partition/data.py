@@ -139,9 +139,13 @@ class Partition:
             )
         return self
 
+    def to_json(self) -> str:
+        """The content of a file for :meth:`load`, with one client per line."""
+        return files.text_of(self._record())
+
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file for :meth:`load`, with one client per line; return its path."""
-        return files.save(self._record(), Path(path))
+        """Write a JSON file for :meth:`load`; return its path."""
+        return files.save(self.to_json(), Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kedge.errors import DataError
+from kedge.files import make_folder, write_file
 
 FORMAT, VERSION = "kedge partition", 1
 FIELDS = {
@@ -25,12 +24,8 @@ FIELDS = {
 }
 
 
-def save(record: dict[str, Any], path: Path) -> Path:
-    """Write the file atomically, with one client per line.
-
-    Raises:
-        DataError: it cannot be written, e.g. since the disk is full.
-    """
+def text_of(record: dict[str, Any]) -> str:
+    """The content of a file, with one client per line."""
     lines = [f'"format": {_json(FORMAT)}', f'"version": {VERSION}']
     for key, value in record.items():
         if isinstance(value, tuple):
@@ -38,14 +33,19 @@ def save(record: dict[str, Any], path: Path) -> Path:
             lines.append(f"{_json(key)}: [\n{rows}\n]")
         elif value is not None:
             lines.append(f"{_json(key)}: {_json(value)}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def save(text: str, path: Path) -> Path:
+    """Write the file atomically.
+
+    Raises:
+        DataError: it cannot be written, e.g. since the disk is full.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        partial.replace(path)
+        make_folder(path.parent)
+        write_file(path, text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 

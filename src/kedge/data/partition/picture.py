@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kedge.data.partition.registries import IntArray
 from kedge.errors import FieldError
+from kedge.files import make_folder, new_file
 
 if TYPE_CHECKING:
     from kedge.data.partition.data import Partition
@@ -62,11 +63,12 @@ def plot(
     if kind == "auto":
         few = counts is not None and max(counts.shape) <= 30
         kind = "bubbles" if few else "heatmap"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with mpl.rc_context(STYLE):
         figure = _figure(partition, counts, class_names, kind, client_names)
         metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
-        figure.savefig(path, dpi=200, facecolor="white", metadata=metadata)
+        with new_file(path) as file:
+            figure.savefig(file, format=suffix[1:], dpi=200, facecolor="white", metadata=metadata)
     return path
 
 

@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from kedge.files import make_folder, write_file
 
 MAX_ENTRIES = 500  # the oldest are evicted
 
@@ -28,10 +29,8 @@ def store(key: dict[str, Any], record: dict[str, Any]) -> None:
     others = {name: value for name, value in _read().items() if name != digest}
     newest = [*others.items(), (digest, record)][-MAX_ENTRIES:]
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(dict(newest), file)
-        Path(file.name).replace(path)
+        make_folder(path.parent)
+        write_file(path, json.dumps(dict(newest)).encode(), private=True)
 
 
 def _read() -> dict[str, dict[str, Any]]:

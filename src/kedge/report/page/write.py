@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from kedge._version import __version__
 from kedge.diagnostics.sheet import Sheet
 from kedge.errors import KedgeError
+from kedge.files import make_folder
 from kedge.report.page.diagnoses import sheet_facts
 from kedge.report.page.facts import FORMAT, as_json, facts_of
 from kedge.report.page.folders import read
@@ -44,15 +45,11 @@ def write_page(facts: Mapping[str, Any], path: str | Path) -> Path:
     target = Path(path)
     content = render(facts).encode()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
     except OSError as error:
         raise KedgeError(f"{target} cannot be written: {error.strerror or error}") from None
-    write_target(target, lambda temporary: _write(temporary, content))
+    write_target(target, content)
     return target
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def report(what: What, path: str | Path, title: str = "") -> Path:
