@@ -29,6 +29,7 @@ from kedge.core.tree import Tree
 from kedge.core.work import share_of
 from kedge.engines.reference import metric_sums
 from kedge.errors import WireError
+from kedge.flower.cells import counts_of
 from kedge.flower.messages import REPLY, Header, reply_header
 from kedge.flower.rules import Rules
 from kedge.flower.spool import Message, size_of
@@ -101,7 +102,8 @@ class Checks:
         if "answer" in value:
             value["answer"] = self._checked_answer(value["answer"], request.client)
         for kind, sums in whole.items():
-            check_sums(value[kind], int(tested), self.session.bound.task.one_class)
+            one_class = self.session.bound.task.one_class
+            check_sums(value[kind], int(tested), one_class, rounded="sums" in notes)
             value[kind] = {n: value[kind].get(n, _unknown(leaf)) for n, leaf in sums.items()}
         return Opened("", value, sizes)
 
@@ -256,20 +258,28 @@ def outliers(sizes: Mapping[int, Mapping[str, float]], ratio: float) -> dict[int
     return found
 
 
-def check_sums(sums: dict[str, Tensor], samples: int, one_class: bool) -> None:
-    """Raise a WireError for sums of a test that cannot be those of ``samples`` samples."""
+def check_sums(
+    sums: dict[str, Tensor], samples: int, one_class: bool, rounded: bool = False
+) -> None:
+    """Raise a WireError for sums of a test that cannot be those of ``samples`` samples.
+
+    A policy may have ``rounded`` numbers of answers, but not those of samples.
+    """
     for name in COUNTS:
         if name in sums and bool((sums[name] < 0).any()):
             raise WireError("a negative number of samples in a test")
-    every = [sums[name].sum() for name in ("count", "predicted") if one_class and name in sums]
+    answers = [] if rounded else ["predicted", "said", "histogram"]
+    known = {name: sums[name] for name in ("count", *answers) if name in sums}
+    every = [known[name].sum() for name in ("count", "predicted") if one_class and name in known]
     every += [sums["samples"]] if "samples" in sums else []
-    every += sums["histogram"].flatten(1).sum(1) if "histogram" in sums else []
+    every += known["histogram"].flatten(1).sum(1) if "histogram" in known else []
     every += [sums["calibration"][0].sum()] if "calibration" in sums else []
     if any(float(count) != samples for count in every):
         raise WireError("a test on other samples than the member has")
-    if any(bool((sums[name] > samples).any()) for name in ("count", "said") if name in sums):
+    if any(bool((known[name] > samples).any()) for name in ("count", "said") if name in known):
         raise WireError("a test on other samples than the member has")
-    for part, whole in (("right", "count"), ("hits", "count"), ("hits", "said")):
+    pairs = (("right", "count"), ("right", "predicted"), ("hits", "count"), ("hits", "said"))
+    for part, whole in pairs:
         if part in sums and whole in sums and bool((sums[part] > sums[whole]).any()):
             raise WireError("a test with more right answers than samples")
     for first, second in (("sum_y", "sum_y2"), ("sum_abs", "sum_sq")):  # Cauchy and Schwarz
@@ -282,7 +292,7 @@ def check_sums(sums: dict[str, Tensor], samples: int, one_class: bool) -> None:
 def _told(sums: dict[str, wire.Leaf], names: str) -> dict[str, wire.Leaf]:
     """The sums of a test that a member's policy lets leave; numbers of samples must be there."""
     found = {name: leaf for name, leaf in sums.items() if name in names.split(",")}
-    if sums.keys() - found.keys() & set(COUNTS) - {"histogram"}:
+    if counts_of(sums) - found.keys():
         raise WireError("a test without its numbers of samples")
     return found
 

@@ -106,8 +106,9 @@ class Releases:
         whole = self.path.read_bytes()
         end = whole.rfind(b"\n") + 1
         if end < len(whole):  # a process was killed while it wrote
-            with os.fdopen(open_append(self.path), "ab") as file:
-                file.truncate(end)  # needs no space
+            file = open_append(self.path)
+            os.ftruncate(file, end)  # needs no space
+            os.close(file)
         text = whole[:end].decode(errors="replace")
         for kind, digest, run, round in LINE.findall(text):
             found[kind][digest] = Release(kind, digest, run, int(round))
