@@ -17,7 +17,8 @@ from kedge.core.tree import Weights
 from kedge.errors import WireError
 from kedge.session import blob, wire
 
-TREES = trees(tensors(), Weights)
+#: Messages with a number that is not finite are refused.
+TREES = trees(tensors(), Weights).filter(tree.is_finite)
 NOTES = st.dictionaries(st.sampled_from(["round", "part", "a b"]), TEXT, max_size=2)
 
 

@@ -250,8 +250,7 @@ def advice(found: Measured) -> list[str]:
             "Clients differ in their inputs, so one model may not suit all: test every client "
             "(--personal), and try parts with private layers or models (fedper, fedrep, ditto; "
             "fedbn for networks with BatchNorm). kedge has not measured their gain under such "
-            "shift; fedbr was faster than FedAvg at first and level at the end on rotated MNIST "
-            "(one seed)."
+            "shift."
         )
     if levels.sizes >= 2:
         lines.append(
