@@ -39,13 +39,13 @@ class FedImpro(Part):
 
     Deviations: the default is the authors' released code with the ramp of the weight capped at 1,
     and beta_m = 0. Balanced labels include classes that a client lacks; the ramp protects the first
-    rounds from the random initial statistics. The paper cuts ResNet-18 after its second stage, so
-    the default cut is ``stage2``; an ``nn.Sequential`` without it is cut after the middle one of
-    its children, of those before the head from the first with parameters on. ``official`` does not cap the ramp (it counts epochs:
-    ramp = 500/E), and has the code's beta_m: max(0, 1 - D/5000) for D activations at the cut, where
-    a number of samples was meant; it is 0 from D = 5000 on. ``paper`` is as printed: the batch's
-    labels, draws from the received statistics, no ramp, variances, no cap. Clients add the noise,
-    and the scale stays >= 0. Neutral at: weight = 0. Sends, uploads: 2CD statistics (for
+    rounds from the random initial statistics. The default cut is ``stage2``, as for the paper's
+    ResNet-18; a sequential model without it is cut in the middle of its layers before the head,
+    of which those before the first parameter do not count. ``official`` does not cap the ramp (it
+    counts epochs: ramp = 500/E), and has the code's beta_m: max(0, 1 - D/5000) for D activations at
+    the cut, where a number of samples was meant; it is 0 from D = 5000 on. ``paper`` is as printed:
+    the batch's labels, draws from the received statistics, no ramp, variances, no cap. Clients add
+    the noise, and the scale stays >= 0. Neutral at: weight = 0. Sends, uploads: 2CD statistics (for
     ``stat_axes = channel``, D counts the channels); ``count_weighted`` adds C label counts. Keeps:
     nothing.
     """
