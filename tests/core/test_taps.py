@@ -282,4 +282,4 @@ def test_rows_at_a_submodule_that_is_called_twice_are_refused() -> None:
 
 def test_a_part_says_which_cuts_the_model_has() -> None:
     with pytest.raises(IncompatibleError, match=r"fedimpro cuts .*'stage2'.* after: stage1;"):
-        kedge.run("fedimpro(ramp=1)", clients=4, rounds=2, seeds=[0])
+        kedge.run("fedimpro(cut=stage2, ramp=1)", clients=4, rounds=2, seeds=[0])

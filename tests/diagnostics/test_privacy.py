@@ -82,7 +82,7 @@ def test_the_upload_of_fedimpro_is_attacked_class_by_class() -> None:
 def test_the_sheet_says_it_first_in_words() -> None:
     sheet = sheet_of_fedimpro()
     assert sheet.name == "privacy"
-    assert sheet.title == "Privacy of fedimpro in round 2"
+    assert sheet.title == "Privacy of fedimpro(cut=stage2) in round 2"
     upload, client = sheet.values["upload"], sheet.values["client"]
     assert upload["lone_samples"] > 1
     assert sheet.findings[0] == (

@@ -204,7 +204,7 @@ def test_an_unknown_cut_is_named() -> None:
                                                  ((5000,), 0.0), ((128, 16, 16), 0.0)])  # fmt: skip
 def test_momentum_of_the_released_code(shape: tuple[int, ...], momentum: float) -> None:
     spec = replace(images().simulate("fedavg").bound.spec, shapes={"stage2": shape})
-    official = FedImpro(**FedImpro.presets["official"])
+    official = FedImpro(cut="stage2", **FedImpro.presets["official"])
     assert official._momentum(spec) == pytest.approx(momentum, abs=1e-15)
     assert FedImpro(beta_m=0.3)._momentum(spec) == 0.3
 

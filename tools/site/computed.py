@@ -187,6 +187,7 @@ def traffic(part: Part | None) -> dict[str, Any]:
     """Numbers per client and round on a large model: FedAvg's, and the part's beyond them."""
     extra = {"sends": 0, "uploads": 0, "keeps": 0}
     if part is not None:
-        sizes = _simulation(part, part, LARGE).bound.spec.symbols(part)
+        bound = _simulation(part, part, LARGE).bound
+        part, sizes = bound.part(part.name), bound.spec.symbols(part)
         extra = {field: part.count(getattr(part, field), sizes) for field in extra}
     return {"model": LARGE, **_fedavg(), **extra}

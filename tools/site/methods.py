@@ -96,17 +96,8 @@ def page(name: str, cache: Path | None = None) -> str:
 def command(name: str) -> str:
     """A command that runs the method on built-in data in seconds."""
     cls = entries()[name]
-    stages = [1] if cls is FedAvg else [1, *map(_stage, cls().cuts())]
-    options = [f"hidden=[{','.join(['64'] * max(stages))}]"] if max(stages) > 1 else []
-    options += ["norm=bn"] if cls.needs_batchnorm else []
-    model = f' --model "mlp({", ".join(options)})"' if options else ""
+    model = ' --model "mlp(norm=bn)"' if cls.needs_batchnorm else ""
     return f"kedge run --method {name}{model} --rounds 3 --clients 5 --seeds 0"
-
-
-def _stage(cut: str) -> int:
-    """The stage after which a cut is; 1 for a cut of another name."""
-    number = cut.removeprefix("stage")
-    return int(number) if number.isdigit() else 1
 
 
 def _refuses(cls: type[Part]) -> list[str]:

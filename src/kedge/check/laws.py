@@ -180,7 +180,7 @@ def frugal(part: Part) -> None:
     plain = images(norm="bn", task=part.tasks[0]).simulate("fedavg")
     _run_surveys(run)
     run.run_round()
-    symbols = run.bound.spec.symbols(part)
+    part, symbols = run.bound.part(part.name), run.bound.spec.symbols(part)
     reply, base = _client_reply(run, 0), _client_reply(plain, 0)
     weights = run.bound.only_public(run.weights)
     uploaded = sum(tree.numel(u.value) for _, u in uploads_of(reply.uploads))

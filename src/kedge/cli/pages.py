@@ -205,12 +205,12 @@ def _facts(kind: Kind, name: str, thing: Any, schema: Schema) -> dict[str, str]:
 
 
 def _example(kind: Kind, name: str, schema: Schema) -> str:
-    """An entry as it is written on the command line, with its first option."""
+    """An entry as it is written on the command line, with the first option that has a value."""
     if name == "hf" and kind.name == "model":
         return "hf:NAME(lora=8)"
     if name in FORMATS and kind.name == "dataset":
         return "hf:NAME" if name == "hf" else f"{name}(path='...')"
-    first = next((row for row in schema.rows() if row.default != "-"), None)
+    first = next((row for row in schema.rows() if row.default not in ("-", '""')), None)
     if first is None:
         return name
     return f"{name}({first.name}={first.default or '...'})"

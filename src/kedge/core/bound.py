@@ -80,8 +80,9 @@ class Bound:
         initial: Weights,
         key: Tensor,
     ) -> None:
-        self.method, self.model, self.task, self.optim, self.data = method, model, task, optim, data
-        self.parts: tuple[Part, ...] = method.parts
+        self.method = Method(tuple(p.for_model(model) for p in method.parts))
+        self.model, self.task, self.optim, self.data = model, task, optim, data
+        self.parts: tuple[Part, ...] = self.method.parts
         self.details = False  # see :meth:`detailed`
         if model.batchnorm == "local":
             self.parts = (*self.parts, LocalStatistics())

@@ -47,6 +47,7 @@ from kedge.schema import Range as Range
 from kedge.schema.formula import evaluate
 
 if TYPE_CHECKING:
+    from kedge.core.model import Model
     from kedge.core.round import Round
     from kedge.core.view import Spec, View
 
@@ -191,6 +192,11 @@ class Part(Declarations):
         for field, value in self.schema().check(given).items():
             object.__setattr__(self, field, value)
 
+    def for_model(self, model: Model) -> Part:
+        """The part with the options filled in that its defaults leave to the model, such as a
+        cut; its hooks run on this one."""
+        return self
+
     def makes_inputs(self) -> bool:
         """Whether it generates, mixes or moves inputs, which whole numbers do not allow."""
         return False
@@ -236,7 +242,7 @@ class Part(Declarations):
 
 
 OTHERS = {"has", "hooks", "count", "cuts", "surveys", "advice", "schema"}
-OTHERS |= {"anchor_pull", "makes_inputs", "refuses"}
+OTHERS |= {"anchor_pull", "for_model", "makes_inputs", "refuses"}
 HOOKS = [n for n, f in vars(Part).items() if callable(f) and n[0] != "_" and n not in OTHERS]
 
 

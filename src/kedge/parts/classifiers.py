@@ -110,7 +110,8 @@ class CCVR(Part):
 
         Uses the symmetric square root of the covariance, which also exists if it is singular.
         """
-        value, vector = torch.linalg.eigh((covariance + covariance.mT) / 2)
+        exact = (covariance + covariance.mT).double() / 2  # LAPACK in float32 may return NaN
+        value, vector = (part.to(mean.dtype) for part in torch.linalg.eigh(exact))
         value = value.clamp_min(0)
         root = torch.sqrt(value + self.jitter * value.mean(-1, keepdim=True))
         eps = rng.normal(key, (len(mean), self.samples, mean.shape[1]), mean.dtype)
@@ -170,7 +171,7 @@ class SphereFed(Part):
         if classes > spec.features:
             raise IncompatibleError(
                 f"{self.name} needs at least as many features as classes, {classes}; the model has "
-                f"{spec.features}. Choose a wider model"
+                f"{spec.features}; choose a wider --model"
             )
         return {}
 

@@ -153,7 +153,12 @@ class Distiller(Taught):
         return self._generator(s.spec).prepared(s.prepare)
 
     def _generator(self, spec: Spec) -> Generator:
-        return make_generator(spec, self.level, self.noise, self.width, self.final_norm)
+        """Of inputs for the model, or of features for its head."""
+        classes = spec.task.outputs
+        if self.level == "feature":
+            return feature_generator(spec.shapes["features"], classes, self.noise, self.width)
+        shape = tuple(spec.input_shape)
+        return image_generator(shape, classes, self.noise, self.width, self.final_norm, self.name)
 
 
 def generator_step(
@@ -174,14 +179,6 @@ def generator_step(
         grads = s.axpy(weight_decay, params, grads)
     params, moments = s.update(Adam(), params, grads, fit.moments, lr)
     return Fit(Weights(params, buffers), moments)
-
-
-def make_generator(spec: Spec, level: str, noise: int, width: int, final_norm: bool) -> Generator:
-    """A generator of inputs for the model (``input``) or of features for its head (``feature``)."""
-    classes = spec.task.outputs
-    if level == "feature":
-        return feature_generator(spec.shapes["features"], classes, noise, width)
-    return image_generator(tuple(spec.input_shape), classes, noise, width, final_norm)
 
 
 def tuned_names(spec: Spec, level: str) -> list[str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.core import rng, tree
+from kedge.core.model import Model
 from kedge.core.part import Doc, Out, Part, Range, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.errors import IncompatibleError
 
 FIRST_SCALE = 0.1  # initial standard deviation
 FULL_DIMENSION = 5000  # activations from which on the released code has no momentum
@@ -37,16 +39,20 @@ class FedImpro(Part):
 
     Deviations: the default is the authors' released code with the ramp of the weight capped at 1,
     and beta_m = 0. Balanced labels include classes that a client lacks; the ramp protects the first
-    rounds from the random initial statistics. ``official`` does not cap the ramp (it counts epochs:
-    ramp = 500/E), and has the code's beta_m: max(0, 1 - D/5000) for D activations at the cut, where
-    a number of samples was meant; it is 0 from D = 5000 on. ``paper`` is as printed: the batch's
-    labels, draws from the received statistics, no ramp, variances, no cap. Clients add the noise,
-    and the scale stays >= 0. Neutral at: weight = 0. Sends, uploads: 2CD statistics (for
+    rounds from the random initial statistics. The default cut is ``stage2``, as for the paper's
+    ResNet-18; a sequential model without it is cut in the middle of its layers before the head,
+    of which those before the first parameter do not count. ``official`` does not cap the ramp (it
+    counts epochs: ramp = 500/E), and has the code's beta_m: max(0, 1 - D/5000) for D activations at
+    the cut, where a number of samples was meant; it is 0 from D = 5000 on. ``paper`` is as printed:
+    the batch's labels, draws from the received statistics, no ramp, variances, no cap. Clients add
+    the noise, and the scale stays >= 0. Neutral at: weight = 0. Sends, uploads: 2CD statistics (for
     ``stat_axes = channel``, D counts the channels); ``count_weighted`` adds C label counts. Keeps:
     nothing.
     """
 
-    cut: Annotated[str, Doc("last of the lower layers")] = "stage2"
+    cut: Annotated[
+        str, Doc("last of the lower layers; empty: stage2, else the middle one of the model")
+    ] = ""
     weight: Annotated[float, Doc("final weight of the drawn features' loss"), Range(0)] = 1.0
     ramp: Annotated[int, Doc("rounds over which the weight grows from 0; 0: none"), Range(0)] = 500
     cap: Annotated[bool, Doc("end the ramp at the final weight")] = True
@@ -101,6 +107,9 @@ class FedImpro(Part):
     sends = "2*C*D"
     uploads = "2*C*D + (C if count_weighted else 0)"
     compute = "generated rows through the upper layers"
+
+    def for_model(self, model: Model) -> Part:
+        return self if self.cut else replace(self, cut=_default_cut(model))
 
     def advice(self, rounds: int) -> str:
         if not self.weight or rounds >= self.ramp:
@@ -217,3 +226,24 @@ class FedImpro(Part):
         scale = self._capped(self._as_spread(variance.clamp_min(0)))
         scale = torch.where(count > 0, scale, r.server["scale"])
         return {"mean": r.server["mean"] + shift, "scale": scale}
+
+
+def _default_cut(model: Model) -> str:
+    """``stage2``; in a sequential model without it, the middle cut, of two the lower one."""
+    if "stage2" in model.cuts:
+        return "stage2"
+    net, inside = model.template, model.head_name or ""
+    cuts = [cut for cut in model.cuts if not inside.startswith(f"{cut}.")]
+    if not isinstance(net, nn.Sequential):
+        raise IncompatibleError(
+            "fedimpro cannot tell which layers of this model are the lower ones; name the last of "
+            f"them, as in fedimpro(cut={cuts[0] if cuts else 'NAME'})"
+        )
+    while cuts and not any(True for _ in net.get_submodule(cuts[0]).parameters()):
+        cuts = cuts[1:]  # a cut after it would share statistics of the inputs
+    if not cuts:
+        raise IncompatibleError(
+            "fedimpro trains layers below and above a cut, but this model has no layer below its "
+            'head; choose another --model, e.g. "mlp(hidden=[64])"'
+        )
+    return cuts[(len(cuts) - 1) // 2]

@@ -234,7 +234,8 @@ class FedGen(Taught):
     def _build(self, shape: tuple[int, ...], classes: int) -> Generator:
         if self.level == "feature":
             return feature_generator(shape, classes, self.noise, self.width or 8)
-        return image_generator(shape, classes, self.noise, self.width or 128, self.final_norm)
+        width = self.width or 128
+        return image_generator(shape, classes, self.noise, width, self.final_norm, self.name)
 
 
 @register

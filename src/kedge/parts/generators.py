@@ -87,6 +87,7 @@ def image_generator(
     noise: int = 100,
     width: int = 128,
     final_norm: bool = True,
+    owner: str = "fedgen",
 ) -> Generator:
     """FLBoost's image generator (Table 5a), after DFAD (Fang et al. 2019, arXiv:1912.11006).
 
@@ -96,12 +97,13 @@ def image_generator(
     divisible by the upsampling factor is generated larger and cropped; sides above 64 get more
     stages. Convolutions before a BatchNorm have no bias, which it would cancel.
 
-    Raises :class:`ModelError` if ``shape`` is not (channels, height, width).
+    Raises :class:`ModelError`, in the name of the part ``owner``, if ``shape`` is not (channels,
+    height, width).
     """
     if len(shape) != 3 or min(shape) < 1:
         raise ModelError(
-            f"the image generator needs inputs of shape (channels, height, width), not {shape}; "
-            "generate features instead: level=feature"
+            f"{owner} generates images here, (channels, height, width), not {shape}; let it "
+            f"generate features instead: {owner}(level=feature)"
         )
     channels, height, breadth = shape
     side = max(height, breadth)
