@@ -155,7 +155,7 @@ def train(sim: Simulation, args: argparse.Namespace) -> None:
     begin, training = time.perf_counter(), 0.0
     while sim.round < args.rounds:
         start = time.perf_counter()
-        cohort = sim.draw_cohort(sim.round)
+        cohort = sim.session.draw_clients(sim.round)
         totals = sim.run_round(cohort)
         loss = float(totals["terms"]["task"].mean())  # waits for the device
         training += time.perf_counter() - start

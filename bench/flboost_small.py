@@ -160,7 +160,7 @@ def diagnose(
         spec=spec,
         round=sim.round - 1,
         lr=0.1 * 0.998 ** (sim.round - 1),
-        key=sim.key,
+        key=sim.session.key,
         phase="",
         anchor=anchor,
         server=sim.server.slots["flboost"],
@@ -202,7 +202,7 @@ def run(method: str, args: argparse.Namespace) -> dict[str, Any]:
     boosts = [p for p in parse(method).parts if isinstance(p, FLBoost)]
     rows, begin = [], time.process_time()
     while sim.round < args.rounds:
-        cohort, anchor = sim.draw_cohort(sim.round), sim.weights
+        cohort, anchor = sim.session.draw_clients(sim.round), sim.weights
         totals = sim.run_round(cohort)
         if sim.round % 2 and sim.round < args.rounds:
             continue

@@ -57,7 +57,7 @@ def prepare(work: Workload, engine: str, method: str, precision: str) -> InProce
     else:
         execution, _ = read_engine(engine)
         sim = work.simulation(work.federation("cuda"), execution, method, precision)
-        run = partial(sim.run_round, check=False)
+        run = partial(sim.run_round, check="none")
     rounds = InProcess(run, "cuda", precision, 16)
     for _ in range(WARM):
         rounds()

@@ -219,10 +219,10 @@ def server(
     for method in args.methods:
         plain = argparse.Namespace(**vars(args) | {"compile": False})  # clients train once
         sim = simulation(plain, federation, method)
-        _, done = sim.train(sim.draw_cohort(0))
+        _, done = sim.train(sim.session.draw_clients(0))
         row: dict[str, Any] = {"method": method, "precision": args.precision}
         for kind, steps in kinds.items():
-            sim._steps = steps
+            sim.steps = steps
             start = time.perf_counter()
             COMPILED.clear()
             sim.aggregate(done.totals)  # capture and compile
@@ -274,7 +274,7 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         sim = simulation(args, federation, method)
         start = time.perf_counter()
         for _ in range(2):
-            sim.run_round(check=False)
+            sim.run_round(check="none")
         synchronize()
         first, seconds = time.perf_counter() - start, timed(sim.run_round, args.times)
         base = bases.setdefault(method.split("+")[0], seconds)

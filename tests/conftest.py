@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kedge.engines.choice import timings
+from kedge.tuning import timings
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from federations import NAMES, QUICK, Members, coordinator, datasets, settings
 
 from kedge.data.datasets import Dataset
 from kedge.flower.coordinator import Coordinator
-from kedge.flower.messages import REPLY, Request
+from kedge.flower.messages import REPLY, MemberRequest
 from kedge.flower.own_data import read_data
 from kedge.flower.rules import Rules
 from kedge.flower.statement import Question, Statement, state
@@ -25,7 +25,7 @@ LIAR, HONEST = "south", ("east", "north", "west")
 FEDBR = "fedbr(rows=4, samples=3, width=5, out=3, refresh=round)"
 
 #: (request, honest reply) -> what arrives; None: as it is.
-Lie = Callable[[Request, bytes], Any]
+Lie = Callable[[MemberRequest, bytes], Any]
 
 
 def lying(
@@ -40,7 +40,7 @@ def lying(
 ) -> tuple[Coordinator, Members, list[str]]:
     """A run to its end, with what its coordinator said."""
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return lie(request, reply) if name in liars else reply
 
     members, said = Members(tmp_path, data, names=names), list[str]()

@@ -15,7 +15,7 @@ from kedge.core.model import Model
 from kedge.core.tree import Weights
 from kedge.data.datasets import Dataset
 from kedge.flower.member import Member
-from kedge.flower.messages import Request, reply_header
+from kedge.flower.messages import MemberRequest, reply_header
 from kedge.flower.policy import Policy
 from kedge.flower.releases import Releases
 from kedge.flower.seat import agreement_text
@@ -80,7 +80,7 @@ class Server:
 
     def ask(self, kind: str, round: int = 0, **changes: Any) -> bytes:
         """The member's answer to a request."""
-        request = Request(kind, RUN, round, client=0, terms=self.terms.hash)
+        request = MemberRequest(kind, RUN, round, client=0, terms=self.terms.hash)
         return self.member.handle(replace(request, **changes).pack())
 
     def agree(self, initial: Weights | None = None, **changes: Any) -> str:

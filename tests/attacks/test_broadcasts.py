@@ -30,7 +30,7 @@ from kedge.core.model import Model
 from kedge.core.tree import Weights
 from kedge.data.datasets import Dataset
 from kedge.errors import NotFinite, WireError
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.policy import OPEN, Policy
 from kedge.session import wire
 from kedge.session.session import Ask, Down
@@ -338,9 +338,9 @@ def test_a_norm_that_is_not_finite_refuses() -> None:
 
 def test_a_request_can_still_be_packed(tmp_path: Path) -> None:
     """Who sends is not who checks: the member is."""
-    message = Request("train", RUN, value={"x": torch.tensor([NAN])}).pack()
+    message = MemberRequest("train", RUN, value={"x": torch.tensor([NAN])}).pack()
     with pytest.raises(WireError, match="not finite"):
-        Request.unpack(message)
+        MemberRequest.unpack(message)
 
 
 def test_data_of_a_hostile_scale_give_nothing_away(tmp_path: Path) -> None:

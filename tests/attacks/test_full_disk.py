@@ -13,7 +13,7 @@ from federations import Members, coordinator, datasets, settings
 from liars import LIAR
 
 from kedge.flower.member import Member
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.releases import Release, Releases
 
 
@@ -79,7 +79,7 @@ def test_a_member_on_a_full_disk_answers_with_a_code_and_goes_on_later(tmp_path:
     transport.send = keep  # type: ignore[method-assign]
     config = settings(per_round=0, rounds=2, model="linear")
     coordinator(members, config, tmp_path / "run", transport=transport).run()
-    last = [m for m in sent if Request.unpack(m).kind == "train"][-1]
+    last = [m for m in sent if MemberRequest.unpack(m).kind == "train"][-1]
     ledger = tmp_path / LIAR / "released.txt"
     kept = ledger.read_bytes()
     ledger.write_bytes(b"".join(kept.splitlines(keepends=True)[:2]))  # a join and an update
@@ -101,11 +101,11 @@ def test_the_log_of_a_member_has_no_line_of_the_server(tmp_path: Path) -> None:
     member = Member("north", datasets()[0], tmp_path / "north")
     forged = "bad\n2026-01-01 00:00:00  run is over\r\x1b[2J\ud800"
     for request in (
-        Request("refuse", "ab" * 8, text=forged),
-        Request(
+        MemberRequest("refuse", "ab" * 8, text=forged),
+        MemberRequest(
             "agree", "ab" * 8, text=json.dumps({"terms": json.dumps({forged: 1}), "token": ""})
         ),
-        Request("survey", "ab" * 8, part=forged, text=forged),
+        MemberRequest("survey", "ab" * 8, part=forged, text=forged),
     ):
         assert isinstance(member.handle(request.pack()), bytes)
     member.folder.log(f"x\n{forged}")

@@ -12,7 +12,7 @@ from kedge.errors import WireError
 from kedge.flower.gathering import class_notes
 from kedge.flower.joining import agree
 from kedge.flower.member import Member
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.names import look, plain
 from kedge.flower.statement import Statement
 
@@ -53,7 +53,7 @@ def test_the_name_of_a_member_is_taken_by_one_that_looks_like_it(kind: str, tmp_
 
     def handle(message: bytes) -> bytes:
         reply = twin.handle(message)
-        is_join = Request.unpack(message).kind == "join"
+        is_join = MemberRequest.unpack(message).kind == "join"
         return with_statement(reply, lambda values: values.update(name=name)) if is_join else reply
 
     members.handles["another node"], said = handle, list[str]()

@@ -38,7 +38,7 @@ from kedge.core.tree import Weights
 from kedge.errors import NotFinite
 from kedge.flower import spool
 from kedge.flower.courier import Courier
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.transport import Direct, Failure
 
 KINDS = ("join", "agree", "train", "survey", "evaluate", "refuse", "finish")
@@ -105,7 +105,7 @@ NOTES: dict[str, Forgery] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reply_without_code_ends_nothing(kind: str, tmp_path: Path) -> None:
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         if (request.kind, kind) == ("join", "refuse"):
             return with_statement(reply, lambda values: values.update(versions={}))
         return NOTES["no code"](reply) if request.kind == kind else reply
@@ -123,7 +123,7 @@ def test_a_reply_without_code_ends_nothing(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["join", "agree", "train", "evaluate"])
 @pytest.mark.parametrize("name", NOTES)
 def test_forged_notes_are_bad_replies(name: str, kind: str, tmp_path: Path) -> None:
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return NOTES[name](reply) if request.kind == kind else reply
 
     clients = 3 if kind == "join" else 4
@@ -135,7 +135,7 @@ def test_forged_notes_are_bad_replies(name: str, kind: str, tmp_path: Path) -> N
 
 
 def test_a_member_that_answers_nonsense_to_the_terms_is_excluded_in_the_end(tmp_path: Path) -> None:
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return b"nonsense" if request.kind == "agree" else reply
 
     run, members, said = lying(tmp_path, lie, rounds=6)
@@ -150,10 +150,10 @@ def test_whatever_an_opener_raises_is_a_bad_reply() -> None:
     courier = Courier(Direct({"a": lambda message: b"reply"}), lambda text: None)
 
     def failure(error: BaseException) -> Failure:
-        def opener(request: Request, message: Any) -> Any:
+        def opener(request: MemberRequest, message: Any) -> Any:
             raise error
 
-        make = {"a": lambda deadline: Request("finish", "ab" * 8)}
+        make = {"a": lambda deadline: MemberRequest("finish", "ab" * 8)}
         [(_, _, found)] = courier.exchange(make, 1.0, opener)
         assert isinstance(found, Failure)
         return found
@@ -172,7 +172,7 @@ def test_whatever_an_opener_raises_is_a_bad_reply() -> None:
 def test_answers_twice_late_and_for_another_client_change_nothing(tmp_path: Path) -> None:
     kept: list[bytes] = []
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         if not training(request):
             return reply
         kept.append(reply)
@@ -191,7 +191,7 @@ def test_a_header_may_not_take_more_memory_than_its_names_need(tmp_path: Path) -
     """JSON of empty lists takes twenty times its length in memory."""
     filler = {"x": [[]] * 700_000}
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         if not training(request):
             return reply
         start = 8 + int.from_bytes(reply[:8], "little")
@@ -227,7 +227,7 @@ def test_finite_but_huge_numbers_of_one_are_its_own_strike(
 ) -> None:
     """They would be averaged, and the next replies of the others would not be finite."""
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return again(reply, lambda value: filled(value, 1e14)) if request.kind == kind else reply
 
     run, members, said = lying(tmp_path, lie, method)
@@ -257,7 +257,7 @@ def updated(number: float) -> Forgery:
 def test_who_makes_a_sum_overflow_is_named(tmp_path: Path) -> None:
     """Every number is finite. The member continues from its state before that reply."""
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return updated(1e38)(reply) if training(request, 1) else reply
 
     run, members, said = lying(tmp_path, lie, "scaffold", rules=OPEN, rounds=4)
@@ -270,7 +270,7 @@ def test_who_makes_a_sum_overflow_is_named(tmp_path: Path) -> None:
 
 
 def test_two_of_five_who_make_a_sum_overflow_are_named(tmp_path: Path) -> None:
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return updated(1e38)(reply) if training(request, 1) else reply
 
     names, liars = (*NAMES, "zenith"), ("east", "south")
@@ -283,7 +283,7 @@ def test_two_of_five_who_make_a_sum_overflow_are_named(tmp_path: Path) -> None:
 def test_who_makes_the_state_of_the_method_not_finite_is_named(tmp_path: Path) -> None:
     """The weights would be finite after this round, and nothing after the next."""
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         number = 3.4e38 if request.client == 2 else 1e38
         return again(reply, lambda v: filled(v, number)) if training(request, 1) else reply
 
@@ -316,7 +316,7 @@ def test_who_sends_an_answer_that_breaks_the_method_is_named(tmp_path: Path) -> 
         answer = value["answer"]
         return value | {"answer": answer._replace(value=tree.scale(answer.value, -9.0))}
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return again(reply, change) if request.kind == "survey" else reply
 
     kedge.register(Solver)
@@ -332,7 +332,7 @@ def test_who_sends_an_answer_that_breaks_the_method_is_named(tmp_path: Path) -> 
 def test_if_nobody_is_to_blame_the_run_says_so(tmp_path: Path) -> None:
     """All updates are equally large: the step is too large, and no member lies."""
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return updated(2e37)(reply) if training(request, 1) else reply
 
     with pytest.raises(NotFinite, match="weights are not finite after round 2, though all replies"):
@@ -349,7 +349,7 @@ def test_whole_numbers_are_bounded_too(tmp_path: Path) -> None:
         )
         return value | {"answer": answer._replace(value=huge)}
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return again(reply, change) if request.kind == "survey" else reply
 
     run, _, said = lying(tmp_path, lie, FEDBR)
@@ -387,7 +387,7 @@ def test_sums_of_a_test_that_no_samples_have(
         found.append(1)
         return value | {"sums": sums | {name: torch.full_like(sums[name], number)}}
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         return again(reply, change) if request.test else reply
 
     run, _, _ = lying(tmp_path, lie, data=datasets(task), metric=metric, rounds=2, model="linear")
@@ -408,7 +408,7 @@ def test_what_the_coordinator_prints_and_writes_is_plain(tmp_path: Path) -> None
     forged = [other(**{name: CONTROL}) for name in ("kind", "version", "part", "code", "tested")]
     forged.append(lambda reply: again(reply, lambda value: value | {CONTROL: torch.zeros(1)}))
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         if request.kind == "survey":
             return Failure(CONTROL, is_bad=True)
         return forged[request.round](reply) if training(request) else reply
@@ -432,7 +432,7 @@ def test_a_disk_that_is_full_is_nobodys_lie(
         monkeypatch.setattr("kedge.flower.courier.spooled", spool.spooled)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def lie(request: Request, reply: bytes) -> Any:
+    def lie(request: MemberRequest, reply: bytes) -> Any:
         if training(request, 1):
             monkeypatch.setattr("kedge.flower.courier.spooled", no_space)
         return reply

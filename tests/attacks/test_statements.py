@@ -25,7 +25,7 @@ from kedge.data.datasets import Dataset
 from kedge.errors import TermsError
 from kedge.flower.coordinator import Coordinator
 from kedge.flower.joining import agree
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.rules import Rules
 from kedge.flower.statement import Statement
 
@@ -111,7 +111,7 @@ class Liar:
         self.members = Members(folder, data)
 
     def run(self, change: Change, **options: Any) -> Coordinator:
-        def fault(name: str, request: Request, reply: bytes) -> Any:
+        def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
             is_lie = name == LIAR and request.kind == "join"
             return with_statement(reply, change) if is_lie else reply
 
@@ -168,7 +168,7 @@ def test_a_liar_that_comes_first_does_not_take_the_place_of_an_honest_member(
     members, late = Members(tmp_path), dict[str, Any]()
     late["node of west"] = members.handles.pop("node of west")
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         is_lie = name == LIAR and request.kind == "join"
         return with_statement(reply, LIES["a mean of 1e30"]) if is_lie else reply
 
@@ -195,7 +195,7 @@ def test_a_second_statement_in_the_middle_of_a_run_changes_nothing(tmp_path: Pat
     """South comes back under another id, with its token, and states other data."""
     members = Members(tmp_path)
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if request.kind == "train" and request.round == 0 and "node of south" in members.handles:
             members.handles["south again"] = members.handles.pop("node of south")
         if name == "south again" and request.kind == "join":

@@ -72,7 +72,7 @@ def test_the_eager_rival_computes_the_same_rounds_as_the_loop(work: Workload) ->
     first = {k: v.clone() for k, v in eager.server.state_dict().items()}
     assert gap(sim.weights, first) == 0
     for round in range(2):
-        clients = sim.draw_cohort(round)
+        clients = sim.session.draw_clients(round)
         eager(clients, sim.cohort(clients).batches)
         sim.run_round(clients)
     assert gap(sim.weights, eager.server.state_dict()) < 1e-5
@@ -315,7 +315,7 @@ def test_the_papers_own_settings_have_their_networks_and_methods(name: str) -> N
     federation = small.federation("cpu")
     for method in methods:  # each is bound to the network, with its cut
         sim = small.simulation(federation, Execution("loop"), method)
-        assert sim.per_round == 1
+        assert sim.session.cohort_size == 1
         assert sim.bound.optim.weight_decay == work.weight_decay
     assert set(GROUPS["papers"]) == set(PAPERS)
 

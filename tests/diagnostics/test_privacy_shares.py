@@ -76,7 +76,7 @@ def test_single_clients_and_labels_are_told() -> None:
     found = share_round(run, 0)
     [counts] = [s for s in found.shares if s.name == "counts"]
     assert (counts.kind, counts.seen) == ("Stack", "each client's own")
-    assert torch.equal(found.upload("flboost", "counts"), run.label_counts[0])
+    assert torch.equal(found.upload("flboost", "counts"), run.clients.label_counts[0])
     text = " ".join(sentences(run, found))
     assert "FLBoost needs what each single client sends" in text
     assert "Labels are counted or averaged in what clients send: FLBoost (each client)" in text

@@ -43,7 +43,7 @@ def test_the_simulation_does_not_change(part: Part) -> None:
         assert tree.equal(probed.state(), plain.state())
         assert tree.gap(found.aggregate, plain.weights) < 1e-11
         assert found.round == 1
-        assert found.clients == plain.draw_cohort(1)
+        assert found.clients == plain.session.draw_clients(1)
     assert findings([measure(found)])[0].endswith(".")  # every method has a verdict
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.engines.choice import load, timings
+from kedge.tuning import load, timings
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from kedge.data.datasets import load
-from kedge.engines.choice import plan
 from kedge.engines.loop import Loop
 from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers, can_start_workers
 from kedge.runs import runner
 from kedge.runs.config import Config
 from kedge.runs.planning import choose
+from kedge.tuning import plan
 
 CPU = torch.device("cpu")
 FORKS = pytest.mark.skipif(

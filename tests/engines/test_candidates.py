@@ -21,14 +21,14 @@ from torch.utils import backend_registration
 import kedge
 from kedge.core.tree import Weights
 from kedge.engines import Execution
-from kedge.engines.choice import placement, plan, timings
-from kedge.engines.choice.load import Load
-from kedge.engines.choice.memory import Need
-from kedge.engines.choice.trial import Piece, measure_need
 from kedge.engines.vector import Vector
 from kedge.engines.workers import can_start_workers
 from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
+from kedge.tuning import placement, plan, timings
+from kedge.tuning.load import Load
+from kedge.tuning.memory import Need
+from kedge.tuning.trial import Piece, measure_need
 
 LOOP, VECTOR, SHARED = Execution("loop"), Execution("vector"), Execution("loop", workers=4)
 FUSED_LOOP, FUSED = Execution("loop", compile=True), Execution("vector", compile=True)
@@ -128,7 +128,7 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
         return replies(self, bound, jobs, steps, *rest)
 
     sim = make(Config(clients=3))(0, LOOP)
-    pieces = [Piece([0, 1, 2], sim.work)]
+    pieces = [Piece([0, 1, 2], sim.session.workload.work)]
     assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {}, Load())) == {
         LOOP,
         VECTOR,

@@ -141,7 +141,7 @@ def test_steps_of_the_full_stack_are_compiled_once(compiler: Compiler) -> None:
 
 
 def steps(sim: Simulation, clients: Sequence[int]) -> list[int]:
-    return [sim.work.steps_for(sim.federation.sizes[k]) for k in clients]
+    return [sim.session.workload.work.steps_for(sim.federation.sizes[k]) for k in clients]
 
 
 def test_ragged_clients_stay_on_the_compiled_stack(compiler: Compiler) -> None:

@@ -16,13 +16,13 @@ from torch import Tensor
 import kedge
 from kedge.engines import Execution
 from kedge.engines import device as precision
-from kedge.engines.choice import memory, placement, plan
-from kedge.engines.choice.memory import Need
-from kedge.engines.choice.placement import format_bytes
-from kedge.engines.choice.trial import Piece, measure_need, start_trial, training
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
+from kedge.tuning import memory, placement, plan
+from kedge.tuning.memory import Need
+from kedge.tuning.placement import format_bytes
+from kedge.tuning.trial import Piece, measure_need, start_trial, training
 
 # -- memory -----------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def test_the_memory_of_a_cohort_is_foretold(engine: str, method: str) -> None:
     found = measure_need(sim, engine, config.rounds)
     assert found is not None
     whole = start_trial(sim, Execution(engine), config.rounds)
-    piece = Piece(list(range(12)), dataclasses.replace(sim.work, steps=3))
+    piece = Piece(list(range(12)), dataclasses.replace(sim.session.workload.work, steps=3))
     assert found.of(12) == pytest.approx(memory.peak(training(whole, piece), CPU), rel=0.2)
 
 

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 import kedge
 from kedge.engines import Execution
-from kedge.engines.choice import cache as plan_cache
-from kedge.engines.choice import known, plan, timings
-from kedge.engines.choice.timings import Timings
-from kedge.engines.choice.trial import Piece
 from kedge.engines.loop import Loop
 from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers
 from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
+from kedge.tuning import cache as plan_cache
+from kedge.tuning import known, plan, timings
+from kedge.tuning.timings import Timings
+from kedge.tuning.trial import Piece
 
 # -- the engine -------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ def test_a_round_follows_from_its_pieces(budget: float, settings: dict) -> None:
     config = Config(clients=8, **settings)
     sim = make(config)(0, Execution("loop"))
     own, cost = list(range(8)), timings.Cost(0.003, 0.01)
-    steps = Piece(own, sim.work).steps(sim)
+    steps = Piece(own, sim.session.workload.work).steps(sim)
     assert steps == (
         320 if settings["steps"] else sum(-(-4 * n // 32) for n in sim.federation.sizes)
     )

@@ -75,7 +75,7 @@ def problem(norm: str = "bn", **options: Any) -> Problem:
 def captured(sim: Simulation, joined: bool = False) -> Simulation:
     """The simulation with the server's steps as on a GPU; ``joined``: as in compiled steps, the
     student's passes join those of the clients' models."""
-    sim._steps = FastSteps(Captures(True), CUDA, False)
+    sim.steps = FastSteps(Captures(True), CUDA, False)
     sim._steps.stacks_all = joined
     return sim
 
@@ -335,7 +335,7 @@ def test_on_a_cpu_steps_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(server_steps, "compile_function", compiler)
     expected = run(problem().simulate(METHODS[2], "vector"))
     sim = problem().simulate(METHODS[2], "vector")
-    sim._steps = FastSteps(Captures(True), torch.device("cpu"), True)
+    sim.steps = FastSteps(Captures(True), torch.device("cpu"), True)
     assert tree.equal(run(sim), expected)
     assert len(compiled) == 2  # the generator's step, the student's
 
@@ -359,7 +359,7 @@ def test_compiled_steps_equal_the_reference() -> None:
     method = "feddf(generator_steps=0, student_steps=2, batch=6, noise=3, width=4)"
     expected = run(problem().simulate(method))
     sim = problem().simulate(method)
-    sim._steps = FastSteps(Captures(False), torch.device("cpu"), True)
+    sim.steps = FastSteps(Captures(False), torch.device("cpu"), True)
     assert tree.gap(run(sim), expected) < 1e-9
 
 
@@ -397,14 +397,14 @@ def test_graphs_equal_eager_steps(
     states = []
     for captures in (Captures(True), Captures(False)):
         sim = on_gpu(norm, method, engine)
-        sim._steps = FastSteps(captures, CUDA, False)
+        sim.steps = FastSteps(captures, CUDA, False)
         states.append(run(sim))
         assert None not in captures._captured.values()  # none was given up
     assert tree.gap(*states) < 1e-6
     states = []
     for steps in (FastSteps(Captures(True), CUDA, False), REFERENCE):
         sim = on_gpu(norm, method, engine, torch.float64)
-        sim._steps = steps
+        sim.steps = steps
         states.append(run(sim))
     assert tree.gap(*states) < 1e-10
 

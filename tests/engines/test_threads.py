@@ -18,14 +18,14 @@ from planning import make, planned
 import kedge
 from kedge.cli import let_waiting_threads_sleep
 from kedge.engines import Execution
-from kedge.engines.choice import known, load, plan, threads, timings
-from kedge.engines.choice.known import Measurements
-from kedge.engines.choice.load import Load
-from kedge.engines.choice.subject import Settings
-from kedge.engines.choice.timings import Timings
 from kedge.errors import FieldError
 from kedge.runs import planning, runner
 from kedge.runs.config import Config
+from kedge.tuning import known, load, plan, threads, timings
+from kedge.tuning.known import Measurements
+from kedge.tuning.load import Load
+from kedge.tuning.placement import Settings
+from kedge.tuning.timings import Timings
 
 CPU = torch.device("cpu")
 LOOP, VECTOR = Execution("loop", threads=1), Execution("vector", threads=1)

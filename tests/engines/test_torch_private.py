@@ -18,10 +18,10 @@ from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.tree import Tree
 from kedge.engines import Execution, torch_compiler, torch_private
-from kedge.engines.choice import memory
-from kedge.engines.choice.memory import Need
-from kedge.engines.choice.trial import measure_need
 from kedge.engines.torch_private import gradient, over_clients, transforms_active
+from kedge.tuning import memory
+from kedge.tuning.memory import Need
+from kedge.tuning.trial import measure_need
 
 
 class Given(NamedTuple):

@@ -184,7 +184,7 @@ class Shows(Part):
 @pytest.mark.parametrize("part", [Keeps(), Shows()])
 def test_parts_may_hold_on_to_weights(part: Part) -> None:
     runs = [images(sizes=RAGGED).simulate(part, engine) for engine in ("loop", "vector")]
-    terms = [sim.run_round()["terms"] for sim in runs]
+    terms = [sim.run_round().losses for sim in runs]
     assert tree.gap(*(sim.state() for sim in runs)) < 1e-12
     assert tree.gap(*terms) < 1e-12
     if part.name == "keeps":

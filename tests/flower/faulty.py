@@ -7,11 +7,11 @@ from typing import Any
 
 from federations import Members
 
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.transport import Direct, Failure
 
 #: (name of the member, request, reply) -> what arrives in place of the reply.
-Fault = Callable[[str, Request, bytes], Any]
+Fault = Callable[[str, MemberRequest, bytes], Any]
 
 
 class Faulty(Direct):
@@ -23,7 +23,7 @@ class Faulty(Direct):
     def __init__(self, members: Members, fault: Fault) -> None:
         super().__init__(members.handles)
         self.members_, self.fault = members, fault
-        self.requests: list[tuple[str, Request]] = []
+        self.requests: list[tuple[str, MemberRequest]] = []
         self.waits = 0
 
     def receive(
@@ -35,7 +35,7 @@ class Faulty(Direct):
             if handle is None:
                 yield number, Failure("unreachable")
                 continue
-            request = Request.unpack(message)
+            request = MemberRequest.unpack(message)
             self.requests.append((node, request))
             try:
                 reply: Any = handle(message)
@@ -51,5 +51,5 @@ class Faulty(Direct):
         self.waits += 1
 
 
-def training(request: Request, round: int | None = None) -> bool:
+def training(request: MemberRequest, round: int | None = None) -> bool:
     return request.kind == "train" and round in (None, request.round)

@@ -20,7 +20,7 @@ from grids import MemberGrid, app_folder
 
 from kedge.errors import Interrupted, Paused, TermsError
 from kedge.flower import apps
-from kedge.flower.messages import Request, pack_refusal
+from kedge.flower.messages import MemberRequest, pack_refusal
 from kedge.flower.submit import Submitted
 
 pytestmark = pytest.mark.flower
@@ -39,7 +39,7 @@ def failing(members: Members) -> Members:
     for node, handle in members.handles.items():
 
         def answer(message: bytes, handle: Any = handle) -> bytes:
-            request = Request.unpack(message)
+            request = MemberRequest.unpack(message)
             is_late = request.kind == "train" and request.round
             return pack_refusal(request, "FAILED") if is_late else handle(message)
 

@@ -21,11 +21,11 @@ from kedge.core.part import Stack
 from kedge.core.tree import Weights
 from kedge.errors import Paused
 from kedge.flower.checks import check_sums, with_client
-from kedge.flower.messages import REPLY, Request
+from kedge.flower.messages import REPLY, MemberRequest
 from kedge.flower.transport import Failure
 from kedge.session import blob, wire
 
-Forgery = Callable[[Request, bytes], bytes]
+Forgery = Callable[[MemberRequest, bytes], bytes]
 FORGERIES: dict[str, tuple[Forgery, str]] = {}
 
 
@@ -75,78 +75,78 @@ def replaced(**fields: Any) -> Callable[[Any], Any]:
 
 
 @forgery("header")
-def nothing(request: Request, reply: bytes) -> bytes:
+def nothing(request: MemberRequest, reply: bytes) -> bytes:
     return b""
 
 
 @forgery("header")
-def not_safetensors(request: Request, reply: bytes) -> bytes:
+def not_safetensors(request: MemberRequest, reply: bytes) -> bytes:
     return b"\x00" * 500
 
 
 @forgery("header")
-def pickled(request: Request, reply: bytes) -> bytes:
+def pickled(request: MemberRequest, reply: bytes) -> bytes:
     return pickle.dumps({"reply": [1.0] * 100})
 
 
 @forgery("header that is larger")
-def oversized_header(request: Request, reply: bytes) -> bytes:
+def oversized_header(request: MemberRequest, reply: bytes) -> bytes:
     return (1 << 62).to_bytes(8, "little") + reply[8:]
 
 
 @forgery("bytes, of")
-def oversized(request: Request, reply: bytes) -> bytes:
+def oversized(request: MemberRequest, reply: bytes) -> bytes:
     return reply + b"\x00" * (8 << 20)
 
 
 @forgery("header cannot be read")
-def deep_json(request: Request, reply: bytes) -> bytes:
+def deep_json(request: MemberRequest, reply: bytes) -> bytes:
     return (50_000).to_bytes(8, "little") + b"[" * 50_000 + b"\x00" * 100
 
 
 @forgery("does not have the length|header says")
-def cut_short(request: Request, reply: bytes) -> bytes:
+def cut_short(request: MemberRequest, reply: bytes) -> bytes:
     return reply[:-8]
 
 
 @forgery("checksum")
-def damaged(request: Request, reply: bytes) -> bytes:
+def damaged(request: MemberRequest, reply: bytes) -> bytes:
     return reply[:-5] + bytes([reply[-5] ^ 1]) + reply[-4:]
 
 
 @forgery("version '9'")
-def another_version(request: Request, reply: bytes) -> bytes:
+def another_version(request: MemberRequest, reply: bytes) -> bytes:
     plain = again(reply)
     return blob.sealed(plain.replace(b'\\"version\\": \\"1\\"', b'\\"version\\": \\"9\\"'))
 
 
 @forgery("kind 'down'")
-def another_kind(request: Request, reply: bytes) -> bytes:
+def another_kind(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, kind="down")
 
 
 @forgery("unknown array")
-def another_name(request: Request, reply: bytes) -> bytes:
+def another_name(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, lambda value: value | {"more": torch.zeros(3)})
 
 
 @forgery("lacks")
-def a_missing_array(request: Request, reply: bytes) -> bytes:
+def a_missing_array(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, lambda value: {"reply": value["reply"]._replace(terms={})})
 
 
 @forgery("expected")
-def another_shape(request: Request, reply: bytes) -> bytes:
+def another_shape(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, with_delta(lambda x: torch.cat([x, x])))
 
 
 @forgery("expected")
-def another_dtype(request: Request, reply: bytes) -> bytes:
+def another_dtype(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, with_delta(Tensor.double))
 
 
 @forgery("expected|length")
-def a_header_that_lies(request: Request, reply: bytes) -> bytes:
+def a_header_that_lies(request: MemberRequest, reply: bytes) -> bytes:
     def change(values: dict[str, Any]) -> None:
         first = next(name for name in values if name != "__metadata__" and values[name]["shape"])
         values[first]["shape"] = [10**12]
@@ -155,7 +155,7 @@ def a_header_that_lies(request: Request, reply: bytes) -> bytes:
 
 
 @forgery("expected|length")
-def arrays_that_overlap(request: Request, reply: bytes) -> bytes:
+def arrays_that_overlap(request: MemberRequest, reply: bytes) -> bytes:
     def change(values: dict[str, Any]) -> None:
         names = [n for n in values if n != "__metadata__"]
         for name in names[1:]:
@@ -165,87 +165,87 @@ def arrays_that_overlap(request: Request, reply: bytes) -> bytes:
 
 
 @forgery("not finite")
-def nan(request: Request, reply: bytes) -> bytes:
+def nan(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, with_delta(fill(float("nan"))))
 
 
 @forgery("not finite")
-def infinite(request: Request, reply: bytes) -> bytes:
+def infinite(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, with_delta(fill(float("inf"))))
 
 
 @forgery("above")
-def huge(request: Request, reply: bytes) -> bytes:
+def huge(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, with_delta(fill(1e30)))
 
 
 @forgery("update of norm")
-def large(request: Request, reply: bytes) -> bytes:
+def large(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, with_delta(fill(1e4)))
 
 
 @forgery("not finite")
-def a_loss_that_is_nan(request: Request, reply: bytes) -> bytes:
+def a_loss_that_is_nan(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, replaced(terms={"task": torch.tensor(float("nan"))}))
 
 
 @forgery("the weight -5")
-def a_negative_weight(request: Request, reply: bytes) -> bytes:
+def a_negative_weight(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, replaced(weight=torch.tensor(-5.0)))
 
 
 @forgery("the weight 1e\\+09")
-def a_billion_samples(request: Request, reply: bytes) -> bytes:
+def a_billion_samples(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, replaced(weight=torch.tensor(1e9)))
 
 
 @forgery("the weight 3;")
-def a_larger_share(request: Request, reply: bytes) -> bytes:
+def a_larger_share(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, replaced(share=torch.tensor(3.0)))
 
 
 @forgery("client 1 of another request")
-def the_number_of_another(request: Request, reply: bytes) -> bytes:
+def the_number_of_another(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, client="1")
 
 
 @forgery("round 0 of another request")
-def an_old_round(request: Request, reply: bytes) -> bytes:
+def an_old_round(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, round="0")
 
 
 @forgery("attempt 7 of another")
-def another_attempt(request: Request, reply: bytes) -> bytes:
+def another_attempt(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, attempt="7")
 
 
 @forgery("run 'abababababababab' of another")
-def another_run(request: Request, reply: bytes) -> bytes:
+def another_run(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, run="ab" * 8)
 
 
 @forgery("terms '0000000000000000' of another")
-def other_terms(request: Request, reply: bytes) -> bytes:
+def other_terms(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, terms="0" * 16)
 
 
 @forgery("no valid round")
-def a_round_that_is_no_number(request: Request, reply: bytes) -> bytes:
+def a_round_that_is_no_number(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, round="1e9")
 
 
 @forgery("unknown code")
-def another_code(request: Request, reply: bytes) -> bytes:
+def another_code(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, code="<script>")
 
 
 @forgery("a test on '9999'")
-def more_test_samples(request: Request, reply: bytes) -> bytes:
+def more_test_samples(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, tested="9999")
 
 
 @forgery("more right answers")
-def better_than_perfect(request: Request, reply: bytes) -> bytes:
+def better_than_perfect(request: MemberRequest, reply: bytes) -> bytes:
     def change(value: Any) -> Any:
         return value | {"sums": value["sums"] | {"right": value["sums"]["count"] + 1}}
 
@@ -257,7 +257,7 @@ def test_a_forgery_is_dropped_and_counted(name: str, tmp_path: Path) -> None:
     forge, reason = FORGERIES[name]
     members = Members(tmp_path)
 
-    def fault(who: str, request: Request, reply: bytes) -> Any:
+    def fault(who: str, request: MemberRequest, reply: bytes) -> Any:
         return forge(request, reply) if who == "south" and training(request, 1) else reply
 
     config = settings("fedavg", rounds=2, per_round=0, model="mlp(hidden=[4])")
@@ -281,7 +281,7 @@ def test_there_are_many_kinds() -> None:
 def test_a_member_that_keeps_lying_is_excluded(tmp_path: Path) -> None:
     members = Members(tmp_path)
 
-    def fault(who: str, request: Request, reply: bytes) -> Any:
+    def fault(who: str, request: MemberRequest, reply: bytes) -> Any:
         return nan(request, reply) if who == "south" and training(request) else reply
 
     config = settings("fedavg", rounds=5, per_round=0, model="linear")
@@ -298,7 +298,7 @@ def test_a_member_that_keeps_lying_is_excluded(tmp_path: Path) -> None:
 def test_what_is_no_message_at_all_counts_against_its_sender(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         bad = name == "north" and request.kind == "train"
         return Failure("what is no message of kedge", is_bad=True) if bad else reply
 
@@ -317,7 +317,7 @@ def test_what_is_no_message_at_all_counts_against_its_sender(tmp_path: Path) -> 
 def test_if_all_lie_nothing_is_averaged(tmp_path: Path) -> None:
     members = Members(tmp_path)
 
-    def fault(who: str, request: Request, reply: bytes) -> Any:
+    def fault(who: str, request: MemberRequest, reply: bytes) -> Any:
         return huge(request, reply) if training(request) else reply
 
     config = settings("fedavg", rounds=5, per_round=0, model="linear")
@@ -331,7 +331,7 @@ def test_if_all_lie_nothing_is_averaged(tmp_path: Path) -> None:
 def test_nobody_speaks_for_another_in_the_uploads_of_a_part(tmp_path: Path) -> None:
     """Krum sorts by the client's number, which clients upload; a false one changes nothing."""
 
-    def fault(who: str, request: Request, reply: bytes) -> Any:
+    def fault(who: str, request: MemberRequest, reply: bytes) -> Any:
         if who != "south" or not training(request):
             return reply
 

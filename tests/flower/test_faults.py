@@ -16,7 +16,7 @@ from kedge.core import tree
 from kedge.errors import Paused
 from kedge.flower.coordinator import Coordinator
 from kedge.flower.member import Member
-from kedge.flower.messages import Request, reply_header
+from kedge.flower.messages import MemberRequest, reply_header
 from kedge.flower.rules import Rules
 from kedge.flower.transport import Failure
 
@@ -44,7 +44,7 @@ def cohorts(run: Coordinator) -> list[list[int]]:
 def test_a_reply_that_is_lost_leaves_no_trace(arrives: Any, tmp_path: Path) -> None:
     """The member has trained; its next request names the round before, from which it goes on."""
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return arrives if name == "south" and training(request, 1) else reply
 
     run, _ = run_with(tmp_path, fault)
@@ -53,7 +53,7 @@ def test_a_reply_that_is_lost_leaves_no_trace(arrives: Any, tmp_path: Path) -> N
 
 
 def test_replies_that_come_twice_or_for_nobody_count_once(tmp_path: Path) -> None:
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return [reply, reply, Failure("timeout")]
 
     run, _ = run_with(tmp_path, fault)
@@ -66,7 +66,7 @@ def test_a_reply_of_another_round_is_dropped(tmp_path: Path) -> None:
     """A late one under the id of a new request, and a replay."""
     kept: list[bytes] = []
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if name != "south" or not training(request):
             return reply
         kept.append(reply)
@@ -95,7 +95,7 @@ def test_a_process_that_dies_after_it_saved_its_state(tmp_path: Path) -> None:
 
     def dying(message: bytes) -> bytes:
         reply = members.members["south"].handle(message)
-        calls["south"] += training(Request.unpack(message))
+        calls["south"] += training(MemberRequest.unpack(message))
         if calls["south"] == 2:
             members.start("south")
             members.handles["node of south"] = dying
@@ -117,12 +117,12 @@ def test_a_member_that_raises_says_so_by_a_code(
     members = Members(tmp_path, model=net())
     seen: list[bytes] = []
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if name == "south" and training(request):
             seen.append(reply)
         return reply
 
-    def train(request: Request) -> bytes:
+    def train(request: MemberRequest) -> bytes:
         raise ValueError("patient Smith, /home/smith/data.csv")
 
     monkeypatch.setattr(members.members["south"], "_train", train)
@@ -142,7 +142,7 @@ def test_a_member_that_raises_says_so_by_a_code(
 def test_a_lost_state_excludes_the_member(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if name == "south" and training(request, 1):
             for state in (tmp_path / "south").glob("runs/*/state-*"):
                 state.unlink()
@@ -163,7 +163,7 @@ def test_a_folder_that_is_gone_loses_nothing_of_a_method_without_state(tmp_path:
     """The member hears the terms again, and goes on."""
     members = Members(tmp_path, model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if name == "south" and training(request, 0):
             shutil.rmtree(tmp_path / "south")
             members.start("south")
@@ -181,7 +181,7 @@ def test_a_node_that_comes_and_goes_under_new_ids(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
     handle = members.handles["node of south"]
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if name == "west" and training(request):  # the last one: south flaps between rounds
             for node in [n for n in members.handles if "south" in n]:
                 del members.handles[node]
@@ -202,7 +202,7 @@ def test_an_impostor_does_not_get_the_place_of_a_member_that_is_away(tmp_path: P
     members = Members(tmp_path, model=net())
     twin = Members(tmp_path / "twin", model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if training(request, 0):
             members.handles.pop("node of south", None)
             members.handles["node of an impostor"] = twin.members["south"].handle
@@ -221,7 +221,7 @@ def test_too_few_replies_are_asked_for_again(tmp_path: Path) -> None:
     """In the same round; the sum is in the order of clients, whoever was late."""
     failed: set[tuple[str, int]] = set()
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         key = name, request.round
         if training(request) and name != "south" and key not in failed:
             failed.add(key)
@@ -238,7 +238,7 @@ def test_if_all_fail_the_run_pauses_and_goes_on_later(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
     dead = True
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return None if dead and training(request, 2) else reply
 
     config = settings("scaffold", rounds=4)
@@ -261,7 +261,7 @@ def test_if_all_fail_the_run_pauses_and_goes_on_later(tmp_path: Path) -> None:
 def test_below_the_minimum_nothing_is_averaged(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return None if training(request) and name in ("south", "west") else reply
 
     strict = Rules(wait_s=0.0, join_s=0.01, minimum=0.75)
@@ -276,7 +276,7 @@ def test_below_the_minimum_nothing_is_averaged(tmp_path: Path) -> None:
 
 def test_requests_after_their_deadline_and_while_busy(tmp_path: Path) -> None:
     late = Member("late", Members(tmp_path).data["east"], tmp_path / "x", clock=lambda: 100.0)
-    request = Request("train", "ab" * 8, deadline=99.0)
+    request = MemberRequest("train", "ab" * 8, deadline=99.0)
     assert reply_header(late.handle(request.pack()))[1]["code"] == "LATE"
     with late._busy:
         assert reply_header(late.handle(request.pack()))[1]["code"] == "BUSY"
@@ -303,7 +303,7 @@ def test_a_replayed_request_does_not_destroy_the_state(tmp_path: Path) -> None:
     before = {p.name: p.read_bytes() for p in states.iterdir()}
     member = members.start("south")
     replies = [
-        reply_header(member.handle(m))[1]["code"] for m in sent if training(Request.unpack(m))
+        reply_header(member.handle(m))[1]["code"] for m in sent if training(MemberRequest.unpack(m))
     ]
     assert replies == ["STALE", "STALE", ""]  # the last one is computed again
     assert {p.name: p.read_bytes() for p in states.iterdir()} == before
@@ -316,16 +316,16 @@ def test_requests_of_other_terms_or_clients_are_refused(tmp_path: Path) -> None:
     member, down = members.members["south"], {"down": run.session.down()}
     good = {"round": 3, "client": 2, "terms": run.roster.terms.hash, "accepted": 1, "value": down}
     for change in ({"terms": "0" * 16}, {"client": 1}):
-        request = Request("train", run.roster.run, **good | change)
+        request = MemberRequest("train", run.roster.run, **good | change)
         assert reply_header(member.handle(request.pack()))[1]["code"] == "TERMS"
-    request = Request("train", "cd" * 8, **good)
+    request = MemberRequest("train", "cd" * 8, **good)
     assert reply_header(member.handle(request.pack()))[1]["code"] == "TERMS"
 
 
 def test_a_round_that_fails_after_its_survey_changes_nothing(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return None if training(request, 1) else reply
 
     method = "fedbr(rows=4, samples=3, width=5, out=3, refresh=round)"
@@ -341,7 +341,7 @@ def test_a_round_that_fails_after_its_survey_changes_nothing(tmp_path: Path) -> 
 def test_an_excluded_member_is_back_after_its_state_was_restored(tmp_path: Path) -> None:
     members, kept = Members(tmp_path, model=net()), dict[Path, bytes]()
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if name == "south" and training(request, 1):
             for state in (tmp_path / "south").glob("runs/*/state-*"):
                 kept[state] = state.read_bytes()
@@ -370,7 +370,7 @@ def test_a_node_that_cannot_be_reached(tmp_path: Path) -> None:
     send = transport.send
 
     def refuse(node: str, message: list[bytes], deadline: float) -> str:
-        if "south" in node and training(Request.unpack(b"".join(message))):
+        if "south" in node and training(MemberRequest.unpack(b"".join(message))):
             raise ConnectionRefusedError
         return send(node, message, deadline)
 

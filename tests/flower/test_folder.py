@@ -20,7 +20,7 @@ from kedge.core import tree
 from kedge.errors import FieldError, Interrupted, KedgeError
 from kedge.flower.coordinator import Coordinator
 from kedge.flower.member import Member
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.transport import Direct
 from kedge.report.page.facts import as_json, facts_of
 from kedge.report.page.folders import read
@@ -261,7 +261,7 @@ def test_a_stop_does_not_wait_for_all_attempts(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
     dead = True
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return None if dead and (request.kind, request.round) == ("train", 1) else reply
 
     config, transport = settings("scaffold"), Faulty(members, fault)
@@ -282,7 +282,7 @@ def test_messages_contain_no_pickle_and_one_blob(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
     seen: list[bytes] = []
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         seen.extend([request.pack(), reply])
         return reply
 

@@ -17,7 +17,7 @@ from kedge.data.datasets.dataset import mean_and_std
 from kedge.errors import TermsError, WireError
 from kedge.flower.gathering import class_notes
 from kedge.flower.joining import agree, difference
-from kedge.flower.messages import Request, pack_refusal
+from kedge.flower.messages import MemberRequest, pack_refusal
 from kedge.flower.own_data import own_federation, read_data
 from kedge.flower.plan import terms_of
 from kedge.flower.statement import Question, Statement, state
@@ -273,7 +273,7 @@ def test_a_member_that_fails_for_a_while_joins_later(tmp_path: Path) -> None:
     def failing(message: bytes) -> bytes:
         if len(failed) < 3:
             failed.append(message)
-            return pack_refusal(Request.unpack(message), "FAILED")
+            return pack_refusal(MemberRequest.unpack(message), "FAILED")
         return handle(message)
 
     members.handles["node of south"] = failing

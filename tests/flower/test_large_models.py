@@ -18,7 +18,7 @@ from kedge.errors import WireError
 from kedge.flower import courier as couriers
 from kedge.flower import messages, spool
 from kedge.flower.checks import _norm, finite
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.spool import size_of, spooled
 from kedge.session import blob, wire
 
@@ -60,16 +60,16 @@ def test_truth_values_of_strangers() -> None:
 
 
 def test_a_request_and_its_arrays_belong_together() -> None:
-    request = Request("train", "ab" * 8, value={"down": torch.ones(3)})
-    other = Request("train", "ab" * 8, value={"down": torch.zeros(3)})
+    request = MemberRequest("train", "ab" * 8, value={"down": torch.ones(3)})
+    other = MemberRequest("train", "ab" * 8, value={"down": torch.zeros(3)})
     head, *content = request.pieces(messages.content_of(request.value))
     foreign = messages.content_of(other.value)
-    assert tree.equal(Request.unpack(b"".join([head, *content])).value, request.value)
+    assert tree.equal(MemberRequest.unpack(b"".join([head, *content])).value, request.value)
     for message in ([head], [head, *foreign], content, [head, *content, b"x"], [head, head]):
         with pytest.raises(WireError):
-            Request.unpack(b"".join(message))
-    plain = Request("join", "ab" * 8, text="hello")
-    assert Request.unpack(plain.pack()) == plain
+            MemberRequest.unpack(b"".join(message))
+    plain = MemberRequest("join", "ab" * 8, text="hello")
+    assert MemberRequest.unpack(plain.pack()) == plain
 
 
 def test_large_messages_are_files_without_a_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from kedge.core.method import parse
 from kedge.core.part import parts
 from kedge.core.work import take_jobs
 from kedge.errors import FieldError, Paused
-from kedge.flower.messages import Request, reply_header
+from kedge.flower.messages import MemberRequest, reply_header
 from kedge.flower.policy import OPEN, Policy
 from kedge.flower.uploads import contents, declared
 from kedge.session import wire
@@ -29,7 +29,7 @@ def run_with(tmp_path: Path, policy: Policy, method: str = "fedavg", **changes: 
     members = Members(tmp_path, model=model, policies={"south": policy})
     replies: list[bytes] = []
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if name == "south":
             replies.append(reply)
         return reply

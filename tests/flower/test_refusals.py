@@ -16,7 +16,7 @@ from kedge.errors import Paused, TermsError
 from kedge.flower import statement
 from kedge.flower.coordinator import Coordinator
 from kedge.flower.member import Member
-from kedge.flower.messages import Request, pack_refusal
+from kedge.flower.messages import MemberRequest, pack_refusal
 from kedge.flower.policy import Policy
 from kedge.flower.transport import Direct, Failure
 
@@ -71,7 +71,7 @@ def a_policy(members: Members) -> None:
 @case("node of south failed; the reason is in its own log")
 def a_failure(members: Members) -> None:
     def fail(message: bytes) -> bytes:
-        return pack_refusal(Request.unpack(message), "FAILED")
+        return pack_refusal(MemberRequest.unpack(message), "FAILED")
 
     members.handles["node of south"] = fail
 
@@ -140,7 +140,7 @@ def test_other_files_in_the_folder_of_a_run_stay(tmp_path: Path) -> None:
 def test_members_that_fail_to_agree_are_named_when_the_run_pauses(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return Failure("timeout") if request.kind == "agree" else reply
 
     run = coordinator(members, settings(), tmp_path / "run", transport=Faulty(members, fault))
@@ -154,7 +154,7 @@ def test_a_member_that_cannot_come_back_is_named_when_the_run_pauses(tmp_path: P
     members = Members(tmp_path, model=net())
     twin = Members(tmp_path / "twin", model=net())
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         if training(request, 0):
             for node in [n for n in members.handles if "new" not in n]:
                 members.handles[f"new {node}"] = twin.handles[node]

@@ -13,7 +13,7 @@ from federations import Members, coordinator, net, settings
 
 from kedge.core import tree
 from kedge.errors import Paused
-from kedge.flower.messages import Request, reply_header
+from kedge.flower.messages import MemberRequest, reply_header
 from kedge.flower.policy import OPEN, Policy
 from kedge.flower.releases import KINDS, Release, Releases, fingerprint
 from kedge.flower.transport import Failure
@@ -23,7 +23,7 @@ from kedge.session.session import NEVER
 FEDBR = "fedbr(rows=4, samples=3, width=5, out=3, refresh=round)"
 
 
-def honest(name: str, request: Request, reply: bytes) -> Any:
+def honest(name: str, request: MemberRequest, reply: bytes) -> Any:
     return reply
 
 
@@ -37,7 +37,7 @@ def run_with(tmp_path: Path, policy: Policy, method: str = "fedavg", **changes: 
     return run, members
 
 
-def asked(run: Any, kind: str, round: int) -> Request:
+def asked(run: Any, kind: str, round: int) -> MemberRequest:
     """A request that south has answered."""
     return next(
         r for node, r in run.transport.requests
@@ -45,14 +45,14 @@ def asked(run: Any, kind: str, round: int) -> Request:
     )  # fmt: skip
 
 
-def nudged(request: Request, by: float, **changes: Any) -> bytes:
+def nudged(request: MemberRequest, by: float, **changes: Any) -> bytes:
     """The request of a server that repeats a round with slightly different weights."""
     value = tree.map(lambda w: w + by if w.is_floating_point() else w, request.value)
-    return Request(**vars(request) | {"value": value} | changes).pack()
+    return MemberRequest(**vars(request) | {"value": value} | changes).pack()
 
 
-def again(request: Request, **changes: Any) -> bytes:
-    return Request(**vars(request) | changes).pack()
+def again(request: MemberRequest, **changes: Any) -> bytes:
+    return MemberRequest(**vars(request) | changes).pack()
 
 
 def code(reply: bytes) -> str:
@@ -168,7 +168,7 @@ def test_a_lost_reply_is_asked_for_again(method: str, tmp_path: Path) -> None:
     """Every member loses its first reply of every round and kind."""
     lost: set[Any] = set()
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         key = name, request.kind, request.round
         if request.kind in ("train", "survey") and key not in lost:
             lost.add(key)
@@ -187,7 +187,7 @@ def test_a_server_that_pauses_in_every_round_and_is_resumed(method: str, tmp_pat
     members = Members(tmp_path, model=net("gn"), policies=dict.fromkeys(("north", "south"), EXACT))
     config, dead = settings(method, per_round=0), {0, 1, 2}
 
-    def fault(name: str, request: Request, reply: bytes) -> Any:
+    def fault(name: str, request: MemberRequest, reply: bytes) -> Any:
         return None if training(request) and request.round in dead else reply
 
     for resumed in range(4):

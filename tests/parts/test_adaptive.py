@@ -325,5 +325,5 @@ def test_groupdro_weights_stay_in_range_over_many_rounds() -> None:
 def test_groupdro_sees_mixed_labels() -> None:
     """The loss is the one that was trained on: with Mixup, the mixture's."""
     run = images().simulate("groupdro(eta=1)+mixup(alpha=1)")
-    terms = run.run_round()["terms"]["task"]
+    terms = run.run_round().losses["task"]
     assert tree.gap(run.store.rows["groupdro"]["log_q"], terms) < 1e-12

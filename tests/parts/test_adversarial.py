@@ -130,7 +130,7 @@ def test_features_hide_the_client() -> None:
         problem = images(sizes=(20, 20), batch=10, optim=SGD(lr=0.2))
         run = problem.simulate(DANN(lam=lam, width=16))
         for _ in range(60):
-            terms = run.run_round()["terms"]
+            terms = run.run_round().losses
         found.append(float(terms["dann"].mean()) / (1 - lam))
     assert found[1] > found[0] + 0.03
 
@@ -146,7 +146,7 @@ def test_other_tasks(task: str) -> None:
         features = v.forward(run.weights.params, batch.x).features.flatten(1)
         guess = _discriminate(v.own(run.weights.params), features)
         expected.append(0.9 * float(F.cross_entropy(guess, torch.full((len(features),), k))))
-    assert run.run_round()["terms"]["dann"].tolist() == pytest.approx(expected, abs=1e-12)
+    assert run.run_round().losses["dann"].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_features_may_have_several_axes() -> None:

@@ -240,7 +240,7 @@ def test_calibration_undoes_a_bias_of_the_head() -> None:
     for _ in range(15):
         run.run_round()
     spoilt = run.weights.params | {"head.bias": torch.tensor([9.0, 0.0, 0.0], dtype=DOUBLE)}
-    run.server = run.server._replace(weights=run.weights._replace(params=spoilt))
+    run.session.server = run.server._replace(weights=run.weights._replace(params=spoilt))
     before = run.evaluate()["accuracy"]
     run.finish()
     assert before < 50
@@ -367,7 +367,7 @@ def test_calibration_lowers_the_squared_error() -> None:
 
 def test_class_mean_divides_by_the_number_of_classes() -> None:
     terms = [
-        images(steps=1).simulate(SphereFed(class_mean=m)).run_round()["terms"]["spherefed"]
+        images(steps=1).simulate(SphereFed(class_mean=m)).run_round().losses["spherefed"]
         for m in (True, False)
     ]
     assert tree.gap(3 * terms[0], terms[1]) < 1e-14
@@ -390,7 +390,7 @@ def test_mixed_labels_are_the_target() -> None:
     assert z is not None
     assert isinstance(sphere, SphereFed)
     said = F.normalize(z, dim=1) @ sphere._classifier(run.bound.spec).T
-    found = run.run_round([1])["terms"]["spherefed"][0]
+    found = run.run_round([1]).losses["spherefed"][0]
     assert float(found) == pytest.approx(float(((said - mixed.target) ** 2).mean()), abs=1e-12)
 
 
@@ -462,7 +462,7 @@ def test_an_absent_class_gets_no_gradient_from_the_softmax() -> None:
         mu = F.normalize(run.bound.model.forward(run.weights, batch.x, "eval").logits, dim=1)
         logits = math.sqrt(1.5) * mu[:, :2] + torch.tensor([7.0, 2.0], dtype=DOUBLE).log()
         two = F.cross_entropy(logits, batch.y)
-        found = run.run_round([0])["terms"]["fedetf"][0]
+        found = run.run_round([0]).losses["fedetf"][0]
         assert (abs(float(found) - float(two)) < 1e-12) == expected
 
 

@@ -239,7 +239,7 @@ def test_default_rows() -> None:
     assert {parse(f"fedbr:{p}").parts[0].rows for p in FedBR.presets} == {0}  # type: ignore[attr-defined]
     assert str(parse("fedbr")) == "fedbr"
     run = images().simulate("fedbr(width=4, out=3)")
-    assert len(run.server.slots["fedbr"]["pseudo"]) == run.work.batch == 5
+    assert len(run.server.slots["fedbr"]["pseudo"]) == run.session.workload.work.batch == 5
     federation = images().federation
     plain = Simulation(federation, images().module, "fedbr(width=4, out=3)")
     assert len(plain.server.slots["fedbr"]["pseudo"]) == LocalWork().batch == 32

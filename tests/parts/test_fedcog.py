@@ -339,7 +339,7 @@ def test_statistics_that_stay_on_the_client_and_dropout() -> None:
 
 def test_partial_participation() -> None:
     runs = both(images(norm="bn", sizes=(5, 9, 14)), FedCOG(**TINY), rounds=3, per_round=2)
-    seen = {k for t in range(3) for k in runs[0].draw_cohort(t)}
+    seen = {k for t in range(3) for k in runs[0].session.draw_clients(t)}
     assert runs[0].store.rows["fedcog"]["seen"].tolist() == [float(k in seen) for k in range(3)]
 
 

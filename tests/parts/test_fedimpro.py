@@ -333,8 +333,8 @@ def test_noise_is_added_by_the_client_and_the_scale_stays_positive() -> None:
 
 
 def test_share_takes_the_weight_from_the_real_loss() -> None:
-    shared = simulate(FedImpro(cut=CUT, ramp=0, weight=0.25, mix="share")).run_round()["terms"]
-    summed = simulate(FedImpro(cut=CUT, ramp=0, weight=0.25, mix="sum")).run_round()["terms"]
+    shared = simulate(FedImpro(cut=CUT, ramp=0, weight=0.25, mix="share")).run_round().losses
+    summed = simulate(FedImpro(cut=CUT, ramp=0, weight=0.25, mix="sum")).run_round().losses
     assert tree.gap(shared["task"], 0.75 * summed["task"]) < 1e-14
     assert tree.gap(shared["fedimpro"], summed["fedimpro"]) < 1e-14
 
@@ -355,7 +355,7 @@ def test_draws_follow_the_running_statistics_or_the_received_ones() -> None:
             for c in y.unique():
                 later[c] = h[y == c].mean(0)
         losses = [F.cross_entropy(_upper(run, m), classes) for m in (mean, later)]
-        got = run.run_round([1])["terms"]["fedimpro"]
+        got = run.run_round([1]).losses["fedimpro"]
         assert float(got) == pytest.approx(float(sum(losses)) / 2, abs=1e-10)
 
 

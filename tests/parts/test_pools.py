@@ -228,7 +228,7 @@ def test_both_hooks_of_fedmix_meet_the_same_rows() -> None:
 
     way = step * part._partners(View(context, part, "term"), 4)["x"]
     slope = (loss(mixed.x + way) - loss(mixed.x - way)) / (2 * step)
-    got = run.run_round([0])["terms"]["fedmix"][0]
+    got = run.run_round([0]).losses["fedmix"][0]
     assert float(got) == pytest.approx(0.3 * slope, abs=1e-8)
 
 
@@ -273,9 +273,9 @@ def test_soft_labels_of_parts_to_the_left_are_mixed_further() -> None:
 @pytest.mark.parametrize("text", ["fedmix(rows=4)", "naivemix(rows=4)"])
 def test_every_task(text: str, task: str) -> None:
     run = images(task=task).simulate(text)
-    first = run.run_round()["terms"]["task"].mean()
+    first = run.run_round().losses["task"].mean()
     for _ in range(15):
-        last = run.run_round()["terms"]["task"].mean()
+        last = run.run_round().losses["task"].mean()
     assert float(last) < float(first)
     outputs = 1 if task == "regression" else 3
     assert run.server.slots[run.bound.parts[0].name]["y"].shape == (4, outputs)

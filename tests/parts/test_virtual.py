@@ -163,7 +163,7 @@ def test_without_extra_outputs_virtual_samples_have_the_labels_of_real_ones() ->
     v, _ = step_view(run, 1, own)
     x, y = own._draw(v)
     expected = 0.3 * F.cross_entropy(run.bound.model.forward(run.weights, x, "eval").logits, y)
-    assert float(run.run_round([1])["terms"]["vhl"][0]) == pytest.approx(float(expected))
+    assert float(run.run_round([1]).losses["vhl"][0]) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(0, 4), (1, 2), (2, 4)])

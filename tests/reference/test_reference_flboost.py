@@ -47,7 +47,7 @@ def simulate(method: str, part: FLBoost, engine: str) -> Simulation:
 
 def draws(run: Simulation, part: FLBoost, clients: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The server's draws of the round that comes next."""
-    key = rng.fold(rng.fold(rng.fold(run.key, "server"), run.round), "flboost")
+    key = rng.fold(rng.fold(rng.fold(run.session.key, "server"), run.round), "flboost")
     counts = run.federation.label_counts()[clients]
     return part._draw(key, counts.sum(0), torch.float64)
 

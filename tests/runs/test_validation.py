@@ -231,7 +231,7 @@ def test_pooled_data_are_a_yardstick_and_do_not_lead() -> None:
     config = pooled.config
     sim = simulation(config, load("digits"), 0, resolve_device("cpu"), PLANNING, pooled=True)
     assert sim.federation.sizes == [len(load("digits").y_train)]
-    assert sim.work.steps_for(sim.federation.sizes[0]) == 9
+    assert sim.session.workload.work.steps_for(sim.federation.sizes[0]) == 9
     federated = simulation(config, load("digits"), 0, resolve_device("cpu"), PLANNING)
     pairs = zip(sim.weights.params.values(), federated.weights.params.values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

@@ -149,6 +149,6 @@ def test_a_dry_round_foretells_the_shapes_of_replies(name: str) -> None:
         reply = client.end(
             cohort.bound, job, client.step(cohort.bound, job, carry, cohort.batches[0, 0])
         )
-        found = wire.reply_template(cohort.bound, run.server, run.work.batch)
+        found = wire.reply_template(cohort.bound, run.server, run.session.workload.work.batch)
         assert wire.template_of(wire.without_state(reply)) == found
         run.run_round()

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from kedge.sim.cohorts import share
 
 import kedge
 import kedge.runs.config
@@ -22,7 +23,6 @@ from kedge.engines.lane_bound import Number, floats
 from kedge.errors import IncompatibleError, NotFinite
 from kedge.runs import runner
 from kedge.runs.reading import load_config
-from kedge.sim.cohorts import share
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
@@ -392,8 +392,8 @@ def test_a_round_drawn_ahead_is_drawn_again_for_other_work() -> None:
         sim.run_round()
         sim.work = LocalWork(batch=3, steps=2)
         sim.run_round()
-        sim.per_round = 3
+        sim.session.cohort_size = 3
         sim.run_round()
-        sim.weighting = "uniform"
+        sim.session.workload.weighting = "uniform"
         sim.run_round()
     assert gap([plain], [ahead]) == 0

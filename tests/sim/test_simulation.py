@@ -54,7 +54,7 @@ def test_an_update_beside_a_contribution_is_counted(method: str, engine: str) ->
     sums = zip(run.bound.method.parts, symbols, strict=True)
     declared = sum(part.count(part.uploads, own) for part, own in sums)
     plain = images(norm="bn").simulate("fedavg", engine)
-    assert run.run_round()["up_bytes"] - plain.run_round()["up_bytes"] == 3 * 8 * declared
+    assert run.run_round().up_bytes - plain.run_round().up_bytes == 3 * 8 * declared
 
 
 @pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
@@ -202,11 +202,11 @@ def test_cohorts_are_the_same_for_every_method_and_differ_by_round() -> None:
     sizes = (4,) * 10
     a = images(sizes=sizes, batch=4).simulate("fedavg", per_round=4)
     b = images(sizes=sizes, batch=4).simulate("moon", per_round=4)
-    drawn = [a.draw_cohort(t) for t in range(6)]
-    assert drawn == [b.draw_cohort(t) for t in range(6)]
+    drawn = [a.session.draw_clients(t) for t in range(6)]
+    assert drawn == [b.session.draw_clients(t) for t in range(6)]
     assert all(len(set(c)) == 4 for c in drawn)
     assert len({tuple(c) for c in drawn}) > 1
-    counts = torch.bincount(torch.tensor([k for t in range(400) for k in a.draw_cohort(t)]))
+    counts = torch.bincount(torch.tensor([k for t in range(400) for k in a.session.draw_clients(t)]))
     assert counts.min() > 120  # each client is drawn in 160 of 400 rounds on average
     assert counts.max() < 200
 

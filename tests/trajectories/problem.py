@@ -147,7 +147,7 @@ def oracle(case: Case, run: Simulation) -> FedAvg:
 
 def clients_of(case: Case, run: Simulation, world: World) -> list[Client]:
     """The cohort of the run's present round, for the simulator."""
-    drawn = run.draw_cohort(run.round)
+    drawn = run.session.draw_clients(run.round)
     indices = run.cohort(drawn).batches.numpy()  # [K, max steps, batch]
     n = np.array([len(rows) for rows in world.rows], dtype=float)
     weight = n if case.weighting == "size" else np.ones(len(n))

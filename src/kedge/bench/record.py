@@ -21,9 +21,9 @@ from kedge._version import __version__
 from kedge.bench.runners import Runner
 from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines import Execution
-from kedge.engines.choice.known import processor_name
 from kedge.errors import KedgeError
 from kedge.files import write_file
+from kedge.tuning.known import processor_name
 
 DEFAULTS = dataclasses.asdict(Execution(engine=""))
 

@@ -19,13 +19,13 @@ from kedge.bench.rounds import InProcess, rival_rounds, versions_of
 from kedge.bench.workloads import Workload
 from kedge.data.federation import Federation
 from kedge.engines import Execution, engines
-from kedge.engines.choice import plan
-from kedge.engines.choice.subject import Settings
 from kedge.engines.device import precise, restored_threads, use_threads
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.grammar import Call, parse_call
 from kedge.runs.planning import PLANNING
 from kedge.sim.simulation import Simulation
+from kedge.tuning import plan
+from kedge.tuning.placement import Settings
 
 AUTO_ROUNDS = 100  # length of the run that engine auto is planned for
 #: Engines of kedge that others may be compared with: the one without batching or compilation.
@@ -104,7 +104,7 @@ class RunnerFactory:
         sim = make(execution)
         close = getattr(sim.engine, "close", lambda: None)
         return InProcess(
-            partial(sim.run_round, check=False),
+            partial(sim.run_round, check="none"),
             self.device,
             precision,
             execution.threads or threads,

@@ -35,11 +35,11 @@ from kedge.check.law import tested_engines as tested_engines
 from kedge.check.objective import objective
 from kedge.check.problems import Problem, images
 from kedge.check.settling import quadratics_fault
-from kedge.core import client, server, tree
+from kedge.core import client, tree
 from kedge.core.method import Method
 from kedge.core.part import Part, Stack
-from kedge.core.server import Totals, uploads_of
 from kedge.core.tree import Params, Tree, Weights
+from kedge.core.update import Totals, add, uploads_of
 from kedge.core.view import View
 from kedge.core.work import take_jobs
 from kedge.engines.cohort import take_rows
@@ -156,13 +156,13 @@ def wire(part: Part) -> None:
     _run_surveys(run)
     run.run_round()
     cohort = run.cohort([0, 1])
-    reply = _client_reply(run, 0)
+    update, state = _trained(run, 0)
     messages: dict[str, Any] = {
         "sent": cohort.jobs.sent,
-        "client": reply.client,
-        "delta": reply.delta,
-        "contribution": reply.contribution,
-        "uploads": {" ".join(p): u.value for p, u in uploads_of(reply.uploads)},
+        "client": state,
+        "delta": update.delta,
+        "contribution": update.contribution,
+        "uploads": {" ".join(p): u.value for p, u in uploads_of(update.uploads)},
         "server": run.server.slots,
     }
     for name, value in messages.items():
@@ -181,16 +181,16 @@ def frugal(part: Part) -> None:
     _run_surveys(run)
     run.run_round()
     part, symbols = run.bound.part(part.name), run.bound.spec.symbols(part)
-    reply, base = _client_reply(run, 0), _client_reply(plain, 0)
+    update, base = _trained(run, 0).update, _trained(plain, 0).update
     weights = run.bound.only_public(run.weights)
-    uploaded = sum(tree.numel(u.value) for _, u in uploads_of(reply.uploads))
+    uploaded = sum(tree.numel(u.value) for _, u in uploads_of(update.uploads))
     measured = {
         "sends": tree.numel(weights)
         - tree.numel(plain.weights)
         + tree.numel(run.bound.sent(run.server)),
         "uploads": uploaded
-        + tree.numel(reply.contribution)
-        + tree.numel(reply.delta.params)
+        + tree.numel(update.contribution)
+        + tree.numel(update.delta.params)
         - tree.numel(base.delta.params),
         "keeps": tree.numel(run.bound.client()),
     }
@@ -202,7 +202,7 @@ def frugal(part: Part) -> None:
                 f"{field} = {formula!r} declares {declared} numbers, but there are {count}; "
                 + _declaration(field, count, symbols)
             )
-    if any(isinstance(u, Stack) for _, u in uploads_of(reply.uploads)) and not part.needs_clients:
+    if any(isinstance(u, Stack) for _, u in uploads_of(update.uploads)) and not part.needs_clients:
         raise LawViolation("an upload is a Stack; declare needs_clients = True")
 
 
@@ -227,9 +227,11 @@ def ragged(part: Part) -> None:
         alone_states = tree.concat([state for _, state in alone])
         alone_totals = alone[0][0]
         for more, _ in alone[1:]:
-            alone_totals = server.add_totals(alone_totals, more)
+            alone_totals = add(alone_totals, more)
         gap = max(
-            tree.gap(states, alone_states), tree.gap(_tensors(totals), _tensors(alone_totals))
+            tree.gap(states, alone_states),
+            tree.gap(totals.summed, alone_totals.summed),
+            tree.gap(totals.stacked, alone_totals.stacked),
         )
         if not gap <= TOLERANCE:
             raise LawViolation(
@@ -308,8 +310,8 @@ def _run_surveys(run: Simulation) -> None:
         run.survey(part, None)
 
 
-def _client_reply(run: Simulation, k: int) -> client.Reply:
-    """Reply of client ``k`` after one local step."""
+def _trained(run: Simulation, k: int) -> client.Trained:
+    """What client ``k`` makes of one local step."""
     cohort = run.cohort([k])
     job = take_jobs(cohort.jobs, 0)
     carry = client.begin(run.bound.at(run.round), job)
@@ -319,17 +321,10 @@ def _client_reply(run: Simulation, k: int) -> client.Reply:
 
 def _train(run: Simulation, clients: list[int]) -> tuple[Totals, Tree]:
     """Totals of the clients, and their next states in the order of ``clients``."""
-    _, result = run.train(clients)
+    [result] = run.engine.train(run.clients.cohort(run.session.request("", clients), states=False))
     order = [place for places, _ in result.next_states for place in places]
     states = tree.concat([state for _, state in result.next_states])
     return result.totals, take_rows(states, sorted(range(len(order)), key=order.__getitem__))
-
-
-def _tensors(totals: Totals) -> dict[str, Any]:
-    """The entries of totals that are trees of tensors."""
-    names = totals.keys() - {"count", "up_bytes", "uploads"}
-    uploads = {" ".join(path): upload.value for path, upload in totals["uploads"].items()}
-    return {name: totals[name] for name in names} | {"uploads": uploads}
 
 
 def _check_identical(a: Simulation, b: Simulation, what: str) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kedge.core import rng
 from kedge.core.hooks import call
 from kedge.core.method import Method
 from kedge.core.model import Model
@@ -20,7 +21,7 @@ from kedge.core.schedules import schedule
 from kedge.core.task import Batch, Task
 from kedge.core.task_base import Sums
 from kedge.core.tree import Tree, Weights
-from kedge.core.view import Data, Spec
+from kedge.core.view import Data, Noise, Spec
 from kedge.errors import IncompatibleError, ModelError, UnknownName
 
 STEP_HOOKS = (
@@ -60,6 +61,7 @@ class Bound:
         input_shape: shape of one input, without the batch axis.
         initial: the initial weights, on the device and in the dtype of the run.
         key: root key of the hooks that run once, ``[2]``.
+        releases: what the owner of the data adds to the method: parts that act last on what leaves.
 
     Raises:
         ModelError: the outputs do not match the task, or the model lacks a head.
@@ -79,17 +81,22 @@ class Bound:
         input_shape: tuple[int, ...],
         initial: Weights,
         key: Tensor,
+        releases: tuple[Part, ...] = (),
     ) -> None:
         self.method = Method(tuple(p.for_model(model) for p in method.parts))
         self.model, self.task, self.optim, self.data = model, task, optim, data
         self.parts: tuple[Part, ...] = self.method.parts
         self.details = False  # see :meth:`detailed`
+        #: Where parts draw the noise on what leaves, see :meth:`with_noise`.
+        self.noise: Noise = rng.normal_like
         if model.batchnorm == "local":
             self.parts = (*self.parts, LocalStatistics())
+        self.parts = (*self.parts, *releases)
         #: Each part's phase in the present round, by part name; see :meth:`at`.
         self.phases: dict[str, str] = {}
         self._by_phases: dict[tuple[tuple[str, str], ...], Bound] = {}
         self._root: weakref.ref[Bound] | None = None  # weak: the root owns its copies with phases
+        self.counted = {p.name: p.counted for p in self.parts if p.counted}
         self._hooked = {h: tuple(p for p in self.parts if p.has(h)) for h in HOOKS}
         #: Whether no part has a hook in a local step, so that it is one of plain FedAvg.
         self.steps_are_plain = not any(self._hooked[hook] for hook in STEP_HOOKS)
@@ -140,6 +147,13 @@ class Bound:
         """This binding on other data, in the same phases."""
         other = copy.copy(self)
         other.data, other._by_phases, other._root = data, {}, None
+        return other
+
+    def with_noise(self, noise: Noise) -> Bound:
+        """This binding with another source of noise on what leaves; keys are public, so noise that
+        must hide something is not drawn from them."""
+        other = copy.copy(self)
+        other.noise, other._by_phases, other._root = noise, {}, None
         return other
 
     def detailed(self) -> Bound:

@@ -23,6 +23,7 @@ from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Part
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
+from kedge.core.update import Update
 from kedge.core.view import Context, Job, Passes, View, view_out
 
 
@@ -33,19 +34,14 @@ class Carry(NamedTuple):
     optim: Tree
     local: dict[str, Tree]
     step: Tensor
-    terms: Params  # sum over the steps of each term of the objective
+    losses: Params  # sum over the steps of each term of the objective
 
 
-class Reply(NamedTuple):
-    """A client's result: ``delta = local - anchor``, uploads, and its next state."""
+class Trained(NamedTuple):
+    """What leaves a client, and its next state, which does not."""
 
-    delta: Weights
-    contribution: Tree
-    uploads: dict[str, Tree]
-    client: dict[str, Tree]
-    terms: Params  # mean over the steps
-    weight: Tensor
-    share: Tensor
+    update: Update
+    next_state: dict[str, Tree]
 
 
 def begin(bound: Bound, job: Job) -> Carry:
@@ -58,7 +54,7 @@ def begin(bound: Bound, job: Job) -> Carry:
         optim=bound.optim.init(context.anchor.params),
         local=local,
         step=torch.zeros((), dtype=torch.int32, device=bound.spec.device),
-        terms=dict.fromkeys(["task", *(p.name for p in bound.parts_with("term"))], zero),
+        losses=dict.fromkeys(["task", *(p.name for p in bound.parts_with("term"))], zero),
     )
 
 
@@ -86,7 +82,7 @@ def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFEREN
     params = carry.weights.params
     grads, done = ops.gradient(objective, params)
     context.local = carry.local | done["local"]
-    terms = tree.add(carry.terms, done["terms"])
+    losses = tree.add(carry.losses, done["losses"])
 
     def grad_at(point: Params) -> Params:
         return ops.gradient(partial(objective, again=context.local), point)[0]
@@ -106,7 +102,7 @@ def step(bound: Bound, job: Job, carry: Carry, index: Tensor, ops: Ops = REFEREN
     local = {name: context.local[name] for name in carry.local}
     for part in bound.parts_with("observe"):
         local[part.name] = _call(part, "observe", context, new, batch, done["outs"][part.name])
-    return Carry(weights, optim, local, carry.step + 1, terms)
+    return Carry(weights, optim, local, carry.step + 1, losses)
 
 
 def _plain_step(bound: Bound, job: Job, carry: Carry, batch: Batch, ops: Ops) -> Carry:
@@ -122,12 +118,12 @@ def _plain_step(bound: Bound, job: Job, carry: Carry, batch: Batch, ops: Ops) ->
     params = carry.weights.params
     grads, done = ops.gradient(objective, params)
     new, optim = bound.optim.update(params, grads, carry.optim, job.info.lr, ops)
-    terms = {"task": carry.terms["task"] + done["loss"]}
-    return Carry(Weights(new, done["buffers"]), optim, carry.local, carry.step + 1, terms)
+    losses = {"task": carry.losses["task"] + done["loss"]}
+    return Carry(Weights(new, done["buffers"]), optim, carry.local, carry.step + 1, losses)
 
 
-def end(bound: Bound, job: Job, carry: Carry) -> Reply:
-    """The reply after the last step: update, uploads and next state."""
+def end(bound: Bound, job: Job, carry: Carry) -> Trained:
+    """What leaves the client after the last step, and its next state."""
     context = client_context(bound, job, carry.local)
     context.passes = _passes(context, carry.weights)
     uploads: dict[str, Tree] = {}
@@ -149,14 +145,29 @@ def end(bound: Bound, job: Job, carry: Carry) -> Reply:
     for part in bound.parts_with("contribute"):
         contribution = _call(part, "contribute", context, delta.params)
     steps = carry.step.clamp_min(1).to(bound.spec.dtype)
-    terms = tree.map(lambda t: t / steps, carry.terms)
+    losses = tree.map(lambda t: t / steps, carry.losses)
     info = job.info
-    return Reply(delta, contribution, uploads, next_state, terms, info.weight, info.share)
+    update = Update(delta, contribution, uploads, losses, info.weight, info.share)
+    return _released(bound, context, update, next_state)
 
 
-def survey(bound: Bound, job: Job, part: Part) -> Tree:
-    """A client's answer to a part's survey: uploads, not yet reduced."""
-    return _call(part, "survey", client_context(bound, job, local={}))
+def survey(bound: Bound, job: Job, part: Part) -> Update:
+    """A client's answer to a part's survey; its state does not change."""
+    context, info = client_context(bound, job, local={}), job.info
+    answer = {part.name: _call(part, "survey", context)}
+    update = Update(uploads=answer, weight=info.weight, share=info.share)
+    job = job._replace(key=rng.fold(job.key, part.name))  # not the draws of the training
+    context = replace(context, job=job)
+    return _released(bound, context, update, dict(job.client)).update
+
+
+def _released(bound: Bound, context: Context, update: Update, state: dict[str, Tree]) -> Trained:
+    """The update as the parts that change what leaves make it, left to right, and the state."""
+    for part in bound.parts_with("release"):
+        job = context.job._replace(client=context.job.client | state)
+        released = _call(part, "release", replace(context, job=job), update)
+        update, state[part.name] = released
+    return Trained(update, state)
 
 
 def personal(bound: Bound, job: Job) -> Weights:
@@ -200,14 +211,14 @@ def _objective(
     logits = main.logits[:size] if rows else main.logits
     for part in bound.parts_with("logits"):
         logits = _call(part, "logits", context, batch, logits)
-    terms = {"task": _task_loss(bound, context, batch, logits)}
+    losses = {"task": _task_loss(bound, context, batch, logits)}
     for part in bound.parts_with("term"):
-        terms[part.name] = _call(part, "term", context, params, batch, view_out(main, part, size))
-    total = terms["task"]
+        losses[part.name] = _call(part, "term", context, params, batch, view_out(main, part, size))
+    total = losses["task"]
     for part in bound.parts_with("term"):
-        total = total + terms[part.name]
+        total = total + losses[part.name]
     outs = {p.name: view_out(main, p, size) for p in bound.parts_with("observe")}
-    return total, {"outs": outs, "buffers": passes.buffers, "local": ascended, "terms": terms}
+    return total, {"outs": outs, "buffers": passes.buffers, "local": ascended, "losses": losses}
 
 
 def _task_loss(bound: Bound, context: Context, batch: Batch, logits: Tensor) -> Tensor:
@@ -268,6 +279,8 @@ def client_context(
         passes=Passes(bound.model, anchor.buffers, key, True, bound.cuts),
         local=local,
         phases=bound.phases,
+        noise=bound.noise,
+        counted=bound.counted,
         step=step,
     )
 

@@ -9,7 +9,7 @@ class Declarations:
     """The class attributes of a part; the laws check them."""
 
     name: ClassVar[str] = ""
-    #: Which side it acts on, for the tables: client, server, data, personal.
+    #: Which side it acts on, for the tables: client, server, data, personal, privacy.
     side: ClassVar[str] = "client"
     #: What it computes beyond FedAvg's one gradient a step, in a few words for the tables.
     compute: ClassVar[str] = ""
@@ -58,5 +58,7 @@ class Declarations:
     sends: ClassVar[str] = "0"
     #: How many numbers a client uploads in a round, beyond FedAvg's: such a formula.
     uploads: ClassVar[str] = "0"
+    #: Names of uploads that count samples, which clipping measures in the client's samples.
+    counted: ClassVar[tuple[str, ...]] = ()
     #: How many numbers a client stores from round to round: such a formula.
     keeps: ClassVar[str] = "0"

@@ -29,6 +29,7 @@ from kedge.core.differences import (
 from kedge.core.part import Mean, Part, Stack, Sum
 from kedge.core.task import Batch
 from kedge.core.tree import Weights
+from kedge.core.update import Totals
 from kedge.errors import HookError, KedgeError, nearest
 
 #: Runs ``(part, hook, arguments)`` and returns what the hook returns.
@@ -235,6 +236,32 @@ def _reply(part: Part, result: Any, v: Any, weights: Any) -> str:
     return _uploads(part, uploads)
 
 
+def _release(part: Part, result: Any, v: Any, update: Any) -> str:
+    if not (type(result) is tuple and len(result) == 2):
+        return _but(described(result), "(update, next client state); {} stands for no state")
+    wrong = tree_gap(result[0], update)
+    if wrong:
+        right = "an Update with the same names and shapes: update._replace(delta=...)"
+        return _but(f"{wrong} as update", right)
+    wrong = tree_gap(result[1], v.client)
+    return _but(f"a client state that is {wrong}" if wrong else "", "what client_init made")
+
+
+def _receive(part: Part, result: Any, r: Any, totals: Any) -> str:
+    if not (type(result) is tuple and len(result) == 2):
+        return _but(described(result), "(totals, next server state); {} stands for no state")
+    made = result[0]
+    if isinstance(made, Totals):
+        wrong = tree_gap(made.summed, totals.summed) or tree_gap(made.stacked, totals.stacked)
+    else:
+        wrong = described(made)
+    if wrong:
+        right = "Totals with the same names and shapes: totals._replace(summed=...)"
+        return _but(f"{wrong} as totals", right)
+    wrong = not_a_tree(result[1])
+    return _but(f"{wrong} as server state" if wrong else "", f"a state that is {TREE}")
+
+
 def _combine(part: Part, result: Any, r: Any) -> str:
     right = "the update: a dict with names and shapes of parameters"
     wrong = params_gap(result, r.anchor.params, False)
@@ -282,6 +309,8 @@ RETURNS: dict[str, Check] = {
     "observe": _next_local,
     "reply": _reply,
     "contribute": _tree,
+    "release": _release,
+    "receive": _receive,
     "combine": _combine,
     "server_step": _server,
     "output": _weights,

@@ -49,6 +49,7 @@ from kedge.schema.formula import evaluate
 if TYPE_CHECKING:
     from kedge.core.model import Model
     from kedge.core.round import Round
+    from kedge.core.update import Totals, Update
     from kedge.core.view import Spec, View
 
 parts: Registry[type[Part]] = Registry(
@@ -162,6 +163,16 @@ class Part(Declarations):
 
     def contribute(self, v: View, delta: Params) -> Tree:
         """The client's side of a custom aggregation: a tree that is summed over the cohort."""
+        raise NotImplementedError
+
+    def release(self, v: View, update: Update) -> tuple[Update, Tree]:
+        """``(update, next client)``: change what leaves the client, in training and in surveys
+        (whose next state is dropped); left to right, after all other hooks of the client."""
+        raise NotImplementedError
+
+    def receive(self, r: Round, totals: Totals) -> tuple[Totals, Tree]:
+        """``(totals, next server)``: change what the server sees of the clients, before anything
+        else reads it, in training and in surveys; left to right."""
         raise NotImplementedError
 
     def combine(self, r: Round) -> Params:

@@ -21,7 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.core import tree
 from kedge.core.eager import is_eager
+from kedge.core.tree import Tree
 
 # lowbias32's multipliers 0x7feb352d and 0x846ca68b as signed 32-bit integers
 _M1, _M2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
@@ -87,6 +89,12 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
     radius = torch.sqrt(-2.0 * torch.log1p(-u[0]))
     angle = (2.0 * math.pi) * u[1]
     return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:n].reshape(shape)
+
+
+def normal_like(key: Tensor, like: Tree) -> Tree:
+    """Standard normal numbers in the structure of a tree; each leaf has a key of its own."""
+    keys = iter([fold(key, i) for i, _ in enumerate(tree.leaves(like))])
+    return tree.map(lambda x: normal(next(keys), tuple(x.shape), x.dtype), like)
 
 
 def integers(key: Tensor, shape: tuple[int, ...], high: Tensor | int) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from kedge.core import rng
@@ -11,7 +9,8 @@ from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.steps import REFERENCE, Function, Setting, Step, Steps, check_method
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import Spec
+from kedge.core.update import NO_WEIGHTS, Totals
+from kedge.core.view import Noise, Spec
 from kedge.errors import HookError
 
 
@@ -31,11 +30,13 @@ class Round(Setting):
         anchor: Weights,
         server: Tree,
         uploads: Tree,
-        totals: dict[str, Any],
+        totals: Totals,
+        mean: Weights = NO_WEIGHTS,
+        noise: Noise = rng.normal_like,
         steps: Steps = REFERENCE,
     ) -> None:
         super().__init__(part, model, spec, steps)
-        self._totals = totals
+        self._totals, self._mean, self._noise = totals, mean, noise
         self.round, self.lr, self.phase = round, lr, phase
         #: Randomness of this (seed, round, part).
         self.key = rng.fold(key, part.name)
@@ -48,24 +49,24 @@ class Round(Setting):
         #: Number of clients in the federation.
         self.num_clients = spec.num_clients
         #: Number of clients in this round.
-        self.cohort = int(totals["count"])
+        self.cohort = len(totals.clients)
 
     @property
     def weight(self) -> Tensor:
         """Sum of the client weights over the cohort."""
-        return self._totals["weight"]
+        return self._totals.summed.weight
 
     @property
     def mean_delta(self) -> Params:
         """Weighted mean of the clients' updates."""
-        return self._totals["mean_delta"].params
+        return self._mean.params
 
     @property
     def sum_delta(self) -> Params:
         """Plain sum of the clients' updates over the cohort."""
         if not self._part.needs_sum:
             raise HookError(f"{self._part.name} reads r.sum_delta: declare needs_sum = True")
-        return self._totals["sum_delta"]
+        return self._totals.summed.plain_delta
 
     @property
     def share_delta(self) -> Params:
@@ -75,19 +76,19 @@ class Round(Setting):
             raise HookError(
                 f"{self._part.name} reads r.share_delta: declare needs_share_sum = True"
             )
-        return self._totals["share_delta"]
+        return self._totals.summed.share_delta
 
     @property
     def sums(self) -> Tree:
         """Sum over the cohort of what ``contribute`` returned."""
-        return self._totals["contribution"]
+        return self._totals.summed.contribution
 
     @property
     def clients(self) -> Weights:
         """Every client's trained weights, stacked along a first axis, in the cohort's order."""
         if not self._part.needs_clients:
             raise HookError(f"{self._part.name} reads r.clients: declare needs_clients = True")
-        return self._totals["clients"]
+        return self._totals.stacked.weights
 
     @property
     def client_weights(self) -> Tensor:
@@ -96,7 +97,11 @@ class Round(Setting):
             raise HookError(
                 f"{self._part.name} reads r.client_weights: declare needs_clients = True"
             )
-        return self._totals["client_weights"]
+        return self._totals.stacked.weight
+
+    def noise(self, like: Tree) -> Tree:
+        """Standard normal numbers in the shapes of a tree, for ``receive``; see ``v.noise``."""
+        return self._noise(self.key, like)
 
     def iterate(self, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool = False) -> Tree:
         """Take one step for every row of ``xs``.

@@ -110,6 +110,8 @@ class SweepPieces(NamedTuple):
 
 
 Fields = dict[str, dict[str, Tensor]]
+#: Standard normal numbers in the shapes of a tree, from a key if the source is keyed.
+Noise = Callable[[Tensor, Tree], Tree]
 
 
 class Job(NamedTuple):
@@ -178,6 +180,8 @@ class Context:
     passes: Passes
     local: dict[str, Tree]
     phases: dict[str, str]
+    noise: Noise
+    counted: dict[str, tuple[str, ...]]
     step: Tensor | None = None
     gradient: Callable[[Params], Params] | None = None
 
@@ -225,6 +229,15 @@ class View:
         """Randomness of this (seed, round, client, part, hook, step)."""
         key = rng.fold(rng.fold(self._context.job.key, self._part.name), self._hook)
         return key if self._context.step is None else rng.fold(key, self._context.step)
+
+    def counted(self, part: str) -> tuple[str, ...]:
+        """The names of a part's uploads that count samples."""
+        return self._context.counted.get(part, ())
+
+    def noise(self, like: Tree) -> Tree:
+        """Standard normal numbers in the shapes of a tree, for ``release``. In a simulation they
+        are drawn from :attr:`key`, in a real federation from a source that nobody else knows."""
+        return self._context.noise(self.key, like)
 
     @property
     def anchor(self) -> Weights:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from kedge.core import rng, tree
 from kedge.core.optim import Optimizer
 from kedge.core.view import Info, Job, SweepPieces
 from kedge.errors import FieldError
+
+if TYPE_CHECKING:
+    from kedge.core.bound import Bound
 
 WEIGHTINGS = ("size", "uniform")
 
@@ -57,6 +60,50 @@ class LocalWork:
         return max(1, math.ceil(self.epochs * size / self.batch - 1e-9))
 
 
+@dataclass(frozen=True)
+class Workload:
+    """How much each client of a run trains, and from which seed: what a job depends on besides the
+    method, the client's data and the request.
+
+    Raises:
+        FieldError: ``weighting`` is not known.
+    """
+
+    num_clients: int
+    examples: int  # training samples of all clients together
+    work: LocalWork = LocalWork()
+    weighting: str = "size"  # client weights p_k: "size" or "uniform"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.weighting not in WEIGHTINGS:
+            known = ", ".join(WEIGHTINGS)
+            raise FieldError(f"weighting = {self.weighting!r} is not one of: {known}")
+
+    def share_of(self, size: int) -> float:
+        """A client's share of the data relative to a client of mean size, r_k = N n_k / sum of all
+        n; 1 for uniform client weights.
+
+        Its mean over all clients is 1, so (1/N) sum_k r_k x_k is the mean of x with the run's
+        client weights. It is computed from integers: equal sizes give exactly 1.
+
+        >>> Workload(num_clients=4, examples=80).share_of(30)
+        1.5
+        """
+        return self.num_clients * size / self.examples if self.weighting == "size" else 1.0
+
+    def weight_of(self, size: int) -> float:
+        """The weight of a client's update before normalisation."""
+        return float(size) if self.weighting == "size" else 1.0
+
+    def lane(self, bound: Bound, client: int, size: int, round: int) -> Lane:
+        """The work of a client with ``size`` samples in a round."""
+        return Lane(
+            client, size, self.work.steps_for(size), self.work, bound.lr(round), self.weighting,
+            bound.optim, bound.pull, self.share_of(size),
+        )  # fmt: skip
+
+
 class Lane(NamedTuple):
     """One client of one run, with its work in a round."""
 
@@ -68,25 +115,7 @@ class Lane(NamedTuple):
     weighting: str
     optim: Optimizer
     pull: float  # of the parts, see Bound.pull
-    share: float  # of the data, see share_of
-
-
-def share_of(size: int, num_clients: int, examples: int, weighting: str) -> float:
-    """A client's share of the data relative to a client of mean size, r_k = N n_k / sum of all n.
-
-    Its mean over all clients is 1, so (1/N) sum_k r_k x_k is the mean of x with the run's client
-    weights. It is computed from integers: equal sizes give exactly 1, as uniform weights do.
-
-    Args:
-        size: the client's number of samples n_k.
-        num_clients: number of clients N in the federation.
-        examples: number of samples of all clients together.
-        weighting: ``"size"`` or ``"uniform"``.
-
-    >>> share_of(30, num_clients=4, examples=80, weighting="size")
-    1.5
-    """
-    return num_clients * size / examples if weighting == "size" else 1.0
+    share: float  # of the data, see Workload.share_of
 
 
 def round_key(root: Tensor, round: int) -> Tensor:

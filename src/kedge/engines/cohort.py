@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
+from kedge.core.update import Totals
 from kedge.core.view import Job
 
 
@@ -19,6 +19,7 @@ class Group(NamedTuple):
     """The clients of one run, and what the server sends them."""
 
     bound: Bound
+    round: int
     clients: list[int]
     steps: list[int]
     anchor: Weights
@@ -65,8 +66,8 @@ class Cohort(NamedTuple):
         return self._replace(jobs=self.jobs._replace(client=states))
 
 
-class Trained(NamedTuple):
-    """The result of training: totals for the server, and the clients' next state."""
+class Reduced(NamedTuple):
+    """The result of training, reduced: totals for the server, and the clients' next state."""
 
     totals: Totals
     next_state: Tree
@@ -79,9 +80,9 @@ class Outcome(NamedTuple):
     next_states: list[tuple[list[int], Tree]]  # (positions in the cohort, state)
 
 
-def clone_totals(totals: Totals) -> Totals:
-    """A copy of totals. The next replay of a captured graph overwrites the original."""
-    return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else x, totals)
+def clone(value: Tree) -> Tree:
+    """A copy of the tensors of a tree. The next replay of a captured graph overwrites them."""
+    return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else x, value)
 
 
 def take_rows(stacked: Tree, rows: list[int]) -> Tree:

@@ -8,21 +8,22 @@ reference engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kedge.core.bound import Bound
+from kedge.core.client import Trained
 from kedge.core.model import Model
 from kedge.core.part import Part
-from kedge.core.server import Totals
 from kedge.core.tree import Weights
+from kedge.core.update import Totals
 from kedge.engines.capture import Captures
 from kedge.engines.cohort import Cohort, Outcome
 from kedge.engines.execution import Execution
-from kedge.errors import FieldError
+from kedge.errors import FieldError, KedgeError
 from kedge.registry import Registry
 
 engines: Registry[type[Engine]] = Registry("engine")
@@ -116,7 +117,12 @@ class Engine(ABC):
 
     @abstractmethod
     def survey(self, cohort: Cohort, part: Part) -> Totals:
-        """The totals of the answers to a part's survey."""
+        """The totals of the answers to a part's survey, without the numbers of the clients."""
+
+    def updates(self, cohort: Cohort, part: str = "") -> Iterator[Trained]:
+        """What each client sends, one after the other, after training or as its answer to a part's
+        survey, and its next state."""
+        raise KedgeError(f"engine {self.name} reduces the updates of all clients at once")
 
     @abstractmethod
     def personal(self, cohort: Cohort) -> Weights:

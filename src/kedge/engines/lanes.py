@@ -1,6 +1,6 @@
 """Clients of one or several runs as lanes of one computation, trained chunk by chunk.
 
-Lanes are sorted by decreasing number of steps and split into chunks of equal size. The replies of a
+Lanes are sorted by decreasing number of steps and split into chunks of equal size. The updates of a
 chunk are reduced run by run before the next chunk starts, so memory holds the updates of one chunk
 at a time.
 """
@@ -12,20 +12,17 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from kedge.core import server, tree
-from kedge.core.client import Reply
-from kedge.core.part import Stack
-from kedge.core.server import Totals
+from kedge.core import tree
+from kedge.core.client import Trained
 from kedge.core.tree import Tree, Weights
+from kedge.core.update import ZERO, Totals, add, total
 from kedge.core.view import Job
-from kedge.engines.cohort import Cohort, Outcome, Trained, take_rows
+from kedge.engines.cohort import Cohort, Outcome, Reduced, clone, take_rows
 from kedge.engines.ops import MAPPED
 
-Replies = Callable[..., Any]  # Vector.replies
-PER_CLIENT = {"terms", "client_weights"}  # totals that are not sums; they may be views of replies
+TrainLanes = Callable[..., Any]  # Vector.train_lanes
 
 
 class Lane(NamedTuple):
@@ -36,42 +33,46 @@ class Lane(NamedTuple):
     steps: int
 
 
-def train(replies: Replies, cohort: Cohort, chunk: int) -> list[Outcome]:
+def train(train_lanes: TrainLanes, cohort: Cohort, chunk: int) -> list[Outcome]:
     """Train all lanes, at most ``chunk`` at once (0: all of them)."""
     chunks = split([group.steps for group in cohort.groups], chunk)
     if len(chunks) == len(cohort.groups) == 1:
-        return [_train_whole(replies, cohort, chunks[0])]
-    totals: list[Totals] = [{} for _ in cohort.groups]
+        return [_train_whole(train_lanes, cohort, chunks[0])]
+    totals = [ZERO for _ in cohort.groups]
     order: list[list[int]] = [[] for _ in cohort.groups]
     states: list[list[tuple[list[int], Tree]]] = [[] for _ in cohort.groups]
     size = len(chunks[0])
     for lanes in chunks:
         padded = [*lanes, *[lanes[-1]] * (size - len(lanes))]  # one size: one captured graph
         jobs, batches = jobs_of(cohort, padded)
-        done: Reply = replies(cohort.bound, jobs, [lane.steps for lane in padded], batches)
+        done: Trained = train_lanes(cohort.bound, jobs, [lane.steps for lane in padded], batches)
         for run, rows in _rows_by_run(lanes).items():
-            positions, reply = [lanes[i].position for i in rows], take_rows(done, rows)
-            group, before = cohort.groups[run], totals[run]
-            found = server.totals(group.bound, reply, group.anchor, MAPPED)
-            state = cohort.park(reply.client)
-            # the next replay of a captured graph overwrites its replies
-            found |= {n: tree.map(torch.clone, found[n]) for n in found.keys() & PER_CLIENT}
+            positions, own = [lanes[i].position for i in rows], take_rows(done, rows)
+            group = cohort.groups[run]
+            new = total(group.bound, own.update, group.anchor, MAPPED)
+            state = cohort.park(own.next_state)
+            # the next replay of a captured graph overwrites what was not computed from it
+            stacked = new.stacked
+            cloned = clone({"weight": stacked.weight, "losses": stacked.losses})
+            new = new._replace(stacked=stacked._replace(**cloned))
             if len(chunks) > 1:
-                state = tree.map(torch.clone, state)
-            totals[run] = server.add_totals(before, found) if before else found
+                state = clone(state)
+            asked = [group.clients[i] for i in positions]
+            totals[run] = add(totals[run], new.of(asked, group.round))
             order[run] += positions
             states[run].append((positions, state))
-        del done, reply, state, jobs
+        del done, own, state, jobs
     triples = zip(totals, order, states, strict=True)
-    return [Outcome(_in_order(total, positions), some) for total, positions, some in triples]
+    return [Outcome(_in_order(found, positions), some) for found, positions, some in triples]
 
 
-def _train_whole(replies: Replies, cohort: Cohort, lanes: list[Lane]) -> Outcome:
-    """Train one run in one chunk, with replies reduced inside the computation."""
+def _train_whole(train_lanes: TrainLanes, cohort: Cohort, lanes: list[Lane]) -> Outcome:
+    """Train one run in one chunk, with updates reduced inside the computation."""
     jobs, batches = jobs_of(cohort, lanes)
-    done: Trained = replies(cohort.bound, jobs, [lane.steps for lane in lanes], batches, True)
-    positions = [lane.position for lane in lanes]
-    return Outcome(_in_order(done.totals, positions), [(positions, cohort.park(done.next_state))])
+    done: Reduced = train_lanes(cohort.bound, jobs, [lane.steps for lane in lanes], batches, True)
+    positions, [group] = [lane.position for lane in lanes], cohort.groups
+    totals = done.totals.of([group.clients[i] for i in positions], group.round)
+    return Outcome(_in_order(totals, positions), [(positions, cohort.park(done.next_state))])
 
 
 def split(steps: Sequence[Sequence[int]], chunk: int) -> list[list[Lane]]:
@@ -122,17 +123,10 @@ def _rows_by_run(lanes: list[Lane]) -> dict[int, list[int]]:
 
 
 def _in_order(totals: Totals, positions: list[int]) -> Totals:
-    """Totals whose per-client values are in the order of the cohort."""
+    """Totals whose clients are in the order of the cohort."""
     inverse = sorted(range(len(positions)), key=positions.__getitem__)
     if inverse == list(range(len(positions))):
         return totals
-
-    def take(value: Any) -> Any:
-        return take_rows(value, inverse)
-
-    out = totals | {n: take(totals[n]) for n in totals.keys() & {*PER_CLIENT, "clients"}}
-    out["uploads"] = {
-        path: Stack(take(up.value)) if isinstance(up, Stack) else up
-        for path, up in totals["uploads"].items()
-    }
-    return out
+    asked = list(totals.clients.items())
+    stacked = take_rows(totals.stacked, inverse)
+    return totals._replace(clients=dict(asked[i] for i in inverse), stacked=stacked)

@@ -14,28 +14,29 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kedge.core import client, server, tree
+from kedge.core import client, tree
 from kedge.core.bound import Bound
-from kedge.core.client import Carry
+from kedge.core.client import Carry, Trained
 from kedge.core.model import Model
 from kedge.core.ops import no_saved_tensor_hooks
 from kedge.core.part import Part
-from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
+from kedge.core.update import ZERO, Totals, add, total
 from kedge.core.view import Job
 from kedge.core.work import single_jobs
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of, side_by_side
-from kedge.engines.cohort import Cohort, Outcome, Trained, clone_totals
+from kedge.engines.cohort import Cohort, Outcome, Reduced, clone
 from kedge.engines.compiled import compile_function
 from kedge.engines.device import keep_freed_memory
 from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
 from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
-from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, add_totals, totals_of_one
+from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, total_of_one
 from kedge.engines.narrow import LoopLayout
 from kedge.engines.oom import is_out_of_memory, retry_smaller
 from kedge.engines.ops import FOREACH, may_overwrite
 from kedge.engines.reference import sums_over
+from kedge.engines.torch_private import foreach_add_
 from kedge.errors import FieldError, HookError, KedgeError
 
 MAX_STREAMS = 4  # eight are no faster on the ResNets of `kedge bench`
@@ -45,7 +46,7 @@ T = TypeVar("T")
 class Query(NamedTuple):
     """The question to the clients of a cohort."""
 
-    kind: str  # train, survey or personal
+    kind: str  # train (reduced), end (as it leaves the client), survey or personal
     phases: dict[str, str]
     part: str = ""  # that surveys
 
@@ -118,8 +119,13 @@ class Loop(Engine):
 
     def survey(self, cohort: Cohort, part: Part) -> Totals:
         cohort, query = cohort.with_states(), Query("survey", cohort.bound.phases, part.name)
-        answers = self._with_retry(lambda: self._stack_answers(cohort, query))
-        return server.survey_totals(part, answers, cohort.jobs.info.weight, FOREACH)
+        updates = self._with_retry(lambda: self._stack_answers(cohort, query))
+        return total(cohort.bound, updates, cohort.jobs.anchor, FOREACH)
+
+    def updates(self, cohort: Cohort, part: str = "") -> Iterator[Trained]:
+        cohort = cohort.with_states()
+        found = self.answers(cohort, Query("survey" if part else "end", cohort.bound.phases, part))
+        return (Trained(update, {}) for update in found) if part else found
 
     def personal(self, cohort: Cohort) -> Weights:
         cohort, query = cohort.with_states(), Query("personal", cohort.bound.phases)
@@ -132,12 +138,12 @@ class Loop(Engine):
         return [sums_over(bound, w, own) for w, own in zip(every, rows, strict=True)]
 
     def _train(self, cohort: Cohort) -> tuple[Totals, Tree]:
-        total: Totals = {}
-        states: Tree = None
+        found, states, [group] = ZERO, None, cohort.groups
         for i, done in enumerate(self.answers(cohort, Query("train", cohort.bound.phases))):
-            total = add_totals(total, done.totals) if i else clone_totals(done.totals)
+            new = done.totals.of([group.clients[i]], group.round)
+            found = add(found, new, foreach_add_) if i else clone(new)
             states = _write_row(states, i, done.next_state, cohort.size)
-        return total, states
+        return found, states
 
     def _stack_answers(self, cohort: Cohort, query: Query) -> Tree:
         rows: Tree = None
@@ -177,10 +183,11 @@ class Loop(Engine):
         job = job._replace(client=layout_of(bound.model).place(job.client))
         if query.kind == "train" and (done := self._replay(bound, job, batches, slot)):
             return done
-        carry = run_steps(bound, job, batches, number) if query.kind == "train" else None
+        trains = query.kind in ("train", "end")
+        carry = run_steps(bound, job, batches, number) if trains else None
         try:
             if carry is not None:
-                return _end(bound, job, carry)
+                return (_end if query.kind == "train" else client.end)(bound, job, carry)
             if query.kind == "personal":
                 return client.personal(bound, job)
             return client.survey(bound, job, bound.part(query.part))
@@ -205,7 +212,7 @@ class Loop(Engine):
             stacklevel=2,
         )
 
-    def _replay(self, bound: Bound, job: Job, batches: Tensor, slot: int) -> Trained | None:
+    def _replay(self, bound: Bound, job: Job, batches: Tensor, slot: int) -> Reduced | None:
         """Train one client by replaying captured graphs; None if there are none."""
         if not self.captures.enabled or batches.device.type != "cuda":
             return None
@@ -218,7 +225,7 @@ class Loop(Engine):
         def step(job: Job, carry: Carry, index: Tensor) -> Carry:
             return client.step(bound, job, carry, index, FOREACH)
 
-        def end(job: Job, carry: Carry) -> Trained:
+        def end(job: Job, carry: Carry) -> Reduced:
             return _end(bound, job, carry)
 
         def fuse(function: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
@@ -237,7 +244,7 @@ class Loop(Engine):
                 return None
             steps.start(job)
             steps.run(batches)
-            return cast(Trained, steps.finish())
+            return cast(Reduced, steps.finish())
         except (RuntimeError, HookError) as error:
             if is_out_of_memory(error):
                 raise
@@ -271,9 +278,9 @@ def run_steps(bound: Bound, job: Job, batches: Tensor, number: int) -> Carry:
     return carry
 
 
-def _end(bound: Bound, job: Job, carry: Carry) -> Trained:
+def _end(bound: Bound, job: Job, carry: Carry) -> Reduced:
     done = client.end(bound, job, carry)
-    return Trained(totals_of_one(bound, done, job.anchor), done.client)
+    return Reduced(total_of_one(bound, done.update, job.anchor), done.next_state)
 
 
 def _write_row(rows: Tree, i: int, value: Tree, count: int) -> Tree:

@@ -7,14 +7,13 @@ import functools
 import torch
 from torch import Tensor
 
-from kedge.core import server, tree
+from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.client import Reply
 from kedge.core.ops import Objective
-from kedge.core.server import Totals
 from kedge.core.tree import Params, Tree, Weights
+from kedge.core.update import Stacked, Summed, Totals, Update, total
 from kedge.engines.ops import FOREACH, IN_PLACE, MAX_DOT_ELEMENTS
-from kedge.engines.torch_private import foreach_add_, gradients
+from kedge.engines.torch_private import gradients
 
 
 def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
@@ -36,46 +35,17 @@ FIRST_STEP = FOREACH._replace(gradient=gradient)
 #: Later steps, if they may overwrite the parameters.
 LATER_STEPS = IN_PLACE._replace(gradient=gradient)
 
-#: Totals of a method that needs the mean of the updates only.
-PLAIN_TOTALS = {
-    "count", "weight", "weighted_delta", "sq_norm", "contribution", "uploads", "terms", "up_bytes",
-}  # fmt: skip
 
-
-def totals_of_one(bound: Bound, reply: Reply, anchor: Weights) -> Totals:
-    """:func:`kedge.core.server.totals` of one client's reply."""
+def total_of_one(bound: Bound, update: Update, anchor: Weights) -> Totals:
+    """:func:`kedge.core.update.total` of one client's update."""
     needed = any(bound.needs(what) for what in ("sum", "share_sum", "clients"))
-    if needed or reply.uploads or reply.contribution or reply.weight.device.type != "cpu":
-        stacked = tree.map(lambda x: x.unsqueeze(0), reply)
-        return server.totals(bound, stacked, anchor, FOREACH)
-    delta, weight = reply.delta, reply.weight
-    return {
-        "count": 1,
-        "weight": weight,
-        "weighted_delta": tree.scale(delta, weight),
-        "sq_norm": _sq_norm(delta.params, weight) * weight,
-        "contribution": {},
-        "uploads": {},
-        "terms": {name: value.reshape(1) for name, value in reply.terms.items()},
-        "up_bytes": tree.nbytes(delta),
-    }
-
-
-def add_totals(total: Totals, new: Totals) -> Totals:
-    """:func:`kedge.core.server.add_totals` in place, with one operator for plain totals."""
-    if total.keys() != PLAIN_TOTALS or total["uploads"] or total["contribution"]:
-        return server.add_totals(total, new, True)
-    foreach_add_(_summands(total), _summands(new))
-    total["terms"] = {n: torch.cat((t, new["terms"][n])) for n, t in total["terms"].items()}
-    for name in ("count", "up_bytes"):
-        total[name] += new[name]
-    return total
-
-
-def _summands(totals: Totals) -> list[Tensor]:
-    delta = totals["weighted_delta"]
-    leaves = (*delta.params.values(), *delta.buffers.values())
-    return [totals["weight"], totals["sq_norm"], *leaves]
+    delta, weight = update.delta, update.weight
+    if needed or update.uploads or update.contribution or weight.device.type != "cpu":
+        return total(bound, tree.map(lambda x: x.unsqueeze(0), update), anchor, FOREACH)
+    sq_norm = _sq_norm(delta.params, weight) * weight
+    losses = {name: value.reshape(1) for name, value in update.losses.items()}
+    summed = Summed(weight, tree.scale(delta, weight), sq_norm)
+    return Totals({}, summed, Stacked(weight.reshape(1), losses), tree.nbytes(delta))
 
 
 def _sq_norm(params: Params, like: Tensor) -> Tensor:

@@ -6,18 +6,19 @@ the laws compare every other engine with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from kedge.core import client, server, tree
+from kedge.core import client, tree
 from kedge.core.bound import Bound
+from kedge.core.client import Trained
 from kedge.core.model import Model
 from kedge.core.part import Part
-from kedge.core.server import Totals
 from kedge.core.task import Batch
 from kedge.core.tree import Weights
+from kedge.core.update import Totals, total
 from kedge.core.work import take_jobs
 from kedge.engines.cohort import Cohort, Outcome
 from kedge.engines.engine import Engine, engines
@@ -36,24 +37,27 @@ class Reference(Engine):
         return model.prepared(model.layout, device, dtype)
 
     def train(self, cohort: Cohort) -> list[Outcome]:
-        cohort = cohort.with_states()
-        replies = [self._reply(cohort, i) for i in range(cohort.size)]
-        stacked = tree.stack(replies)
-        totals = server.totals(cohort.bound, stacked, cohort.jobs.anchor)
-        return [Outcome(totals, [(list(range(cohort.size)), stacked.client)])]
-
-    def _reply(self, cohort: Cohort, i: int) -> client.Reply:
-        bound, job = cohort.bound, take_jobs(cohort.jobs, i)
-        carry = client.begin(bound, job)
-        for index in cohort.batches[i, : cohort.steps[i]]:
-            carry = client.step(bound, job, carry, index)
-        return client.end(bound, job, carry)
+        done: Trained = tree.stack(list(self.updates(cohort)))
+        [group] = cohort.groups
+        totals = total(cohort.bound, done.update, cohort.jobs.anchor)
+        states = [(list(range(cohort.size)), done.next_state)]
+        return [Outcome(totals.of(group.clients, group.round), states)]
 
     def survey(self, cohort: Cohort, part: Part) -> Totals:
-        jobs = cohort.with_states().jobs
-        each = (take_jobs(jobs, i) for i in range(cohort.size))
-        answers = tree.stack([client.survey(cohort.bound, job, part) for job in each])
-        return server.survey_totals(part, answers, jobs.info.weight)
+        updates = tree.stack([done.update for done in self.updates(cohort, part.name)])
+        return total(cohort.bound, updates, cohort.jobs.anchor)
+
+    def updates(self, cohort: Cohort, part: str = "") -> Iterator[Trained]:
+        bound, jobs = cohort.bound, cohort.with_states().jobs
+        for i in range(cohort.size):
+            job = take_jobs(jobs, i)
+            if part:
+                yield Trained(client.survey(bound, job, bound.part(part)), job.client)
+                continue
+            carry = client.begin(bound, job)
+            for index in cohort.batches[i, : cohort.steps[i]]:
+                carry = client.step(bound, job, carry, index)
+            yield client.end(bound, job, carry)
 
     def personal(self, cohort: Cohort) -> Weights:
         jobs = cohort.with_states().jobs

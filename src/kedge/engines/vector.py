@@ -20,18 +20,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kedge.core import client, server, tree
+from kedge.core import client, tree
 from kedge.core.bound import Bound
-from kedge.core.client import Carry, Reply
+from kedge.core.client import Carry, Trained
 from kedge.core.model import Model
 from kedge.core.part import Part
-from kedge.core.server import Totals
 from kedge.core.tree import Weights
+from kedge.core.update import ZERO, Totals, add, total
 from kedge.core.view import Job
 from kedge.core.work import take_jobs
 from kedge.engines import convolutions, lanes
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of
-from kedge.engines.cohort import Cohort, Outcome, Trained, clone_totals
+from kedge.engines.cohort import Cohort, Outcome, Reduced, clone
 from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
@@ -48,8 +48,8 @@ SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, swe
 MIN_RUNNING_SHARE = 0.25  # of the lanes, for the compiled step of all lanes to run
 Begin = Callable[[Job], Carry]
 Step = Callable[[Job, Carry, Tensor], Carry]
-End = Callable[[Job, Carry], Reply]
-Variant = tuple[int, bool]  # the binding, and whether replies are reduced
+End = Callable[[Job, Carry], Trained]
+Variant = tuple[int, bool]  # the binding, and whether updates are reduced
 T = TypeVar("T")
 
 
@@ -92,7 +92,7 @@ class Vector(Engine):
 
     def train(self, cohort: Cohort) -> list[Outcome]:
         return self._with_retry(
-            cohort.size, lambda: lanes.train(self._replies_or_hint, cohort, self.chunk)
+            cohort.size, lambda: lanes.train(self._train_or_hint, cohort, self.chunk)
         )
 
     def why_not_together(self, cohort: Cohort) -> str:
@@ -106,7 +106,7 @@ class Vector(Engine):
             return str(error) or type(error).__name__
         return ""
 
-    def replies(
+    def train_lanes(
         self,
         bound: Bound,
         jobs: Job,
@@ -121,27 +121,27 @@ class Vector(Engine):
             jobs: stacked by lane.
             steps: of every lane.
             batches: ``[lanes, max steps, batch]`` rows of the data.
-            reduced: whether to reduce the replies to totals.
+            reduced: whether to reduce the updates to totals.
 
         Returns:
-            A stacked :class:`Reply`, or :class:`Trained` if ``reduced``.
+            A stacked :class:`Trained`, or :class:`Reduced` if ``reduced``.
         """
-        begin, step, reply = _map_over_clients(bound, bool(jobs.fields))
+        begin, step, plain_end = _map_over_clients(bound, bool(jobs.fields))
 
-        def reduce(jobs: Job, carry: Carry) -> Trained:
-            replies = reply(jobs, carry)
-            return Trained(server.totals(bound, replies, jobs.anchor, MAPPED), replies.client)
+        def reduce(jobs: Job, carry: Carry) -> Reduced:
+            done = plain_end(jobs, carry)
+            return Reduced(total(bound, done.update, jobs.anchor, MAPPED), done.next_state)
 
-        end, variant = reduce if reduced else reply, (id(bound), reduced)
+        end, variant = reduce if reduced else plain_end, (id(bound), reduced)
         done = self._replay(begin, step, end, variant, jobs, steps, batches)
         if done is not None:
-            return done._replace(totals=clone_totals(done.totals)) if reduced else done
+            return done._replace(totals=clone(done.totals)) if reduced else done
         return end(jobs, self._run_steps(begin, step, variant, jobs, steps, batches))
 
-    def _replies_or_hint(self, *args: Any) -> Any:
-        """:meth:`replies`, with a hint in the message of a HookError."""
+    def _train_or_hint(self, *args: Any) -> Any:
+        """:meth:`train_lanes`, with a hint in the message of a HookError."""
         try:
-            return self.replies(*args)
+            return self.train_lanes(*args)
         except HookError as error:
             raise HookError(
                 f"{error} (all clients at once; engine=loop names the client)"
@@ -236,11 +236,12 @@ class Vector(Engine):
         answer = over_clients(lambda job: client.survey(bound, job, part), SHARED)
 
         def work() -> Totals:
-            total: Totals = {}
+            found, done, [group] = ZERO, 0, cohort.groups
             for jobs in self._chunks(cohort):
-                found = server.survey_totals(part, answer(jobs), jobs.info.weight, MAPPED)
-                total = server.add_totals(total, found) if total else found
-            return total
+                new = total(bound, answer(jobs), jobs.anchor, MAPPED)
+                asked, done = group.clients[done : done + len(jobs.key)], done + len(jobs.key)
+                found = add(found, new.of(asked, group.round))
+            return found
 
         return self._with_retry(cohort.size, work)
 
@@ -316,7 +317,7 @@ def _map_over_clients(bound: Bound, several: bool = False) -> tuple[Begin, Step,
     def step(job: Job, carry: Carry, index: Tensor) -> Carry:
         return client.step(bound_of(job), job, carry, index, MAPPED)
 
-    def end(job: Job, carry: Carry) -> Reply:
+    def end(job: Job, carry: Carry) -> Trained:
         return client.end(bound_of(job), job, carry)
 
     dims = 0 if several else SHARED

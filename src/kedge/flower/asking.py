@@ -15,25 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kedge.core.bound import Server
-from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
+from kedge.core.update import Totals, Update, total_of
 from kedge.engines.layout import layout_of
 from kedge.engines.ops import FOREACH
-from kedge.errors import NotFinite
-from kedge.flower.checks import Checks, finite, outliers
+from kedge.flower.checks import Checks, outliers
 from kedge.flower.courier import Courier
 from kedge.flower.gathering import Gathering
-from kedge.flower.messages import CODES, Request
+from kedge.flower.messages import CODES, MemberRequest
 from kedge.flower.names import plain
 from kedge.flower.roster import Roster, Seat
 from kedge.flower.rules import Rules
 from kedge.flower.spool import Message
 from kedge.flower.transport import Failure
-from kedge.limits import is_out_of_memory
-from kedge.session.session import Ask, Session
+from kedge.session.session import Request, Session
+from kedge.sim.clients import all_weights
 
 #: Codes that say that a member can never answer in this run.
 FINAL_CODES = ("NO_STATE", "POLICY", "STALE")
@@ -70,15 +68,18 @@ class Arrived(NamedTuple):
 
 @dataclass
 class Collected:
-    """What the clients of an ask replied."""
+    """What the clients of a request replied; ``kind`` is train, survey or evaluate."""
 
+    request: Request
+    kind: str
+    drawn: int = 0  # clients that the request would have had without exclusions
     replies: dict[int, Message] = field(default_factory=dict)
     sizes: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of those replies
     sums: dict[int, Tree] = field(default_factory=dict)
     personal: dict[int, Tree] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)  # to what was asked, not the test alone
-    _requests: dict[int, Request] = field(default_factory=dict)
+    asked: dict[int, MemberRequest] = field(default_factory=dict)  # of those replies
 
 
 @dataclass
@@ -111,112 +112,82 @@ class Asking:
         self.checks = Checks(self.session, self.rules, self.roster.sizes)
 
     def ask(
-        self, ask: Ask, needed: int, test: Test | None = None, patient: bool = False
+        self, request: Request, needed: int, test: Test | None = None, only_test: bool = False
     ) -> Collected:
-        """Ask clients until enough have replied, or all attempts are spent.
+        """Ask clients until enough have replied, or all attempts are spent. For surveys that are
+        made once, *all* are enough.
 
         Args:
-            ask: the ask; its clients may be fewer than were drawn, without excluded ones.
+            request: its clients may be fewer than were drawn, without excluded ones.
             needed: replies that are enough.
             test: a test that rides along.
-            patient: whether to repeat until *all* have replied, as for surveys that are made once.
+            only_test: whether the test is all that is asked for.
 
         Returns:
             What was collected, perhaps fewer replies than needed.
         """
-        found = Collected()
+        kind = "evaluate" if only_test else "survey" if request.part else "train"
+        found, clients = Collected(request, kind), request.clients
+        if kind == "survey" and self.session.bound.part(request.part).surveys() != "every":
+            needed = len(clients)
+        self.checks.broadcast = request.broadcast
         for attempt in range(self.rules.attempts):
             if attempt:
                 self.stop()
                 self.courier.transport.wait(self.rules.wait_s)
             self.gathering.refresh(self.roster, self.initial)
-            missing = self._missing(ask, found)
-            also = [k for k in test.clients if k not in ask.clients] if test and not attempt else []
-            self._attempt(ask, missing, also, attempt, test, found)
+            also = [k for k in test.clients if k not in clients] if test and not attempt else []
+            self._attempt(found, self._missing(found), also, attempt, test)
             for client, reason in outliers(found.sizes, self.rules.max_ratio).items():
-                self._drop(ask, client, reason, found)
-            enough = len(ask.clients) if patient else needed
-            if len(found.answered) >= enough or not self._missing(ask, found):
+                self._drop(client, reason, found)
+            if len(found.answered) >= needed or not self._missing(found):
                 break
         return found
 
-    def _missing(self, ask: Ask, found: Collected) -> list[int]:
-        return [k for k in ask.clients if k not in found.answered and not self._seat(k).excluded]
+    def _missing(self, found: Collected) -> list[int]:
+        clients = found.request.clients
+        return [k for k in clients if k not in found.answered and not self._seat(k).excluded]
 
-    def replies(self, ask: Ask, found: Collected) -> Iterator[Any]:
-        """The checked replies of an ask in the order of its clients, one at a time."""
+    def total(self, found: Collected, without: Collection[int] = ()) -> Totals:
+        """The totals of what was collected, in the order of the clients, without some of them."""
+        request = found.request
+        bound = self.session.bound.at(request.round)
+        anchor = all_weights(bound, request.broadcast.weights)
+        updates = self._updates(found, without)
+        return total_of(bound, updates, request.round, anchor, FOREACH)
+
+    def _updates(self, found: Collected, without: Collection[int]) -> Iterator[tuple[int, Update]]:
         place = layout_of(self.session.bound.model).place
-        kind = "answer" if ask.kind == "survey" else "reply"
-        for client in ask.clients:
-            if client in found.replies:
-                message, request = found.replies[client], found._requests[client]
-                opened = [self.checks.open(message, request).value[kind]]
-                yield place(opened.pop())  # nothing here keeps it in memory
+        self.checks.broadcast = found.request.broadcast
+        for client in found.request.clients:
+            if client in found.replies and client not in without:
+                opened = [self.checks.open(found.replies[client], found.asked[client])]
+                yield client, place(opened.pop().value["update"])  # nothing keeps it in memory
 
-    def reduce(self, ask: Ask, found: Collected) -> tuple[Ask, Totals, Server]:
-        """Let the server take the replies of an ask; the session does not change.
+    def suspects(self, found: Collected) -> Iterator[list[int]]:
+        """Who may have made a round fail: each alone, from the largest numbers down, then those
+        with the largest numbers, while they are fewer than half."""
+        by_size = sorted(found.replies, key=lambda k: -max(found.sizes[k].values(), default=0.0))
+        if len(by_size) > 1:
+            yield from ([k] for k in by_size)
+            yield from (by_size[:n] for n in range(2, (len(by_size) + 1) // 2))
 
-        Who alone makes the outcome fail or not finite is named and dropped: the first, from the
-        largest numbers down, without whom it is finite, or else those with the largest numbers.
-
-        Returns:
-            The ask with the clients whose replies were taken, the totals, and the server after it.
-
-        Raises:
-            NotFinite: the outcome is not finite, and no few are to blame.
-        """
-        clients = [k for k in ask.clients if k in found.replies]
-        by_size = sorted(clients, key=lambda k: -max(found.sizes[k].values(), default=0.0))
-        few = range(2, (len(clients) + 1) // 2)
-        suspects = [[], *([k] for k in by_size), *(by_size[:n] for n in few)]
-        first: Exception | None = None
-        for dropped in suspects if len(clients) > 1 else [[]]:
-            asked = ask._replace(clients=[k for k in clients if k not in dropped])
-            try:
-                totals, after = self._after(asked, found)
-            except Exception as error:
-                if is_out_of_memory(error) or isinstance(error, OSError):
-                    raise
-                first = first or error
-                continue
-            for client in dropped:
-                self._drop(ask, client, f"with it, the sum fails or is not finite ({first})", found)
-            return asked, totals, after
-        assert first is not None
-        raise first
-
-    def _after(self, ask: Ask, found: Collected) -> tuple[Totals, Server]:
-        """The totals of an ask, and the server after it; NotFinite if one has such a number."""
-        session, replies = self.session, self.replies(ask, found)
-        if ask.kind == "survey":
-            totals = session.reduce_survey(ask, replies, FOREACH)
-            after = session.absorbed(ask, totals)
-        else:
-            totals = session.reduce(replies, FOREACH)
-            session.check_finite(totals, ask.clients)
-            after = session.aggregate(totals)
-        sent = session.bound.sent(after)
-        for what, value, before in (
-            ("weights are", after.weights, None),
-            ("state of the method is", after.slots, session.server.slots),
-            ("broadcast is", sent, None),
-        ):
-            if not finite(value) and (before is None or finite(before)):
-                raise NotFinite(f"the global {what} not finite after round {ask.round + 1}")
-        return totals, after
+    def blame(self, found: Collected, clients: Collection[int], why: object) -> None:
+        """Drop the replies of clients without which the round does not fail."""
+        for client in clients:
+            self._drop(client, f"with it, the sum fails or is not finite ({why})", found)
 
     # -- one attempt --------------------------------------------------------------------------
 
     def _attempt(
         self,
-        ask: Ask,
+        found: Collected,
         clients: Collection[int],
         also: Collection[int],
         attempt: int,
         test: Test | None,
-        found: Collected,
     ) -> None:
-        requests: dict[str, Callable[[float], Request]] = {}
+        requests: dict[str, Callable[[float], MemberRequest]] = {}
         values: dict[tuple[bool, bool], Tree] = {}  # those of several clients are packed once
         for client in (*clients, *also):
             seat = self._seat(client)
@@ -225,54 +196,53 @@ class Asking:
                     why = "has not agreed to the terms" if seat.present else "is not connected"
                     found.failures[client] = seat.excluded or why
                 continue
-            chosen = ask if client in clients else ask._replace(kind="evaluate", part="")
-            requests[seat.node] = self._request(chosen, client, attempt, test, values)
+            kind = found.kind if client in clients else "evaluate"
+            requests[seat.node] = self._request(found, kind, client, attempt, test, values)
         deadline_s, opener = self.rules.deadline_s, self._arrived
         for _, request, reply in self.courier.exchange(requests, deadline_s, opener):
-            self._receive(ask, request, reply, found)
+            self._receive(request, reply, found)
         for client in clients:
             if client in found.failures:
-                self._say(ask, client, found)
+                self._say(client, found)
 
     def _request(
         self,
-        ask: Ask,
+        found: Collected,
+        kind: str,
         client: int,
         attempt: int,
         test: Test | None,
         values: dict[tuple[bool, bool], Tree],
-    ) -> Callable[[float], Request]:
-        asked = test is not None and client in test.clients
+    ) -> Callable[[float], MemberRequest]:
+        asked, request = test is not None and client in test.clients, found.request
 
-        def make(deadline: float) -> Request:
+        def make(deadline: float) -> MemberRequest:
             output = test.output if test is not None else None
             personal = asked and test is not None and test.personal
-            has_down = ask.kind != "evaluate" or personal
-            has_output = asked and (output is not None or ask.kind == "evaluate")
+            has_down = kind != "evaluate" or personal
+            has_output = asked and (output is not None or kind == "evaluate")
             if (has_down, has_output) not in values:
-                value, down = dict[str, Tree](), self.session.down()
+                value, down = dict[str, Tree](), request.broadcast
                 if has_down:
                     value["down"] = down
                 if has_output:
                     value["output"] = down.weights if output is None else output
                 values[has_down, has_output] = value
             value = values[has_down, has_output]
-            return Request(
-                ask.kind, self.roster.run, ask.round, attempt, client, self.roster.terms.hash,
-                ask.part, test.detail if asked and test else "",
+            return MemberRequest(
+                kind, self.roster.run, request.round, attempt, client, self.roster.terms.hash,
+                request.part if kind == "survey" else "", test.detail if asked and test else "",
                 accepted=self.session.ledger[client], deadline=deadline, personal=personal,
                 value=value,
             )  # fmt: skip
 
         return make
 
-    def _arrived(self, request: Request, message: Message) -> Arrived:
+    def _arrived(self, request: MemberRequest, message: Message) -> Arrived:
         code, value, sizes = self.checks.open(message, request)
         return Arrived(message, code, sizes, value.get("sums"), value.get("personal"))
 
-    def _receive(
-        self, ask: Ask, request: Request, reply: Arrived | Failure, found: Collected
-    ) -> None:
+    def _receive(self, request: MemberRequest, reply: Arrived | Failure, found: Collected) -> None:
         client, seat = request.client, self._seat(request.client)
         if isinstance(reply, Failure):
             found.failures[client] = f"did not reply ({reply.reason})"
@@ -283,22 +253,22 @@ class Asking:
             self._refused(seat, reply.code, request.kind, found)
             return
         found.failures.pop(client, None)
-        if request.kind == ask.kind:
+        if request.kind == found.kind:
             found.answered.add(client)
         if request.kind != "evaluate":
             found.replies[client], found.sizes[client] = reply.message, reply.sizes
-            found._requests[client] = request
+            found.asked[client] = request
         if reply.sums:
             found.sums[client] = reply.sums
         if reply.personal:
             found.personal[client] = reply.personal
 
-    def _drop(self, ask: Ask, client: int, reason: str, found: Collected) -> None:
+    def _drop(self, client: int, reason: str, found: Collected) -> None:
         """Drop a reply that was stored; its test stays, which was checked by itself."""
         del found.replies[client], found.sizes[client]
         found.answered.discard(client)
         self._strike(self._seat(client), reason, found)
-        self._say(ask, client, found)
+        self._say(client, found)
 
     def _refused(self, seat: Seat, code: str, kind: str, found: Collected) -> None:
         found.failures[seat.client] = f"{CODES[code]} ({code})"
@@ -324,7 +294,8 @@ class Asking:
     def _seat(self, client: int) -> Seat:
         return self.roster.seats[client]
 
-    def _say(self, ask: Ask, client: int, found: Collected) -> None:
-        what = f"survey of {ask.part}" if ask.kind == "survey" else ask.kind
+    def _say(self, client: int, found: Collected) -> None:
+        request = found.request
+        what = f"survey of {request.part}" if found.kind == "survey" else found.kind
         name, did = self._seat(client).name, found.failures[client]
-        self.log(f"round {ask.round + 1}, {what}: {name} {did}")
+        self.log(f"round {request.round + 1}, {what}: {name} {did}")

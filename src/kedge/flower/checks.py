@@ -23,10 +23,9 @@ from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.client import Reply
 from kedge.core.part import Stack
 from kedge.core.tree import Tree
-from kedge.core.work import share_of
+from kedge.core.update import Update
 from kedge.engines.reference import metric_sums
 from kedge.errors import WireError
 from kedge.flower.cells import counts_of
@@ -34,7 +33,8 @@ from kedge.flower.messages import REPLY, Header, reply_header
 from kedge.flower.rules import Rules
 from kedge.flower.spool import Message, size_of
 from kedge.session import blob, wire
-from kedge.session.session import Answer, Session
+from kedge.session.session import Broadcast, Session
+from kedge.sim.clients import all_weights
 
 MAX_HEADER_BYTES = 1 << 20  # of a reply, beyond the names of its arrays
 BLOCK = 1 << 20  # numbers of a leaf that are converted at a time
@@ -65,6 +65,8 @@ class Checks:
 
     def __init__(self, session: Session, rules: Rules, sizes: list[tuple[int, int]]) -> None:
         self.session, self.rules, self.sizes = session, rules, sizes
+        #: What the clients of the present request received.
+        self.broadcast = session.request("", []).broadcast
         self._templates: dict[tuple[str, str, int], Tree] = {}
 
     def open(self, message: Message, request: Header) -> Opened:
@@ -97,10 +99,8 @@ class Checks:
             template |= {kind: _told(sums, notes["sums"]) for kind, sums in whole.items()}
         value = wire.unpack(message, REPLY, template)
         sizes = self._check_numbers(value)
-        if "reply" in value:
-            value["reply"] = self._checked_reply(value["reply"], request.client)
-        if "answer" in value:
-            value["answer"] = self._checked_answer(value["answer"], request.client)
+        if "update" in value:
+            value["update"] = self._checked_update(value["update"], request)
         for kind, sums in whole.items():
             one_class = self.session.bound.task.one_class
             check_sums(value[kind], int(tested), one_class, rounded="sums" in notes)
@@ -120,9 +120,8 @@ class Checks:
         personal = getattr(request, "personal", False)
         found: dict[str, Tree] = {}
         if request.kind in ("train", "survey"):
-            name = "reply" if request.kind == "train" else "answer"
             key = request.kind, request.part, id(bound)
-            found[name] = self._once(key, lambda: self._derive(request, bound))
+            found["update"] = self._once(key, lambda: self._derive(request, bound))
         if tested:
             detailed = request.test == "detailed"
             key = "sums", str(detailed), id(bound)
@@ -138,11 +137,9 @@ class Checks:
         return self._templates[key]
 
     def _derive(self, request: Header, bound: Bound) -> Tree:
-        session = self.session
-        if request.kind == "train":
-            return wire.reply_template(bound, session.server, session.work.batch)
-        value = wire.survey_template(bound, session.server, bound.part(request.part))
-        return Answer(value, wire.Leaf(bound.spec.dtype, ()))  # type: ignore[arg-type]
+        batch, public = self.session.workload.work.batch, self.broadcast.weights
+        received = Broadcast(all_weights(bound, public), self.broadcast.sent)
+        return wire.update_template(bound, received, batch, request.part)
 
     def _sums_template(self, bound: Bound, detailed: bool) -> Tree:
         blank = wire.Blank(bound).clean(torch.zeros(2, dtype=torch.int64))
@@ -154,11 +151,9 @@ class Checks:
     def _check_numbers(self, value: Tree) -> dict[str, float]:
         """Check the size of all numbers; return the largest of each content."""
         contents = dict(value)
-        if "reply" in value:
-            contents |= (reply := contents.pop("reply"))._asdict()
-            contents |= {"delta": reply.delta.params, "statistics": reply.delta.buffers}
-        if "answer" in value:
-            contents |= {"weight": value["answer"].weight, "answer": value["answer"].value}
+        if "update" in value:
+            contents |= (update := contents.pop("update"))._asdict()
+            contents |= {"delta": update.delta.params, "statistics": update.delta.buffers}
         sizes = {name: largest(content) for name, content in contents.items()}
         size = max(sizes.values(), default=0.0)
         if size == math.inf:
@@ -167,24 +162,17 @@ class Checks:
             raise WireError(f"a number above {self.rules.max_number:g}")
         return sizes
 
-    def _checked_reply(self, reply: Reply, client: int) -> Reply:
-        session, size = self.session, self.sizes[client][0]
-        weight = float(size) if session.weighting == "size" else 1.0
-        share = share_of(size, session.num_clients, session.examples, session.weighting)
-        self._check_weight(reply.weight, weight)
-        self._check_weight(reply.share, share)
-        anchor = session.bound.only_public(session.server.weights)
-        _check_norm(reply.delta.params, anchor.params, self.rules.max_norm, "an update")
-        floats = {n: b for n, b in anchor.buffers.items() if b.is_floating_point()}
-        changes = {n: reply.delta.buffers[n] for n in floats}
-        _check_norm(changes, floats, self.rules.max_statistics, "statistics")
-        return reply._replace(uploads=with_client(reply.uploads, client))
-
-    def _checked_answer(self, answer: Answer, client: int) -> Answer:
-        size = self.sizes[client][0]
-        weight = float(size) if self.session.weighting == "size" else 1.0
-        self._check_weight(answer.weight, weight)
-        return answer._replace(value=with_client(answer.value, client))
+    def _checked_update(self, update: Update, request: Header) -> Update:
+        workload, size = self.session.workload, self.sizes[request.client][0]
+        self._check_weight(update.weight, workload.weight_of(size))
+        self._check_weight(update.share, workload.share_of(size))
+        if request.kind == "train":
+            anchor = self.broadcast.weights
+            _check_norm(update.delta.params, anchor.params, self.rules.max_norm, "an update")
+            floats = {n: b for n, b in anchor.buffers.items() if b.is_floating_point()}
+            changes = {n: update.delta.buffers[n] for n in floats}
+            _check_norm(changes, floats, self.rules.max_statistics, "statistics")
+        return update._replace(uploads=with_client(update.uploads, request.client))
 
     def _check_weight(self, value: Tensor, expected: float) -> None:
         wanted = torch.tensor(expected, dtype=value.dtype)
@@ -246,7 +234,7 @@ def outliers(sizes: Mapping[int, Mapping[str, float]], ratio: float) -> dict[int
     {2: 'uploads of size 7e+09, those of most members are of 5 or less'}
     """
     found: dict[int, str] = {}
-    for kind in ("contribution", "uploads", "statistics", "answer"):
+    for kind in ("contribution", "uploads", "statistics"):
         known = {client: each[kind] for client, each in sizes.items() if kind in each}
         typical = median_low(known.values()) if known else 0.0
         for client, size in known.items():

@@ -14,24 +14,24 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kedge.core.bound import Bound, Server
+from kedge.core.bound import Bound
 from kedge.core.model import Model
-from kedge.core.server import Totals
 from kedge.core.task import Batch, tasks
+from kedge.core.update import Totals
 from kedge.engines import Execution
 from kedge.engines.loop import Loop
 from kedge.errors import FieldError, Interrupted, KedgeError, NotFinite, Paused
 from kedge.flower.asking import Asking, Collected, Test
 from kedge.flower.courier import Courier
 from kedge.flower.gathering import Gathering, unread
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.names import plain
 from kedge.flower.plan import check_config, question_of, terms_of
 from kedge.flower.recording import Recording
@@ -40,6 +40,7 @@ from kedge.flower.rules import PAUSED, Rules
 from kedge.flower.scaling import Scaling
 from kedge.flower.seat import Own, make_module
 from kedge.flower.transport import Transport
+from kedge.limits import is_out_of_memory
 from kedge.runs.checks import check_batchnorm
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, environment
@@ -48,8 +49,10 @@ from kedge.runs.headline import with_personal
 from kedge.runs.result import Result
 from kedge.runs.runner import advise, given_back, resume_hint
 from kedge.runs.stopping import clear_stop, is_stop_requested
-from kedge.session.session import Ask, Session
+from kedge.session.session import Done, Request, Rounds, Session, drive
 from kedge.session.terms import Terms
+
+TRAINING = "training"  # in place of a part
 
 
 class NoData:
@@ -215,50 +218,84 @@ class Coordinator:
 
     def _round(self) -> None:
         """One round; the session changes only if it succeeds."""
-        start, session, before = time.perf_counter(), self.session, self.session.server
+        start, session = time.perf_counter(), self.session
         sent, received = self.courier.sent, self.courier.received
         test = self._test() if self.recording.lacks_test(session) else None
-        try:
-            for ask in session.asks(session.draw_clients(session.round)):
-                asked, totals, after = self._ask(ask, test)
-                test = None
-                if ask.kind == "survey":
-                    session.server = after
-                else:
-                    session.accept(after, asked.clients)
-                del after  # as large as the model
-        except BaseException:
-            session.server = before  # a failed round can be repeated
-            raise
-        del before  # as large as the model
-        traffic = self.courier.received - received, self.courier.sent - sent
+        done = self._run_requests(lambda: session.rounds(check="state"), test)
+        drawn = len(session.draw_clients(session.round))
+        session.accept(done)
+        wire = self.courier.received - received, self.courier.sent - sent
         seconds = time.perf_counter() - start
-        self.recording.record_round(session, totals, asked.clients, traffic, seconds)
-        loss = self.recording.records[-1]["train_loss"]
+        self.recording.record_round(session, done, wire, seconds)
+        loss, replied = self.recording.records[-1]["train_loss"], len(done.totals.clients)
         self.log(
-            f"round {session.round} of {self.config.rounds}: {len(asked.clients)} of "
-            f"{len(ask.clients)} replied, loss {loss:.4g}, {seconds:.1f} s"
+            f"round {session.round} of {self.config.rounds}: {replied} of "
+            f"{drawn} replied, loss {loss:.4g}, {seconds:.1f} s"
         )
 
-    def _ask(self, ask: Ask, test: Test | None = None) -> tuple[Ask, Totals, Server]:
-        """Ask clients but for excluded ones, and let the server take what they reply; Paused if it
-        is too little."""
-        drawn, needed = len(ask.clients), self.rules.needed(len(ask.clients))
-        ask = ask._replace(clients=self._left(ask.clients))
-        once = ask.kind == "survey" and self.bound.part(ask.part).surveys() != "every"
-        found = self.asking.ask(ask, needed, test, patient=once)
-        if len(found.replies) < needed:
-            raise Paused(self._too_few(ask, found, drawn, needed))
+    def _run_requests(self, begin: Callable[[], Rounds], test: Test | None = None) -> Done:
+        """A round of the session that is not yet accepted.
+
+        Clients are asked once. Who alone makes the round fail, or its outcome not finite, is named
+        and dropped: the round is then computed again from what the others replied.
+
+        Raises:
+            Paused: too few replied.
+            NotFinite: the outcome is not finite, and no few are to blame.
+        """
+        collected: dict[str, Collected] = {}  # by part
+        tried: dict[str, Iterator[list[int]]] = {}
+        without: dict[str, list[int]] = {}
+        reasons: dict[str, Exception] = {}
+        at = ""  # the part at which a failure is the replies' own
+
+        def answer(request: Request) -> Totals:
+            nonlocal at, test
+            at = ""
+            if request.part not in collected:
+                collected[request.part] = self._collect(request, test)
+                test = None
+            at = request.part or TRAINING
+            return self.asking.total(collected[request.part], without.get(request.part, []))
+
+        while True:
+            try:
+                done = drive(begin(), answer)
+                break
+            except Exception as error:
+                if not at or is_out_of_memory(error) or isinstance(error, OSError):
+                    raise
+                part = "" if at == TRAINING else at
+                first = reasons.setdefault(part, error)
+                suspects = tried.setdefault(part, self.asking.suspects(collected[part]))
+                chosen = next(suspects, None)
+                if chosen is None and isinstance(first, NotFinite):
+                    advice = "lower the learning rate. The run is saved before it"
+                    text = f"{first}, though all replies were; {advice}. {self.hint}"
+                    raise NotFinite(text) from None
+                if chosen is None:
+                    raise first from None
+                without[part] = chosen
+        for part, clients in without.items():
+            self.asking.blame(collected[part], clients, reasons[part])
+            self._check_enough(collected[part])
+        return done
+
+    def _collect(self, request: Request, test: Test | None) -> Collected:
+        """What clients reply, but for excluded ones; Paused if it is too little."""
+        drawn = len(request.clients)
+        request = request._replace(clients=self._left(request.clients))
+        found = self.asking.ask(request, self.rules.needed(drawn), test)
+        found.drawn = drawn
+        self._check_enough(found)
         if test is not None:
             self.recording.add_test(found.sums, found.personal)
-        try:
-            taken = self.asking.reduce(ask, found)
-        except NotFinite as error:
-            advice = "lower the learning rate. The run is saved before it"
-            raise NotFinite(f"{error}, though all replies were; {advice}. {self.hint}") from None
+        return found
+
+    def _check_enough(self, found: Collected) -> None:
+        needed = self.rules.needed(found.drawn)
         if len(found.replies) < needed:
-            raise Paused(self._too_few(ask, found, drawn, needed))
-        return taken
+            raise Paused(self._too_few(found, needed))
 
     def _left(self, clients: list[int]) -> list[int]:
         """Clients that are not excluded."""
@@ -268,13 +305,13 @@ class Coordinator:
         output = None
         if self.bound.parts_with("output"):
             output = self.bound.only_public(self.session.output())
-        everybody = self._left(list(range(self.session.num_clients)))
+        everybody = self._left(list(range(self.session.workload.num_clients)))
         testers = [k for k in everybody if self.roster.seats[k].test]
         if self.bound.task.headline.needs:
             detail = "detailed"
         return Test(detail, output, self.config.personal, testers)
 
-    def _too_few(self, ask: Ask, found: Collected, drawn: int, needed: int) -> str:
+    def _too_few(self, found: Collected, needed: int) -> str:
         names = self.roster.seats
         excluded = [f"{s.name} is excluded: it {s.excluded}" for s in names if s.excluded]
         failed = [
@@ -285,7 +322,7 @@ class Coordinator:
         strangers = self.asking.gathering.reasons.values()
         reasons = "; ".join([*failed, *excluded, *strangers])
         return (
-            f"{PAUSED} {ask.round + 1}: {len(found.replies)} of {drawn} members "
+            f"{PAUSED} {found.request.round + 1}: {len(found.replies)} of {found.drawn} members "
             f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
             f"round {self.session.round}. {self.hint}"
         )
@@ -295,14 +332,13 @@ class Coordinator:
     def _finish(self, start: float) -> Result:
         """Surveys after the last round, the test of the model, and the files of a complete run."""
         session, recording = self.session, self.recording
-        for ask in session.last_surveys():
-            session.server = self._ask(ask)[2]
+        session.accept(self._run_requests(lambda: session.last_surveys(check="state")))
         recording.save_model(self.bound.model.module(session.output()))
         test = self._test("detailed")
-        tested = Collected()
+        request = session.request("", list(test.clients))
+        tested = Collected(request, "evaluate")
         if test.clients:
-            ask = Ask("evaluate", session.round, list(test.clients))
-            tested = self.asking.ask(ask, len(test.clients), test)
+            tested = self.asking.ask(request, len(test.clients), test, only_test=True)
             if not tested.sums and not tested.personal:
                 self.log("no member tested the model; its metrics are unknown")
         recording.add_test(tested.sums, tested.personal)
@@ -315,8 +351,8 @@ class Coordinator:
     def _tell_finish(self) -> None:
         run, terms = self.roster.run, self.roster.terms.hash
 
-        def make(client: int) -> Callable[[float], Request]:
-            return lambda deadline: Request("finish", run, client=client, terms=terms)
+        def make(client: int) -> Callable[[float], MemberRequest]:
+            return lambda deadline: MemberRequest("finish", run, client=client, terms=terms)
 
         seats = [s for s in self.roster.seats if s.present and s.agreed]
         requests = {seat.node: make(seat.client) for seat in seats}

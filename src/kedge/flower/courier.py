@@ -15,14 +15,14 @@ from typing import TypeVar
 from kedge.core.tree import Tree
 from kedge.engines.device import return_freed_memory
 from kedge.errors import WireError
-from kedge.flower.messages import Request, content_of
+from kedge.flower.messages import MemberRequest, content_of
 from kedge.flower.names import plain
 from kedge.flower.spool import Message, size_of, spooled
 from kedge.flower.transport import Failure, Transport
 from kedge.limits import is_out_of_memory
 
 Opened = TypeVar("Opened")
-Opener = Callable[[Request, Message], Opened]
+Opener = Callable[[MemberRequest, Message], Opened]
 MAX_REASON = 500  # characters
 
 
@@ -46,10 +46,10 @@ class Courier:
 
     def exchange(
         self,
-        requests: Mapping[str, Callable[[float], Request]],
+        requests: Mapping[str, Callable[[float], MemberRequest]],
         seconds: float,
         opener: Opener[Opened],
-    ) -> Iterator[tuple[str, Request, Opened | Failure]]:
+    ) -> Iterator[tuple[str, MemberRequest, Opened | Failure]]:
         """Send one request to each node, and yield the reply of each, once, as they come.
 
         Requests are made one at a time (with the deadline), since each may hold the whole model;
@@ -79,7 +79,7 @@ class Courier:
             yield node, request, Failure("timeout")
 
     def _opened(
-        self, request: Request, pieces: list[bytes], opener: Opener[Opened]
+        self, request: MemberRequest, pieces: list[bytes], opener: Opener[Opened]
     ) -> Opened | Failure:
         """What an opener makes of a reply."""
         try:
@@ -97,10 +97,10 @@ class Courier:
             return Failure(text, is_bad=True)
 
     def _send(
-        self, requests: Mapping[str, Callable[[float], Request]], deadline: float
-    ) -> dict[str, tuple[str, Request]]:
+        self, requests: Mapping[str, Callable[[float], MemberRequest]], deadline: float
+    ) -> dict[str, tuple[str, MemberRequest]]:
         """Send all requests; nodes and requests by the id of the message."""
-        waiting: dict[str, tuple[str, Request]] = {}
+        waiting: dict[str, tuple[str, MemberRequest]] = {}
         value: Tree = None
         content: list[bytes] = []
         for node, make in requests.items():
@@ -118,7 +118,7 @@ class Courier:
         return waiting
 
 
-def _without_arrays(request: Request) -> Request:
+def _without_arrays(request: MemberRequest) -> MemberRequest:
     """What identifies a request, without the model in it."""
     values = {name: value for name, value in vars(request).items() if name != "value"}
-    return Request(**values)
+    return MemberRequest(**values)

@@ -13,7 +13,7 @@ from kedge.core.tree import Tree, Weights
 from kedge.errors import TermsError, WireError
 from kedge.flower.courier import Courier
 from kedge.flower.joining import Agreement, agree, other_release
-from kedge.flower.messages import CODES, REPLY, Request, reply_header
+from kedge.flower.messages import CODES, REPLY, MemberRequest, reply_header
 from kedge.flower.names import look, plain
 from kedge.flower.roster import Roster
 from kedge.flower.rules import Rules
@@ -148,8 +148,8 @@ class Gathering:
     def ask(self, nodes: list[str]) -> dict[str, Statement]:
         """What nodes state of themselves; those that fail or talk nonsense are left out."""
 
-        def make(deadline: float) -> Request:
-            return Request("join", self.run, deadline=deadline, text=self.question.to_json())
+        def make(deadline: float) -> MemberRequest:
+            return MemberRequest("join", self.run, deadline=deadline, text=self.question.to_json())
 
         found: dict[str, Statement] = {}
         seconds = min(self.rules.join_s, self.rules.deadline_s)
@@ -169,7 +169,7 @@ class Gathering:
                 self.strangers[node] = self.reasons[node]
         return found
 
-    def _stated(self, request: Request, message: Message) -> Statement | Answer:
+    def _stated(self, request: MemberRequest, message: Message) -> Statement | Answer:
         """Open an answer to ``join``. What even a member alone cannot agree on is refused here."""
         answer = opened(request, message)
         if answer.code:
@@ -184,8 +184,8 @@ class Gathering:
         self.strangers[node] = self.reasons[node] = reason
         self.log(f"refused: {reason}")
 
-        def make(deadline: float) -> Request:
-            return Request("refuse", self.run, text=reason)
+        def make(deadline: float) -> MemberRequest:
+            return MemberRequest("refuse", self.run, text=reason)
 
         for _ in self.courier.exchange({node: make}, min(30.0, self.rules.deadline_s), unread):
             pass  # whether it listens is its own affair
@@ -214,7 +214,7 @@ class Gathering:
         """Send the terms to present members that do not know them."""
         seats = [s for s in roster.seats if s.present and not s.agreed and not s.excluded]
         value = {"initial": initial()} if seats else {}
-        wanted: Mapping[str, Callable[[float], Request]] = {
+        wanted: Mapping[str, Callable[[float], MemberRequest]] = {
             seat.node: _agreement(self.run, roster, seat.client, value) for seat in seats
         }
         del value
@@ -237,11 +237,13 @@ class Gathering:
                 self.log(f"{seat.name} is excluded: it {seat.excluded}")
 
 
-def _agreement(run: str, roster: Roster, client: int, value: Tree) -> Callable[[float], Request]:
-    def make(deadline: float) -> Request:
+def _agreement(
+    run: str, roster: Roster, client: int, value: Tree
+) -> Callable[[float], MemberRequest]:
+    def make(deadline: float) -> MemberRequest:
         terms, token = roster.terms, roster.seats[client].token
         text = agreement_text(terms, token)
-        return Request("agree", run, client=client, terms=terms.hash, text=text, value=value)
+        return MemberRequest("agree", run, client=client, terms=terms.hash, text=text, value=value)
 
     return make
 
@@ -253,7 +255,7 @@ class Answer(NamedTuple):
     text: str
 
 
-def opened(request: Request, message: Message) -> Answer:
+def opened(request: MemberRequest, message: Message) -> Answer:
     """Open an answer without arrays."""
     if size_of(message) > MAX_STATEMENT_BYTES:
         raise WireError(f"{size_of(message)} bytes where a short answer belongs")
@@ -264,7 +266,7 @@ def opened(request: Request, message: Message) -> Answer:
     return Answer(notes["code"], notes.get("text", ""))
 
 
-def unread(request: Request, message: Message) -> None:
+def unread(request: MemberRequest, message: Message) -> None:
     """Open an answer that is of no interest."""
 
 

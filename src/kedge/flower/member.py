@@ -33,12 +33,13 @@ from typing import Any
 import torch
 
 from kedge.core.bound import Bound
+from kedge.core.method import parse
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
-from kedge.errors import DataError, NotFinite, TermsError, WireError
-from kedge.flower.messages import Refused, Request, pack_refusal, pack_reply
+from kedge.errors import DataError, IncompatibleError, NotFinite, TermsError, WireError
+from kedge.flower.messages import MemberRequest, Refused, pack_refusal, pack_reply
 from kedge.flower.own_data import read_data
-from kedge.flower.policy import OPEN, Policy, PolicyRefusal, written
+from kedge.flower.policy import OPEN, Policy, PolicyRefusal, noise_of, written
 from kedge.flower.rare import check_rare, without_rare_words
 from kedge.flower.releases import JOIN, SURVEY, UPDATE, Release, release_of
 from kedge.flower.seat import MemberFolder, Own, Place, Seat, make_silo, read_agreement, refusing
@@ -46,7 +47,7 @@ from kedge.flower.spool import Message
 from kedge.flower.statement import Question, state
 from kedge.flower.states import States
 from kedge.flower.tested import NOTHING, Tested, make_test
-from kedge.session.session import Ask, Down
+from kedge.session.session import Broadcast
 
 
 class Member:
@@ -95,9 +96,9 @@ class Member:
     def handle(self, message: Message) -> bytes:
         """The answer to a request (bytes, or a file with them), or a code; never raises an
         Exception."""
-        request: Request | None = None
+        request: MemberRequest | None = None
         try:
-            request = Request.unpack(message)
+            request = MemberRequest.unpack(message)
             if not self._busy.acquire(blocking=False):
                 raise Refused("BUSY", "another request is being answered")
             try:
@@ -117,16 +118,16 @@ class Member:
         except Exception:  # noqa: BLE001  whatever it is, its text stays here
             return self._refuse(request, "FAILED", traceback.format_exc())
 
-    def _refuse(self, request: Request | None, code: str, reason: str) -> bytes:
+    def _refuse(self, request: MemberRequest | None, code: str, reason: str) -> bytes:
         self.folder.log(f"{_what(request)}: refused with {code}: {reason}")
         return pack_refusal(request, code)
 
-    def _answer(self, request: Request) -> bytes:
+    def _answer(self, request: MemberRequest) -> bytes:
         self.policy.check_kind(request.kind)
         late = self._clock() - request.deadline if request.deadline else -1.0
         if late > 0 and request.kind in ("train", "survey", "evaluate"):
             raise Refused("LATE", f"the deadline was {late:.0f} s ago")
-        handlers: dict[str, Callable[[Request], bytes]] = {
+        handlers: dict[str, Callable[[MemberRequest], bytes]] = {
             "join": self._join,
             "agree": self._agree,
             "refuse": self._refused,
@@ -139,7 +140,7 @@ class Member:
 
     # -- joining ------------------------------------------------------------------------------
 
-    def _join(self, request: Request) -> bytes:
+    def _join(self, request: MemberRequest) -> bytes:
         question = Question.from_json(request.text)
         self._check_rare()
         with refusing("this question cannot be answered"):
@@ -162,7 +163,7 @@ class Member:
         except DataError as error:
             raise PolicyRefusal(str(error)) from None
 
-    def _agree(self, request: Request) -> bytes:
+    def _agree(self, request: MemberRequest) -> bytes:
         terms, token = read_agreement(request.text)
         if terms.hash != request.terms:
             raise TermsError("the terms do not have the hash of the request")
@@ -182,45 +183,48 @@ class Member:
         self._seat = seat
         return pack_reply(request, {})
 
-    def _refused(self, request: Request) -> bytes:
+    def _refused(self, request: MemberRequest) -> bytes:
         self.folder.log(f"the coordinator refused this member: {request.text[:1000]!r}")
         return pack_reply(request, {})
 
     # -- rounds -------------------------------------------------------------------------------
 
-    def _train(self, request: Request) -> bytes:
+    def _train(self, request: MemberRequest) -> bytes:
         seat = self._at_work(request)
-        received = seat.silo.read_down(request.value.get("down"))
-        seat.load(request.round, request.accepted)
-        self.policy.check_usage(seat.silo, request.round)
-        noise = self.policy.clip, self.policy.noise
-        release = self._allowed(UPDATE, request, seat, received, noise)
-        ask = Ask("train", request.round, [request.client])
-        tested = self._test(request, seat)
-        reply = seat.silo.train(ask, received, request.accepted)
-        key = self.folder.key_of(release.digest)
-        value: Tree = {"reply": self.policy.release(reply, seat.silo.bound, key)}
-        message = pack_reply(request, value | tested.value, **tested.notes)
-        self.policy.check_size(message)
+        message = self._update(request, seat, UPDATE)
         seat.save(request.round, request.accepted)
         return message
 
-    def _survey(self, request: Request) -> bytes:
+    def _survey(self, request: MemberRequest) -> bytes:
         seat = self._at_work(request)
         self.policy.check_survey(request.part)
-        received = seat.silo.read_down(request.value.get("down"))
         if request.part not in [part.name for part in seat.silo.bound.parts_with("survey")]:
             raise WireError(f"the method has no survey of {request.part!r}")
+        return self._update(request, seat, SURVEY)
+
+    def _update(self, request: MemberRequest, seat: Seat, kind: str) -> bytes:
+        """What leaves after training, or in answer to a survey, with a test that rides along."""
+        silo, policy = seat.silo, self.policy
+        received = silo.read(request.value.get("down"))
         seat.load(request.round, request.accepted)
-        self._allowed(SURVEY, request, seat, received, (request.part,))
-        ask = Ask("survey", request.round, [request.client], request.part)
+        part = request.part if kind == SURVEY else ""
+        if not part:
+            policy.check_usage(silo, request.round)
+        more = *((part,) if part else ()), policy.clip, policy.noise
+        release = self._allowed(kind, request, seat, received, more)
         tested = self._test(request, seat)
-        value: Tree = {"answer": seat.silo.survey(ask, received, request.accepted)}
+        noise = noise_of(self.folder.key_of(release.digest))
+        asked = silo.request(request.round, received, part)
+        try:
+            update = (silo.survey if part else silo.train)(asked, request.accepted, noise)
+        except IncompatibleError as error:  # what leaves can be neither clipped nor made noisy
+            raise PolicyRefusal(str(error)) from None
+        value: Tree = {"update": update if part else policy.checked(update, silo.bound)}
         message = pack_reply(request, value | tested.value, **tested.notes)
-        self.policy.check_size(message)
+        policy.check_size(message)
         return message
 
-    def _evaluate(self, request: Request) -> bytes:
+    def _evaluate(self, request: MemberRequest) -> bytes:
         seat = self._at_work(request)
         if request.personal:
             seat.load(request.round, request.accepted)
@@ -230,7 +234,7 @@ class Member:
         return message
 
     def _allowed(
-        self, kind: str, request: Request, seat: Seat, down: Down, more: Iterable[Any]
+        self, kind: str, request: MemberRequest, seat: Seat, down: Broadcast, more: Iterable[Any]
     ) -> Release:
         """The release that answers a request, noted; a PolicyRefusal if there were too many."""
         facts = request.round, request.accepted, request.terms, *more
@@ -239,12 +243,12 @@ class Member:
         self.folder.releases.note(release)
         return release
 
-    def _finish(self, request: Request) -> bytes:
+    def _finish(self, request: MemberRequest) -> bytes:
         self.folder.log(f"run {request.run} is over")
         self._seat = None
         return pack_reply(request, {})
 
-    def _test(self, request: Request, seat: Seat) -> Tested:
+    def _test(self, request: MemberRequest, seat: Seat) -> Tested:
         """A test that a request asks for; none if it may not leave, since the training goes on
         without it."""
         if not request.test:
@@ -255,7 +259,7 @@ class Member:
             self.folder.log(f"no test: {refusal}")
             return NOTHING
 
-    def _at_work(self, request: Request) -> Seat:
+    def _at_work(self, request: MemberRequest) -> Seat:
         """The seat of this member in the run of a request, from its folder if need be."""
         if self._seat is None or self._seat.run != request.run:
             place = self.folder.place(request.run, self.dataset.fingerprint)
@@ -272,11 +276,12 @@ class Member:
     def _take(
         self, run: str, place: Place, check: Callable[[Bound], None] = lambda bound: None
     ) -> Seat:
-        silo = make_silo(self.dataset, self.name, place, self._model, self._device, check)
+        releases = self.policy.releases(parse(place.terms.method))
+        silo = make_silo(self.dataset, self.name, place, self._model, self._device, check, releases)
         return Seat(run, place.terms, silo, States(self.folder.run(run)))
 
 
-def _what(request: Request | None) -> str:
+def _what(request: MemberRequest | None) -> str:
     if request is None:
         return "a request that cannot be read"
     where = f" of round {request.round + 1}" if request.kind in ("train", "survey") else ""

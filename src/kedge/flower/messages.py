@@ -89,7 +89,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Request(Header):
+class MemberRequest(Header):
     """A request of the coordinator to one member.
 
     Attributes:
@@ -124,7 +124,7 @@ class Request(Header):
         return b"".join(self.pieces(content_of(self.value)))
 
     @classmethod
-    def unpack(cls, message: Message) -> Request:
+    def unpack(cls, message: Message) -> MemberRequest:
         """Read a request; a WireError for anything else."""
         file = blob.opened(message)
         header = blob.header_of(file)

@@ -18,7 +18,7 @@ A policy is a TOML file that the owner of the data writes::
     min_test_cell = 10     # samples that a number of a test counts, see kedge.flower.cells
     min_per_class = 10     # of every class that is present, where samples are counted by class
     min_per_word = 10      # rows with a word or value of a column, see kedge.flower.rare
-    clip = 1.0             # bound on the norm of the update
+    clip = 1.0             # bound on the norm of all that leaves in an answer
     noise = 0.5            # standard deviation of the noise on it, in units of clip
 
 What is left out of the file is not restricted, but for ``min_samples``, ``min_batch``, and
@@ -41,20 +41,20 @@ answer and is not counted again, see :mod:`kedge.flower.releases`. An answer tha
 not leave and is counted. A member that has no update or survey left refuses; one that has no test
 left trains without tests.
 
-With ``noise`` the update is clipped to the norm ``clip``, and normal noise of the standard
-deviation ``noise * clip`` is added to every number of it. This changes results: a run with noise
-is no longer that of a simulation. Only the update is clipped and made noisy, so a policy with
-either refuses methods that send anything else about the data: uploads of parts, surveys,
-BatchNorm statistics. A loss that may not leave is replaced by zeros, and so is every loss with
-``clip``. Tests have no such noise; they are rounded, see :mod:`kedge.flower.cells`. The
-noise is drawn from a secret key of the member and from all that the answer depends on: a request
-that is repeated gets the same noise, and one that differs in anything is another answer, with noise
-of its own, of which ``max_updates`` bounds the number.
+With ``clip`` and ``noise`` the method of the member ends with the parts ``clip(norm=clip)`` and
+``gauss(std=noise * clip)``, which act on all that leaves: updates, statistics, uploads and answers
+to surveys. Nothing is added to a method that ends with at least as much. So
+``METHOD+clip(1)+gauss(1)`` simulates what a policy with both does. A loss that may not leave is
+replaced by zeros, and so is every loss with ``clip``. Tests have no such noise; they are rounded,
+see :mod:`kedge.flower.cells`. The noise is drawn from a secret key of the member and from all that
+the answer depends on: a request that is repeated gets the same noise, and one that differs in
+anything is another answer, with noise of its own, of which ``max_updates`` bounds the number.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -68,14 +68,18 @@ from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.client import Reply
-from kedge.errors import FieldError, NotFinite
+from kedge.core.part import Method, Part
+from kedge.core.tree import Tree
+from kedge.core.update import Update
+from kedge.core.view import Noise
+from kedge.errors import FieldError
 from kedge.flower import releases
 from kedge.flower.messages import KINDS, Refused
 from kedge.flower.releases import Release, Releases
-from kedge.flower.uploads import LOSS, OUTPUT, TEST, UPDATE, contents, declared, survey_name
+from kedge.flower.uploads import LOSS, OUTPUT, TEST, contents, declared, survey_name
 from kedge.grammar import parse_calls
 from kedge.models import HF, OWN, name_of
+from kedge.parts.release import Clip, Gauss
 from kedge.session.terms import Terms
 from kedge.silo import Silo
 
@@ -244,33 +248,25 @@ class Policy:
 
     # -- replies ------------------------------------------------------------------------------
 
-    def release(self, reply: Reply, bound: Bound, key: bytes) -> Reply:
-        """What leaves in place of a reply.
+    def releases(self, method: Method) -> tuple[Part, ...]:
+        """The parts that a method lacks at its end, for all that leaves to be clipped and noisy."""
+        wanted: list[Part] = [Clip(self.clip)] if self.clip else []
+        if self.noise:
+            wanted.append(Gauss(self.noise * self.clip))
+        last = [part for part in method.parts if part.has("release")]
+        pairs = list(zip(reversed(last), reversed(wanted), strict=False))
+        enough = len(pairs) == len(wanted) and all(_at_least(*pair) for pair in pairs)
+        return () if enough else tuple(wanted)
 
-        Args:
-            reply: the reply.
-            bound: the method.
-            key: key of the noise, one for each distinct answer.
-
-        Raises:
-            PolicyRefusal: the reply contains what may not leave.
-            NotFinite: the norm of the update is not finite, so it cannot be clipped.
-        """
-        for name, value in contents(reply, bound).items():
+    def checked(self, update: Update, bound: Bound) -> Update:
+        """An update without losses that may not leave; a PolicyRefusal if it contains anything else
+        that may not."""
+        for name, value in contents(update, bound).items():
             if tree.numel(value):
                 self._check_upload(name, name)
         if self.clip or not _allows(self.uploads, LOSS):
-            reply = reply._replace(terms=tree.zeros_like(reply.terms))
-        if not self.clip:
-            return reply
-        norm = float(tree.sq_norm(tree.map(Tensor.double, reply.delta.params)).sqrt())
-        if not math.isfinite(norm):
-            raise NotFinite("the norm of the update is not finite, so it cannot be clipped")
-        factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
-        params = tree.map(lambda x: (x.double() * factor).to(x.dtype), reply.delta.params)
-        if self.noise:
-            params = _noisy(params, self.noise * self.clip, key)
-        return reply._replace(delta=reply.delta._replace(params=params))
+            update = update._replace(losses=tree.zeros_like(update.losses))
+        return update
 
     def check_survey(self, part: str) -> None:
         """Raise a PolicyRefusal if the answer to a part's survey may not leave."""
@@ -286,11 +282,6 @@ class Policy:
             return  # zeros leave in its place
         if not _allows(self.uploads, name):
             raise PolicyRefusal(f"{what} ({name!r}) is not among the uploads that may leave")
-        if self.clip and name != UPDATE:
-            raise PolicyRefusal(
-                f"{what} ({name!r}) would leave without clip and noise; use a method that sends "
-                "the update alone, and a model whose statistics stay here (batchnorm = local)"
-            )
 
 
 #: What holds for a member without a policy.
@@ -300,19 +291,31 @@ OPEN = Policy(
 )  # fmt: skip
 
 
+def _at_least(part: Part, wanted: Part) -> bool:
+    """Whether a part of a method does as much to what leaves as one that the policy wants."""
+    if isinstance(part, Clip) and isinstance(wanted, Clip):
+        return part.norm <= wanted.norm
+    return isinstance(part, Gauss) and isinstance(wanted, Gauss) and part.std >= wanted.std
+
+
 def _allows(allowed: tuple[str, ...], name: str) -> bool:
     return "*" in allowed or name in allowed
 
 
-def _noisy(params: dict[str, Tensor], sigma: float, key: bytes) -> dict[str, Tensor]:
-    """Parameters with normal noise from a generator with this key."""
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
-    found = {}
-    for name in sorted(params):
-        value = params[name]
-        noise = torch.from_numpy(sigma * generator.standard_normal(tuple(value.shape)))
-        found[name] = value + noise.to(value.device, value.dtype)
-    return {name: found[name] for name in params}
+def noise_of(key: bytes) -> Noise:
+    """The source of the noise on one answer, from its secret key; it draws other numbers for every
+    public key, as a simulation does."""
+
+    def draw(public: Tensor, like: Tree) -> Tree:
+        seed = hashlib.sha256(key + repr(public.tolist()).encode()).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
+
+        def drawn(x: Tensor) -> Tensor:
+            return torch.from_numpy(generator.standard_normal(tuple(x.shape))).to(x.device, x.dtype)
+
+        return tree.map(drawn, like)
+
+    return draw
 
 
 def written(policy: Policy) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,6 @@ from torch import nn
 
 from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.server import Totals
 from kedge.core.task import Task
 from kedge.core.tree import Tree
 from kedge.flower.roster import Roster
@@ -33,7 +32,7 @@ from kedge.runs.result import Result, plain
 from kedge.runs.resuming import FEDERATION, SEATS
 from kedge.runs.rounds import UNTESTED, train_record
 from kedge.runs.scores import of_clients
-from kedge.session.session import Session
+from kedge.session.session import Done, Session
 
 Sums = Mapping[int, Tree]  # of a test, by client
 
@@ -90,15 +89,19 @@ class Recording:
         return Clients([seat.name for seat in seats], [seat.train for seat in seats])
 
     def record_round(
-        self, session: Session, totals: Totals, cohort: Sequence[int], traffic: tuple[int, int],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        """Record a round without its test, then write the checkpoint."""
-        up, down = traffic
-        sizes = {"up_bytes": up, "down_bytes": down}
-        known: Any = session  # of a simulation, only the number of the round is read
-        record = train_record(known, totals | sizes)
-        record |= {"cohort": list(cohort), "seconds": seconds}
+        self, session: Session, done: Done, wire: tuple[int, int], seconds: float
+    ) -> None:
+        """Record a round without its test, then write the checkpoint.
+
+        Args:
+            session: after the round.
+            done: what the round came to.
+            wire: bytes that were received and sent, with repeated requests and tests.
+            seconds: that the round took.
+        """
+        record = train_record(session.round, done)
+        record |= {"wire_mb_up": wire[0] / 1e6, "wire_mb_down": wire[1] / 1e6}
+        record |= {"cohort": list(done.totals.clients), "seconds": seconds}
         self.records.append(record)
         self.folder.record(self.seed, record)
         self.folder.save(self.seed, session.state())
@@ -127,7 +130,7 @@ class Recording:
     def forget_test(self) -> None:
         """Drop the test of the last round, which was that of a shorter run."""
         if self.records:
-            kept = (*UNTESTED, "cohort")
+            kept = (*UNTESTED, "wire_mb_up", "wire_mb_down", "cohort")
             self.records[-1] = {k: v for k, v in self.records[-1].items() if k in kept}
             self.folder.rewrite_records(self.seed, self.records)
 

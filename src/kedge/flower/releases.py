@@ -33,7 +33,7 @@ import torch
 
 from kedge.core.tree import Tree
 from kedge.files import append_file, open_append
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.session import wire
 
 JOIN, UPDATE, SURVEY, TEST = "join", "update", "survey", "test"
@@ -57,7 +57,7 @@ class Release(NamedTuple):
     round: int
 
 
-def release_of(kind: str, request: Request, facts: Iterable[Any], *contents: Tree) -> Release:
+def release_of(kind: str, request: MemberRequest, facts: Iterable[Any], *contents: Tree) -> Release:
     """The release that answers a request.
 
     Args:

@@ -25,6 +25,7 @@ from torch import nn
 from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.model import Model
+from kedge.core.part import Part
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
 from kedge.data.federation import Federation
@@ -123,6 +124,7 @@ def make_silo(
     own: Own,
     device: torch.device | str,
     check: Callable[[Bound], None] = lambda bound: None,
+    releases: tuple[Part, ...] = (),
 ) -> Silo:
     """The silo of a member.
 
@@ -136,6 +138,7 @@ def make_silo(
         own: the module of terms with the model ``own``.
         device: where to compute.
         check: called with the method of the terms on ``meta``; it raises an exception to refuse.
+        releases: parts that act last on what leaves, besides those of the terms.
 
     Raises:
         TermsError: the data, the model or the method do not fit the terms, or need too much memory.
@@ -157,7 +160,7 @@ def make_silo(
                 raise  # the member's own code, which is trusted, may not run on meta
         module = make_module(terms, own)
         module.load_state_dict(initial.params | initial.buffers, strict=False)
-        silo = Silo(terms, _model(terms, module), data, client)
+        silo = Silo(terms, _model(terms, module), data, client, releases=releases)
         if not tried:
             check(silo.bound)
         return silo

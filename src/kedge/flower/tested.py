@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 from kedge.core.tree import Tree, Weights
 from kedge.flower.cells import SAMPLES, counts_of, rounded
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.policy import Policy, PolicyRefusal
 from kedge.flower.releases import UPDATE, Release, Releases, fingerprint, release_of
 from kedge.flower.seat import MemberFolder, Seat
 from kedge.flower.uploads import OUTPUT, TEST
-from kedge.session.session import Ask
 from kedge.silo.silo import checked_weights
 
 SUMS, PERSONAL = "sums", "personal"  # of the global model, and of the member's own
@@ -45,7 +44,7 @@ class Tested(NamedTuple):
 NOTHING = Tested({}, {"tested": "0"})
 
 
-def make_test(request: Request, seat: Seat, policy: Policy, folder: MemberFolder) -> Tested:
+def make_test(request: MemberRequest, seat: Seat, policy: Policy, folder: MemberFolder) -> Tested:
     """Test the global model, and the member's own if asked for, on held-out samples.
 
     Raises:
@@ -58,13 +57,13 @@ def make_test(request: Request, seat: Seat, policy: Policy, folder: MemberFolder
     if not policy.allows_test(samples):
         raise PolicyRefusal(f"sums over {samples} held-out samples may not leave")
     given, down = request.value.get("output"), request.value.get("down")
-    public = checked_weights(silo.bound, given) if given else silo.read_down(down).weights
+    public = checked_weights(silo.bound, given) if given else silo.read(down).weights
     has_more = any(name.startswith(f"{TEST}:") for name in policy.uploads)
     detailed = request.test == "detailed" and has_more
     facts: list[Any] = ["detailed" if detailed else "plain"]
     releases = {SUMS: release_of(TEST, request, facts, public)}
     if request.personal:
-        received = silo.read_down(down)
+        received = silo.read(down)
         facts += [PERSONAL, request.round, request.accepted, request.terms]
         contents = received, silo.state(request.accepted)
         releases[PERSONAL] = release_of(TEST, request, facts, *contents)
@@ -75,8 +74,7 @@ def make_test(request: Request, seat: Seat, policy: Policy, folder: MemberFolder
 
     value: dict[str, Tree] = {SUMS: silo.evaluate(silo.full(public), detailed)}
     if request.personal:
-        ask = Ask("evaluate", request.round, [request.client])
-        own = silo.personal(ask, received, request.accepted)
+        own = silo.personal(silo.request(request.round, received), request.accepted)
         value[PERSONAL] = silo.evaluate(own, detailed)
     notes = {"tested": str(samples)}
     if not policy.names(f"{TEST}:*"):
@@ -90,12 +88,16 @@ def make_test(request: Request, seat: Seat, policy: Policy, folder: MemberFolder
 
 
 def _check_weights(
-    request: Request, seat: Seat, weights: Weights, before: Releases, releases: Iterable[Release]
+    request: MemberRequest,
+    seat: Seat,
+    weights: Weights,
+    before: Releases,
+    releases: Iterable[Release],
 ) -> None:
     """Raise a PolicyRefusal for weights of the server's choice: others than those to train from,
     and after the last round more than one model."""
     down = request.value.get("down")
-    if down and fingerprint(seat.silo.read_down(down).weights) != fingerprint(weights):
+    if down and fingerprint(seat.silo.read(down).weights) != fingerprint(weights):
         raise PolicyRefusal("it is of other weights than the broadcast, and " + NOT_NAMED)
     if request.kind != "evaluate":
         return

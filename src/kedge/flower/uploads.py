@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.client import Reply
 from kedge.core.tree import Tree
+from kedge.core.update import Update
 
 UPDATE, BUFFERS, LOSS, TEST, OUTPUT = "update", "statistics", "loss", "test", "output"
 
@@ -37,10 +37,10 @@ def declared(bound: Bound) -> dict[str, str]:
     return found | {TEST: "sums of metrics on held-out samples"}
 
 
-def contents(reply: Reply, bound: Bound) -> dict[str, Tree]:
-    """The arrays of a reply by the name in a policy."""
-    named: dict[str, Tree] = {UPDATE: reply.delta.params, BUFFERS: reply.delta.buffers}
-    named |= {name: {"uploads": value} for name, value in reply.uploads.items()}
+def contents(update: Update, bound: Bound) -> dict[str, Tree]:
+    """The arrays of an update by the name in a policy."""
+    named: dict[str, Tree] = {UPDATE: update.delta.params, BUFFERS: update.delta.buffers}
+    named |= {name: {"uploads": value} for name, value in update.uploads.items()}
     for part in bound.parts_with("contribute"):
-        named[part.name] = {"sum": reply.contribution} | named.get(part.name, {})
-    return named | {LOSS: reply.terms}
+        named[part.name] = {"sum": update.contribution} | named.get(part.name, {})
+    return named | {LOSS: update.losses}

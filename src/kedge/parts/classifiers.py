@@ -58,6 +58,7 @@ class CCVR(Part):
     )
 
     side = "server"
+    counted = ("count", "sum", "outer")
     neutral = {"steps": 0}
     tiny = {"samples": 5, "steps": 2, "batch": 4}
     needs_features = True
@@ -156,6 +157,7 @@ class SphereFed(Part):
     needs_sweep = True
     tasks = ("classification",)
     compute = "one pass at the end"
+    counted = ("gram", "cross")
 
     def server_init(self, spec: Spec) -> Tree:
         shapes = {

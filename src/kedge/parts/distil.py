@@ -103,6 +103,7 @@ class Distiller(Taught):
     final_norm: bool
 
     side = "server"
+    counted = ("counts",)
     needs_clients = True
     needs_labels = True
     tasks = ("classification",)

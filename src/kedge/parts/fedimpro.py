@@ -103,6 +103,7 @@ class FedImpro(Part):
     neutral = {"weight": 0.0}
     tiny = {"cut": "stage1", "ramp": 1}
     needs_labels = True
+    counted = ("first", "second", "count")
     tasks = ("classification",)
     sends = "2*C*D"
     uploads = "2*C*D + (C if count_weighted else 0)"

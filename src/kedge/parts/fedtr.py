@@ -66,6 +66,7 @@ class FedTR(Part):
     neutral = {"drift_rule": "none", "lambda_R": 0.0, "personal_head": False}
     solves = {"drift_rule": "accumulate", "alpha": 1.0, "lambda_R": 0.0, "personal_head": False}
     needs_features = True
+    counted = ("sum", "count")
     needs_sweep = True
     tasks = ("classification",)
     sends = "C*F + C - (H if personal_head else 0)"

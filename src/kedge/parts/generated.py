@@ -110,6 +110,7 @@ class FedGen(Taught):
     neutral = {"alpha": 0.0, "beta": 0.0}
     tiny = {"steps": 2, "batch": 6, "noise": 3, "width": 2}
     needs_clients = True
+    counted = ("counts",)
     needs_labels = True
     tasks = ("classification",)
     sends = "G"

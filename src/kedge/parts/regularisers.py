@@ -159,6 +159,7 @@ class FedProto(Part):
     }
     neutral = {"lam": 0.0}
     needs_features = True
+    counted = ("sum", "weight")
     needs_sweep = True
     tasks = ("classification",)
     sends = "C*F + C"

@@ -202,8 +202,8 @@ class _Run:
                     where = self.path / f"seed-{self.seed}"
                     raise DataError(f"the checkpoint in {where} does not fit: {error}") from None
             while sim.round < target:
-                totals = sim.run_round()
-                gaps.append(self._gap(train_record(sim, totals)))
+                done = sim.run_round()
+                gaps.append(self._gap(train_record(sim.round, done)))
             yield target
         if max(gaps, default=0.0) > MAX_GAP:
             self.say(

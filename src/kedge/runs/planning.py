@@ -9,15 +9,15 @@ import torch
 
 from kedge.data.datasets import Dataset
 from kedge.engines import Execution
-from kedge.engines.choice import plan
-from kedge.engines.choice.plan import Plan
-from kedge.engines.choice.subject import Settings
 from kedge.engines.device import device_name, effective, use_threads
 from kedge.errors import KedgeError
 from kedge.runs.config import Config
 from kedge.runs.environment import check_unchanged, environment
 from kedge.runs.folder import Folder
 from kedge.runs.seeds import Make
+from kedge.tuning import plan
+from kedge.tuning.placement import Settings
+from kedge.tuning.plan import Plan
 
 #: Execution of a simulation that trains nothing. A plan needs a simulation of the run before its
 #: engine is known: this one is cheap, since it changes no layer and keeps client state on the host.

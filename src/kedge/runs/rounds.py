@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kedge.core.bound import Server
-from kedge.core.server import Totals
 from kedge.errors import Interrupted, NotFinite
 from kedge.runs.bundle import personal_state
 from kedge.runs.config import Config
@@ -23,6 +22,7 @@ from kedge.runs.folder import Folder
 from kedge.runs.measure import measure
 from kedge.runs.stopping import FAILED, is_stop_requested
 from kedge.runs.validation import Choice, choice_of, further_tests
+from kedge.session.session import Done
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
@@ -107,12 +107,12 @@ class Member:
         if last:
             self._choose(last)
 
-    def record_round(self, totals: Totals, seconds: float) -> None:
+    def record_round(self, done: Done, seconds: float) -> None:
         """Test the model after a round that took ``seconds``, and record the round."""
         begin = time.perf_counter()
         if self.sim.round == self.config.rounds:
             self._end()
-        record = train_record(self.sim, totals)
+        record = train_record(self.sim.round, done)
         if due(self.sim, self.config):
             tested = self._tests()
             if self.choice and self.choice.would_end(record | tested):
@@ -139,13 +139,8 @@ class Member:
 
     def state(self) -> Tensors:
         """What a checkpoint holds: see :meth:`Simulation.state`; and the best weights so far."""
-        server, best = self.sim.server, self.best
-        if self._before_end is not None:
-            self.sim.server, best = self._before_end
-        try:
-            return self.sim.state() | {BEST + name: value for name, value in best.items()}
-        finally:
-            self.sim.server = server
+        server, best = self._before_end or (self.sim.server, self.best)
+        return self.sim.state(server) | {BEST + name: value for name, value in best.items()}
 
     def fail(self, reason: str) -> None:
         """End this seed before its last round."""
@@ -209,23 +204,23 @@ def train(
         while not all(member.finished for member in members):
             begin = time.perf_counter()
             try:
-                round_totals = fleet.run_round()
+                rounds = fleet.run_round()
             except NotFinite as failure:
                 raise explained(failure, members[0].sim) from None
             for i, error in fleet.failed.items():
                 if not members[i].failed:
                     members[i].fail(str(error))
-            pairs = zip(members, round_totals, strict=True)
-            trained = [(i, member, totals) for i, (member, totals) in enumerate(pairs) if totals]
+            pairs = zip(members, rounds, strict=True)
+            trained = [(i, member, done) for i, (member, done) in enumerate(pairs) if done]
             seconds = (time.perf_counter() - begin) / max(1, len(trained))
-            for i, member, totals in trained:
-                member.record_round(totals, seconds)
+            for i, member, done in trained:
+                member.record_round(done, seconds)
                 if member.stopped:
                     fleet.end(i)
-            done = all(member.finished for member in members)
+            finished = all(member.finished for member in members)
             stop = interrupted.is_set() or any(member.is_asked_to_stop for member in members)
-            saver.save(force=done or stop)
-            if stop and not done:
+            saver.save(force=finished or stop)
+            if stop and not finished:
                 seeds = sorted({member.seed for member in members})
                 names = ("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds))
                 raise Interrupted(f"stopped after round {fleet.round} of {names}. {hint}")
@@ -237,17 +232,22 @@ def due(sim: Simulation, config: Config) -> bool:
     return sim.round % config.eval_every == 0 or sim.round == config.rounds
 
 
-def train_record(sim: Simulation, totals: Totals) -> dict[str, Any]:
-    """Training loss, divergence and traffic of the last round."""
-    weight = totals["weight"]
-    norms = [_sq_norm_of_mean(d, weight) for d in totals["weighted_delta"].params.values()]
-    spread = float(totals["sq_norm"] / weight - sum(norms[1:], norms[0])) if norms else 0.0
+def train_record(round: int, done: Done) -> dict[str, Any]:
+    """Training loss (of no client: 0), divergence and traffic of a round.
+
+    Args:
+        round: its number, from 1.
+        done: what it came to.
+    """
+    summed, losses = done.totals.summed, done.losses
+    norms = [_sq_norm_of_mean(d, summed.weight) for d in summed.delta.params.values()]
+    spread = float(summed.sq_norm / summed.weight - sum(norms[1:], norms[0])) if norms else 0.0
     return {
-        "round": sim.round,
-        "train_loss": float(totals["terms"]["task"].mean()),
+        "round": round,
+        "train_loss": float(losses["task"].mean()) if losses else 0.0,
         "divergence": max(0.0, spread) ** 0.5,
-        "mb_up": totals["up_bytes"] / 1e6,
-        "mb_down": totals["down_bytes"] / 1e6,
+        "mb_up": done.up_bytes / 1e6,
+        "mb_down": done.down_bytes / 1e6,
     }
 
 

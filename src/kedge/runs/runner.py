@@ -19,7 +19,6 @@ from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
 from kedge.engines import Execution
-from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device, restored_threads
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.loading import load_options
@@ -38,6 +37,7 @@ from kedge.runs.seeds import Make, SeedJob, SeedResult, train_seeds
 from kedge.runs.stopping import clear_stop, end_line
 from kedge.runs.yardsticks import pooled_config
 from kedge.sim.simulation import Simulation
+from kedge.tuning.plan import Plan
 
 Report = Callable[[str], None]  # prints a line for the user
 

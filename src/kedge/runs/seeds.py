@@ -93,7 +93,10 @@ def train_seeds(
 
 def _is_full(members: Sequence[Member], execution: Execution) -> bool:
     """Whether one more simulation like the first does not fit into the stack."""
-    lanes = sum(member.sim.per_round for member in members) + members[0].sim.per_round
+    lanes = (
+        sum(member.sim.session.cohort_size for member in members)
+        + members[0].sim.session.cohort_size
+    )
     one_by_one = not engines[execution.engine].batches_clients
     return one_by_one or 0 < execution.chunk < lanes
 

@@ -18,7 +18,6 @@ from kedge.core.method import parse
 from kedge.core.task import Task
 from kedge.data.datasets import Dataset, load
 from kedge.engines import Execution, engines
-from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device, restored_threads
 from kedge.engines.lane_bound import static
 from kedge.errors import KedgeError
@@ -47,6 +46,7 @@ from kedge.runs.seeds import SeedJob, SeedResult, train_seeds
 from kedge.runs.together import plan_together
 from kedge.runs.validation import data_of_choice, leader, on_validation
 from kedge.sim.simulation import Simulation
+from kedge.tuning.plan import Plan
 
 Watch = Callable[[Config, int, dict[str, Any], str], bool | None]  # (config, seed, record, name)
 LISTING = "sweep.json"

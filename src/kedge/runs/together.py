@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kedge.data.datasets import Dataset, load
 from kedge.engines import Execution
-from kedge.engines.choice.plan import Plan
 from kedge.engines.device import precise, resolve_device, restored_threads
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, check_unchanged
@@ -20,6 +19,7 @@ from kedge.runs.rounds import MAX_SAVE_SHARE, Watch
 from kedge.runs.runner import Report, advise, given_back, result_of, simulation
 from kedge.runs.seeds import SeedJob, SeedResult, train_seeds
 from kedge.sim.simulation import Simulation
+from kedge.tuning.plan import Plan
 
 
 def run_together(

@@ -1,240 +1,224 @@
-"""The server's side of a run: requests to clients, broadcasts, and aggregation of replies.
+"""The server's side of a run: one round, whoever answers.
 
-A simulation and a deployment run the same session; they differ in who answers. In each round::
+A round is a generator over the session's state, which it does not change. It yields requests to
+clients and is sent their totals; at its end it returns what :meth:`Session.accept` commits. So a
+round that fails, pauses or is interrupted leaves no trace, and can be asked again::
 
-    for ask in session.asks():
-        down = session.down()                        # the broadcast to the clients of the ask
-        replies = ...                                # from an engine, or from remote clients
-        if ask.kind == "survey":
-            session.absorb(ask, totals)
-        else:
-            session.take(ask, totals)                # the next global model
+    done = drive(session.rounds(), answer)       # answer(request) -> Totals
+    session.accept(done)
+
+A simulation, worker processes and a real federation differ in ``answer`` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kedge.core import rng, server, tree
 from kedge.core.bound import Bound, Server
-from kedge.core.client import Reply
-from kedge.core.ops import REFERENCE, Ops
-from kedge.core.part import Part
-from kedge.core.server import Totals
 from kedge.core.steps import REFERENCE as PLAIN_STEPS
 from kedge.core.steps import Steps
-from kedge.core.tree import Tree, Weights
-from kedge.core.work import WEIGHTINGS, Lane, LocalWork, share_of
-from kedge.errors import FieldError, KedgeError, NotFinite
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.update import ZERO, Totals
+from kedge.core.work import Workload
+from kedge.errors import KedgeError, NotFinite
+from kedge.session.check_client import Checks, watching
+from kedge.session.sampler import Sampler, Uniform
 
-NEVER = -1  # in the ledger: no reply of this client was accepted yet
-
-
-class Ask(NamedTuple):
-    """A request to clients: ``train``, or answer a part's ``survey``."""
-
-    kind: str
-    round: int
-    clients: list[int]
-    part: str = ""  # name of the part, for a survey
+NEVER = -1  # in the ledger: no update of this client was accepted yet
 
 
-class Down(NamedTuple):
-    """The broadcast to the clients of an ask: the public weights, and ``sent`` of each part."""
+class Broadcast(NamedTuple):
+    """What every client of a request receives: the public weights, and ``sent`` of each part."""
 
     weights: Weights
     sent: dict[str, Tree]
 
 
-class Answer(NamedTuple):
-    """A client's answer to a survey, and its client weight in means."""
+class Request(NamedTuple):
+    """A request to clients: to train, or to answer a part's survey."""
 
-    value: Tree
-    weight: Tensor
+    round: int
+    clients: list[int]
+    part: str  # whose survey is asked; empty: train
+    broadcast: Broadcast
+
+
+class Done(NamedTuple):
+    """What a round comes to, before it is accepted."""
+
+    server: Server
+    round: int  # the next one
+    totals: Totals  # of the training
+    up_bytes: int  # payload from clients, the answers to surveys included
+    down_bytes: int  # payload to clients, likewise
+
+    @property
+    def losses(self) -> Params:
+        """Each client's mean loss in the training, by term: ``[K]`` each."""
+        return self.totals.stacked.losses
+
+
+Rounds = Generator[Request, Totals, Done]
 
 
 class Session:
     """The state of a run between rounds, without data.
 
     The next round is a function of ``server`` and ``round`` alone, so a session that is saved and
-    restored continues unchanged. ``ledger[k]`` is the last round in which the reply of client k was
-    accepted: the client continues from its state after that round and discards later attempts.
+    restored continues unchanged. ``ledger[k]`` is the last round in which the update of client k
+    was accepted: the client continues from its state after that round and discards later attempts.
 
     Args:
         bound: the method, bound to a model, a task, an optimiser and data.
-        work: batch size and local steps or epochs; the default of LocalWork for None.
-        per_round: clients in the cohort of a round; all of them for None.
-        weighting: client weights p_k: ``"size"`` or ``"uniform"``.
-        examples: number of training samples of all clients together.
-        seed: seed of everything random.
+        workload: how much each client trains, and the seed.
+        sampler: draws the cohort of a round; all clients for None.
 
     Raises:
-        FieldError: ``per_round`` or ``weighting`` is out of range.
+        FieldError: the sampler does not suit the number of clients.
 
     Example::
 
         session = terms.session(bound)
-        for ask in session.asks():
-            totals = collect(session, ask, messages)
-            session.absorb(ask, totals) if ask.kind == "survey" else session.take(ask, totals)
+        session.accept(drive(session.rounds(), clients.answer))
     """
 
-    def __init__(
-        self,
-        bound: Bound,
-        *,
-        work: LocalWork | None = None,
-        per_round: int | None = None,
-        weighting: str = "size",
-        examples: int,
-        seed: int = 0,
-    ) -> None:
-        count = bound.spec.num_clients
-        if weighting not in WEIGHTINGS:
-            raise FieldError(f"weighting = {weighting!r} is not one of: {', '.join(WEIGHTINGS)}")
-        per_round = count if per_round is None else per_round
-        if not 1 <= per_round <= count:
-            raise FieldError(f"per_round = {per_round} is not between 1 and the {count} clients")
-        self.bound, self.work = bound, work or LocalWork()
-        self.per_round, self.weighting, self.examples = per_round, weighting, examples
-        self.key = rng.key(seed)  # on the host: a round's few draws are faster there
+    def __init__(self, bound: Bound, workload: Workload, sampler: Sampler | None = None) -> None:
+        self.bound, self.workload, self.sampler = bound, workload, sampler or Uniform()
+        self.sampler.check(workload.num_clients)
+        self.key = rng.key(workload.seed)  # on the host: a round's few draws are faster there
+        self.checks = Checks(bound.parts)
         self.server: Server = bound.server()
         self.round = 0
-        self.ledger = [NEVER] * count
-        self._drawn: tuple[tuple[int, int], list[int]] | None = None
-
-    @property
-    def num_clients(self) -> int:
-        return self.bound.spec.num_clients
-
-    # -- requests ------------------------------------------------------------------------------
+        self.ledger = [NEVER] * workload.num_clients
+        self._drawn: tuple[tuple[Sampler, int], list[int]] | None = None
 
     def draw_clients(self, round: int) -> list[int]:
-        """The cohort of a round in ascending order: ``per_round`` clients without replacement.
-
-        It depends on the seed and the round alone, so it is the same for every method.
-        """
-        if self.per_round == self.num_clients:
-            return list(range(self.per_round))
-        if self._drawn is None or self._drawn[0] != (round, self.per_round):
+        """The cohort of a round in ascending order. It depends on the seed and the round alone, so
+        it is the same for every method."""
+        if self._drawn is None or self._drawn[0] != (self.sampler, round):
             key = rng.fold(rng.fold(self.key, "cohort"), round)
-            drawn = rng.permutation(key, self.num_clients)[: self.per_round]
-            self._drawn = (round, self.per_round), sorted(drawn.tolist())
+            drawn = self.sampler.draw(key, round, self.workload.num_clients)
+            self._drawn = (self.sampler, round), drawn
         return list(self._drawn[1])
 
-    def asks(self, clients: Sequence[int] | None = None) -> Iterator[Ask]:
-        """The asks of the present round: surveys that are due, then training.
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients to expect in a round."""
+        return self.sampler.size(self.workload.num_clients)
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def rounds(
+        self,
+        clients: Sequence[int] | None = None,
+        *,
+        steps: Steps = PLAIN_STEPS,
+        check: Literal["none", "losses", "state"] = "losses",
+    ) -> Rounds:
+        """The present round: surveys that are due, then training; without clients, neither.
 
         Args:
             clients: the cohort; drawn from the seed for None.
+            steps: how parts take steps on the server.
+            check: what must be finite: the losses, which synchronises a GPU, and with ``state``
+                the server's state after every request, too.
+
+        Raises:
+            NotFinite: something that is checked is not finite.
         """
         cohort = list(clients) if clients is not None else self.draw_clients(self.round)
-        yield from self.surveys(cohort)
-        yield Ask("train", self.round, cohort)
+        plan = [*self.surveys(cohort), ("", cohort)] if cohort else []
+        return self._run(plan, self.round + 1, steps, check)
 
-    def surveys(self, cohort: list[int]) -> Iterator[Ask]:
-        """The surveys before the round; ``first`` asks all clients, ``every`` the cohort."""
+    def last_surveys(self, check: Literal["none", "losses", "state"] = "losses") -> Rounds:
+        """The surveys after the last round."""
+        everyone = list(range(self.workload.num_clients))
+        last = [p.name for p in self.bound.parts_with("survey") if p.surveys() == "last"]
+        return self._run([(name, everyone) for name in last], self.round, PLAIN_STEPS, check)
+
+    def survey(self, part: str, clients: Sequence[int]) -> Rounds:
+        """One survey, whether it is due or not."""
+        return self._run([(part, list(clients))], self.round, PLAIN_STEPS, "losses")
+
+    def surveys(self, cohort: list[int]) -> list[tuple[str, list[int]]]:
+        """The surveys before the round, as parts and clients; ``first`` asks all clients before the
+        first round, ``every`` the cohort."""
+        plan = []
         for part in self.bound.parts_with("survey"):
             if part.surveys() == "every":
-                yield self.ask_survey(part, cohort)
+                plan.append((part.name, cohort))
             elif part.surveys() == "first" and self.round == 0:
-                yield self.ask_survey(part, list(range(self.num_clients)))
+                plan.append((part.name, list(range(self.workload.num_clients))))
+        return plan
 
-    def last_surveys(self) -> Iterator[Ask]:
-        """The surveys after the last round."""
-        for part in self.bound.parts_with("survey"):
-            if part.surveys() == "last":
-                yield self.ask_survey(part, list(range(self.num_clients)))
+    def _run(
+        self, plan: list[tuple[str, list[int]]], next_round: int, steps: Steps, check: str
+    ) -> Rounds:
+        state, trained, up, down = self.server, ZERO, 0, 0
+        for part, clients in plan:
+            request = self.request(part, clients, state)
+            totals = yield request
+            up += totals.up_bytes
+            down += len(clients) * tree.nbytes(request.broadcast)
+            if check != "none":
+                check_losses(totals)
+            after = self._after(state, request, totals, steps)
+            if check == "state":
+                self._check_state(after, state)
+            state = after
+            trained = trained if part else totals
+        return Done(state, next_round, trained, up, down)
 
-    def ask_survey(self, part: Part, clients: list[int]) -> Ask:
-        """The ask for a part's survey in the present round."""
-        return Ask("survey", self.round, clients, part.name)
-
-    def down(self) -> Down:
-        """The broadcast to the clients of the next ask."""
-        return Down(self.bound.only_public(self.server.weights), self.bound.sent(self.server))
-
-    def lane(self, client: int, size: int, round: int) -> Lane:
-        """The lane of a client with ``size`` samples in a round."""
-        bound, steps = self.bound, self.work.steps_for(size)
-        share = share_of(size, self.num_clients, self.examples, self.weighting)
-        rest = self.work, bound.lr(round), self.weighting, bound.optim, bound.pull
-        return Lane(client, size, steps, *rest, share)
-
-    # -- replies -------------------------------------------------------------------------------
-
-    def reduce(self, replies: Iterable[Reply], ops: Ops = REFERENCE) -> Totals:
-        """Totals of single replies in the cohort's order; each is freed after it is added."""
-        total: Totals = {}
-        for reply in replies:
-            alone = tree.map(lambda x: x.unsqueeze(0), reply)
-            del reply
-            added = server.totals(self.bound, alone, self.server.weights, ops)
-            del alone  # its memory is needed: replies may be as large as the model
-            total = server.add_totals(total, added, in_place=True) if total else added
-            del added
-        return total
-
-    def reduce_survey(self, ask: Ask, answers: Iterable[Answer], ops: Ops = REFERENCE) -> Totals:
-        """Totals of the answers to a survey."""
-        stacked: Answer = tree.stack(list(answers))
-        return server.survey_totals(self.bound.part(ask.part), stacked.value, stacked.weight, ops)
-
-    def absorb(self, ask: Ask, totals: Totals) -> int:
-        """Pass the reduced answers of a survey to its part; return the bytes that clients sent."""
-        self.server = self.absorbed(ask, totals)
-        return int(totals["up_bytes"])
-
-    def absorbed(self, ask: Ask, totals: Totals) -> Server:
-        """The server after the answers to a survey; the session itself does not change."""
-        part, key = self.bound.part(ask.part), self._server_key()
-        return server.absorb(self.bound, self.server, part, totals, self.round, key)
-
-    def aggregate(self, totals: Totals, steps: Steps = PLAIN_STEPS) -> Server:
-        """The server after the present round; the session itself does not change.
+    def request(
+        self, part: str, clients: Sequence[int] | None = None, state: Server | None = None
+    ) -> Request:
+        """A request of the present round.
 
         Args:
-            totals: of the replies.
-            steps: how parts take steps on the server.
+            part: whose survey is asked; empty: train.
+            clients: whom to ask; the cohort of the round for None.
+            state: the server's state; the accepted one for None.
         """
-        key = self._server_key()
-        return server.server_round(self.bound, self.server, totals, self.round, key, steps)
+        state = state or self.server
+        asked = self.draw_clients(self.round) if clients is None else list(clients)
+        public = self.bound.only_public(state.weights)
+        return Request(self.round, asked, part, Broadcast(public, self.bound.sent(state)))
+
+    def _after(self, state: Server, request: Request, totals: Totals, steps: Steps) -> Server:
+        """The server's state once it has taken the totals of a request."""
+        bound, round = self.bound, request.round
+        key = rng.fold(rng.fold(self.key, "server"), round)
+        key = key.to(bound.spec.device, non_blocking=True)
+        phases = bound.at(round).phases
+        with self.checks.once(f"totals of {request.part}", phases) as due, watching(due):
+            if request.part:
+                return server.absorb(bound, state, bound.part(request.part), totals, round, key)
+            return server.server_round(bound, state, totals, round, key, steps)
+
+    def _check_state(self, after: Server, before: Server) -> None:
+        for what, value, known in (
+            ("weights are", after.weights, None),
+            ("state of the method is", after.slots, before.slots),
+            ("broadcast is", self.bound.sent(after), None),
+        ):
+            if not tree.is_finite(value) and (known is None or tree.is_finite(known)):
+                raise NotFinite(f"the global {what} not finite after round {self.round + 1}")
+
+    def accept(self, done: Done) -> None:
+        """Commit a round: all that changes a session, but for :meth:`load_state`."""
+        for client, round in done.totals.clients.items():
+            self.ledger[client] = round
+        self.server, self.round = done.server, done.round
 
     def output(self) -> Weights:
         """The weights to evaluate and to keep as the model; clients start from the others."""
-        return server.output(self.bound, self.server)
-
-    def accept(self, after: Server, clients: Sequence[int]) -> None:
-        """Advance to the next round, and record in the ledger whose replies were accepted."""
-        for k in clients:
-            self.ledger[k] = self.round
-        self.server = after
-        self.round += 1
-
-    def take(self, ask: Ask, totals: Totals) -> None:
-        """Aggregate a round and advance; raises NotFinite for a loss that is not finite."""
-        self.check_finite(totals, ask.clients)
-        self.accept(self.aggregate(totals), ask.clients)
-
-    def check_finite(self, totals: Totals, clients: Sequence[int]) -> None:
-        """Raise NotFinite, with the client's number, if a loss is not finite."""
-        terms = totals["terms"]
-        bad = ~torch.stack([torch.isfinite(v) for v in terms.values()]).all(0)
-        if bool(bad.any()):
-            i = int(bad.nonzero()[0])
-            values = ", ".join(f"{name} {float(value[i]):.4g}" for name, value in terms.items())
-            raise NotFinite(
-                f"the loss of client {clients[i]} is not finite in round {self.round + 1}; "
-                f"terms: {values}. Lower the learning rate or set clip"
-            )
-
-    def _server_key(self) -> Tensor:
-        key = rng.fold(rng.fold(self.key, "server"), self.round)
-        return key.to(self.bound.spec.device, non_blocking=True)
+        with self.checks.once("output", {}) as due, watching(due):
+            return server.output(self.bound, self.server)
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -245,12 +229,10 @@ class Session:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore a state of the same method, model and clients; a KedgeError for any other."""
         loaded = read_state(state, self._state_tree())
-        self.server = tree.map(self._to_device, Server(loaded["weights"], loaded["slots"]))
+        server, device = Server(loaded["weights"], loaded["slots"]), self.bound.spec.device
+        self.server = tree.map(lambda x: x.to(device), server)
         self.round = int(loaded["round"])
         self.ledger = loaded["ledger"].tolist()
-
-    def _to_device(self, x: Tensor) -> Tensor:
-        return x.to(self.bound.spec.device)
 
     def _state_tree(self) -> Tree:
         return {
@@ -259,6 +241,33 @@ class Session:
             "round": torch.tensor(self.round),
             "ledger": torch.tensor(self.ledger),
         }
+
+
+def drive(rounds: Rounds, answer: Callable[[Request], Totals]) -> Done:
+    """Run a round to its end: every request is answered by ``answer``."""
+    try:
+        request = next(rounds)
+        while True:
+            request = rounds.send(answer(request))
+    except StopIteration as end:
+        done: Done = end.value
+        return done
+
+
+def check_losses(totals: Totals) -> None:
+    """Raise NotFinite, with the client's number, if a loss is not finite."""
+    losses = totals.stacked.losses
+    if not losses:
+        return
+    bad = ~torch.stack([torch.isfinite(v) for v in losses.values()]).all(0)
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0])
+        client, round = list(totals.clients.items())[i]
+        values = ", ".join(f"{name} {float(value[i]):.4g}" for name, value in losses.items())
+        raise NotFinite(
+            f"the loss of client {client} is not finite in round {round + 1}; "
+            f"terms: {values}. Lower the learning rate or set clip"
+        )
 
 
 def read_state(state: dict[str, Tensor], like: Tree) -> Tree:

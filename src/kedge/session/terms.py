@@ -22,13 +22,16 @@ from kedge.core.bound import Bound
 from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.optim import make_optimizer
+from kedge.core.part import Part
 from kedge.core.schedules import schedule
 from kedge.core.task import Task, make_task
 from kedge.core.task_custom import with_class_weights, with_metric
 from kedge.core.view import Data
-from kedge.core.work import WEIGHTINGS, LocalWork
+from kedge.core.work import WEIGHTINGS, LocalWork, Workload
 from kedge.errors import KedgeError, TermsError
 from kedge.schema import Choice, Range, schema_of
+from kedge.session.check_client import watching
+from kedge.session.sampler import Sampler, Uniform
 from kedge.session.session import Session
 
 FORMAT = 2
@@ -107,8 +110,10 @@ class Terms:
     class_weights: Annotated[tuple[float, ...], Range(0)] = ()  # of the loss; empty: all 1
 
     @property
-    def work(self) -> LocalWork:
-        return LocalWork(self.batch, self.steps or None, self.epochs, self.replacement)
+    def workload(self) -> Workload:
+        """How much each client trains."""
+        work = LocalWork(self.batch, self.steps or None, self.epochs, self.replacement)
+        return Workload(self.num_clients, self.examples, work, self.weighting, self.seed)
 
     @property
     def task(self) -> Task:
@@ -159,7 +164,13 @@ class Terms:
         if not bounded:
             raise TermsError(f"optimizer: a learning rate is above {MAX:g} in one of the rounds")
 
-    def bind(self, model: Model, data: Data, device: torch.device | str = "cpu") -> Bound:
+    def bind(
+        self,
+        model: Model,
+        data: Data,
+        device: torch.device | str = "cpu",
+        releases: tuple[Part, ...] = (),
+    ) -> Bound:
         """Bind the method of these terms to a model and data.
 
         All members start from the model's weights, which must be equal everywhere.
@@ -168,35 +179,31 @@ class Terms:
             model: the model; its weights are converted to the dtype of the terms.
             data: the member's data.
             device: where weights and state are placed.
+            releases: what the member adds to what leaves it, see :class:`~kedge.core.bound.Bound`.
         """
         dtype = getattr(torch, self.dtype)
 
         def place(w: Tensor) -> Tensor:
             return w.to(device, dtype if w.is_floating_point() else None)
 
-        return Bound(
-            parse(self.method),
-            model,
-            self.task,
-            make_optimizer(self.optimizer),
-            data,
-            num_clients=self.num_clients,
-            batch=self.batch,
-            input_shape=self.data.shape,
-            initial=tree.map(place, model.own_weights()),
-            key=rng.fold(rng.key(self.seed), "init").to(device),
-        )
+        with watching():  # the hooks that run once
+            return Bound(
+                parse(self.method),
+                model,
+                self.task,
+                make_optimizer(self.optimizer),
+                data,
+                num_clients=self.num_clients,
+                batch=self.batch,
+                input_shape=self.data.shape,
+                initial=tree.map(place, model.own_weights()),
+                key=rng.fold(rng.key(self.seed), "init").to(device),
+                releases=releases,
+            )
 
-    def session(self, bound: Bound) -> Session:
-        """The server's session under these terms."""
-        return Session(
-            bound,
-            work=self.work,
-            per_round=self.per_round or None,
-            weighting=self.weighting,
-            examples=self.examples,
-            seed=self.seed,
-        )
+    def session(self, bound: Bound, sampler: Sampler | None = None) -> Session:
+        """The server's session under these terms, with another sampler than a uniform one."""
+        return Session(bound, self.workload, sampler or Uniform(self.per_round))
 
 
 def _fields(cls: type[Any], values: Mapping[str, Any]) -> Any:

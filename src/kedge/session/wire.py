@@ -5,7 +5,8 @@ pickle and no code. The receiver compares it with a *template*, a tree of the sa
 leaves are dtypes and shapes. It checks version, kind, names, dtypes, shapes, lengths and a checksum
 before it allocates an array, and that all numbers are finite. The checksum detects damage, not
 forgery.
-:func:`reply_template` derives the template of a client's reply from a dry run on blank samples.
+
+:func:`update_template` derives the template of a client's update from a dry run on blank samples.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ import torch
 from torch import Tensor
 
 from kedge.core import client, tree
-from kedge.core.bound import Bound, Server
-from kedge.core.client import Reply
-from kedge.core.part import Mean, Part, Stack, Sum
+from kedge.core.bound import Bound
+from kedge.core.part import Mean, Stack, Sum
 from kedge.core.task import Batch
 from kedge.core.tree import Tree, Weights
+from kedge.core.update import Update
 from kedge.core.view import Info, Job, SweepPieces
 from kedge.errors import NotFinite, WireError
 from kedge.session import blob
 from kedge.session.blob import DTYPES, Header, Message
-from kedge.session.session import Answer, Down
+from kedge.session.session import Broadcast
 
-VERSION = "1"
+VERSION = "2"
 
 #: Named tuples that a message may contain.
-TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Reply, Answer, Down)}
+TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Update, Broadcast)}
 
 
 class Leaf(NamedTuple):
@@ -256,33 +257,31 @@ class Blank:
         return Batch(self._x[index % 2], self._y[index % 2])
 
 
-def reply_template(bound: Bound, server: Server, batch: int) -> Reply:
-    """The template of a reply in the phases of ``bound``, from a dry run of one step on a batch of
-    ``batch`` samples. The client's state is not part of it."""
-    dry, job = _dry_run(bound, server)
+def update_template(bound: Bound, received: Broadcast, batch: int, part: str = "") -> Update:
+    """The template of a client's update, from a dry run in the phases of ``bound``.
+
+    Args:
+        bound: the method.
+        received: what the client received, with all weights.
+        batch: rows of the batch of the only step.
+        part: whose survey is answered; empty: after training.
+    """
+    dry, job = _dry_run(bound, received)
+    if part:
+        return template_of(client.survey(dry, job, bound.part(part)))
     index = torch.zeros(batch, dtype=torch.int64, device=bound.spec.device)
-    reply = client.end(dry, job, client.step(dry, job, client.begin(dry, job), index))
-    return template_of(without_state(reply))
+    carry = client.step(dry, job, client.begin(dry, job), index)
+    return template_of(client.end(dry, job, carry).update)
 
 
-def survey_template(bound: Bound, server: Server, part: Part) -> Tree:
-    """The template of an answer to a part's survey."""
-    return template_of(client.survey(*_dry_run(bound, server), part))
-
-
-def without_state(reply: Reply) -> Reply:
-    """A reply without the client's next state, which never leaves the client."""
-    return reply._replace(client={})
-
-
-def _dry_run(bound: Bound, server: Server) -> tuple[Bound, Job]:
+def _dry_run(bound: Bound, received: Broadcast) -> tuple[Bound, Job]:
     spec = bound.spec
     one = torch.ones((), dtype=spec.dtype, device=spec.device)
     zero = torch.zeros((), dtype=torch.int64, device=spec.device)
     rows = torch.zeros((1, 2), dtype=torch.int64, device=spec.device)
     job = Job(
-        anchor=server.weights,
-        sent=bound.sent(server),
+        anchor=received.weights,
+        sent=received.sent,
         client=bound.client(),
         info=Info(zero, zero, *[one] * (len(Info._fields) - 2)),
         key=spec.key,

@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kedge.core.bound import Server
-from kedge.core.server import Totals
-from kedge.engines.cohort import Cohort, Group, Outcome
+from kedge.core.update import Totals
+from kedge.engines.cohort import Cohort
 from kedge.engines.lane_bound import OPTIM
 from kedge.errors import IncompatibleError, NotFinite
-from kedge.sim.cohorts import Cohorts, unlike
+from kedge.session.session import Done, Request
+from kedge.sim.clients import Stack, unlike
 
 if TYPE_CHECKING:
     from kedge.sim.simulation import Simulation
@@ -57,10 +57,10 @@ class Fleet:
             self._split([[i] for i in range(len(self.sims))])
             return
         for sim in self.sims[1:]:
-            reason = unlike(self.sims[0], sim)
+            reason = unlike(self.sims[0].clients, sim.clients)
             if reason:
                 raise IncompatibleError(f"simulations cannot train side by side: {reason} differ")
-        self._cohorts = Cohorts(self.sims)
+        self._stack = Stack([sim.clients for sim in self.sims])
 
     @property
     def round(self) -> int:
@@ -83,59 +83,71 @@ class Fleet:
         """Lanes of each stack that is trained in a round."""
         if self._groups:
             return [count for _, fleet in self._groups for count in fleet.lanes]
-        return [sum(sim.per_round for sim in self.sims)]
+        return [sum(sim.session.cohort_size for sim in self.sims)]
 
-    def run_round(self) -> list[Totals]:
-        """Run one round; totals are empty for a simulation that is ahead, has failed or ended."""
+    def run_round(self) -> list[Done | None]:
+        """Run one round; None for a simulation that is ahead, has failed or ended."""
         round = self.round
         active = [i for i, sim in enumerate(self.sims) if sim.round == round and self._is_active(i)]
-        round_totals: list[Totals] = [{} for _ in self.sims]
+        done: list[Done | None] = [None for _ in self.sims]
         if not active:
-            return round_totals
+            return done
         if self._groups:
             for members, fleet in self._groups:
                 if set(members) & set(active):
-                    for i, totals in zip(members, fleet.run_round(), strict=True):
-                        round_totals[i] = totals
+                    for i, one in zip(members, fleet.run_round(), strict=True):
+                        done[i] = one
                     self.failed |= {members[i]: error for i, error in fleet.failed.items()}
-            return round_totals
-        before = [sim.server for sim in self.sims]
-        try:
-            results = self._train(round, active)
-        except BaseException:
-            self._restore(before)  # a failed round can be repeated
-            raise
-        if results is None:
-            self._restore(before)
+            return done
+        if not self._run(active, done):
             return self.run_round()
-        for i, (group, outcome, surveyed) in results.items():
-            round_totals[i] = self.sims[i].advance(group, outcome, surveyed)
-        return round_totals
+        for i, one in enumerate(done):  # all of them, or none
+            if one is not None:
+                self.sims[i].accept(one)
+        return done
 
-    def _train(self, round: int, active: list[int]) -> dict[int, tuple[Group, Outcome, int]] | None:
-        """Outcomes and survey bytes of active simulations; None if they cannot train together."""
-        sims = self.sims
-        clients = [sim.draw_cohort(round) for sim in sims]
-        surveyed = {i: sims[i].surveys(clients[i]) for i in active}
-        if len(sims) == 1:
-            group, outcome = sims[0].train(clients[0])
-            groups, outcomes = [group], [outcome]
-        else:
-            for i in {repr(sims[i].bound.method): i for i in active}.values():  # seeds share one
-                sims[i].check_parts(clients[i][0])
-            cohort = self._cohorts.form(clients, round)
-            if not self._can_train_together(cohort, round):
-                return None
-            groups, outcomes = cohort.groups, sims[0].engine.train(cohort)
-            self._cohorts.draw_ahead(round + 1)
-        for i in active:
+    def _run(self, active: list[int], done: list[Done | None]) -> bool:
+        """The round of active simulations, in lockstep, before any is accepted; False if they
+        cannot train together."""
+        sims, round = self.sims, self.round
+        rounds = {i: sims[i].session.rounds(steps=sims[i].steps) for i in active}
+        asked: dict[int, Request] = {}
+
+        def advance(i: int, totals: Totals | None) -> None:
+            """Send a run the totals of its request, and note the next one."""
             try:
-                sims[i].session.check_finite(outcomes[i].totals, clients[i])
+                asked[i] = next(rounds[i]) if totals is None else rounds[i].send(totals)
+            except StopIteration as end:
+                asked.pop(i, None)
+                done[i] = end.value
             except NotFinite as error:
                 if self.strict:
                     raise
                 self.failed[i] = error
-        return {i: (groups[i], outcomes[i], surveyed[i]) for i in active if i not in self.failed}
+
+        for i in active:
+            advance(i, None)
+            while i in asked and asked[i].part:
+                advance(i, sims[i].clients.answer(asked[i]))
+        if len(sims) == 1:
+            totals = {i: sims[i].answer(request) for i, request in asked.items()}
+        else:
+            for i in {repr(sims[i].bound.method): i for i in asked}.values():  # seeds share one
+                sims[i].clients.check(asked[i])
+            # the others train without effect, so that the stack keeps its size
+            requests = [asked.get(i) or _idle(sim, round) for i, sim in enumerate(sims)]
+            cohort = self._stack.cohort(requests)
+            if not self._can_train_together(cohort, round):
+                return False
+            outcomes = sims[0].engine.train(cohort)
+            self._stack.draw_ahead(round + 1, [sim.session.draw_clients(round + 1) for sim in sims])
+            for i in asked:
+                sims[i].clients.park(requests[i], outcomes[i].next_states)
+            totals = {i: outcomes[i].totals for i in asked}
+            del outcomes
+        for i in list(totals):
+            advance(i, totals.pop(i))
+        return True
 
     def _can_train_together(self, cohort: Cohort, round: int) -> bool:
         """Test each combination of phases once; split the fleet if the engine cannot batch it."""
@@ -148,7 +160,7 @@ class Fleet:
         if not reason:
             self._tried.add(tuple(phases.items()))
             return True
-        differing = self._cohorts.differing
+        differing = self._stack.differing
         groups: dict[tuple[float, ...], list[int]] = {}
         for i in range(len(self.sims)):
             values = tuple(v[i] for fields in differing.values() for v in fields.values())
@@ -172,6 +184,8 @@ class Fleet:
         for index in (*self.failed, *self._ended):
             self.end(index)
 
-    def _restore(self, servers: Sequence[Server]) -> None:
-        for sim, server in zip(self.sims, servers, strict=True):
-            sim.server = server
+
+def _idle(sim: Simulation, round: int) -> Request:
+    """A request to a simulation that is not asked for this round."""
+    request = sim.session.request("", sim.session.draw_clients(round) or [0])
+    return request._replace(round=round)

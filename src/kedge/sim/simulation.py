@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,27 +14,28 @@ from kedge.core.method import Method, parse
 from kedge.core.model import Model
 from kedge.core.optim import SGD, Optimizer
 from kedge.core.part import Part
-from kedge.core.server import Totals
 from kedge.core.tree import Tree, Weights
-from kedge.core.work import LocalWork, take_jobs
+from kedge.core.update import Totals
+from kedge.core.work import LocalWork, Workload, take_jobs
 from kedge.data.federation import Federation
 from kedge.engines import Execution, make_engine
-from kedge.engines.cohort import Cohort, Group, Outcome
+from kedge.engines.cohort import Cohort
 from kedge.engines.engine import Engine, as_execution
 from kedge.engines.layout import initial_weight
 from kedge.engines.server_steps import server_steps
-from kedge.session.check_client import Checks, check_client, check_survey, watching
-from kedge.session.session import Session, read_state
-from kedge.sim.cohorts import Cohorts
+from kedge.session.check_client import disabled, watching
+from kedge.session.sampler import Sampler, Uniform
+from kedge.session.session import Done, Request, Session, drive, read_state
+from kedge.sim.clients import Clients
 from kedge.sim.evaluation import Evaluation
 from kedge.sim.store import FirstState, Store
 
 
 class Simulation(Evaluation):
-    """A session whose clients are trained by an engine on this machine.
+    """A session whose clients are all on this machine.
 
-    The next round is a function of ``server``, ``store`` and ``round`` alone. A run that is saved
-    by :meth:`state` and restored by :meth:`load_state` continues bit for bit.
+    The next round is a function of ``server``, ``store`` and ``round`` alone. A
+    run that is saved by :meth:`state` and restored by :meth:`load_state` continues bit for bit.
 
     Args:
         federation: the data of all clients, with task, device and dtype.
@@ -43,8 +44,9 @@ class Simulation(Evaluation):
         optim: the local optimiser; ``SGD(lr=0.1)`` for None.
         work: batch size and local steps or epochs; one epoch of batches of 32 for None.
         per_round: clients in the cohort of a round; all of them for None.
+        sampler: draws the cohorts, in place of ``per_round`` clients with equal probabilities.
         weighting: client weights p_k: ``"size"`` (number of samples) or ``"uniform"``.
-        engine: ``"loop"``, ``"vector"`` or an :class:`~kedge.engines.Execution`.
+        engine: ``"loop"``, ``"vector"``, an :class:`~kedge.engines.Execution` or an engine.
         seed: seed of everything random.
 
     Raises:
@@ -71,15 +73,20 @@ class Simulation(Evaluation):
         optim: Optimizer | None = None,
         work: LocalWork | None = None,
         per_round: int | None = None,
+        sampler: Sampler | None = None,
         weighting: str = "size",
-        engine: str | Execution = "vector",
+        engine: str | Execution | Engine = "vector",
         seed: int = 0,
     ) -> None:
         model = model if isinstance(model, Model) else Model(model)
-        self.federation, self.execution = federation, as_execution(engine)
         device, dtype = federation.device, federation.dtype
-        self.engine = make_engine(self.execution, device)
-        model = self.engine.prepare(model, device, dtype)
+        if not isinstance(engine, Engine):
+            engine = make_engine(as_execution(engine), device)
+        self.federation, self.engine, self.execution = federation, engine, engine.execution
+        model = engine.prepare(model, device, dtype)
+        workload = Workload(
+            federation.num_clients, sum(federation.sizes), work or LocalWork(), weighting, seed
+        )
 
         def place(w: Tensor) -> Tensor:
             w = w.to(device, dtype if w.is_floating_point() else None)
@@ -93,201 +100,111 @@ class Simulation(Evaluation):
                 optim or SGD(),
                 federation,
                 num_clients=federation.num_clients,
-                batch=(work or LocalWork()).batch,
+                batch=workload.work.batch,
                 input_shape=federation.input_shape,
                 initial=tree.map(place, model.weights()),
                 key=rng.fold(rng.key(seed), "init").to(device),
             )
-            self.session = Session(
-                self.bound, work=work, per_round=per_round, weighting=weighting,
-                examples=sum(federation.sizes), seed=seed,
-            )  # fmt: skip
+            if sampler is None:
+                sampler = Uniform(federation.num_clients if per_round is None else per_round)
+            self.session = Session(self.bound, workload, sampler)
             first_state = self.bound.client()
-        self._checks = Checks(self.bound.parts)
-        #: Samples per class on each client, [clients, C]; no columns if no part reads them.
-        self.label_counts = torch.zeros((federation.num_clients, 0), device=device)
-        if self.bound.needs("labels"):
-            self.label_counts = federation.label_counts()
         state, folder = self.execution.state, self.execution.folder
         self.store = Store(first_state, federation.num_clients, state, folder)
-        #: CUDA runs asynchronously; the next round is drawn while the GPU computes.
-        self.draws_ahead = device.type == "cuda"
-        self._cohorts = Cohorts([weakref.proxy(self)])  # weak: no reference cycle
+        self.clients = Clients(self.bound, workload, federation, engine, self.store)
+        #: How parts take steps on the server.
+        self.steps = server_steps(engine, device)
 
     # -- rounds -------------------------------------------------------------------------------
 
-    def run_round(self, clients: Sequence[int] | None = None, check: bool = True) -> Totals:
+    def run_round(
+        self,
+        clients: Sequence[int] | None = None,
+        check: Literal["none", "losses", "state"] = "losses",
+    ) -> Done:
         """Run one round: surveys, local training, aggregation.
 
         Args:
             clients: the cohort; drawn from the seed for None.
-            check: whether to test the losses for NaN and infinity, which synchronises the device.
+            check: what must be finite, see :meth:`~kedge.session.session.Session.rounds`.
 
-        Returns the totals of the round, see :func:`kedge.core.server.totals`. Raises NotFinite for
-        a loss that is not finite; the simulation then stays at the start of the round.
+        Returns:
+            What was accepted.
+
+        Raises:
+            NotFinite: a loss is not finite; the simulation then stays at the start of the round.
         """
-        clients = list(clients) if clients is not None else self.draw_cohort(self.round)
-        before = self.server
-        try:
-            surveyed = self.surveys(clients)
-            group, done = self.train(clients)
-            if check:
-                self.session.check_finite(done.totals, clients)
-        except BaseException:
-            self.server = before  # a failed round can be repeated
-            raise
-        return self.advance(group, done, surveyed)
+        done = drive(self.session.rounds(clients, steps=self.steps, check=check), self.answer)
+        self.accept(done)
+        return done
 
-    def train(self, clients: list[int]) -> tuple[Group, Outcome]:
-        """Train clients for the present round; the state of the simulation does not change."""
-        self.check_parts(clients[0])
-        cohort = self._cohorts.form([clients], self.round)
-        [done] = self.engine.train(cohort)
-        self._cohorts.draw_ahead(self.round + 1)
-        return cohort.groups[0], done
+    def answer(self, request: Request) -> Totals:
+        """The totals of a request; a GPU computes while the next round is drawn."""
+        totals = self.clients.answer(request)
+        if not request.part:
+            self.clients.draw_ahead(self.round + 1, self.session.draw_clients(self.round + 1))
+        return totals
 
-    def surveys(self, clients: list[int]) -> int:
-        """Run the surveys before the present round of these clients; return the bytes uploaded."""
-        asks = self.session.surveys(clients)
-        return sum(self.survey(self.bound.part(ask.part), ask.clients) for ask in asks)
-
-    def advance(self, group: Group, done: Outcome, surveyed: int) -> Totals:
-        """Aggregate the outcome of a round, store the clients' next states and move on."""
-        phases = self.bound.at(self.round).phases
-        with self._checks.once("server", phases) as due, watching(due):
-            after = self.aggregate(done.totals)
-        for places, states in done.next_states:
-            self.store.put([group.clients[i] for i in places], states)
-        self.session.accept(after, group.clients)
-        down = tree.nbytes(self.bound.only_public(group.anchor)) + tree.nbytes(group.sent)
-        up = done.totals["up_bytes"] + surveyed
-        return done.totals | {"up_bytes": up, "down_bytes": down * len(group.clients)}
-
-    def aggregate(self, totals: Totals) -> Server:
-        """The server after a round with these totals; the simulation itself does not change."""
-        return self.session.aggregate(totals, self._steps)
+    def accept(self, done: Done) -> None:
+        """Commit a round, or the surveys after the last one."""
+        if done.round > self.round:
+            self.clients.accept()
+        self.session.accept(done)
 
     def finish(self) -> None:
         """Run the surveys after the last round."""
-        for ask in self.session.last_surveys():
-            self.survey(self.bound.part(ask.part), ask.clients)
+        self.accept(drive(self.session.last_surveys(), self.clients.answer))
 
-    def survey(self, part: Part, clients: Sequence[int] | None) -> int:
+    def survey(self, part: Part, clients: Sequence[int] | None = None) -> int:
         """Run a part's survey on clients (all for None); return the bytes they upload."""
-        clients = list(clients if clients is not None else range(self.federation.num_clients))
-        ask, cohort = self.session.ask_survey(part, clients), self.cohort(clients)
-        with self._checks.once(f"survey of {part.name}", cohort.bound.phases) as due:
-            if due:
-                check_survey(cohort.bound, take_jobs(cohort.jobs, 0), part, clients[0])
-            totals = self.engine.survey(cohort, part)
-            with watching(due):
-                return self.session.absorb(ask, totals)
-
-    def check_parts(self, client_id: int) -> None:
-        """Check third-party parts on one client before the first round of each phase, see
-        :mod:`kedge.session.check_client`."""
-        with watching(self._checks.foreign):
-            phases = self.bound.at(self.round).phases
-        with self._checks.once("client", phases) as due:
-            if due:
-                cohort = self.cohort([client_id])
-                job, index = take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
-                check_client(cohort.bound, job, index, client_id)
-
-    def draw_cohort(self, round: int) -> list[int]:
-        """Clients of a round, see :meth:`~kedge.session.Session.draw_clients`."""
-        return self.session.draw_clients(round)
+        everyone = range(self.federation.num_clients) if clients is None else clients
+        done = drive(self.session.survey(part.name, everyone), self.clients.answer)
+        self.accept(done)
+        return done.up_bytes
 
     def cohort(self, clients: Sequence[int]) -> Cohort:
         """The engine's input for some clients in the present round, their states included."""
-        return self._cohorts.form([list(clients)], self.round, states=True)
+        return self.clients.cohort(self.session.request("", clients))
 
     def trial(self, execution: Execution, round: int) -> Simulation:
         """A copy of this simulation in a given round, for measurements: every client has its
         initial state, and next states are discarded."""
-        copied = Simulation(
-            self.federation,
-            self.bound.model,
-            self.bound.method,
-            optim=self.bound.optim,
-            work=self.work,
-            per_round=self.session.per_round,
-            weighting=self.session.weighting,
-            engine=execution,
-        )
-        copied.store, copied._checks = FirstState(self.bound.client()), Checks(())
+        with disabled():
+            copied = Simulation(
+                self.federation,
+                self.bound.model,
+                self.bound.method,
+                optim=self.bound.optim,
+                work=self.session.workload.work,
+                sampler=self.session.sampler,
+                weighting=self.session.workload.weighting,
+                engine=execution,
+            )
+        copied.store = copied.clients.states = FirstState(self.bound.client())
         copied.session.round = round
         return copied
 
-    @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    @engine.setter
-    def engine(self, engine: Engine) -> None:
-        self._engine = engine
-        self._steps = server_steps(engine, self.federation.device)
-
-    # -- the session's state ------------------------------------------------------------------
-
-    @property
-    def server(self) -> Server:
-        return self.session.server
-
-    @server.setter
-    def server(self, server: Server) -> None:
-        self.session.server = server
+    # -- results ------------------------------------------------------------------------------
 
     @property
     def round(self) -> int:
         """Number of the next round, from 0."""
         return self.session.round
 
-    @round.setter
-    def round(self, round: int) -> None:
-        self.session.round = round
-
     @property
-    def key(self) -> Tensor:
-        """The root key of the run."""
-        return self.session.key
-
-    @property
-    def work(self) -> LocalWork:
-        return self.session.work
-
-    @work.setter
-    def work(self, work: LocalWork) -> None:
-        self.session.work = work
-
-    @property
-    def per_round(self) -> int:
-        return self.session.per_round
-
-    @per_round.setter
-    def per_round(self, count: int) -> None:
-        self.session.per_round = count
-
-    @property
-    def weighting(self) -> str:
-        return self.session.weighting
-
-    @weighting.setter
-    def weighting(self, weighting: str) -> None:
-        self.session.weighting = weighting
-
-    # -- results ------------------------------------------------------------------------------
+    def server(self) -> Server:
+        """The server's state between rounds."""
+        return self.session.server
 
     @property
     def weights(self) -> Weights:
         """Parameters and buffers from which training goes on."""
-        return self.server.weights
+        return self.session.server.weights
 
     @property
     def output(self) -> Weights:
         """Parameters and buffers of the global model: ``weights``, unless a part has others."""
-        with self._checks.once("output", {}) as due, watching(due):
-            return self.session.output()
+        return self.session.output()
 
     def module(self) -> nn.Module:
         """The global model as an ``nn.Module`` in evaluation mode."""
@@ -295,8 +212,8 @@ class Simulation(Evaluation):
 
     def personal(self, clients: Sequence[int] | None = None) -> Weights:
         """Personal weights of clients (all for None), stacked: leaves ``[clients, ...]``."""
-        clients = list(clients if clients is not None else range(self.federation.num_clients))
-        return self.engine.personal(self.cohort(clients))
+        everyone = range(self.federation.num_clients) if clients is None else clients
+        return self.clients.personal(self.session.request("", everyone))
 
     def prepared(self, client_id: int) -> dict[str, Tree]:
         """The ``local`` state of each part before a client's first step of the next round, such as
@@ -306,23 +223,28 @@ class Simulation(Evaluation):
 
     # -- saving -------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self, server: Server | None = None) -> dict[str, torch.Tensor]:
         """The state that the next round depends on, as named tensors. Those of clients are views
-        that the next round writes to; clone them to keep a copy."""
-        return tree.to_wire(self._state_tree())
+        that the next round writes to; clone them to keep a copy.
+
+        Args:
+            server: the server's state to save, in place of the present one.
+        """
+        return tree.to_wire(self._state_tree(server or self.server))
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Restore a state of the same method, model and clients; a KedgeError for any other."""
-        loaded = read_state(state, self._state_tree())
+        loaded = read_state(state, self._state_tree(self.server))
         server = Server(loaded["weights"], loaded["slots"])
-        self.server = tree.map(lambda x: x.to(self.federation.device), server)
+        device = self.federation.device
+        self.session.server = tree.map(lambda x: x.to(device), server)
         self.store.rows = loaded["clients"]
         self.session.round = int(loaded["round"])
 
-    def _state_tree(self) -> Tree:
+    def _state_tree(self, server: Server) -> Tree:
         return {
-            "weights": self.server.weights,
-            "slots": self.server.slots,
+            "weights": server.weights,
+            "slots": server.slots,
             "clients": self.store.rows,
             "round": torch.tensor(self.round),
         }

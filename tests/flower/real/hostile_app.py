@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 import kedge
 from kedge.flower import parcel
 from kedge.flower.member import Member
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.parcel import KEY, STYPE
 
 FORGED_ROUND, MEMBERS = 1, 3
@@ -60,7 +60,7 @@ _honest = Member.handle
 
 def _handle(self: Member, message: bytes) -> bytes:
     """Answer a request, and have the content of a reply to a training request forged."""
-    request = Request.unpack(message)
+    request = MemberRequest.unpack(message)
     number = request.attempt * MEMBERS + request.client
     is_forged = (request.kind, request.round) == ("train", FORGED_ROUND)
     if is_forged and number < len(FORGERIES):

@@ -90,7 +90,7 @@ from test_distrust import FORGERIES
 
 from kedge.flower.forward import forward
 from kedge.flower.local import node_id
-from kedge.flower.messages import Request
+from kedge.flower.messages import MemberRequest
 from kedge.flower.node import Node
 from kedge.flower.parcel import wrap
 from kedge.flower.submit import follow
@@ -114,7 +114,7 @@ def share(client: int) -> list[str]:
 
 
 #: (request, honest reply) -> what is sent.
-Change = Callable[[Request, bytes], bytes]
+Change = Callable[[MemberRequest, bytes], bytes]
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def impostor(federation: Running, client: int, folder: Path, change: Change) -> 
 
     def handle(message: bytes) -> bytes:
         reply = b"".join(forward(str(honest), [message], time.time() + 120))
-        return change(Request.unpack(message), reply)
+        return change(MemberRequest.unpack(message), reply)
 
     path.rename(honest)  # the resident node goes on listening
     node = Node(handle, path, folder / f"impostor-{client}", lambda text: None)
@@ -139,7 +139,7 @@ def impostor(federation: Running, client: int, folder: Path, change: Change) -> 
         honest.rename(path)
 
 
-def lie(request: Request, reply: bytes) -> bytes:
+def lie(request: MemberRequest, reply: bytes) -> bytes:
     """The forgery of an attempt; the truth after the last one."""
     lies = share(request.client)
     if (request.kind, request.round) != ("train", ROUND) or request.attempt >= len(lies):
@@ -237,7 +237,7 @@ def test_a_replayed_signature_gets_nothing_into_an_average(
     rules = dataclasses.replace(STRICT, wait_s=0.1)
     old: list[bytes] = []
 
-    def keep(request: Request, reply: bytes) -> bytes:
+    def keep(request: MemberRequest, reply: bytes) -> bytes:
         old.extend([reply] if request.kind == "train" and request.round == 0 else [])
         return reply
 

@@ -65,8 +65,8 @@ def loss_of_an_uninformative_discriminator(cls: type[DANN]) -> Iterator[Claim]:
     weight = run.weights.params[f"{cls.name}/weight2"]
     yield Claim("discriminator outputs", 3.0, float(len(weight)), 0.0)
     small = {n: 1e-9 * p if n.startswith(cls.name) else p for n, p in run.weights.params.items()}
-    run.server = run.server._replace(weights=run.weights._replace(params=small))
-    term = run.run_round([0])["terms"][cls.name][0]
+    run.session.server = run.server._replace(weights=run.weights._replace(params=small))
+    term = run.run_round([0]).losses[cls.name][0]
     yield Claim("value of the term", 0.75 * math.log(3), float(term), 1e-6)
 
 

@@ -19,6 +19,7 @@ from kedge.core import rng, tree
 from kedge.core.part import Part
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
+from kedge.core.update import ZERO
 from kedge.parts.classifiers import CCVR, FedETF, SphereFed
 from kedge.sim.simulation import Simulation
 
@@ -140,7 +141,7 @@ def one_step_by_autograd(cls: type[SphereFed]) -> Iterator[Claim]:
     error = (f / f.norm(dim=1, keepdim=True)) @ w.T - torch.eye(3, dtype=DOUBLE)[batch.y]
     loss = (error**2).sum() / 15
     grads = torch.autograd.grad(loss, list(leaves.values()))
-    found = run.run_round([1])["terms"]
+    found = run.run_round([1]).losses
     yield Claim("loss", float(loss.detach()), float(found[cls.name][0] + found["task"][0]))
     gap = max(
         _gap(run.weights.params[n], p.detach() - 0.05 * g)
@@ -205,7 +206,7 @@ def one_step_with_a_rotated_frame(cls: type[FedETF]) -> Iterator[Claim]:
         n: p.detach() - 0.05 * g for (n, p), g in zip(leaves.items(), grads, strict=True)
     }
     after |= {n: u.T @ after[n] for n in ("head.weight", "head.bias")}
-    found = run.run_round([0])["terms"]
+    found = run.run_round([0]).losses
     yield Claim("loss", float(loss.detach()), float(found[cls.name][0] + found["task"][0]))
     yield Claim("error of the model", 0.0, tree.gap(after, run.weights.params), 1e-12)
     x = run.federation.clean(torch.arange(14)).x
@@ -227,7 +228,7 @@ def _survey(run: Simulation, part: Part) -> Tree:
     """Uploads of a survey of all clients, as the server receives them."""
     cohort = run.cohort(range(run.federation.num_clients))
     found = run.engine.survey(cohort, part)
-    return {path[-1]: upload.value for path, upload in found["uploads"].items()}
+    return {path[-1]: upload.value for path, upload in found.uploads.items()}
 
 
 def _round(run: Simulation, part: Part, uploads: Tree) -> Round:
@@ -242,7 +243,7 @@ def _round(run: Simulation, part: Part, uploads: Tree) -> Round:
         anchor=run.weights,
         server={},
         uploads=uploads,
-        totals={"count": run.federation.num_clients},
+        totals=ZERO.of(list(range(run.federation.num_clients)), 0),
     )
 
 

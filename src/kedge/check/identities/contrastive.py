@@ -21,7 +21,7 @@ def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
     problem = images(sizes=(5, 5), steps=1)
     run = problem.simulate(cls(mu=3.0, projection=4))
     plain = problem.simulate("fedavg")
-    terms = run.run_round()["terms"][cls.name]
+    terms = run.run_round().losses[cls.name]
     plain.run_round()
     yield Claim("term / mu at equal models", math.log(2), float(terms[0]) / 3.0)
     gap = tree.gap(plain.weights, tree.map(lambda _, w: w, plain.weights, run.weights))
@@ -54,11 +54,11 @@ def both_models_run_in_evaluation_mode(cls: type[MOON]) -> Iterator[Claim]:
             z.append(one / one.norm(dim=1, keepdim=True))
         now, before = (z[0] * z[1]).sum(1), (z[0] * z[2]).sum(1)
         expected = float(1.5 * torch.log1p(torch.exp((before - now) / 0.4)).mean())
-        got = float(run.run_round()["terms"][cls.name][1])
+        got = float(run.run_round().losses[cls.name][1])
         yield Claim(f"term of round 1 with eval_mode = {eval_mode}", expected, got)
         late = problem.simulate(part)
         late.run_round([0])
-        first = float(late.run_round([1])["terms"][cls.name][0])
+        first = float(late.run_round([1]).losses[cls.name][0])
         yield Claim(f"first term, late, with eval_mode = {eval_mode}", 1.5 * math.log(2), first)
 
 
@@ -77,4 +77,4 @@ def term_of_the_second_round(cls: type[MOON]) -> Iterator[Claim]:
     assert before is not None
     cosine = (now * before).sum(1) / (now.norm(dim=1) * before.norm(dim=1))
     expected = float(torch.log1p(torch.exp((cosine - 1) / 0.5)).mean())
-    yield Claim("term of round 1", expected, float(run.run_round()["terms"][cls.name][1]))
+    yield Claim("term of round 1", expected, float(run.run_round().losses[cls.name][1]))

@@ -30,7 +30,7 @@ def equal_cosines_give_log_2(cls: type[FedBR]) -> Iterator[Claim]:
     federation = Federation(x, y, [range(6)], make_task("classification", 3), dtype=DOUBLE)
     problem = Problem(federation, small_net("none", 3), LocalWork(batch=6, steps=1), SGD(lr=0.5))
     run, plain = problem.simulate(cls(lam=0.0, mu=3.0, rows=4, width=5)), problem.simulate("fedavg")
-    term = run.run_round()["terms"][cls.name][0]
+    term = run.run_round().losses[cls.name][0]
     plain.run_round()
     yield Claim("term / mu", math.log(2), float(term) / 3)
     yield Claim(
@@ -83,7 +83,7 @@ def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
         terms.append(float(term.detach()))
 
     # the same pseudo-data again: the survey of round 0 draws from the same keys
-    found = run.run_round([0])["terms"][cls.name][0]
+    found = run.run_round([0]).losses[cls.name][0]
     after = run.server.slots[cls.name]["projection"]
     yield Claim("mean of the two terms", sum(terms) / 2, float(found))
     yield Claim("error of the projection", 0.0, tree.gap(projection, after), 1e-12)

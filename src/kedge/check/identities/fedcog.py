@@ -82,7 +82,7 @@ def first_step_is_a_fraction_of_fedavg(cls: type[FedCOG]) -> Iterator[Claim]:
     problem = _linear(_classes((4, 1, 0)), steps=1)
     run, plain = problem.simulate(cls(samples=4, steps=2)), problem.simulate("fedavg")
     start = run.weights.params
-    term = float(run.run_round()["terms"][cls.name][0])
+    term = float(run.run_round().losses[cls.name][0])
     plain.run_round()
     part = tree.map(lambda s, w: s + (w - s) * 5 / 12, start, plain.weights.params)
     yield Claim("distillation loss at the global model", 0.0, term, 1e-12)
@@ -106,7 +106,7 @@ def distillation_loss_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
         for weights in (before, plain.weights)
     )
     expected = 0.7 * 4 * (g * torch.log(g / s)).sum(1).mean()
-    found = 2 * run.run_round()["terms"][cls.name][0]  # a mean over two steps
+    found = 2 * run.run_round().losses[cls.name][0]  # a mean over two steps
     yield Claim("term of the second step", float(expected), float(found))
 
 
@@ -246,4 +246,4 @@ def _by_hand(
         error = float((x - made["x"]).abs().max())
         yield Claim(f"error of the inputs generated in round {round}", 0.0, error)
         run.run_round()
-        noise.server, noise.round, noise.store.rows = run.server, run.round, run.store.rows
+        noise.load_state(run.state())

@@ -102,7 +102,7 @@ def term_by_hand(cls: type[FedImpro]) -> Iterator[Claim]:
         for t in range(6):
             classes, mean = torch.arange(3), run.server.slots[cls.name]["mean"]
             loss = F.cross_entropy(_upper(run, mean), classes)
-            terms = run.run_round()["terms"][cls.name]
+            terms = run.run_round().losses[cls.name]
             if t in rounds:
                 what = f"term of round {t}" + ("" if cap else " without cap")
                 yield Claim(what, rounds[t] * float(loss), float(terms[0]))

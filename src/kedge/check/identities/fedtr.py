@@ -164,13 +164,13 @@ def centroid_term_by_hand(cls: type[FedTR]) -> Iterator[Claim]:
     for extra, factor in (({}, 1.0), ({"reduction": "sum"}, 54.0)):
         part = cls(drift_rule="none", lambda_R=0.5, **extra)  # type: ignore[arg-type]
         run = images(sizes=(5, 9, 14), batch=9, steps=1).simulate(part)
-        yield Claim("term in round 0", 0.0, float(run.run_round([0])["terms"][cls.name]), 0.0)
+        yield Claim("term in round 0", 0.0, float(run.run_round([0]).losses[cls.name]), 0.0)
         slot = run.server.slots[cls.name]
         _, batch = step_view(run, 1, part)
         square = (features_of(run, run.weights, batch.x) - slot["centroids"][batch.y]) ** 2
         known = [bool(slot["valid"][j]) for j in batch.y]
         expected = 0.5 * factor * float(square[known].sum()) / 54
-        got = float(run.run_round([1])["terms"][cls.name])
+        got = float(run.run_round([1]).losses[cls.name])
         yield Claim("some rows have no centroid", 1.0, float(0 < sum(known) < 9))
         yield Claim(f"term in round 1, scaled by {factor:g}", expected, got)
 

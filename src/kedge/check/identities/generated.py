@@ -100,7 +100,7 @@ def local_step_by_autograd(cls: type[FedGen]) -> Iterator[Claim]:
         expected = {
             n: p.detach() - 0.05 * g for (n, p), g in zip(leaves.items(), grads, strict=True)
         }
-        found = run.run_round([1])["terms"][cls.name][0]
+        found = run.run_round([1]).losses[cls.name][0]
         yield Claim(f"term ({level})", float(term.detach()), float(found))
         yield Claim(
             f"error of the model ({level})", 0.0, tree.gap(expected, run.weights.params), 1e-12
@@ -113,7 +113,7 @@ def weights_decay_to_the_floor(cls: type[FedGen]) -> Iterator[Claim]:
     0 the generator is untrained, so the term is 0."""
     part = cls(**cls.tiny | {"fade": 0.5, "floor": 1.5})
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(part)
-    yield Claim("term of round 0", 0.0, float(run.run_round()["terms"][cls.name][1]), 0.0)
+    yield Claim("term of round 0", 0.0, float(run.run_round().losses[cls.name][1]), 0.0)
     for round, expected in ((1, 4.0), (2, 2.0), (3, 1.5)):
         v, _ = step_view(run, 0, part)
         yield Claim(f"weight of round {round}", expected, float(part._weight(v, 8.0)))

@@ -60,9 +60,9 @@ def nothing_is_communicated(cls: type[Local]) -> Iterator[Claim]:
     start = run.weights
     plain = images(sizes=(5, 5), batch=5, norm="bn").simulate("fedavg")
     for _ in range(2):
-        totals = run.run_round()
+        done = run.run_round()
         plain.run_round([0])
-        yield Claim("bytes per round", 0.0, float(totals["up_bytes"] + totals["down_bytes"]), 0.0)
+        yield Claim("bytes per round", 0.0, float(done.up_bytes + done.down_bytes), 0.0)
     yield Claim("the server", 0.0, tree.gap(run.weights, start), 0.0)
     own = tree.take(run.personal(), 0)
     yield Claim("error of the model of client 0", 0.0, tree.gap(own, plain.weights), 1e-12)

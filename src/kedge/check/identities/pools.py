@@ -104,7 +104,7 @@ def agrees_with_mixup_to_first_order(cls: type[FedMix]) -> Iterator[Claim]:
         mixed = (1 - lam) * batch.x + lam * pool["x"]
         log_probs = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
         labels = (1 - lam) * F.one_hot(batch.y, 3) + lam * pool["y"]
-        terms = run.run_round([0])["terms"]
+        terms = run.run_round([0]).losses
         got = float(terms["task"][0] + terms[cls.name][0])
         gaps.append(got + float((labels * log_probs).sum(1).mean()))
     yield Claim("error at lam / error at lam/2", 4.0, gaps[0] / gaps[1], 0.2)
@@ -138,7 +138,7 @@ def mixed_loss_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
     mixed = (1 - lam) * batch.x + lam * pool["x"]
     log_probs = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
     own, others = F.nll_loss(log_probs, batch.y), -(pool["y"] * log_probs).sum(1).mean()
-    got = run.run_round([0])["terms"]["task"][0]
+    got = run.run_round([0]).losses["task"][0]
     yield Claim("loss", float((1 - lam) * own + lam * others), float(got))
 
 

@@ -94,7 +94,7 @@ def teacher_runs_in_evaluation_mode(cls: type[FedNTD]) -> Iterator[Claim]:
                 rest = [c for c in range(3) if c != int(y)]
                 q, p = torch.softmax(one[rest], 0), torch.softmax(other[rest], 0)
                 expected += float(2.0 / len(batch.y) * (p * torch.log(p / q)).sum())
-        got = float(run.run_round([0])["terms"][cls.name][0])
+        got = float(run.run_round([0]).losses[cls.name][0])
         yield Claim(f"first term with eval_mode = {eval_mode}", expected, got, 1e-12)
 
 
@@ -309,7 +309,7 @@ def _claims(part: Part, counts: tuple[int, ...], q: list[float], what: str) -> I
     """Claims about the first client's loss and one full-batch step at learning rate 1, for the
     softmax q."""
     run, total = _biased(counts).simulate(part), sum(counts)
-    loss = run.run_round([0])["terms"]["task"][0]
+    loss = run.run_round([0]).losses["task"][0]
     expected = -sum(n / total * math.log(p) for n, p in zip(counts, q, strict=True) if n)
     yield Claim(f"loss, {what}", expected, float(loss))
     moved = run.weights.params["head.bias"].tolist()

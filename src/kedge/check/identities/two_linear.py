@@ -15,6 +15,7 @@ from kedge.core.part import Part
 from kedge.core.round import Round
 from kedge.core.task import make_task
 from kedge.core.tree import Weights
+from kedge.core.update import Stacked, Totals
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.sim.simulation import Simulation
@@ -60,6 +61,6 @@ def server_round_of(part: Part, round: int = 0) -> tuple[Round, Weights]:
         anchor=run.weights,
         server=run.server.slots[part.name],
         uploads={"counts": COUNTS},
-        totals={"count": 2, "clients": Weights(clients, {})},
+        totals=Totals({0: round, 1: round}, stacked=Stacked(weights=Weights(clients, {}))),
     )
     return r, Weights(tree.map(lambda c, w: c.mean(0) + 0.3 * w, clients, first), {})

@@ -59,7 +59,7 @@ def one_step_by_autograd(cls: type[VHL]) -> Iterator[Claim]:
     total = real + 0.7 * virtual + 0.6 * _pairs(both, torch.cat([batch.y, y]))
     total = total + 0.4 * _pairs(z_virtual, y)
     grads = torch.autograd.grad(total, list(leaves.values()))
-    found = run.run_round([1])["terms"]
+    found = run.run_round([1]).losses
     yield Claim("loss", float(total.detach()), float(found["task"][0] + found[cls.name][0]))
     for (name, p), g in zip(leaves.items(), grads, strict=True):
         gap = (run.weights.params[name] - (p.detach() - 0.05 * g)).abs().max()

@@ -153,7 +153,7 @@ class _Effort:
 def _client(sim: Simulation, client: int | str | None) -> int:
     sizes, names = sim.federation.sizes, sim.federation.client_names
     if client is None:
-        return max(sim.draw_cohort(sim.round), key=lambda k: sizes[k])
+        return max(sim.session.draw_clients(sim.round), key=lambda k: sizes[k])
     if isinstance(client, str) and client in names:
         return names.index(client)
     if isinstance(client, str) and not client.isdecimal():

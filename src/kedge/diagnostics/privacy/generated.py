@@ -11,6 +11,7 @@ from torch import Tensor
 from kedge.core import rng
 from kedge.core.part import Part
 from kedge.core.tree import Tree, Weights
+from kedge.session.session import drive
 from kedge.sim.simulation import Simulation
 
 INPUTS, FEATURES = "inputs", "features"
@@ -115,15 +116,11 @@ def _pool(sim: Simulation, part: Any, client: int, count: int, key: Tensor) -> G
 
 def _surveyed(sim: Simulation, part: Part) -> Tree:
     """The part's state on the server, after its survey if that is due in the present round."""
-    before = sim.server
-    try:
-        cohort = sim.draw_cohort(sim.round)
-        for ask in sim.session.surveys(cohort):
-            if ask.part == part.name:
-                sim.survey(part, ask.clients)
-        return sim.server.slots[part.name]
-    finally:
-        sim.server = before
+    session, server = sim.session, sim.server
+    for name, clients in session.surveys(session.draw_clients(sim.round)):
+        if name == part.name:
+            server = drive(session.survey(name, clients), sim.clients.answer).server
+    return server.slots[part.name]
 
 
 def _vhl(sim: Simulation, part: Any, client: int, count: int, key: Tensor) -> Generated | str:

@@ -11,8 +11,8 @@ from torch import Tensor
 from kedge.core import tree
 from kedge.core.hooks import call
 from kedge.core.part import Part, Stack
-from kedge.core.server import Totals
 from kedge.core.tree import Tree
+from kedge.core.update import Totals
 from kedge.sim.simulation import Simulation
 
 FEDAVG = "fedavg"
@@ -65,7 +65,7 @@ class Shared(NamedTuple):
 
     def upload(self, part: str, name: str) -> Tree:
         """The value that the client uploaded; a Stack without its axis of clients."""
-        value = self.totals["uploads"][part, name]
+        value = self.totals.uploads[part, name]
         return tree.take(value.value, 0) if isinstance(value, Stack) else value.value
 
 
@@ -75,14 +75,14 @@ def share_round(sim: Simulation, client: int) -> Shared:
     The simulation does not change. Surveys that are asked before the first round or after the last
     one are listed as well.
     """
-    _, done = sim.train([client])
-    totals, bound = done.totals, sim.bound
+    bound, session = sim.bound, sim.session
+    totals = sim.clients.answer(session.request("", [client]))
     surveys: dict[str, dict[str, Tree]] = {}
     shares = [*_down(sim), *_up(sim, totals)]
     for part in bound.parts_with("survey"):
-        answers = sim.engine.survey(sim.cohort([client]), part)
+        answers = sim.clients.answer(session.request(part.name, [client]))
         surveys[part.name] = {}
-        for path, upload in answers["uploads"].items():
+        for path, upload in answers.uploads.items():
             value = tree.take(upload.value, 0) if isinstance(upload, Stack) else upload.value
             name = " ".join(path[1:]) or "survey"
             surveys[part.name][name] = value
@@ -92,7 +92,7 @@ def share_round(sim: Simulation, client: int) -> Shared:
 
 
 def _down(sim: Simulation) -> Iterable[Share]:
-    down = sim.session.down()
+    down = sim.session.request("", []).broadcast
     yield from _weights(sim, "down", "", down.weights.params, down.weights.buffers)
     for part, sent in down.sent.items():
         entries = sent if isinstance(sent, dict) and len(sent) <= MAX_ENTRIES else {"state": sent}
@@ -101,12 +101,12 @@ def _down(sim: Simulation) -> Iterable[Share]:
 
 
 def _up(sim: Simulation, totals: Totals) -> Iterable[Share]:
-    delta = totals["weighted_delta"]
+    delta = totals.summed.delta
     kind = "Stack" if sim.bound.needs("clients") else "Mean"
     yield from _weights(sim, "up", kind, delta.params, delta.buffers)
     for part in sim.bound.parts_with("contribute"):
-        yield _share(part.name, "up", "contribution", "Sum", totals["contribution"])
-    for path, upload in totals["uploads"].items():
+        yield _share(part.name, "up", "contribution", "Sum", totals.summed.contribution)
+    for path, upload in totals.uploads.items():
         value = tree.take(upload.value, 0) if isinstance(upload, Stack) else upload.value
         name = " ".join(path[1:]) or "upload"
         yield _share(path[0], "up", name, type(upload).__name__, value)

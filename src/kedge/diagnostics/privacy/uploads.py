@@ -63,7 +63,7 @@ def statistics(sim: Simulation, shared: Shared) -> Statistics | None:
 
 def local_weights(sim: Simulation, shared: Shared) -> Weights:
     """The client's model after its round, as its update tells; private leaves are the server's."""
-    delta, total = shared.totals["weighted_delta"], shared.totals["weight"]
+    delta, total = shared.totals.summed.delta, shared.totals.summed.weight
     anchor = sim.weights
     params = tree.map(lambda d, w: w + d / total.to(d.dtype), delta.params, anchor.params)
     buffers = {

@@ -107,7 +107,7 @@ def _observers(sim: Simulation, shared: Shared) -> list[str]:
     """Who sees single clients, and who sees labels."""
     lines = []
     needing = [title(p.name) for p in sim.bound.parts if p.needs_clients]
-    cohort = sim.per_round
+    cohort = sim.session.cohort_size
     if needing:
         lines.append(
             f"On the server, {_join(needing)} needs what each single client sends, not only sums, "

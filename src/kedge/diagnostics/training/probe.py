@@ -16,13 +16,14 @@ from torch import Tensor
 
 from kedge.core import client, tree
 from kedge.core.bound import PRIVATE, Bound
-from kedge.core.client import Reply
 from kedge.core.tree import Params, Weights
+from kedge.core.update import Totals, Update, total_of
 from kedge.core.work import take_jobs
 from kedge.data.federation import Federation
 from kedge.engines.cohort import Cohort
 from kedge.engines.loop import run_steps
 from kedge.errors import FieldError
+from kedge.session.session import Request, drive
 from kedge.sim.simulation import Simulation
 
 MAX_CLIENTS = 20  # whose weights a probe keeps
@@ -117,27 +118,29 @@ def probe(
         weight_divergence(found.ends, found.mean)
     """
     begin, session = time.perf_counter(), sim.session
-    cohort_ids = sorted(set(clients)) if clients is not None else sim.draw_cohort(sim.round)
+    cohort_ids = sorted(set(session.draw_clients(sim.round) if clients is None else clients))
     if not cohort_ids or not 0 <= cohort_ids[0] <= cohort_ids[-1] < sim.federation.num_clients:
         raise FieldError(f"clients {cohort_ids} are not in 0..{sim.federation.num_clients - 1}")
     if max_clients < 1:
         raise FieldError(f"max_clients = {max_clients} is below 1")
     fitting = max(2, MAX_BYTES // max(1, tree.nbytes(sim.weights)))
     kept = spread(cohort_ids, min(max_clients, fitting))
-    before = sim.server
-    try:
-        sim.surveys(cohort_ids)
-        cohort = sim.cohort(cohort_ids)
-        trained: dict[int, tuple[Weights, Weights]] = {}
-        totals = session.reduce(_replies(cohort, set(kept), trained))
-        session.check_finite(totals, cohort_ids)
-        after = sim.aggregate(totals)
-    finally:
-        sim.server = before
+    trained: dict[int, tuple[Weights, Weights]] = {}
+    cohort = sim.cohort(cohort_ids)
+
+    def answer(request: Request) -> Totals:
+        nonlocal cohort
+        if request.part:
+            return sim.clients.answer(request)
+        cohort = sim.clients.cohort(request)
+        anchor = cohort.jobs.anchor
+        return total_of(cohort.bound, _updates(cohort, set(kept), trained), request.round, anchor)
+
+    done = drive(session.rounds(cohort_ids, steps=sim.steps), answer)
+    summed, anchor = done.totals.summed, cohort.jobs.anchor
     places = [cohort_ids.index(k) for k in kept]
     weights = cohort.jobs.info.weight[places]
-    total, anchor = totals["weight"], cohort.jobs.anchor
-    mean = tree.map(lambda d, w: w + d / total, totals["weighted_delta"].params, anchor.params)
+    mean = tree.map(lambda d, w: w + d / summed.weight, summed.delta.params, anchor.params)
     return Probe(
         method=str(sim.bound.method),
         round=sim.round,
@@ -149,7 +152,7 @@ def probe(
         starts=[trained[k][0] for k in kept],
         ends=[trained[k][1] for k in kept],
         mean=mean,
-        aggregate=after.weights,
+        aggregate=done.server.weights,
         bound=cohort.bound,
         federation=sim.federation,
         lr=sim.bound.lr(sim.round),
@@ -170,9 +173,9 @@ def spread(items: Sequence[int], count: int) -> list[int]:
     return [items[i * (len(items) - 1) // (count - 1)] for i in range(count)]
 
 
-def _replies(
+def _updates(
     cohort: Cohort, kept: set[int], trained: dict[int, tuple[Weights, Weights]]
-) -> Iterator[Reply]:
+) -> Iterator[tuple[int, Update]]:
     """Train one client after the other; note the weights of those that are kept."""
     for i, number in enumerate(cohort.clients):
         job = take_jobs(cohort.jobs, i)
@@ -182,4 +185,4 @@ def _replies(
             if PRIVATE in job.client:
                 start = client.client_context(cohort.bound, job, {}).anchor
             trained[number] = start, carry.weights
-        yield client.end(cohort.bound, job, carry)
+        yield number, client.end(cohort.bound, job, carry).update

@@ -19,11 +19,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kedge.engines.choice.cost import Cost, client_cost, evaluation_seconds, overhead_seconds
-from kedge.engines.choice.load import Load
-from kedge.engines.choice.placement import seeds_at_once
-from kedge.engines.choice.subject import Subject
-from kedge.engines.choice.trial import (
+from kedge.engines.device import use_threads
+from kedge.engines.engine import Engine
+from kedge.engines.engine import engines as kinds
+from kedge.engines.execution import Execution
+from kedge.sim.simulation import Simulation
+from kedge.tuning.cost import Cost, client_cost, evaluation_seconds, overhead_seconds
+from kedge.tuning.load import Load
+from kedge.tuning.placement import seeds_at_once
+from kedge.tuning.trial import (
     Piece,
     failure_reason,
     isolated,
@@ -32,10 +36,6 @@ from kedge.engines.choice.trial import (
     timed,
     training,
 )
-from kedge.engines.device import use_threads
-from kedge.engines.engine import Engine
-from kedge.engines.engine import engines as kinds
-from kedge.engines.execution import Execution
 
 REPEATS = 3  # timed repeats after a warm-up
 MAX_TRIAL_SHARE = 0.1  # share of a run's time for trials, within the following bounds
@@ -110,7 +110,7 @@ def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> E
 
 
 def measure(
-    sim: Subject, candidates: Sequence[Execution], rounds: int, seeds: int
+    sim: Simulation, candidates: Sequence[Execution], rounds: int, seeds: int
 ) -> Timings | None:
     """Time the candidates of a run in short trials.
 
@@ -131,11 +131,11 @@ def measure(
     with isolated(sim.federation.device):
         try:
             trial = start_trial(sim, Execution("loop"), rounds)
-            clients = trial.draw_cohort(trial.round)
+            clients = trial.session.draw_clients(trial.round)
             cost, totals = client_cost(trial, clients[0])
         except Exception:  # noqa: BLE001  (another engine may still work)
             return None
-        whole = Piece(clients, sim.work)
+        whole = Piece(clients, sim.session.workload.work)
         run_seconds = seeds * rounds * cost.of(whole, sim)
         if run_seconds < MIN_RUN_S:
             return None
@@ -199,11 +199,11 @@ def _max_speedup(device: torch.device, seconds: float) -> float:
 
 
 def _choose_pieces(
-    sim: Subject, clients: list[int], cost: Cost, budget: float
+    sim: Simulation, clients: list[int], cost: Cost, budget: float
 ) -> tuple[list[Piece], int]:
     """A whole round, or pieces of one, that fit into ``budget`` seconds, and the number of timed
     repeats after a warm-up; 0 repeats: there is time for one trial without a warm-up."""
-    work, count = sim.work, len(clients)
+    work, count = sim.session.workload.work, len(clients)
     allowed = budget / (1 + REPEATS)
     if cost.of(Piece(clients, work), sim) <= allowed:
         return [Piece(clients, work)], REPEATS
@@ -223,20 +223,20 @@ def _choose_pieces(
 
 
 def _extrapolate(
-    seconds: list[float], pieces: list[Piece], sim: Subject, clients: list[int], cost: Cost
+    seconds: list[float], pieces: list[Piece], sim: Simulation, clients: list[int], cost: Cost
 ) -> float:
     """Seconds of training a whole cohort, from those of pieces."""
-    last, whole = pieces[-1], Piece(clients, sim.work)
+    last, whole = pieces[-1], Piece(clients, sim.session.workload.work)
     if len(pieces) == 1:
         return seconds[0] * cost.of(whole, sim) / cost.of(last, sim)
-    steps, longer = last.steps(sim), Piece(last.clients, sim.work)
+    steps, longer = last.steps(sim), Piece(last.clients, sim.session.workload.work)
     slope = max(0.0, seconds[1] - seconds[0]) / (steps - pieces[0].steps(sim))
     extrapolated = seconds[1] + slope * (longer.steps(sim) - steps)
     return extrapolated * cost.of(whole, sim) / cost.of(longer, sim)
 
 
 def _time_pieces(
-    sim: Subject,
+    sim: Simulation,
     candidates: Sequence[Execution],
     rounds: int,
     seeds: int,
@@ -262,8 +262,10 @@ def _time_pieces(
         return separate
     trainings: dict[Execution, list[Callable[[], object]]] = {}
     engines: dict[Execution, Engine] = {}
-    is_whole = len(pieces[0].clients) == sim.per_round
-    copies = {x: seeds_at_once(x, sim.per_round, seeds) if is_whole else 1 for x in candidates}
+    is_whole = len(pieces[0].clients) == sim.session.cohort_size
+    copies = {
+        x: seeds_at_once(x, sim.session.cohort_size, seeds) if is_whole else 1 for x in candidates
+    }
     for candidate in candidates:
         try:
             use_threads(candidate.threads)
@@ -313,7 +315,7 @@ def _best_threads(x: Execution, eager: Sequence[Execution], train: dict[str, flo
 
 
 def _slower_threads(
-    sim: Subject, candidates: Sequence[Execution], rounds: int, clients: list[int], load: Load
+    sim: Simulation, candidates: Sequence[Execution], rounds: int, clients: list[int], load: Load
 ) -> dict[Execution, float]:
     """Candidates with several threads that are slower by far, with their seconds relative to one
     thread. A single step shows it, and on a busy machine a whole trial would take minutes."""

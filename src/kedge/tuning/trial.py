@@ -13,14 +13,14 @@ import torch
 
 from kedge.core import tree
 from kedge.core.work import LocalWork
-from kedge.engines.choice import memory
-from kedge.engines.choice.memory import Need
-from kedge.engines.choice.subject import Subject
 from kedge.engines.cohort import Cohort, Outcome
 from kedge.engines.device import restored_threads, use_threads
 from kedge.engines.engine import engines
 from kedge.engines.execution import Execution
 from kedge.errors import KedgeError
+from kedge.sim.simulation import Simulation
+from kedge.tuning import memory
+from kedge.tuning.memory import Need
 
 T = TypeVar("T")
 
@@ -31,17 +31,17 @@ class Piece(NamedTuple):
     clients: list[int]
     work: LocalWork
 
-    def steps(self, sim: Subject) -> int:
+    def steps(self, sim: Simulation) -> int:
         """Client-steps in all."""
         return sum(self.work.steps_for(sim.federation.sizes[k]) for k in self.clients)
 
 
-def one_step(sim: Subject, clients: list[int]) -> Piece:
+def one_step(sim: Simulation, clients: list[int]) -> Piece:
     """The piece in which each client takes one step."""
-    return Piece(clients, dataclasses.replace(sim.work, steps=1))
+    return Piece(clients, dataclasses.replace(sim.session.workload.work, steps=1))
 
 
-def start_trial(sim: Subject, execution: Execution, rounds: int) -> Subject:
+def start_trial(sim: Simulation, execution: Execution, rounds: int) -> Simulation:
     """A copy of a simulation at the middle of its rounds, since a part may start late.
 
     Client state lives on the host, where it takes no memory before its first use.
@@ -49,13 +49,13 @@ def start_trial(sim: Subject, execution: Execution, rounds: int) -> Subject:
     return sim.trial(dataclasses.replace(execution, state="host"), rounds // 2)
 
 
-def form_cohort(sim: Subject, piece: Piece) -> Cohort:
-    """The cohort of a piece. Sets the simulation's local work."""
-    sim.work = piece.work
-    return sim.cohort(piece.clients)
+def form_cohort(sim: Simulation, piece: Piece) -> Cohort:
+    """The cohort of a piece."""
+    clients = sim.clients.with_work(piece.work)
+    return clients.cohort(sim.session.request("", piece.clients))
 
 
-def training(sim: Subject, piece: Piece) -> Callable[[], list[Outcome]]:
+def training(sim: Simulation, piece: Piece) -> Callable[[], list[Outcome]]:
     """A function that trains a piece. Its cohort is formed here, outside the timed call."""
     cohort = form_cohort(sim, piece)
     return lambda: sim.engine.train(cohort)
@@ -73,7 +73,7 @@ def failure_reason(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def measure_need(sim: Subject, engine: str, rounds: int) -> Need | str:
+def measure_need(sim: Simulation, engine: str, rounds: int) -> Need | str:
     """The memory that training needs, or the reason why the engine fails on this run.
 
     The trial takes two steps, since the first one reads the anchor in place. An engine that batches
@@ -83,7 +83,7 @@ def measure_need(sim: Subject, engine: str, rounds: int) -> Need | str:
     fed, bound, batched = sim.federation, sim.bound, engines[engine].batches_clients
     largest = max(range(fed.num_clients), key=fed.sizes.__getitem__)
     lanes = 2 if batched else 1
-    piece = Piece([largest] * lanes, dataclasses.replace(sim.work, steps=2))
+    piece = Piece([largest] * lanes, dataclasses.replace(sim.session.workload.work, steps=2))
     with isolated(fed.device):
         try:
             work = training(start_trial(sim, Execution(engine), rounds), piece)

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kedge.core import tree
-from kedge.engines.choice import memory
-from kedge.engines.choice.memory import Need
-from kedge.engines.choice.subject import Settings, Subject
 from kedge.engines.engine import engines
 from kedge.engines.execution import Execution
 from kedge.errors import KedgeError
+from kedge.sim.simulation import Simulation
+from kedge.tuning import memory
+from kedge.tuning.memory import Need
 
 MAX_MEMORY_SHARE = 0.8  # of the free memory, for a whole run
 MAX_STATE_ON_DEVICE, MAX_STATE_ON_HOST = 0.25, 0.5  # shares of the free memory, for client state
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run that affect its execution.
+
+    ``engine="auto"``, ``compile="auto"``, ``state="auto"``, ``workers=0``, ``chunk=0`` and
+    ``threads=0`` leave the choice to the plan.
+    """
+
+    rounds: int
+    seeds: int = 1
+    eval_every: int = 1
+    engine: str = "auto"
+    workers: int = 0
+    threads: int = 0  # on a CPU
+    chunk: int = 0
+    compile: str = "auto"  # on, off or auto
+    state: str = "auto"  # device, host, file or auto
+    augment: str = "none"
 
 
 class Placement(NamedTuple):
@@ -35,7 +56,9 @@ def seeds_at_once(execution: Execution, cohort: int, seeds: int) -> int:
     return min(seeds, max(1, execution.chunk // cohort)) if execution.chunk else seeds
 
 
-def place(execution: Execution, need: Need | None, settings: Settings, sim: Subject) -> Placement:
+def place(
+    execution: Execution, need: Need | None, settings: Settings, sim: Simulation
+) -> Placement:
     """Adapt an execution to the free memory.
 
     ``need`` is the memory of training, None if unknown. Settings of the user are not changed.
@@ -47,7 +70,10 @@ def place(execution: Execution, need: Need | None, settings: Settings, sim: Subj
     data, server = sim.federation.nbytes, tree.nbytes(sim.server)
     # data and server are already in memory
     free = memory.available(sim.federation.device) + data + server
-    cohort, seeds = sim.per_round, seeds_at_once(execution, sim.per_round, settings.seeds)
+    cohort, seeds = (
+        sim.session.cohort_size,
+        seeds_at_once(execution, sim.session.cohort_size, settings.seeds),
+    )
     state = client_state * sim.federation.num_clients * seeds
     location = _state_location(state, free) if settings.state == "auto" else settings.state
     execution, notes = dataclasses.replace(execution, state=location), []
@@ -64,7 +90,7 @@ def place(execution: Execution, need: Need | None, settings: Settings, sim: Subj
 
     if resident(1) + need.first > free:
         movable = bool(client_state) and location == "device"
-        raise _too_large(need, resident(1), free, movable, sim.work.batch)
+        raise _too_large(need, resident(1), free, movable, sim.session.workload.work.batch)
     if not engines[execution.engine].batches_clients:
         beside = resident(1) + need.lane * (cohort - 1)
         at_once = max(1, execution.workers)

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from kedge._version import __version__
-from kedge.engines.choice import load
-from kedge.engines.choice.memory import Need
-from kedge.engines.choice.subject import Settings, Subject
-from kedge.engines.choice.timings import Timings
 from kedge.engines.device import device_name, effective
 from kedge.engines.execution import Execution
+from kedge.sim.simulation import Simulation
+from kedge.tuning import load
+from kedge.tuning.memory import Need
+from kedge.tuning.placement import Settings
+from kedge.tuning.timings import Timings
 
 MAX_AGE_S = 30 * 86400.0  # older timings are measured again
 MAX_BUSY_AGE_S = 86400.0  # the same for those of a busy machine
@@ -80,7 +81,7 @@ class Measurements:
         return not self.timings.busy or load.is_busy()
 
 
-def key_of(candidates: Sequence[Execution], settings: Settings, sim: Subject) -> dict[str, Any]:
+def key_of(candidates: Sequence[Execution], settings: Settings, sim: Simulation) -> dict[str, Any]:
     """Everything that the measurements depend on."""
     fed, bound = sim.federation, sim.bound
     weights = {**bound.initial.params, **bound.initial.buffers}
@@ -99,9 +100,9 @@ def key_of(candidates: Sequence[Execution], settings: Settings, sim: Subject) ->
         "input": [list(fed.input_shape), str(fed.x.dtype), settings.augment],
         "batchnorm": bound.model.batchnorm,
         "precision": effective(bound.model.precision, fed.device),
-        "work": repr(sim.work),
-        "steps": sorted(sim.work.steps_for(size) for size in fed.sizes),
-        "cohort": sim.per_round,
+        "work": repr(sim.session.workload.work),
+        "steps": sorted(sim.session.workload.work.steps_for(size) for size in fed.sizes),
+        "cohort": sim.session.cohort_size,
         "seeds": settings.seeds,
     }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
-from kedge.core import client, server, tree
-from kedge.core.server import Totals
+from kedge.core import client, tree
+from kedge.core.update import Totals, total
 from kedge.core.work import take_jobs
-from kedge.engines.choice.subject import Subject
-from kedge.engines.choice.trial import Piece, form_cohort, one_step, timed
+from kedge.session.session import Request, drive
+from kedge.sim.simulation import Simulation
+from kedge.tuning.trial import Piece, form_cohort, one_step, timed
 
 MAX_WARM_UP_S = 2.0  # a client that takes longer is timed without a warm-up
 EVALUATION_ROWS = 128  # rows of the test set that are timed
@@ -21,12 +22,12 @@ class Cost(NamedTuple):
     fixed: float
     step: float
 
-    def of(self, piece: Piece, sim: Subject) -> float:
+    def of(self, piece: Piece, sim: Simulation) -> float:
         """Seconds of a piece, client by client."""
         return len(piece.clients) * self.fixed + piece.steps(sim) * self.step
 
 
-def client_cost(sim: Subject, chosen: int) -> tuple[Cost, Totals]:
+def client_cost(sim: Simulation, chosen: int) -> tuple[Cost, Totals]:
     """The cost of one client, and the totals of its reply."""
     device = sim.federation.device
     cohort = form_cohort(sim, one_step(sim, [chosen]))
@@ -36,24 +37,32 @@ def client_cost(sim: Subject, chosen: int) -> tuple[Cost, Totals]:
         if cost.fixed + cost.step < MAX_WARM_UP_S:  # the first pass is a warm-up
             first, begin = timed(device, client.begin, bound, job)
             last, step = timed(device, client.step, bound, job, first, rows)
-            reply, end = timed(device, client.end, bound, job, last)
+            done, end = timed(device, client.end, bound, job, last)
             cost = Cost(begin + end, step)
-    return cost, server.totals(bound, tree.stack([reply]), job.anchor)
+    totals = total(bound, tree.stack([done.update]), job.anchor)
+    return cost, totals.of([chosen], sim.round)
 
 
-def overhead_seconds(sim: Subject, clients: list[int], totals: Totals) -> float:
+def overhead_seconds(sim: Simulation, clients: list[int], totals: Totals) -> float:
     """Seconds of a round beside training: forming the cohort, surveys, aggregation."""
-    device, bound, some = sim.federation.device, sim.bound, clients[:2]
-    total = timed(device, sim.cohort, clients)[1]
+    device, some = sim.federation.device, clients[:2]
+    seconds = timed(device, sim.cohort, clients)[1]
+
+    def answer(request: Request) -> Totals:
+        nonlocal seconds
+        if not request.part:
+            return totals
+        found, spent = timed(device, sim.clients.answer, request._replace(clients=some))
+        seconds += spent * (len(clients) / len(some) - 1)
+        return found
+
     with suppress(Exception):  # a part may need more than one client
-        total += timed(device, sim.aggregate, totals)[1]
-        for part in bound.parts_with("survey"):
-            if part.surveys() == "every":
-                total += timed(device, sim.survey, part, some)[1] * len(clients) / len(some)
-    return total
+        rounds = sim.session.rounds(clients, steps=sim.steps, check="none")
+        seconds += timed(device, drive, rounds, answer)[1]
+    return seconds
 
 
-def evaluation_seconds(sim: Subject) -> float:
+def evaluation_seconds(sim: Simulation) -> float:
     """Seconds of evaluating the global model on the test set and on held-out rows of clients."""
     fed = sim.federation
     if not fed.num_test:

@@ -15,24 +15,24 @@ from dataclasses import dataclass
 
 import torch
 
-from kedge.engines.choice import cache, timings
-from kedge.engines.choice.known import Measurements, key_of
-from kedge.engines.choice.memory import Need
-from kedge.engines.choice.placement import Placement, format_bytes, place
-from kedge.engines.choice.subject import Settings, Subject
-from kedge.engines.choice.threads import (
-    largest_operator,
-    thread_counts,
-    unmeasured,
-    with_threads,
-)
-from kedge.engines.choice.timings import Timings, label
-from kedge.engines.choice.trial import measure_need
 from kedge.engines.device import device_name
 from kedge.engines.engine import Request, engines
 from kedge.engines.execution import Execution
 from kedge.engines.workers import can_start_workers
 from kedge.errors import KedgeError
+from kedge.sim.simulation import Simulation
+from kedge.tuning import cache, timings
+from kedge.tuning.known import Measurements, key_of
+from kedge.tuning.memory import Need
+from kedge.tuning.placement import Placement, Settings, format_bytes, place
+from kedge.tuning.threads import (
+    largest_operator,
+    thread_counts,
+    unmeasured,
+    with_threads,
+)
+from kedge.tuning.timings import Timings, label
+from kedge.tuning.trial import measure_need
 
 TRIAL_TIMEOUT_S = 600.0  # for two steps of one client in a separate process
 
@@ -65,7 +65,7 @@ class Plan:
         return [line for line in (self.reason, *self.notes, ", ".join(estimates)) if line]
 
 
-def choose(settings: Settings, sim: Subject) -> Plan:
+def choose(settings: Settings, sim: Simulation) -> Plan:
     """Choose the fastest execution of a run that works and fits into memory.
 
     Args:
@@ -82,7 +82,7 @@ def choose(settings: Settings, sim: Subject) -> Plan:
     return plan
 
 
-def candidates(settings: Settings, sim: Subject) -> list[Execution]:
+def candidates(settings: Settings, sim: Simulation) -> list[Execution]:
     """The executions to compare, the simplest first."""
     request = _request(settings, sim)
     if settings.engine != "auto" or settings.workers:
@@ -100,11 +100,11 @@ def candidates(settings: Settings, sim: Subject) -> list[Execution]:
     return eager + (compiled if settings.compile == "auto" and request.can_compile else [])
 
 
-def _request(settings: Settings, sim: Subject) -> Request:
+def _request(settings: Settings, sim: Simulation) -> Request:
     device = sim.federation.device
     return Request(
         device=device,
-        cohort=sim.per_round,
+        cohort=sim.session.cohort_size,
         convolves=any(w.ndim > 2 for w in sim.weights.params.values()),
         chunk=settings.chunk,
         cores=os.cpu_count() or 1,
@@ -119,7 +119,7 @@ def _can_fork_after_trials() -> bool:
     return can_start_workers() and not torch.accelerator.is_available()
 
 
-def _make_plan(settings: Settings, sim: Subject) -> Plan:
+def _make_plan(settings: Settings, sim: Simulation) -> Plan:
     every = candidates(settings, sim)
     key = key_of(every, settings, sim)
     known = Measurements.from_record(cache.load(key))
@@ -182,7 +182,9 @@ def _failure_notes(
     return notes
 
 
-def _measure_need_before_fork(sim: Subject, execution: Execution, rounds: int) -> Need | str | None:
+def _measure_need_before_fork(
+    sim: Simulation, execution: Execution, rounds: int
+) -> Need | str | None:
     """Call :func:`measure_need`, for an execution with workers in a separate process: gradients
     taken in this one may prevent workers from starting (:func:`_can_fork_after_trials`). None if
     that process dies or does not answer in time."""
@@ -215,7 +217,7 @@ def _measure_need_before_fork(sim: Subject, execution: Execution, rounds: int) -
 
 
 def _place_all(
-    executions: Sequence[Execution], known: Measurements, settings: Settings, sim: Subject
+    executions: Sequence[Execution], known: Measurements, settings: Settings, sim: Simulation
 ) -> list[Placement]:
     """Placements of the executions that fit into memory, without duplicates."""
     placements: list[Placement] = []
@@ -233,7 +235,7 @@ def _place_all(
 
 
 def _select(
-    placements: Sequence[Placement], known: Measurements, settings: Settings, sim: Subject
+    placements: Sequence[Placement], known: Measurements, settings: Settings, sim: Simulation
 ) -> tuple[Placement, str]:
     """The fastest placement, and the reason for it."""
     if len(placements) == 1 or known.needs.get("loop", ()) is None:
@@ -272,7 +274,7 @@ def _lacks_trials(
     return seconds >= timings.MIN_COMPILED_RUN_S and has_new
 
 
-def _explain(execution: Execution, known: Timings, sim: Subject, is_cached: bool) -> str:
+def _explain(execution: Execution, known: Timings, sim: Simulation, is_cached: bool) -> str:
     """The timings that led to an execution, and how they were measured."""
     steps = {name: _format_ms(s) for name, s in known.steps.items() if math.isfinite(s)}
     own, workers = steps.pop(label(execution), "?"), execution.workers
@@ -283,7 +285,8 @@ def _explain(execution: Execution, known: Timings, sim: Subject, is_cached: bool
     if sim.federation.device.type != "cpu":
         hardware = device_name(sim.federation.device)
     beside = " beside other work" if known.busy else ""
-    conditions = f"measured{beside}, {sim.per_round} clients, batch {sim.work.batch}, {hardware}"
+    batch = sim.session.workload.work.batch
+    conditions = f"measured{beside}, {sim.session.cohort_size} clients, batch {batch}, {hardware}"
     cached = " (cached)" if is_cached else ""
     return f"engine {engine}: {own} ms a client-step{others}; {conditions}{cached}"
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from kedge.core import client
 from kedge.core.work import take_jobs
-from kedge.engines.choice.placement import seeds_at_once
-from kedge.engines.choice.subject import Settings, Subject
-from kedge.engines.choice.trial import form_cohort, isolated, one_step, start_trial
 from kedge.engines.engine import engines
 from kedge.engines.execution import Execution
 from kedge.engines.torch_private import watching_operators
+from kedge.sim.simulation import Simulation
+from kedge.tuning.placement import Settings, seeds_at_once
+from kedge.tuning.trial import form_cohort, isolated, one_step, start_trial
 
 SMALL_OPERATOR = 1e6  # floating-point operations, some 30 us: threads cannot pay
 LARGE_OPERATOR = 1e8  # several threads pay, even if they were not measured
@@ -43,7 +43,7 @@ def with_threads(
     counts: Sequence[int],
     operator: float,
     settings: Settings,
-    sim: Subject,
+    sim: Simulation,
 ) -> list[Execution]:
     """The executions with their threads, the simplest first: those with one thread.
 
@@ -69,22 +69,26 @@ def unmeasured(counts: Sequence[int], operator: float) -> int:
     return counts[-1] if LARGE_OPERATOR <= operator < math.inf else counts[0]
 
 
-def _clients_at_once(execution: Execution, settings: Settings, sim: Subject) -> int:
+def _clients_at_once(execution: Execution, settings: Settings, sim: Simulation) -> int:
     """Clients that share an operator."""
     if not engines[execution.engine].batches_clients:
         return 1
-    every = sim.per_round * seeds_at_once(execution, sim.per_round, settings.seeds)
+    every = sim.session.cohort_size * seeds_at_once(
+        execution, sim.session.cohort_size, settings.seeds
+    )
     return min(execution.chunk or every, every)
 
 
-def largest_operator(sim: Subject, rounds: int) -> float:
+def largest_operator(sim: Simulation, rounds: int) -> float:
     """Floating-point operations of the largest operator of a client's step, or of what comes before
     its first step. Infinite if this is not known."""
     largest = _Largest()
     with isolated(sim.federation.device):
         try:
             trial = start_trial(sim, Execution("loop"), rounds)
-            cohort = form_cohort(trial, one_step(trial, [trial.draw_cohort(trial.round)[0]]))
+            cohort = form_cohort(
+                trial, one_step(trial, [trial.session.draw_clients(trial.round)[0]])
+            )
             bound, job, rows = cohort.bound, take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
             with watching_operators(largest.watch) as watched:
                 client.step(bound, job, client.begin(bound, job), rows)
