@@ -14,7 +14,7 @@ from kedge.check.laws import LAWS, LawViolation, skipped
 from kedge.check.oracles import Claim, claims_on_engines, oracle, oracles_of
 from kedge.core.part import Part
 from kedge.errors import CheckFailed, KedgeError
-from kedge.session.check_client import disabled
+from kedge.session.purity import disabled
 
 __all__ = ["Claim", "Finding", "Report", "check_part", "oracle"]
 

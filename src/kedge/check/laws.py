@@ -43,7 +43,7 @@ from kedge.core.update import Totals, add, uploads_of
 from kedge.core.view import View
 from kedge.core.work import take_jobs
 from kedge.engines.cohort import take_rows
-from kedge.session.check_client import check_client
+from kedge.session.purity import check_client
 from kedge.sim.simulation import Simulation
 
 TOLERANCE = 1e-11  # largest difference in float64 due to the order of summation

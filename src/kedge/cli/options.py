@@ -18,7 +18,8 @@ PANELS = {
         "angles", "model", "metric", "class_weights",
     ),
     "Rounds": (
-        "rounds", "per_round", "steps", "epochs", "batch", "replacement", "weighting", "patience",
+        "rounds", "per_round", "sampler", "steps", "epochs", "batch", "replacement", "weighting",
+        "patience",
     ),
     "Optimiser": ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "clip", "schedule"),
     "How": (

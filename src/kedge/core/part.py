@@ -19,7 +19,7 @@ The rules are checked. A class with a method whose name is close to a hook's (``
 hook of other arguments, is rejected when it is defined. Return values are checked at every call
 (:mod:`kedge.core.hooks`). Before the first round, third-party parts run eagerly on one client. An
 argument changed in place, state on ``self``, a draw from a global random generator, or a result
-that differs in a second call is an error (:mod:`kedge.session.check_client`).
+that differs in a second call is an error (:mod:`kedge.session.purity`).
 """
 
 from __future__ import annotations

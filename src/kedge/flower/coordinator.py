@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kedge.core.bound import Bound
 from kedge.core.model import Model
-from kedge.core.task import Batch, tasks
+from kedge.core.task import tasks
 from kedge.core.update import Totals
 from kedge.engines import Execution
 from kedge.engines.loop import Loop
-from kedge.errors import FieldError, Interrupted, KedgeError, NotFinite, Paused
+from kedge.errors import FieldError, Interrupted, NotFinite, Paused
 from kedge.flower.asking import Asking, Collected, Test
 from kedge.flower.courier import Courier
 from kedge.flower.gathering import Gathering, unread
@@ -49,25 +49,11 @@ from kedge.runs.headline import with_personal
 from kedge.runs.result import Result
 from kedge.runs.runner import advise, given_back, resume_hint
 from kedge.runs.stopping import clear_stop, is_stop_requested
+from kedge.session.sampler import make_sampler
 from kedge.session.session import Done, Request, Rounds, Session, drive
-from kedge.session.terms import Terms
+from kedge.session.terms import NoData, Terms
 
 TRAINING = "training"  # in place of a part
-
-
-class NoData:
-    """The data of a server: none. It knows only whether inputs are token ids."""
-
-    is_random = False
-
-    def __init__(self, tokens: bool) -> None:
-        self.tokens = tokens
-
-    def batch(self, index: Tensor, key: Tensor) -> Batch:
-        raise KedgeError("the server of a federation has no data")
-
-    def clean(self, index: Tensor) -> Batch:
-        raise KedgeError("the server of a federation has no data")
 
 
 class Coordinator:
@@ -193,7 +179,9 @@ class Coordinator:
             roster.terms = dataclasses.replace(roster.terms, rounds=self.config.rounds)
         self.roster, terms = roster, roster.terms
         self.bound = server_bound(terms, make_module(terms, self.model))
-        self.session: Session = terms.session(self.bound)
+        sizes = [seat.train for seat in roster.seats]
+        sampler = make_sampler(self.config.sampler, self.config.per_round, sizes)
+        self.session: Session = terms.session(self.bound, sampler)
         self.recording = Recording(
             self.folder, self.config, roster, terms.task, self.log, self.watch
         )

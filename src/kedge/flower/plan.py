@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 
 from kedge.core.task import tasks
@@ -64,9 +61,7 @@ def terms_of(config: Config, agreement: Agreement, own: bool = False) -> Terms:
     if own:
         model = "own"
     elif model == "auto":
-        kind = kind_of(data.shape, np.dtype(data.dtype))
-        like: Any = SimpleNamespace(kind=kind, shape=data.shape, is_image=len(data.shape) == 3)
-        model = auto_model(like)
+        model = auto_model(kind_of(data.shape, np.dtype(data.dtype)), data.shape)
     terms = Terms(
         data,
         count,

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from kedge.core.bound import Bound
 from kedge.core.task import Task
 from kedge.core.tree import Tree
 from kedge.flower.roster import Roster
-from kedge.runs.bundle import PROBE_KEY, probe, save_bundle
+from kedge.runs.bundle import PROBE_KEY, Inputs, probe, save_bundle
 from kedge.runs.clients import Clients, save_known_clients
 from kedge.runs.config import Config
 from kedge.runs.folder import SCORES, Folder
@@ -142,12 +141,8 @@ class Recording:
         moments = None
         if data.dtype != "int64":
             moments = torch.tensor(data.mean), torch.tensor(data.std)
-        facts = SimpleNamespace(
-            encoding=encoding, moments=moments, task=self.task, classes=data.classes,
-            input_shape=data.shape, fingerprint="",
-        )  # fmt: skip
-        known: Any = SimpleNamespace(federation=facts, bound=bound)
-        save_bundle(self.folder, self.config, known)
+        inputs = Inputs(data.shape, encoding, moments, data.classes)
+        save_bundle(self.folder, self.config, inputs, self.task, bound.model)
 
     def save_model(self, module: nn.Module) -> None:
         """Write the weights of the global model, with its outputs on a probe."""

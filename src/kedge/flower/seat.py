@@ -16,8 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +28,7 @@ from kedge.core.part import Part
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
 from kedge.data.federation import Federation
+from kedge.engines.loop import Loop
 from kedge.errors import KedgeError, ModelError, TermsError, WireError
 from kedge.files import append_file, check_owned, make_folder, write_file
 from kedge.flower.messages import PIECE, RUN_ID, Refused
@@ -39,8 +39,8 @@ from kedge.flower.states import States
 from kedge.models import HF, OWN, build, models, name_of
 from kedge.session import wire
 from kedge.session.session import NEVER, read_state
-from kedge.session.terms import Terms
-from kedge.silo import Silo, bind
+from kedge.session.terms import NoData, Terms
+from kedge.silo import Silo
 
 Own = nn.Module | Callable[[], nn.Module] | None
 #: What the terms may need: so many times what the member has or got, and so many bytes more.
@@ -178,10 +178,9 @@ def _model(terms: Terms, module: nn.Module) -> Model:
 
 def _bound(terms: Terms, model: Model, data: Federation) -> Bound:
     """The method of the terms on the device ``meta``."""
-    like: Any = SimpleNamespace(
-        device=torch.device("meta"), dtype=data.dtype, tokens=data.tokens, is_random=data.is_random
-    )
-    return bind(terms, model, like)
+    device = torch.device("meta")
+    prepared = Loop().prepare(model, device, data.dtype)
+    return terms.bind(prepared, NoData(data.tokens), device)
 
 
 def _check_bytes(what: str, needed: int, own: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from kedge._version import __version__
+from kedge.core.model import Model
 from kedge.core.task import Task, make_task
 from kedge.core.task_custom import own_metrics, with_metric
 from kedge.core.tree import Weights
 from kedge.data.encoding import Encoding, encodings
+from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.loading import files
 from kedge.runs.architecture import describe
@@ -42,6 +44,22 @@ FORMAT = 1
 FILES = {"last": (MODEL, PERSONAL), "best": (BEST_MODEL, BEST_PERSONAL)}
 PROBE_TOLERANCE = 1e-2  # relative; between devices and precisions outputs differ by less
 PROBE_KEY, CLIENTS_KEY = "kedge.probe", "kedge.clients"
+
+
+class Inputs(NamedTuple):
+    """What a bundle keeps about the inputs of a run."""
+
+    shape: tuple[int, ...]
+    encoding: Encoding | None
+    moments: tuple[Tensor, Tensor] | None
+    classes: tuple[str, ...] | None
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, federation: Federation) -> Inputs:
+        found = federation
+        facts = found.input_shape, found.encoding, found.moments, found.classes, found.fingerprint
+        return cls(*facts)
 
 
 @dataclass(frozen=True)
@@ -77,18 +95,17 @@ class Bundle:
     provenance: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: Config, sim: Simulation) -> Bundle | None:
-        """The bundle of a simulation; None if nothing says how its inputs are encoded."""
-        federation, model = sim.federation, sim.bound.model
-        if federation.encoding is None:
+    def of(cls, config: Config, inputs: Inputs, task: Task, model: Model) -> Bundle | None:
+        """The bundle of a run; None if nothing says how its inputs are encoded."""
+        if inputs.encoding is None:
             return None
-        mean, std = federation.moments or (None, None)
+        mean, std = inputs.moments or (None, None)
         return cls(
-            task=federation.task.name,
-            outputs=federation.task.outputs,
-            classes=federation.classes,
-            shape=federation.input_shape,
-            encoding=federation.encoding,
+            task=task.name,
+            outputs=task.outputs,
+            classes=inputs.classes,
+            shape=inputs.shape,
+            encoding=inputs.encoding,
             mean=None if mean is None else tuple(mean.tolist()),
             std=None if std is None else tuple(std.tolist()),
             model=describe(model.template),
@@ -99,7 +116,7 @@ class Bundle:
             provenance={
                 "config": asdict(config),
                 "data": config.data,
-                "fingerprint": federation.fingerprint,
+                "fingerprint": inputs.fingerprint,
                 "versions": {
                     "kedge": __version__,
                     "python": platform.python_version(),
@@ -172,12 +189,12 @@ class Bundle:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def save_bundle(folder: Folder, config: Config, sim: Simulation) -> None:
+def save_bundle(folder: Folder, config: Config, inputs: Inputs, task: Task, model: Model) -> None:
     """Write the bundle of a run, unless it is there already with the same settings."""
     path = folder.path / BUNDLE
     if path.exists() and read_bundle(folder.path).provenance["config"] == _plain(config):
         return
-    bundle = Bundle.of(config, sim)
+    bundle = Bundle.of(config, inputs, task, model)
     if bundle is not None:
         folder.write(BUNDLE, bundle.to_json().encode())
 

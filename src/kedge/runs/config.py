@@ -20,6 +20,7 @@ from kedge.runs.settings import (
     read_method,
     read_model,
     read_partition,
+    read_sampler,
     read_schedule,
     read_split,
 )
@@ -93,6 +94,11 @@ class Config:
         str, Doc("average, local, frozen or batch"), Choice(partial(choices, "batchnorm"))
     ] = "average"
     per_round: Annotated[Size, Doc("clients that take part in a round; 0: all")] = 0
+    sampler: Annotated[
+        str,
+        Doc("who takes part: uniform, size, poisson or fixed([[0, 1], [2]])"),
+        Read(read_sampler),
+    ] = "uniform"
     rounds: Annotated[Count, Doc("number of rounds")] = 20
     steps: Annotated[Size, Doc("local steps per round; 0: count epochs instead")] = 0
     epochs: Annotated[Positive, Doc("local passes over a client's data per round")] = 1.0

@@ -36,6 +36,7 @@ from kedge.runs.rounds import Watch
 from kedge.runs.seeds import Make, SeedJob, SeedResult, train_seeds
 from kedge.runs.stopping import clear_stop, end_line
 from kedge.runs.yardsticks import pooled_config
+from kedge.session.sampler import make_sampler
 from kedge.sim.simulation import Simulation
 from kedge.tuning.plan import Plan
 
@@ -251,7 +252,7 @@ def simulation(
         federation.task = adjust(federation.task)
     if own is not None:
         return assemble(config, federation, own, seed, execution)
-    text = auto_model(dataset) if config.model == "auto" else config.model
+    text = auto_model(dataset.kind, dataset.shape) if config.model == "auto" else config.model
     with torch.random.fork_rng(devices=()):  # of the CPU: listing GPUs would initialise CUDA
         torch.default_generator.manual_seed(seed)
         module = build(text, dataset.shape, dataset.outputs)
@@ -281,23 +282,23 @@ def assemble(
         config.method,
         optim=config.optim(),
         work=config.work(),
-        per_round=config.per_round or None,
+        sampler=make_sampler(config.sampler, config.per_round, federation.sizes),
         weighting=config.weighting,
         engine=execution,
         seed=seed,
     )
 
 
-def auto_model(dataset: Dataset) -> str:
+def auto_model(kind: str, shape: tuple[int, ...]) -> str:
     """The default model: a small CNN for images of at least 28 pixels, otherwise an MLP."""
-    if dataset.kind == "tokens":
+    if kind == "tokens":
         raise ModelError(
             "there is no default model for token ids; give one with an embedding, such as "
             "--model hf:NAME, or your own in kedge.fit"
         )
-    if not dataset.is_image or min(dataset.shape[1:]) < 28:
+    if len(shape) != 3 or min(shape[1:]) < 28:
         return "mlp(hidden=[64])"
-    return "fedcog_cnn" if dataset.shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
+    return "fedcog_cnn" if shape[1:] in ((28, 28), (32, 32)) else "lenet5(norm=gn)"
 
 
 def slug(text: str) -> str:

@@ -13,7 +13,7 @@ from kedge.core.tree import take
 from kedge.data.partition import Partition
 from kedge.engines import Execution, engines
 from kedge.errors import KedgeError
-from kedge.runs.bundle import personal_state, save_bundle, save_personal, save_weights
+from kedge.runs.bundle import Inputs, personal_state, save_bundle, save_personal, save_weights
 from kedge.runs.clients import save_clients
 from kedge.runs.config import Config
 from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, CHECKPOINT, PARTITION, SCORES, Folder
@@ -110,7 +110,8 @@ def _member(job: SeedJob, execution: Execution) -> Member:
         job.folder.write(f"seed-{job.seed}/{PARTITION}", partition.to_json().encode())
     if job.folder is not None:
         save_clients(job.folder, job.seed, sim.federation)
-        save_bundle(job.folder, job.config, sim)
+        inputs = Inputs.of(sim.federation)
+        save_bundle(job.folder, job.config, inputs, sim.task, sim.bound.model)
     return Member(job.config, job.seed, sim, job.folder, job.watch)
 
 

@@ -62,6 +62,12 @@ def read_schedule(text: str) -> None:
     schedule(text)
 
 
+def read_sampler(text: str) -> None:
+    from kedge.session.sampler import make_sampler
+
+    make_sampler(text)
+
+
 def read_device(text: str) -> None:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", text):
         raise FieldError(

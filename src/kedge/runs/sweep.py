@@ -53,8 +53,8 @@ LISTING = "sweep.json"
 #: Settings in which the simulations of one stack may differ.
 MAY_DIFFER = {
     "lr", "momentum", "weight_decay", "clip", "schedule", "epochs", "steps", "replacement",
-    "weighting", "per_round", "partition", "split", "eval_every", "target", "angles", "personal",
-    "validation", "patience",
+    "weighting", "per_round", "sampler", "partition", "split", "eval_every", "target", "angles",
+    "personal", "validation", "patience",
 }  # fmt: skip
 #: Settings that no error of a simulation depends on.
 NUMBERS = ("lr", "momentum", "weight_decay", "clip", "schedule", "rounds", "eval_every", "target")

@@ -18,6 +18,7 @@ def pooled_config(config: Config, federation: Federation) -> Config:
         config,
         method="fedavg",
         per_round=0,
+        sampler="uniform",
         steps=config.steps * cohort,
         epochs=config.epochs * cohort / federation.num_clients,
     )

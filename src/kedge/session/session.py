@@ -26,7 +26,7 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.update import ZERO, Totals
 from kedge.core.work import Workload
 from kedge.errors import KedgeError, NotFinite
-from kedge.session.check_client import Checks, watching
+from kedge.session.purity import Checks, watching
 from kedge.session.sampler import Sampler, Uniform
 
 NEVER = -1  # in the ledger: no update of this client was accepted yet

@@ -24,13 +24,13 @@ from kedge.core.model import Model
 from kedge.core.optim import make_optimizer
 from kedge.core.part import Part
 from kedge.core.schedules import schedule
-from kedge.core.task import Task, make_task
+from kedge.core.task import Batch, Task, make_task
 from kedge.core.task_custom import with_class_weights, with_metric
 from kedge.core.view import Data
 from kedge.core.work import WEIGHTINGS, LocalWork, Workload
 from kedge.errors import KedgeError, TermsError
 from kedge.schema import Choice, Range, schema_of
-from kedge.session.check_client import watching
+from kedge.session.purity import watching
 from kedge.session.sampler import Sampler, Uniform
 from kedge.session.session import Session
 
@@ -39,6 +39,21 @@ MAX = 10**6  # rounds, steps, rows of a batch, clients; and the learning rate of
 MAX_TEXT = 2000  # characters of a text
 Weighting = Annotated[str, Choice(lambda: WEIGHTINGS)]
 Dtype = Annotated[str, Choice(lambda: ("float32", "float64"))]
+
+
+class NoData:
+    """The data of a server: none. It knows only whether inputs are token ids."""
+
+    is_random = False
+
+    def __init__(self, tokens: bool) -> None:
+        self.tokens = tokens
+
+    def batch(self, index: Tensor, key: Tensor) -> Batch:
+        raise KedgeError("the server of a federation has no data")
+
+    def clean(self, index: Tensor) -> Batch:
+        raise KedgeError("the server of a federation has no data")
 
 
 @dataclass(frozen=True)

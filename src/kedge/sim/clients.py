@@ -30,7 +30,7 @@ from kedge.data.federation import Federation
 from kedge.engines.cohort import Cohort, Group, on_device, to_device
 from kedge.engines.engine import Engine
 from kedge.engines.lane_bound import LaneBound, difference
-from kedge.session.check_client import Checks, check_client, check_survey, watching
+from kedge.session.purity import Checks, check_client, check_survey, watching
 from kedge.session.session import Request
 
 MAX_HOST_INDICES = 1 << 14  # above this count, batch indices are drawn on the device
@@ -153,7 +153,7 @@ class Clients:
 
     def check(self, request: Request) -> None:
         """Check third-party parts on one client before the first round of each phase, see
-        :mod:`kedge.session.check_client`."""
+        :mod:`kedge.session.purity`."""
         with watching(self.checks.foreign):
             phases = self.bound.at(request.round).phases
         with self.checks.once(request.part, phases) as due:

@@ -23,7 +23,7 @@ from kedge.engines.cohort import Cohort
 from kedge.engines.engine import Engine, as_execution
 from kedge.engines.layout import initial_weight
 from kedge.engines.server_steps import server_steps
-from kedge.session.check_client import disabled, watching
+from kedge.session.purity import disabled, watching
 from kedge.session.sampler import Sampler, Uniform
 from kedge.session.session import Done, Request, Session, drive, read_state
 from kedge.sim.clients import Clients
