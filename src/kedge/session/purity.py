@@ -136,7 +136,7 @@ def _preserve_random_state() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-# -- watching one hook ------------------------------------------------------------------------------
+# -- watching one hook ---------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
