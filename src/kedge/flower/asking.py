@@ -133,7 +133,8 @@ class Asking:
             missing = self._missing(ask, found)
             also = [k for k in test.clients if k not in ask.clients] if test and not attempt else []
             self._attempt(ask, missing, also, attempt, test, found)
-            for client, reason in outliers(found.sizes, self.rules.max_ratio).items():
+            samples = [train for train, _ in self.checks.sizes]
+            for client, reason in outliers(found.sizes, self.rules, samples).items():
                 self._drop(ask, client, reason, found)
             enough = len(ask.clients) if patient else needed
             if len(found.answered) >= enough or not self._missing(ask, found):

@@ -149,9 +149,8 @@ class Member:
         self.policy.check_samples(statement.train, by_class)
         digest = hashlib.sha256(statement.to_json().encode()).hexdigest()
         release = Release(JOIN, digest, request.run, request.round)
-        self.policy.check_bound(self.folder.releases, release)
+        self.policy.count(self.folder.releases, release)
         statement = replace(statement, seat=self.folder.token(request.run))
-        self.folder.releases.note(release)
         return pack_reply(request, {}, text=statement.to_json())
 
     def _check_rare(self) -> None:
@@ -177,7 +176,8 @@ class Member:
         place = self.folder.agreed(request.run, offered, fingerprint)
         seat = self._take(request.run, place, lambda bound: self.policy.check_terms(terms, bound))
         self.policy.check_samples(seat.silo.data.sizes[0], seat.by_class())
-        self.policy.check_usage(seat.silo, 0)
+        if not terms.class_weights:  # with them a refusal tells of labels, and must be counted
+            self.policy.check_usage(seat.silo, 0)
         self.folder.save_place(request.run, place, fingerprint)
         self._seat = seat
         return pack_reply(request, {})
@@ -192,9 +192,9 @@ class Member:
         seat = self._at_work(request)
         received = seat.silo.read_down(request.value.get("down"))
         seat.load(request.round, request.accepted)
-        self.policy.check_usage(seat.silo, request.round)
         noise = self.policy.clip, self.policy.noise
         release = self._allowed(UPDATE, request, seat, received, noise)
+        self.policy.check_usage(seat.silo, request.round)
         ask = Ask("train", request.round, [request.client])
         tested = self._test(request, seat)
         reply = seat.silo.train(ask, received, request.accepted)
@@ -235,8 +235,7 @@ class Member:
         """The release that answers a request, noted; a PolicyRefusal if there were too many."""
         facts = request.round, request.accepted, request.terms, *more
         release = release_of(kind, request, facts, down, seat.silo.state(request.accepted))
-        self.policy.check_bound(self.folder.releases, release)
-        self.folder.releases.note(release)
+        self.policy.count(self.folder.releases, release)
         return release
 
     def _finish(self, request: Request) -> bytes:

@@ -32,7 +32,8 @@ moments. Which models are tested, and what of a test leaves, is in :mod:`kedge.f
 
 ``min_samples`` counts the distinct rows that an update is computed from, as far as they can be
 counted: :mod:`kedge.silo.usage` tells how. They are counted when the terms are agreed, and in every
-round. A server that chooses the weights can read single rows out of full batches, too: only
+round; with class weights in rounds alone, since a refusal tells of labels and so is counted as an
+update. A server that chooses the weights can read single rows out of full batches, too: only
 ``clip`` and ``noise`` are against that.
 
 Answers are distinct if anything differs that they depend on: the run, the round, the weights and
@@ -204,9 +205,9 @@ class Policy:
         """The bound on a kind of answers as it stands in the file."""
         return f"{BOUNDS[kind]}={self.most(kind)}"
 
-    def check_bound(self, before: Releases, release: Release, *others: Release) -> None:
-        """Raise a PolicyRefusal if releases of one kind would be too many."""
-        if not before.allows(release, self.most(release.kind), *others):
+    def count(self, before: Releases, release: Release, *others: Release) -> None:
+        """Note releases of one kind; a PolicyRefusal if they would be too many."""
+        if not before.note(release, *others, most=self.most(release.kind)):
             raise PolicyRefusal(f"{self.bound(release.kind)}, and as many have left already")
 
     def check_samples(self, train: int, by_class: Mapping[str, int] | None = None) -> None:

@@ -105,7 +105,8 @@ class Silo:
     def read_down(self, value: Tree) -> Down:
         """A broadcast as it was unpacked, in the order of the method's own trees: a sum over leaves
         must not depend on the order in which they arrive. Raises a WireError if it does not fit."""
-        down = value or Down(Weights({}, {}), {})  # empty if all weights are private
+        nothing = value is None or value == {}  # if all weights are private
+        down = Down(Weights({}, {}), {}) if nothing else value
         if not isinstance(down, Down):
             raise WireError("the message is no broadcast of a server")
         sent = _in_order(down.sent, self._sent)
