@@ -167,6 +167,7 @@ def answer_turns() -> Iterator[None]:
 def members(work: Workload) -> None:
     """A coordinator and its members in this process, with their messages, checks and files."""
     import numpy as np
+
     from kedge.data.datasets import Dataset
     from kedge.flower.coordinator import Coordinator
     from kedge.flower.member import Member

@@ -1,9 +1,9 @@
 """Messages that are altered at random: requests to a member, replies and statements of members.
 
 Hypothesis draws the alterations, the same ones in every run. Whatever comes, a member answers with
-one of its codes, and never with ``FAILED``, which is for faults of kedge; it counts no answer twice,
-and still gives the honest server its old answers. A coordinator raises nothing but its declared
-errors, and its model does not change.
+one of its codes, and never with ``FAILED``, which is for faults of kedge; it counts no answer
+twice, and still gives the honest server its old answers. A coordinator raises nothing but its
+declared errors, and its model does not change.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def altered_json(value: Any, draw: Draw) -> Any:
     """A JSON value with another one at a random place, one more, or one less."""
     inner = list(value) if isinstance(value, dict) else list(range(len(value)))
     key = draw(st.sampled_from(inner)) if inner else None
-    if key is not None and isinstance(value[key], (dict, list)) and value[key]:
-        if draw(st.integers(0, 3)):
-            value[key] = altered_json(value[key], draw)
-            return value
+    is_branch = key is not None and isinstance(value[key], (dict, list)) and value[key]
+    if is_branch and draw(st.integers(0, 3)):
+        value[key] = altered_json(value[key], draw)
+        return value
     what = draw(st.integers(0, 9))
     if key is not None and what == 0:
         del value[key]

@@ -76,6 +76,7 @@ from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from liars import with_statement
 from running import (
     NODES,
     STRICT,
@@ -87,7 +88,6 @@ from running import (
     simulate,
     wait,
 )
-from liars import with_statement
 from test_distrust import FORGERIES
 
 from kedge.flower.forward import forward
