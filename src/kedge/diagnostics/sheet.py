@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError
+from kedge.files import read_json
 
 FORMAT = 1
 KINDS = ("lines", "bars", "heatmap", "points", "images")
@@ -109,7 +110,7 @@ class Sheet:
 def read_sheet(path: str | Path) -> Sheet:
     """Read a sheet from a file; a DataError names the file that cannot be read."""
     try:
-        return Sheet.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return Sheet.from_dict(read_json(Path(path)))
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     except DataError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from kedge import files
 from kedge.errors import DataError
 
 #: Numbers of every record.
@@ -19,10 +19,10 @@ def read_json(path: Path, advice: str) -> Any:
         DataError: it cannot be read; the message ends with ``advice``.
     """
     try:
-        return json.loads(path.read_bytes())
+        return files.read_json(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; {advice}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is damaged ({error}); {advice}") from None
 
 
@@ -34,18 +34,18 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: a line is no record of a round.
     """
-    if not path.exists():
-        return []
     try:
-        content = path.read_bytes()
+        content = files.read_file(path)
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     *lines, _incomplete = content.split(b"\n")
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            record = files.parse_json(line)
+        except ValueError:
             record = None
         if not _is_record(record):
             raise DataError(

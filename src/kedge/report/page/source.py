@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from kedge.core.task_custom import own_metrics
 from kedge.data.partition import Partition
 from kedge.diagnostics.sheet import Sheet, read_sheet
 from kedge.errors import DataError, KedgeError
+from kedge.files import read_file, read_toml
 from kedge.runs.clients import Clients, read_clients
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
@@ -223,10 +223,10 @@ def metric_name(metric: Metric) -> str:
 def _settings(path: Path) -> dict[str, Any]:
     """All settings of a run; those that are newer than its folder have their defaults."""
     try:
-        given = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+        given, _ = read_toml(path / CONFIG)
     except FileNotFoundError:
         raise KedgeError(f"{path} holds no run: there is no {CONFIG} in it") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path / CONFIG} cannot be read: {error}") from None
     found = DEFAULTS | given
     types = {"method": str, "data": str, "rounds": int}
@@ -259,7 +259,7 @@ def _log(path: Path) -> dict[int, str]:
     """Why seeds ended before their last round, from the log."""
     file, found = path / "log.txt", dict[int, str]()
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_file(file).decode(errors="replace").splitlines()
     except OSError:
         return {}
     for line in lines:
@@ -278,7 +278,7 @@ _partitions: dict[str, tuple[str, str]] = {}
 def _partition(folder: Path) -> tuple[str, str]:
     """Hash and name of a seed's partition; methods of a comparison share the file's content."""
     try:
-        content = (folder / PARTITION).read_bytes()
+        content = read_file(folder / PARTITION)
     except OSError:
         return "", ""
     digest = hashlib.sha256(content).hexdigest()
