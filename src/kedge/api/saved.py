@@ -256,7 +256,9 @@ class Run:
         path = self.folder / "result.json"
         if not path.exists():
             return None
-        found: dict[str, Any] = read_json(path, "copy it again")
+        found = read_json(path, "copy it again")
+        if not isinstance(found, dict):
+            raise DataError(f"{path} is damaged: it is no table; copy it again")
         return found
 
     @property
@@ -283,12 +285,16 @@ class Run:
         if result is None:
             done = [len(records) for records in self.records]
             return f"{min(done)} of {rounds} rounds done, {seeds}"
-        if result.get("stopped_early"):
-            ends = sorted({min(result["last_round"]), max(result["last_round"])})
-            rounds = f"{' to '.join(map(str, ends))} of {rounds}"
-        last, metric = result["last"], result["metric"]
-        spread = f"±{last['sd']:.2f}" if last.get("sd") is not None else ""
-        return f"{rounds} rounds, {seeds}, {metric} {last['mean']:.2f}{spread}"
+        try:
+            if result.get("stopped_early"):
+                ends = sorted({min(result["last_round"]), max(result["last_round"])})
+                rounds = f"{' to '.join(map(str, ends))} of {rounds}"
+            last, metric = result["last"], result["metric"]
+            spread = f"±{last['sd']:.2f}" if last.get("sd") is not None else ""
+            return f"{rounds} rounds, {seeds}, {metric} {last['mean']:.2f}{spread}"
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            path = self.folder / "result.json"
+            raise DataError(f"{path} is damaged ({error!r}); copy it again") from None
 
 
 def _load_into(module: nn.Module, state: dict[str, Tensor], path: Path) -> None:

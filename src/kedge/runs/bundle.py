@@ -118,7 +118,7 @@ class Bundle:
         Raises:
             KedgeError: it is registered by a file that is not loaded here.
         """
-        metric = self.provenance.get("config", {}).get("metric")
+        metric = str(self.provenance["config"].get("metric"))
         try:
             task = make_task(self.task, self.outputs)
             return with_metric(task, metric) if metric in own_metrics else task
@@ -185,7 +185,9 @@ class Bundle:
             or not all(type(value) is int and value >= 0 for value in whole)
             or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in moments)
             or not isinstance(self.model, dict)
-            or not (seeds and self.outputs and math.prod(self.shape) <= MAX_INPUT)
+            or len(self.classes or "") not in (0, self.outputs)
+            or np.dtype(getattr(self.encoding, "dtype", "float32")).kind not in "uifb"
+            or not (seeds and self.outputs and 0 < math.prod(self.shape) <= MAX_INPUT)
         ):
             raise ValueError("a value is of another type, or out of range")
 

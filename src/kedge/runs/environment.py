@@ -24,6 +24,7 @@ from kedge.runs.saved import read_json
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 #: Keys that a resumed run reads, and their types.
 NEEDED = {"device": str, "threads": int, "how": dict}
+PLAIN = dataclasses.asdict(Execution("loop"))
 MAX_WORKERS = 1024  # processes and threads that a run may ask for
 
 
@@ -64,8 +65,9 @@ def read_environment(path: Path) -> dict[str, Any]:
         not isinstance(how, dict)
         or not all(isinstance(found.get(key), kind) for key, kind in NEEDED.items())
         or not 0 < found["threads"] <= MAX_WORKERS
-        or how.get("workers", 0) not in range(MAX_WORKERS + 1)
-        or not {"engine"} <= set(how) <= {f.name for f in dataclasses.fields(Execution)}
+        or not {"engine"} <= set(how) <= set(PLAIN)
+        or not all(type(how[key]) is type(PLAIN[key]) for key in how)
+        or not all(0 <= how.get(key, 0) <= MAX_WORKERS for key in ("workers", "streams", "threads"))
         or not _are_files(found.get("loaded", []))
     ):
         raise DataError(f"{path} is damaged: it does not describe an environment; {advice}")

@@ -56,7 +56,7 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
 from kedge.runs.resuming import FEDERATION, SEATS, check_remote, check_settings
-from kedge.runs.saved import read_records
+from kedge.runs.saved import NUMBERS, read_records
 from kedge.runs.stopping import clear_stop
 from kedge.runs.tensors import open_tensors, safetensors_of
 
@@ -310,7 +310,8 @@ class Folder:
             DataError: the file is damaged. A last line that is incomplete is dropped.
         """
         path = self.path / f"seed-{seed}" / METRICS
-        found = [r for r in read_records(path) if r["round"] <= rounds]
+        known = read_records(path)
+        found = [r for r in known if r["round"] <= rounds and r.keys() >= set(NUMBERS)]
         if [r["round"] for r in found] != list(range(1, rounds + 1)):
             raise DataError(
                 f"{path} is damaged: it has {len(found)} of the first {rounds} rounds; restore it, "

@@ -10,6 +10,8 @@ from kedge.errors import DataError
 
 #: Numbers of every record.
 NUMBERS = ("train_loss", "divergence", "mb_up", "mb_down", "seconds")
+#: Those that are numbers by name; those that begin with ``per_`` are lists.
+NESTED = ("validation", "personal_validation", "unseen")
 
 
 def read_json(path: Path, advice: str) -> Any:
@@ -57,11 +59,19 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+    if not isinstance(record, dict) or type(record.get("round")) is not int:
         return False
-    if not all(_is_number(record.get(key, 0.0)) for key in NUMBERS):
+    if record["round"] < 1 or not all(_is_number(record.get(key, 0.0)) for key in NUMBERS):
         return False
-    return all(_is_number(v) or isinstance(v, (list, dict, bool)) for v in record.values())
+    return all(_is_value(key, value) for key, value in record.items())
+
+
+def _is_value(key: str, value: Any) -> bool:
+    if key in NESTED:
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+    if key.startswith("per_"):
+        return isinstance(value, list) and all(v is None or _is_number(v) for v in value)
+    return isinstance(value, (int, float))
 
 
 def _is_number(value: Any) -> bool:

@@ -229,14 +229,13 @@ def _settings(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path / CONFIG} cannot be read: {error}") from None
     found = DEFAULTS | given
-    types = {"method": str, "data": str, "rounds": int}
+    for key, default in DEFAULTS.items():
+        same = {float: (int, float), tuple: (list, tuple)}.get(type(default), type(default))
+        if not isinstance(found[key], same):
+            raise DataError(f"{path / CONFIG} is damaged: {key} is of another type")
     seeds = found["seeds"]
-    if (
-        not all(isinstance(found[key], kind) for key, kind in types.items())
-        or not isinstance(seeds, (list, tuple))
-        or not all(isinstance(seed, int) for seed in seeds)
-    ):
-        raise DataError(f"{path / CONFIG} is damaged: it lacks method, data, rounds or seeds")
+    if not all(isinstance(seed, int) for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise DataError(f"{path / CONFIG} is damaged: seeds are distinct whole numbers")
     return _plain(found)
 
 
@@ -296,12 +295,12 @@ def _metric(
 ) -> Metric | None:
     """The headline metric; None before the first test."""
     tested = [r for s in seeds for r in s.records if "per_class" in r or "loss" in r]
-    name = result.get("metric") or (settings["metric"] if settings["metric"] != "auto" else None)
+    name = str(result.get("metric") or settings["metric"])
     heads = [tasks[task].metrics[0] for task in tasks]
     known = {m.name: m for task in tasks for m in tasks[task].metrics}
     known |= {key: own_metrics[key] for key in own_metrics}
     for record in tested:
-        if name is None:
+        if name == "auto":
             head = next((m for m in heads if m.name in record), None)
             if head is not None:
                 return head
@@ -314,7 +313,7 @@ def _metric(
 def _headline(
     settings: Mapping[str, Any], seeds: Sequence[Seed], metric: Metric, result: Mapping[str, Any]
 ) -> str:
-    if result.get("headline") in COLUMNS:
+    if str(result.get("headline")) in COLUMNS:
         return str(result["headline"])
     tested = all(any("personal_mean" in r for r in s.records) for s in seeds)
     try:
