@@ -57,7 +57,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +70,7 @@ from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.client import Reply
 from kedge.errors import FieldError, NotFinite
+from kedge.files import read_toml
 from kedge.flower import releases
 from kedge.flower.messages import KINDS, Refused
 from kedge.flower.releases import Release, Releases
@@ -141,8 +141,8 @@ class Policy:
             FieldError: the file cannot be read, or has an unknown key or a wrong value.
         """
         try:
-            return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            return cls.of(read_toml(Path(path))[0])
+        except (OSError, ValueError) as error:
             raise FieldError(f"{path}: cannot be read as a policy ({error})") from None
         except FieldError as error:
             raise FieldError(f"{path}: {error}", error.field) from None
