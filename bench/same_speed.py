@@ -23,7 +23,9 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ BOOTSTRAP_SAMPLES = 10_000
 class Workload:
     """A round: ``cohort`` of ``clients`` clients take ``steps`` steps each."""
 
-    net: str  # linear, mlp, cnn or pfl, see `network`
+    net: str  # linear, mlp, cnn or pfl, see `network`; wide, see `members`
     clients: int
     cohort: int
     samples: int  # per client
@@ -74,6 +76,7 @@ WORKLOADS = {
     "scaffold_vector": _digits("vector", "scaffold"),
     "fedcog_loop": _digits("loop", FEDCOG, cohort=5),
     "fedcog_vector": _digits("vector", FEDCOG, cohort=5),
+    "members": Workload("wide", 3, 3, 600, 32, 10, "members"),  # a federation in one process, 1 MB
 }
 
 
@@ -128,6 +131,9 @@ def worker(name: str) -> None:
     wall and CPU time."""
     checkouts.begin()
     work = WORKLOADS[name]
+    if work.engine == "members":
+        members(work)
+        return
     sim = checkouts.simulation(
         federation(work),
         network(work.net),
@@ -138,17 +144,60 @@ def worker(name: str) -> None:
         per_round=work.cohort,
         weighting="uniform",
     )
+    turns = answer_turns()
+    while next(turns, True) is None:
+        sim.run_round()
+
+
+def answer_turns() -> Iterator[None]:
+    """Run a round after each step of this iterator; it ends with the last turn."""
     for _ in range(WARM_UP_ROUNDS):
         start = time.perf_counter()
-        sim.run_round()
+        yield
     print(time.perf_counter() - start, flush=True)
     gc.collect()
     for line in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
-            sim.run_round()
+            yield
         spent = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
         print(json.dumps(spent), flush=True)
+
+
+def members(work: Workload) -> None:
+    """A coordinator and its members in this process, with their messages, checks and files."""
+    import numpy as np
+
+    from kedge.data.datasets import Dataset
+    from kedge.flower.coordinator import Coordinator
+    from kedge.flower.member import Member
+    from kedge.flower.rules import Rules
+    from kedge.flower.transport import Direct
+    from kedge.runs.config import Config
+
+    draw, zeros, ones = np.random.default_rng(0), np.zeros(64), np.ones(64)
+    x = draw.random((work.clients, work.samples, 64), np.float32)
+    y = draw.integers(0, CLASSES, (work.clients, work.samples))
+    turns = answer_turns()
+    next(turns)
+
+    def watch(seed: int, record: Any) -> None:
+        if next(turns, True):
+            sys.exit(0)  # a run of so many rounds is never complete
+
+    with tempfile.TemporaryDirectory() as folder:
+        handles = {}
+        for k in range(work.clients):
+            data = Dataset(f"m{k}", x[k], y[k], zeros, ones, "classification", CLASSES)
+            handles[f"node {k}"] = Member(f"m{k}", data, Path(folder, f"m{k}")).handle
+        config = Config(
+            data="members", model="mlp(hidden=[480, 440])", rounds=10**5, clients=work.clients,
+            per_round=0, steps=work.steps, batch=work.batch, lr=0.01, split="holdout(0.2)",
+            seeds=(0,),
+        )  # fmt: skip
+        rules = Rules(wait_s=0.0, join_s=1.0)
+        run = Coordinator(config, Direct(handles), Path(folder, "run"), rules=rules, watch=watch)
+        run.run()
 
 
 # -- the comparison ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Write files whole, and through no link.
+"""Write files whole, and through no link; read files that may be a stranger's.
 
 Everything that kedge writes passes here; ``tests/attacks/test_writing.py`` sees to it. A new file
 has a random name beside its place; it is synchronised, then renamed, which replaces a link in its
@@ -6,20 +6,26 @@ place and leaves alone what the link names. A file that is appended to must be a
 no link, no pipe, no hard link to a file elsewhere. Below the folder ``inside``, such as that of a
 run, folders that are links are not entered. This is asked of the system with the opening itself, so
 a link that is put there in between changes nothing. Windows, which cannot be asked so, looks first.
+
+What is read from the folder of a run, or given as settings, passes :func:`open_file`: a pipe, a
+device or a file without an end is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import re
 import secrets
 import shlex
 import stat
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from kedge.errors import KedgeError
 
@@ -27,12 +33,85 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _WRITE = os.O_WRONLY | os.O_CREAT | _NO_LINK | getattr(os, "O_BINARY", 0)
 _NEW = _WRITE | os.O_EXCL
 _APPEND = _WRITE | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)  # a pipe without a reader is an error
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 _IS_POSIX = os.open in os.supports_dir_fd
 #: Links that Weights & Biases leaves in the folder of a run; nobody writes to these names.
 _KNOWN_LINKS = tuple(
     f"log-wandb/wandb/{name}" for name in ("latest-run", "debug*.log", "*/logs/debug-core.log")
 )
+
+#: Files that are read as a whole: at most so many bytes, of a table of settings and of others.
+#: Objects of JSON need up to 25 times the memory, a key of TOML time quadratic in its length.
+MAX_TOML_BYTES, MAX_BYTES = 2**16, 2**28
+#: Digits of a number; one with more is infinite as a real number.
+MAX_DIGITS = 300
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def open_file(path: Path, *, links: bool = True) -> IO[bytes]:
+    """Open a file to read.
+
+    Args:
+        path: the file.
+        links: whether it may be a link to a file.
+
+    Raises:
+        NotPlain: it is a folder, a pipe or a device.
+        OSError: it cannot be opened.
+    """
+    handle = os.open(path, _READ | (0 if links else _NO_LINK))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotPlain(path, "it is no file")
+    return os.fdopen(handle, "rb")
+
+
+def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
+    """The content of a file.
+
+    Raises:
+        NotPlain: it is no file, or has more than ``most`` bytes.
+        OSError: it cannot be read.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > most else file.read(most + 1)  # it may grow meanwhile
+    if max(size, len(content)) > most:
+        raise NotPlain(path, f"it has more than the {most:,} bytes that kedge reads")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; an OSError, or a ValueError if it is none."""
+    return parse_json(read_file(path))
+
+
+def parse_json(content: bytes | str) -> Any:
+    """JSON of a stranger; a ValueError if it is none, or has a number that is none for others."""
+    text = content.decode() if isinstance(content, bytes) else content
+    if re.search(rf"\d{{{MAX_DIGITS}}}", text):
+        raise ValueError(f"a number of {MAX_DIGITS} digits or more")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_toml(path: Path, most: int = MAX_TOML_BYTES) -> tuple[dict[str, Any], str]:
+    """The table in a TOML file and its text; an OSError, or a ValueError if it is none."""
+    text = read_file(path, most).decode()
+    return parse_toml(text), text
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML of a stranger; a ValueError if it is none."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
 
 # -- writing --------------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ files: dict[Path, Loaded] = {}
 
 
 def load_file(name: str | Path) -> Loaded:
-    """Run a Python file that registers parts, models, partitions or tasks.
+    """Run a Python file that registers parts, models, partitions or tasks, or that has classes of
+    modules, which bundles name.
 
     A file that is already loaded and unchanged is not run again. The file may import modules in
     its own folder.
@@ -62,9 +63,9 @@ def load_file(name: str | Path) -> Loaded:
         return known
     before = len(additions)
     try:
-        _execute(source, path, name)
+        module = _execute(source, path, name)
         entries = tuple(additions[before:])
-        if not entries:
+        if not entries and not _has_modules(module):
             raise LoadError(
                 f"{name} registers no part, model or partition; put @kedge.register above the "
                 "class of a part, or "
@@ -83,7 +84,18 @@ def load_options() -> str:
     return "".join(f" --load {path}" for path in files)
 
 
-def _execute(source: bytes, path: Path, name: str | Path) -> None:
+def _has_modules(loaded: ModuleType) -> bool:
+    """Whether a file defines a class of modules of torch."""
+    nn = sys.modules.get("torch.nn")
+    return nn is not None and any(
+        isinstance(value, type)
+        and issubclass(value, nn.Module)
+        and value.__module__ == loaded.__name__
+        for value in vars(loaded).values()
+    )
+
+
+def _execute(source: bytes, path: Path, name: str | Path) -> ModuleType:
     """Run the source as a module, so that its classes can be pickled and annotations resolved."""
     try:
         code = compile(source, str(path), "exec", dont_inherit=True)  # no `annotations` of ours
@@ -109,3 +121,4 @@ def _execute(source: bytes, path: Path, name: str | Path) -> None:
         where = f"{name}, line {line}" if line else str(name)
         kind = "" if isinstance(error, KedgeError) else f"{type(error).__name__}: "
         raise LoadError(f"{where}: {kind}{error}") from error
+    return module

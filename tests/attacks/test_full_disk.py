@@ -44,8 +44,8 @@ def test_after_a_full_disk_the_count_of_releases_goes_on(spare: int, tmp_path: P
     releases.note(release(5))
     for again in (releases, Releases(path)):
         assert (again.count("update"), again.count("test")) == (4, 0)
-        assert not again.allows(release(6), 4)
-        assert again.allows(release(5), 4)
+        assert not again.note(release(6), most=4)
+        assert again.note(release(5), most=4)
     assert len(path.read_text().splitlines()) == 4
 
 

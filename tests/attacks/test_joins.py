@@ -93,6 +93,12 @@ def test_a_name_of_a_class_of_few_patients_does_not_leave(tmp_path: Path) -> Non
         assert guessed.agree() == "POLICY"
 
 
+def test_a_class_that_only_few_patients_to_test_on_have_does_not_leave(tmp_path: Path) -> None:
+    data = replace(patients([2, *[0, 1] * 29, 0]), classes=("well", "sick", "rare"))
+    assert joined(tmp_path, data) == "POLICY"
+    assert "the class 'rare' has 1 samples, and its name would leave" in log(tmp_path)
+
+
 def test_terms_do_not_tell_whether_a_word_occurs(tmp_path: Path) -> None:
     data = table(tmp_path, {"town": [*TOWNS[:-1], "Zell"]})
     lying = Server(tmp_path / "member", LISTED, data, split="holdout(0.2)", model="linear")

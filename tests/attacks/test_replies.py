@@ -219,24 +219,48 @@ def filled(value: Any, number: float) -> Any:
     return value | {"reply": reply._replace(**changed)}
 
 
+@pytest.mark.parametrize("number", [1e14, -9999.0])
 @pytest.mark.parametrize(
     ("method", "kind"), [("scaffold", "train"), ("fednova", "train"), (FEDBR, "survey")]
 )
 def test_finite_but_huge_numbers_of_one_are_its_own_strike(
-    method: str, kind: str, tmp_path: Path
+    method: str, kind: str, number: float, tmp_path: Path
 ) -> None:
-    """They would be averaged, and the next replies of the others would not be finite."""
+    """They would be averaged, and the next replies of the others would be bad ones."""
 
     def lie(request: MemberRequest, reply: bytes) -> Any:
-        return again(reply, lambda value: filled(value, 1e14)) if request.kind == kind else reply
+        return again(reply, lambda value: filled(value, number)) if request.kind == kind else reply
 
     run, members, said = lying(tmp_path, lie, method)
     assert strikes(run) == {LIAR: 3}
     assert f"{LIAR} is excluded: it sent 3 bad replies" in said
-    assert sum("of size 1e+14, those of most members are of" in line for line in said) == 3
+    found = [line for line in said if "of size" in line and "those of most members are" in line]
+    assert len(found) == 3
     assert all(set(HONEST) <= set(names) for names in cohorts(run))
     if kind == "train":
         assert_same(run, replay(run, members))
+
+
+def test_a_variance_below_zero_is_a_bad_reply(tmp_path: Path) -> None:
+    """Averaged, it would make the model's outputs NaN: every later reply would be refused."""
+
+    def below(value: Any) -> Any:
+        reply = value["reply"]
+        changed = {
+            name: torch.full_like(x, -50.0) if name.endswith("running_var") else x
+            for name, x in reply.delta.buffers.items()
+        }
+        assert any(name.endswith("running_var") for name in changed)
+        delta = Weights(reply.delta.params, changed)
+        return value | {"reply": reply._replace(delta=delta)}
+
+    def lie(request: MemberRequest, reply: bytes) -> Any:
+        return again(reply, below) if training(request, 0) else reply
+
+    run, members, said = lying(tmp_path, lie, model="mlp(hidden=[4], norm=bn)")
+    assert strikes(run) == {LIAR: 1}
+    assert any("a variance below 0" in line for line in said)
+    assert_same(run, replay(run, members))
 
 
 #: Rules that somebody has opened wide, so that no bound keeps numbers from overflowing.

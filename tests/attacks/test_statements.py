@@ -269,6 +269,17 @@ def test_together_they_have_no_more_classes_than_the_rules_allow() -> None:
     assert agreement.schema.outputs == 80
 
 
+def test_two_that_deviate_from_each_other_are_told_so() -> None:
+    one = with_classes("east", list("ab"))
+    many = dataclasses.replace(
+        one, train=10**6, moments=dataclasses.replace(one.moments, count=10**6 * 64)
+    )
+    with pytest.raises(
+        TermsError, match="west has 200 classes, far more.*; east states 1000000 samples"
+    ):
+        agree([many, with_classes("west", [f"c{i}" for i in range(200)])])
+
+
 def test_of_two_the_smaller_one_stays() -> None:
     small, large = stated("z", datasets()[0]), stated("a", datasets()[1])
     wide = dataclasses.replace(large, schema=dataclasses.replace(large.schema, outputs=9999))

@@ -239,6 +239,13 @@ def another_code(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, code="<script>")
 
 
+@forgery("unknown code, or none")
+def no_code(request: MemberRequest, reply: bytes) -> bytes:
+    value, notes = wire.unpack(reply, REPLY), wire.notes_of(reply)
+    del notes["code"], notes["version"]
+    return wire.pack(notes.pop("kind"), value, **notes)
+
+
 @forgery("a test on '9999'")
 def more_test_samples(request: MemberRequest, reply: bytes) -> bytes:
     return again(reply, tested="9999")

@@ -249,12 +249,14 @@ def test_the_file_survives_a_process_that_was_killed_while_it_wrote(tmp_path: Pa
 def test_bounds_count_each_kind_apart(tmp_path: Path) -> None:
     found = Releases(tmp_path / "released.txt")
     found.note(release(1), release(2, "test"), release(3, "test"))
-    assert not found.allows(release(4), 1)
-    assert found.allows(release(1), 1)
-    assert found.allows(release(4), 2)
-    assert found.allows(release(4), 0)
-    assert not found.allows(release(4, "test"), 2)
-    assert found.allows(release(4, "survey"), 1)
+    assert not found.note(release(4), most=1)
+    assert found.note(release(1), most=1)
+    assert not found.note(release(4, "test"), most=2)
+    assert found.note(release(4, "survey"), most=1)
+    assert [found.count(kind) for kind in KINDS] == [0, 1, 1, 2]
+    assert found.note(release(4), most=2)
+    assert found.note(release(5))
+    assert found.count("update") == 3
 
 
 def test_a_fingerprint_has_names_types_and_shapes() -> None:

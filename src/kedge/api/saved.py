@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import DataError, KedgeError, ModelError, UnknownName
+from kedge.files import parse_json
 from kedge.runs.architecture import rebuild
+from kedge.runs.bounded import Bounded
 from kedge.runs.bundle import (
     BUNDLE,
     CLIENTS_KEY,
@@ -26,7 +29,7 @@ from kedge.runs.bundle import (
 from kedge.runs.config import Config
 from kedge.runs.folder import METRICS, stored_config
 from kedge.runs.predictor import Predictor
-from kedge.runs.saved import read_records
+from kedge.runs.saved import read_json, read_records
 
 Given = nn.Module | Callable[[], nn.Module]  # a user's own module, or what makes it
 
@@ -155,7 +158,13 @@ class Run:
                 f"{self.folder} has no personal models of seed {self.seed}; personal methods make "
                 "them, such as fedper and ditto, and save them once the run is complete"
             )
-        return tuple(json.loads(read_metadata(self._own_file).get(CLIENTS_KEY, "[]")))
+        try:
+            names = parse_json(read_metadata(self._own_file).get(CLIENTS_KEY, "[]"))
+        except ValueError:
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise DataError(f"{self._own_file} is damaged: it does not name clients; copy it again")
+        return tuple(names)
 
     def _predictor(self, path: Path, client: int | None = None) -> Predictor:
         state, metadata = read_weights(path, client)
@@ -163,18 +172,40 @@ class Run:
             state = read_weights(self._file)[0] | state
         bundle = self.bundle
         try:
-            with torch.random.fork_rng(devices=()):  # a new module draws its weights
+            # a new module draws its weights
+            with torch.random.fork_rng(devices=()), self._bounded(path.stat().st_size):
                 module = rebuild(bundle.model, bundle.shape, bundle.outputs, self._given)
         except UnknownName as error:
             raise bundle.explained(error) from None
+        except KedgeError:
+            raise
+        except Exception as error:  # layers and a user's class may raise anything
+            raise ModelError(
+                f"the model in {self.folder / BUNDLE} cannot be built ({error!r}); copy it again, "
+                "or give the module: kedge.load(FOLDER, model=...)"
+            ) from error
         _load_into(module, state, path)
         expected = metadata.get(PROBE_KEY)
-        if expected is not None and differs(module, bundle.shape, expected):
+        if expected is not None and self._differs(module, expected, path):
             raise ModelError(
                 f"the model that is built here gives other outputs than the one in {path}; its "
                 "class or its arguments have changed. Give it: kedge.load(FOLDER, model=...)"
             )
         return Predictor(bundle, module)
+
+    def _bounded(self, size: int = sys.maxsize) -> AbstractContextManager[Any]:
+        """Bounds on the memory of a model that comes from the folder, with ``size`` bytes of
+        weights."""
+        if self._given is not None:
+            return nullcontext()
+        return Bounded(size, f"the model in {self.folder / BUNDLE}")
+
+    def _differs(self, module: nn.Module, expected: str, path: Path) -> bool:
+        try:
+            with self._bounded():
+                return differs(module, self.bundle.shape, expected)
+        except (LookupError, TypeError, ValueError):
+            raise DataError(f"{path} is damaged: its outputs are none; copy it again") from None
 
     def _no_weights(self) -> str:
         if self.which == "best" and self._file.with_name(FILES["last"][0]).is_file():
@@ -223,12 +254,11 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """The summary in ``result.json``; None if the run is not complete."""
         path = self.folder / "result.json"
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} is damaged ({error}); copy it again") from None
+        found = read_json(path, "copy it again")
+        if not isinstance(found, dict):
+            raise DataError(f"{path} is damaged: it is no table; copy it again")
         return found
 
     @property
@@ -255,12 +285,16 @@ class Run:
         if result is None:
             done = [len(records) for records in self.records]
             return f"{min(done)} of {rounds} rounds done, {seeds}"
-        if result.get("stopped_early"):
-            ends = sorted({min(result["last_round"]), max(result["last_round"])})
-            rounds = f"{' to '.join(map(str, ends))} of {rounds}"
-        last, metric = result["last"], result["metric"]
-        spread = f"±{last['sd']:.2f}" if last.get("sd") is not None else ""
-        return f"{rounds} rounds, {seeds}, {metric} {last['mean']:.2f}{spread}"
+        try:
+            if result.get("stopped_early"):
+                ends = sorted({min(result["last_round"]), max(result["last_round"])})
+                rounds = f"{' to '.join(map(str, ends))} of {rounds}"
+            last, metric = result["last"], result["metric"]
+            spread = f"±{last['sd']:.2f}" if last.get("sd") is not None else ""
+            return f"{rounds} rounds, {seeds}, {metric} {last['mean']:.2f}{spread}"
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            path = self.folder / "result.json"
+            raise DataError(f"{path} is damaged ({error!r}); copy it again") from None
 
 
 def _load_into(module: nn.Module, state: dict[str, Tensor], path: Path) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kedge.files import MAX_TOML_BYTES, open_file, parse_json, parse_toml
+
 MAX_BYTES = 64 * 2**20  # of one reading
-FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # a pipe does not block the board
-    | getattr(os, "O_CLOEXEC", 0)
-)
 
 
 class Stamp(NamedTuple):
@@ -38,14 +32,11 @@ class Reader:
         Raises:
             OSError: there is no such file, or it is a link, a pipe or a device.
         """
-        descriptor = os.open(path, FLAGS)
-        with os.fdopen(descriptor, "rb") as file:
+        with open_file(path, links=False) as file:
             self.files += 1
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(f"{path} is not a file")
             if start:
-                file.seek(start if start > 0 else max(0, found.st_size + start))
+                size = os.fstat(file.fileno()).st_size
+                file.seek(start if start > 0 else max(0, size + start))
             content = file.read(size)
         self.bytes += len(content)
         return content
@@ -53,16 +44,16 @@ class Reader:
     def json(self, path: Path) -> dict[str, Any]:
         """An object in a JSON file; empty if there is none."""
         try:
-            found = json.loads(self.read(path))
-        except (OSError, ValueError, RecursionError):
+            found = parse_json(self.read(path))
+        except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
     def toml(self, path: Path) -> dict[str, Any]:
         """The table in a TOML file; empty if there is none."""
         try:
-            return tomllib.loads(self.read(path).decode())
-        except (OSError, ValueError, RecursionError):
+            return parse_toml(self.read(path, size=MAX_TOML_BYTES).decode())
+        except (OSError, ValueError):
             return {}
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng
+from kedge.errors import FieldError
 from kedge.registry import Registry
 from kedge.schema import Doc, NotNegative, Size, bind_sum
 
@@ -50,6 +51,12 @@ def crop(*, padding: Annotated[Size, Doc("pixels on every side")] = 4) -> Augmen
 
     def apply(x: Tensor, key: Tensor) -> Tensor:
         count, _, height, width = x.shape
+        if padding >= min(height, width):
+            raise FieldError(
+                f"crop.padding = {padding} would leave images of {height} x {width} black; "
+                "write fewer pixels",
+                "padding",
+            )
         shift = rng.integers(key, (2, count), 2 * padding + 1) - padding
         x = _shift(x, shift[0], 2, height)
         return _shift(x, shift[1], 3, width)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from kedge.data.arrays import conform, to_numpy
 from kedge.data.datasets import Dataset, load
-from kedge.data.datasets.checks import reading
+from kedge.data.datasets.checks import check_memory, reading
 from kedge.data.datasets.find import IMAGES, entries
 from kedge.data.datasets.image_encoding import ImageEncoding, is_images
 from kedge.data.datasets.npz import open_npz
@@ -68,6 +68,7 @@ class ArrayEncoding(Encoding):
             return self._encode_npz(path)
         if path.is_file() and path.suffix.lower() == ".npy":
             with reading(path, "an .npy file"):
+                check_memory(path, path.stat().st_size)
                 array = np.load(path, allow_pickle=False)
             return self._samples(to_numpy(array, str(path)), str(path))
         dataset = load(name)

@@ -121,6 +121,8 @@ class Federation:
         self._augment = augmentation(augment)
         if self.x.ndim != 4 and (self._augment or self.angles != (0.0,)):
             raise DataError("augmentation and rotation are for images [C, H, W], not for tables")
+        if self._augment:  # its options must suit the size of images
+            self._augment(torch.zeros(1, *self.input_shape, dtype=dtype), rng.key(0))
         self._moments = None
         if moments is not None and not tokens:
             self._moments = moments_like(moments, self.input_shape, dtype, self.device)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError
+from kedge.files import read_json
 
 FORMAT = 1
 KINDS = ("lines", "bars", "heatmap", "points", "images")
@@ -101,15 +102,43 @@ class Sheet:
             rest = {k: v for k, v in found.items() if k not in ("format", "tables", "charts")}
             tables = [Table(**table) for table in found["tables"]]
             charts = [Chart(**chart) for chart in found["charts"]]
-            return cls(**rest, tables=tables, charts=charts)
+            sheet = cls(**rest, tables=tables, charts=charts)
+            sheet._check()
+            return sheet
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"a diagnosis is damaged: {error}") from None
+
+    def _check(self) -> None:
+        """Raise a ValueError or a TypeError if a value is none of its type."""
+        texts = [self.name, self.title, self.cost, self.command, self.date, *self.findings]
+        lists: list[Any] = [self.findings]
+        for table in self.tables:
+            texts += [table.title, table.note, *table.columns]
+            lists += [table.columns, table.rows, *table.rows]
+            cells = [cell for row in table.rows for cell in row]
+            if (
+                table.decimals not in range(20)
+                or any(len(row) != len(table.columns) for row in table.rows)
+                or not all(cell is None or isinstance(cell, (str, int, float)) for cell in cells)
+            ):
+                raise ValueError("a table has other cells")
+        for chart in self.charts:
+            texts += [chart.title, chart.x, chart.y, chart.value, chart.note]
+            lists.append(chart.rows)
+            cells = [cell for row in chart.rows for cell in row.values()]
+            texts += [cell for cell in cells if not isinstance(cell, (int, float, type(None)))]
+        if (
+            not all(isinstance(text, str) for text in texts)
+            or not all(isinstance(found, list) for found in lists)
+            or not isinstance(self.seconds, (int, float))
+        ):
+            raise ValueError("a value is of another type")
 
 
 def read_sheet(path: str | Path) -> Sheet:
     """Read a sheet from a file; a DataError names the file that cannot be read."""
     try:
-        return Sheet.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return Sheet.from_dict(read_json(Path(path)))
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     except DataError as error:

@@ -138,7 +138,8 @@ class Asking:
             self.gathering.refresh(self.roster, self.initial)
             also = [k for k in test.clients if k not in clients] if test and not attempt else []
             self._attempt(found, self._missing(found), also, attempt, test)
-            for client, reason in outliers(found.sizes, self.rules.max_ratio).items():
+            samples = [train for train, _ in self.checks.sizes]
+            for client, reason in outliers(found.sizes, self.rules, samples).items():
                 self._drop(client, reason, found)
             if len(found.answered) >= needed or not self._missing(found):
                 break

@@ -14,7 +14,7 @@ overwritten, so nobody can speak for another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ COUNTS = (
     "count", "right", "predicted", "samples", "histogram", "hits", "said", "calibration",
     "sum_y2", "sum_abs", "sum_sq",
 )  # fmt: skip
+SHARED = ("contribution", "uploads")  # contents besides the weights
 ROUNDING = 1e-3  # of a sum of a test
 
 
@@ -51,7 +52,7 @@ class Opened(NamedTuple):
 
     code: str  # of a refusal, or empty
     value: Tree
-    sizes: Mapping[str, float] = {}  # the largest number of each content
+    sizes: Mapping[str, float] = {}  # the largest number of each content, or its norm
 
 
 class Checks:
@@ -149,7 +150,8 @@ class Checks:
     # -- after decoding -----------------------------------------------------------------------
 
     def _check_numbers(self, value: Tree) -> dict[str, float]:
-        """Check the size of all numbers; return the largest of each content."""
+        """Check the size of all numbers; return the largest of each content, of ``SHARED`` ones
+        the norm."""
         contents = dict(value)
         if "update" in value:
             contents |= (update := contents.pop("update"))._asdict()
@@ -160,7 +162,7 @@ class Checks:
             raise WireError("a number that is not finite")
         if size > self.rules.max_number:
             raise WireError(f"a number above {self.rules.max_number:g}")
-        return sizes
+        return {name: _norm(contents[name]) if name in SHARED else n for name, n in sizes.items()}
 
     def _checked_update(self, update: Update, request: Header) -> Update:
         workload, size = self.session.workload, self.sizes[request.client][0]
@@ -171,6 +173,10 @@ class Checks:
             _check_norm(update.delta.params, anchor.params, self.rules.max_norm, "an update")
             floats = {n: b for n, b in anchor.buffers.items() if b.is_floating_point()}
             changes = {n: update.delta.buffers[n] for n in floats}
+            for name, buffer in floats.items():  # rounding is monotonic: an honest one is not below
+                lowest = -buffer.clamp(min=0)
+                if name.endswith("running_var") and bool((changes[name] < lowest).any()):
+                    raise WireError("a variance below 0")
             _check_norm(changes, floats, self.rules.max_statistics, "statistics")
         return update._replace(uploads=with_client(update.uploads, request.client))
 
@@ -226,19 +232,27 @@ def largest(value: Tree) -> float:
     return math.inf if any(map(math.isnan, found)) else max(found)
 
 
-def outliers(sizes: Mapping[int, Mapping[str, float]], ratio: float) -> dict[int, str]:
-    """Clients whose numbers are more than ``ratio`` times those of most, and than 1; and why. The
-    norm of updates has a bound of its own.
+def outliers(
+    sizes: Mapping[int, Mapping[str, float]], rules: Rules, samples: Sequence[int]
+) -> dict[int, str]:
+    """Clients whose numbers are many times those of most, and than 1; and why. Sums and counts of
+    who has more ``samples`` may be as many times larger. Updates have a bound of their own.
 
-    >>> outliers({0: {"uploads": 3.0}, 1: {"uploads": 5.0}, 2: {"uploads": 7e9}}, 1e4)
-    {2: 'uploads of size 7e+09, those of most members are of 5 or less'}
+    >>> sizes = {0: {"uploads": 3.0}, 1: {"uploads": 5.0}, 2: {"uploads": 700.0}}
+    >>> outliers(sizes, Rules(), [10, 10, 12])
+    {2: 'uploads of size 700, those of most members are of 5 or less'}
+    >>> outliers(sizes, Rules(), [10, 10, 20])
+    {}
     """
     found: dict[int, str] = {}
-    for kind in ("contribution", "uploads", "statistics"):
+    for kind in (*SHARED, "statistics"):
+        ratio = rules.max_norm if kind in SHARED else rules.max_ratio
         known = {client: each[kind] for client, each in sizes.items() if kind in each}
         typical = median_low(known.values()) if known else 0.0
+        usual = median_low(samples[client] for client in known) if known else 0
         for client, size in known.items():
-            if size > ratio * max(1.0, typical):
+            more = max(1.0, samples[client] / max(1, usual))
+            if size > ratio * max(1.0, typical) * more:
                 text = (
                     f"{kind} of size {size:.3g}, those of most members are of {typical:.3g} or less"
                 )

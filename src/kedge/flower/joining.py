@@ -74,6 +74,8 @@ def agree(
         members = _without(ordered, refusals)
         refusals |= find(members, rules)
     members = _without(ordered, refusals)
+    if not members:
+        raise TermsError("; ".join(refusals.values()))
     classes = _classes(members)
     columns = None if reference.schema.columns is None else _columns(members)
     shape = reference.schema.shape if columns is None else (len(columns),)

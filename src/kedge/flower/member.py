@@ -150,9 +150,8 @@ class Member:
         self.policy.check_samples(statement.train, by_class)
         digest = hashlib.sha256(statement.to_json().encode()).hexdigest()
         release = Release(JOIN, digest, request.run, request.round)
-        self.policy.check_bound(self.folder.releases, release)
+        self.policy.count(self.folder.releases, release)
         statement = replace(statement, seat=self.folder.token(request.run))
-        self.folder.releases.note(release)
         return pack_reply(request, {}, text=statement.to_json())
 
     def _check_rare(self) -> None:
@@ -178,7 +177,8 @@ class Member:
         place = self.folder.agreed(request.run, offered, fingerprint)
         seat = self._take(request.run, place, lambda bound: self.policy.check_terms(terms, bound))
         self.policy.check_samples(seat.silo.data.sizes[0], seat.by_class())
-        self.policy.check_usage(seat.silo, 0)
+        if not terms.class_weights:  # with them a refusal tells of labels, and must be counted
+            self.policy.check_usage(seat.silo, 0)
         self.folder.save_place(request.run, place, fingerprint)
         self._seat = seat
         return pack_reply(request, {})
@@ -208,10 +208,10 @@ class Member:
         received = silo.read(request.value.get("down"))
         seat.load(request.round, request.accepted)
         part = request.part if kind == SURVEY else ""
-        if not part:
-            policy.check_usage(silo, request.round)
         more = *((part,) if part else ()), policy.clip, policy.noise
         release = self._allowed(kind, request, seat, received, more)
+        if not part:
+            policy.check_usage(silo, request.round)
         tested = self._test(request, seat)
         noise = noise_of(self.folder.key_of(release.digest))
         asked = silo.request(request.round, received, part)
@@ -239,8 +239,7 @@ class Member:
         """The release that answers a request, noted; a PolicyRefusal if there were too many."""
         facts = request.round, request.accepted, request.terms, *more
         release = release_of(kind, request, facts, down, seat.silo.state(request.accepted))
-        self.policy.check_bound(self.folder.releases, release)
-        self.folder.releases.note(release)
+        self.policy.count(self.folder.releases, release)
         return release
 
     def _finish(self, request: MemberRequest) -> bytes:

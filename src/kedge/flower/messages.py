@@ -135,6 +135,8 @@ class MemberRequest(Header):
         value: Tree = {}
         if header.size:
             value = wire.unpack(file, CONTENT, at=header.start)
+            if not isinstance(value, dict):
+                raise WireError("the arrays of the request have no names")
         file.seek(header.start)
         if notes.get("content") != blob.checksum_of(file.read(blob.BLOCK)):
             raise WireError("the arrays are not those of the request")

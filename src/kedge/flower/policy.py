@@ -32,7 +32,8 @@ moments. Which models are tested, and what of a test leaves, is in :mod:`kedge.f
 
 ``min_samples`` counts the distinct rows that an update is computed from, as far as they can be
 counted: :mod:`kedge.silo.usage` tells how. They are counted when the terms are agreed, and in every
-round. A server that chooses the weights can read single rows out of full batches, too: only
+round; with class weights in rounds alone, since a refusal tells of labels and so is counted as an
+update. A server that chooses the weights can read single rows out of full batches, too: only
 ``clip`` and ``noise`` are against that.
 
 Answers are distinct if anything differs that they depend on: the run, the round, the weights and
@@ -56,7 +57,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,7 @@ from kedge.core.tree import Tree
 from kedge.core.update import Update
 from kedge.core.view import Noise
 from kedge.errors import FieldError
+from kedge.files import read_toml
 from kedge.flower import releases
 from kedge.flower.messages import KINDS, Refused
 from kedge.flower.releases import Release, Releases
@@ -144,8 +145,8 @@ class Policy:
             FieldError: the file cannot be read, or has an unknown key or a wrong value.
         """
         try:
-            return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            return cls.of(read_toml(Path(path))[0])
+        except (OSError, ValueError) as error:
             raise FieldError(f"{path}: cannot be read as a policy ({error})") from None
         except FieldError as error:
             raise FieldError(f"{path}: {error}", error.field) from None
@@ -208,9 +209,9 @@ class Policy:
         """The bound on a kind of answers as it stands in the file."""
         return f"{BOUNDS[kind]}={self.most(kind)}"
 
-    def check_bound(self, before: Releases, release: Release, *others: Release) -> None:
-        """Raise a PolicyRefusal if releases of one kind would be too many."""
-        if not before.allows(release, self.most(release.kind), *others):
+    def count(self, before: Releases, release: Release, *others: Release) -> None:
+        """Note releases of one kind; a PolicyRefusal if they would be too many."""
+        if not before.note(release, *others, most=self.most(release.kind)):
             raise PolicyRefusal(f"{self.bound(release.kind)}, and as many have left already")
 
     def check_samples(self, train: int, by_class: Mapping[str, int] | None = None) -> None:

@@ -70,8 +70,10 @@ def check_rare(dataset: Dataset, least: int) -> None:
     if x.dtype == np.uint8 and x.ndim == 2:
         raise DataError("columns of whole bytes are told value by value; save them as float32")
     if dataset.classes and tasks[dataset.task].one_class:
-        found = np.bincount(dataset.y_train, minlength=len(dataset.classes))
-        for name, samples in zip(dataset.classes, found, strict=True):
+        every = [y for y in (dataset.y_train, dataset.y_test, dataset.y_val) if y is not None]
+        counts = [np.bincount(y, minlength=dataset.outputs) for y in every]
+        for i, name in enumerate(dataset.classes):
+            samples = next((int(n[i]) for n in counts if n[i]), 0)
             if 0 < samples < least:
                 raise DataError(
                     f"the class {name!r} has {samples} samples, and its name would leave; unite it "

@@ -14,7 +14,8 @@ says: the same one may leave in every run.
     KIND DIGEST RUN ROUND TIME
 
 A line is written whole and synchronised. One that was cut short, by a crash or a full disk, belongs
-to an answer that did not leave; it is removed before the next line is written.
+to an answer that did not leave; it is removed before the next line is written. Processes of one
+member, as there are without a resident node, take turns, so that they count together.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,11 @@ from kedge.core.tree import Tree
 from kedge.files import append_file, open_append
 from kedge.flower.messages import MemberRequest
 from kedge.session import wire
+
+try:
+    import fcntl
+except ImportError:  # Windows, where members have one process
+    fcntl = None  # type: ignore[assignment]
 
 JOIN, UPDATE, SURVEY, TEST = "join", "update", "survey", "test"
 KINDS = (JOIN, UPDATE, SURVEY, TEST)
@@ -95,24 +101,20 @@ class Releases:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._size, self._end = path, -1, 0  # as it was read, and where its lines end
+        self._found: dict[str, dict[str, Release]] = {}
 
-    @cached_property
+    @property
     def _known(self) -> dict[str, dict[str, Release]]:
-        """The releases of each kind by digest."""
-        found: dict[str, dict[str, Release]] = {kind: {} for kind in KINDS}
-        if not self.path.exists():
-            return found
-        whole = self.path.read_bytes()
-        end = whole.rfind(b"\n") + 1
-        if end < len(whole):  # a process was killed while it wrote
-            file = open_append(self.path)
-            os.ftruncate(file, end)  # needs no space
-            os.close(file)
-        text = whole[:end].decode(errors="replace")
-        for kind, digest, run, round in LINE.findall(text):
-            found[kind][digest] = Release(kind, digest, run, int(round))
-        return found
+        """The releases of each kind by digest, read again if another process has written."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self._size:
+            whole = self.path.read_bytes() if size else b""
+            self._size, self._end = len(whole), whole.rfind(b"\n") + 1
+            self._found, text = {kind: {} for kind in KINDS}, whole[: self._end].decode("latin-1")
+            for kind, digest, run, round in LINE.findall(text):
+                self._found[kind][digest] = Release(kind, digest, run, int(round))
+        return self._found
 
     def count(self, kind: str) -> int:
         """Distinct answers of a kind that have left."""
@@ -122,20 +124,28 @@ class Releases:
         """The answers of a kind that have left in a run."""
         return [release for release in self._known[kind].values() if release.run == run]
 
-    def allows(self, release: Release, most: int, *others: Release) -> bool:
-        """Whether releases of one kind have left before, or are within ``most`` of it; 0: no
-        bound."""
-        known = self._known[release.kind]
-        fresh = {r.digest for r in (release, *others)} - known.keys()
-        return not most or not fresh or len(known) + len(fresh) <= most
-
-    def note(self, *releases: Release) -> None:
-        """Write down releases that are new, before their answer is computed."""
-        fresh = [r for r in releases if r.digest not in self._known[r.kind]]
-        if not fresh:
-            return
-        now = time.strftime("%Y-%m-%dT%H:%M:%S")
-        lines = "".join(f"{r.kind} {r.digest} {r.run} {r.round} {now}\n" for r in fresh)
-        append_file(self.path, lines, synchronised=True)
-        for release in fresh:
-            self._known[release.kind][release.digest] = release
+    def note(self, *releases: Release, most: int = 0) -> bool:
+        """Write down releases that are new, before their answer is computed; False, and nothing is
+        written, if there would be more than ``most`` of a kind. 0: no bound."""
+        file = open_append(self.path)
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            fresh = {r.digest: r for r in releases if r.digest not in self._known[r.kind]}
+            counts = Counter(r.kind for r in fresh.values())
+            if most and any(n + len(self._known[kind]) > most for kind, n in counts.items()):
+                return False
+            if fresh:
+                os.ftruncate(file, self._end)  # after a kill or a full disk; it needs no space
+                self._size = self._end
+                now = time.strftime("%Y-%m-%dT%H:%M:%S")
+                lines = "".join(
+                    f"{r.kind} {r.digest} {r.run} {r.round} {now}\n" for r in fresh.values()
+                )
+                append_file(self.path, lines, synchronised=True)
+                self._size = self._end = self._end + len(lines)
+                for release in fresh.values():
+                    self._found[release.kind][release.digest] = release
+            return True
+        finally:
+            os.close(file)

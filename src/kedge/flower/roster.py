@@ -19,6 +19,7 @@ from typing import Any
 
 from kedge.data.encoding import Encoding, encodings
 from kedge.errors import DataError, UnknownName
+from kedge.files import read_json
 from kedge.flower.joining import Agreement
 from kedge.flower.statement import Statement
 from kedge.runs.resuming import FEDERATION, SEATS
@@ -157,19 +158,19 @@ class Roster:
         if not path.exists():
             return None
         try:
-            values: dict[str, Any] = json.loads(path.read_bytes())
+            values: dict[str, Any] = read_json(path)
             if values["format"] not in (1, FORMAT):
                 raise DataError(f"{path} has format {values['format']}, this kedge reads {FORMAT}")
             encoding = dict(values["encoding"])
             kind = encodings[encoding.pop("kind")]
             members = values["members"]
             if values["format"] == FORMAT:
-                tokens = json.loads((folder / SEATS).read_bytes())
+                tokens = read_json(folder / SEATS)
                 members = [seat | {"token": str(tokens[seat["name"]])} for seat in members]
             seats = [Seat(**seat) for seat in members]
             terms = Terms.from_json(values["terms"])
             return cls(str(values["run"]), terms, kind.from_dict(encoding), seats)
-        except (OSError, ValueError, TypeError, KeyError, UnknownName) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, UnknownName) as error:
             raise DataError(
                 f"{path} or {SEATS} beside it is damaged ({error!r}); restore both from a backup"
             ) from None

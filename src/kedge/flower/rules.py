@@ -28,12 +28,14 @@ class Rules:
             bad. Honest updates are far below it, since training moves weights by less than their
             own size. It stops overflow and vandalism, not a careful attack: for that there are
             robust parts, such as ``krum`` and ``trimmedmean``. Where policies of members add much
-            noise, it must be larger.
+            noise, it must be larger. What a reply has besides weights is bad if its norm is as
+            many times larger than that of most members, or than 1; in proportion more for who has
+            more samples.
         max_statistics: the same for running statistics, which may be far from their first values.
         max_number: any other number of a reply is bad if it is larger than this.
         max_ratio: a member is refused if it states more than this many times as many samples as
-            most members, or inputs as many times larger; and its reply is bad if what it sends
-            besides the update is as many times larger (than theirs, or than 1).
+            most members, or inputs as many times larger; and its reply is bad if its running
+            statistics are as many times larger (than theirs, or than 1).
         max_classes: classes or labels of all members together.
         max_columns: columns of a table of all members together, one-hot ones counted singly.
         max_variety: a member is refused if it has more than this many times as many classes or

@@ -13,12 +13,12 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kedge.errors import FieldError, UnknownName
+from kedge.files import MAX_BYTES, read_toml
 from kedge.flower.rules import Rules
 from kedge.flower.scaling import Scaling
 
@@ -31,10 +31,10 @@ def read_rules(path: Path) -> tuple[Rules, Scaling | None]:
         UnknownName: there is no such rule.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = read_toml(path, MAX_BYTES)[0]  # lists of the moments of all columns
     except FileNotFoundError:
         return Rules(), None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise FieldError(f"{path} cannot be read: {error}") from None
     scaling = _scaling(values.pop("scaling", None))
     return make_rules(values), scaling

@@ -57,7 +57,7 @@ def make_test(request: MemberRequest, seat: Seat, policy: Policy, folder: Member
     if not policy.allows_test(samples):
         raise PolicyRefusal(f"sums over {samples} held-out samples may not leave")
     given, down = request.value.get("output"), request.value.get("down")
-    public = checked_weights(silo.bound, given) if given else silo.read(down).weights
+    public = silo.read(down).weights if given is None else checked_weights(silo.bound, given)
     has_more = any(name.startswith(f"{TEST}:") for name in policy.uploads)
     detailed = request.test == "detailed" and has_more
     facts: list[Any] = ["detailed" if detailed else "plain"]
@@ -69,8 +69,7 @@ def make_test(request: MemberRequest, seat: Seat, policy: Policy, folder: Member
         releases[PERSONAL] = release_of(TEST, request, facts, *contents)
     if not policy.names(OUTPUT):
         _check_weights(request, seat, public, folder.releases, releases.values())
-    policy.check_bound(folder.releases, *releases.values())
-    folder.releases.note(*releases.values())
+    policy.count(folder.releases, *releases.values())
 
     value: dict[str, Tree] = {SUMS: silo.evaluate(silo.full(public), detailed)}
     if request.personal:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.csv_text import csv_lines, unquoted
-from kedge.files import append_file, write_file
+from kedge.files import append_file, read_file, write_file
 from kedge.loggers.protocol import numbers, own_folder
 from kedge.runs.config import Config
 from kedge.runs.result import Result
@@ -28,7 +28,7 @@ class CSV:
         """Read what is there; a line that was cut is dropped."""
         self.path = own_folder(folder, "csv") / FILE
         if self.path.exists():
-            text = self.path.read_text(encoding="utf-8")
+            text = read_file(self.path).decode()
             reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
             self.columns = reader.fieldnames = [*map(unquoted, reader.fieldnames or KEYS)]
             self.rows = [row for row in reader if None not in row.values() and row["round"]]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kedge.files import write_file
+from kedge.files import read_json, write_file
 from kedge.loggers.protocol import numbers, own_folder, summary
 from kedge.runs.config import Config
 from kedge.runs.result import Result
@@ -37,7 +37,7 @@ class MLflow:
         place = os.environ.get("MLFLOW_TRACKING_URI") or self.folder.absolute().as_uri()
         self.client = MlflowClient(tracking_uri=place)
         known = self.folder / RUNS
-        found = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
+        found = read_json(known) if known.exists() else {}
         self.runs: dict[int, str] = {
             int(seed): run["id"] for seed, run in found.items() if run["place"] == place
         }

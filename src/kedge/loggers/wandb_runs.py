@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kedge.files import write_file
+from kedge.files import read_json, write_file
 from kedge.loggers.protocol import numbers, own_folder, summary
 from kedge.runs.config import Config
 from kedge.runs.result import Result
@@ -35,7 +35,7 @@ class WandB:
         """Find the identifiers of an earlier start."""
         self.folder, self.config = own_folder(folder, "wandb"), config
         known = self.folder / RUNS
-        found = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
+        found = read_json(known) if known.exists() else {}
         self.ids: dict[int, str] = {int(seed): name for seed, name in found.items()}
 
     def logged(self, seed: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from kedge.errors import GrammarError
+from kedge.errors import GrammarError, ModelError
 from kedge.grammar import parse_call
 from kedge.models.basic import linear, mlp
 from kedge.models.cct import cct7
@@ -148,7 +148,13 @@ def build_again(
     text: str, shape: tuple[int, ...], outputs: int, config: dict[str, Any] | None = None
 ) -> nn.Module:
     """As :func:`build`, for weights that are loaded next: a Hugging Face model needs its ``config``
-    (:func:`hf_config`), but neither its folder nor the Hub."""
+    (:func:`hf_config`), but neither its folder nor the Hub.
+
+    Raises:
+        ModelError: the config is missing.
+    """
+    if config is None and text.startswith(HF):
+        raise ModelError(f"the configuration of {text} is missing, and kedge fetches none here")
     if config is None:
         return build(text, shape, outputs)
     return hf_from_config(tuple(shape), config, **read(text).options)

@@ -186,7 +186,7 @@ def hf_from_config(shape: Shape, config: dict[str, Any], **options: Any) -> nn.M
     try:
         with _quiet(transformers):
             own = transformers.AutoConfig.for_model(config["model_type"], **values)
-            net = auto.from_config(own, **_FORM)
+            net = auto.from_config(own, trust_remote_code=False, **_FORM)
     except (KeyError, OSError, ValueError, RuntimeError, ImportError, TypeError) as error:
         raise ModelError(f"the Hugging Face model cannot be built again: {error}") from error
     return _finished(net, shape, **options)

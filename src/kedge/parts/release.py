@@ -64,7 +64,8 @@ class Gauss(Part):
     Deviations: in the paper the server adds the noise to the mean (see CentralGauss); here every
     client does, so that the server need not be trusted. In a simulation the noise is drawn from the
     seed, which hides nothing from those who know it; a member of a real federation draws it from a
-    secret of its own. kedge states no epsilon for it. Neutral at: std = 0.
+    secret of its own. A variance of BatchNorm stays at 0 or above. kedge states no epsilon for it.
+    Neutral at: std = 0.
     """
 
     std: Annotated[float, Doc("standard deviation of the noise"), Range(0)] = 0.01
@@ -75,6 +76,11 @@ class Gauss(Part):
     def release(self, v: View, update: Update) -> tuple[Update, Tree]:
         content, units = _content(v, update)
         noisy = tree.map(lambda x, u, z: x + self.std * u * z, content, units, v.noise(content))
+        buffers = {
+            n: torch.maximum(x, -v.anchor.buffers[n]) if n.endswith("running_var") else x
+            for n, x in noisy["update"].buffers.items()
+        }
+        noisy["update"] = noisy["update"]._replace(buffers=buffers)
         return _with_content(update, noisy), v.client
 
 

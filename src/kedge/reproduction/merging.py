@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kedge.errors import DataError, KedgeError
-from kedge.files import make_folder, write_file
+from kedge.files import make_folder, read_file, write_file
 from kedge.reproduction.choice import choice_path
 from kedge.reproduction.records import Record, differences, keep, read_record
 from kedge.reproduction.table import Row, Table
@@ -106,4 +106,4 @@ def _merge_choices(table: Table, results: Path, folder: Path) -> None:
         theirs = folder / mine.name
         if theirs.is_file() and not mine.exists():
             make_folder(mine.parent, inside=results)
-            write_file(mine, theirs.read_bytes(), inside=results)
+            write_file(mine, read_file(theirs), inside=results)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from typing import Any
 
 from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError, UnknownName
+from kedge.files import read_toml
 from kedge.reproduction.table import GPU, Choose, Row, Table
 from kedge.runs.config import FIELDS
 
@@ -255,10 +255,10 @@ def _check_table(file: Path, data: dict[str, Any], rows: dict[str, dict[str, Any
 
 def _checked(path: Path, types: Mapping[str, type], needed: Sequence[str]) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data, _ = read_toml(path)
     except (OSError, UnicodeDecodeError) as error:
         raise FieldError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise FieldError(f"{path} is not valid TOML: {error}") from None
     _check_keys(path, data, types, "")
     if missing := [key for key in needed if key not in data]:

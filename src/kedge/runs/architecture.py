@@ -1,15 +1,15 @@
 """The architecture of a model as plain data, from which it is built again.
 
 A model is described in one of three ways: by the text of the model zoo, as layers of ``torch.nn``
-in sequence, or by the import path of a class. No code is stored. A class that needs arguments
-cannot be built again; the user gives the module.
+in sequence, or by the import path of a class. No code is stored, and none is imported for a path: a
+stranger wrote it. A class that needs arguments cannot be built again; the user gives the module.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -104,6 +104,7 @@ def _from_class(architecture: Mapping[str, Any]) -> nn.Module:
     path = str(architecture["path"])
     name, _, qualname = path.partition(":")
     advice = "give the module: kedge.load(FOLDER, model=...)"
+    options = f"load the file of the class: --load FILE.py. In Python, import it first, or {advice}"
     if architecture["needs"]:
         words = ", ".join(architecture["needs"])
         raise ModelError(f"the model is of your class {path}, made with {words}; {advice}")
@@ -111,14 +112,15 @@ def _from_class(architecture: Mapping[str, Any]) -> nn.Module:
         raise ModelError(
             f"the model is of your class {qualname}, which is not in an importable file; {advice}"
         )
-    try:
-        found: Any = importlib.import_module(name)
-        for piece in qualname.split("."):
-            found = getattr(found, piece)
-    except (ImportError, AttributeError) as error:
+    file = f"kedge_file_{name.rpartition('.')[2]}"  # of --load
+    found: Any = sys.modules.get(name) or sys.modules.get(file)
+    for piece in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(piece)  # a module may import what one asks for
+    if found is None:
         raise ModelError(
-            f"the model is of your class {path}, which cannot be imported here ({error}); {advice}"
-        ) from None
+            f"the model is of your class {path}, which is not imported, as a bundle imports no "
+            f"code; {options}"
+        )
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ModelError(f"{path} is not a class of modules; {advice}")
     module: nn.Module = found()

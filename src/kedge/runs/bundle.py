@@ -1,8 +1,9 @@
 """The bundle of a run: what a trained model needs to predict from raw inputs, elsewhere and later.
 
 ``bundle.json`` in the folder of a run holds task, classes, architecture, preprocessing and
-provenance; the weights are safetensors files beside it. Nothing in a bundle is code: reading one
-builds a model of the zoo, layers of ``torch.nn``, or a class that is importable here.
+provenance; the weights are safetensors files beside it. Nothing in a bundle is code, and none is
+imported for it: reading one builds a model of the zoo, layers of ``torch.nn``, or a class that is
+imported already.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ import json
 import math
 import platform
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from kedge._version import __version__
@@ -30,16 +29,19 @@ from kedge.core.tree import Weights
 from kedge.data.encoding import Encoding, encodings
 from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError, UnknownName
+from kedge.files import parse_json, read_file
 from kedge.loading import files
 from kedge.runs.architecture import describe
 from kedge.runs.config import Config
 from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, Folder
-from kedge.runs.tensors import safetensors_of
+from kedge.runs.tensors import open_tensors, safetensors_of
 from kedge.sim.simulation import Simulation
 
 BUNDLE = "bundle.json"
 #: Increase it with every change that an older kedge would misread.
 FORMAT = 1
+#: Numbers of one encoded input, at most.
+MAX_INPUT = 2**30
 #: The files of each choice: the global model, and the clients' own.
 FILES = {"last": (MODEL, PERSONAL), "best": (BEST_MODEL, BEST_PERSONAL)}
 PROBE_TOLERANCE = 1e-2  # relative; between devices and precisions outputs differ by less
@@ -133,7 +135,7 @@ class Bundle:
         Raises:
             KedgeError: it is registered by a file that is not loaded here.
         """
-        metric = self.provenance.get("config", {}).get("metric")
+        metric = str(self.provenance["config"].get("metric"))
         try:
             task = make_task(self.task, self.outputs)
             return with_metric(task, metric) if metric in own_metrics else task
@@ -156,15 +158,15 @@ class Bundle:
         return json.dumps({"format": FORMAT} | values, indent=1)
 
     @classmethod
-    def from_json(cls, text: str, where: object) -> Bundle:
+    def from_json(cls, text: str | bytes, where: object) -> Bundle:
         """Parse a bundle.
 
         Raises:
             DataError: it is damaged, of another program, or of a newer format.
         """
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
+            values = parse_json(text)
+        except ValueError as error:
             raise DataError(f"{where} is damaged ({error}); copy it again") from None
         if not isinstance(values, dict) or not isinstance(values.get("format"), int):
             raise DataError(f"{where} is not a bundle of kedge")
@@ -179,11 +181,32 @@ class Bundle:
             kind = encoding.pop("kind")
             for key in ("classes", "mean", "std", "loaded", "shape"):
                 values[key] = None if values[key] is None else tuple(values[key])
-            return cls(encoding=encodings[kind].from_dict(encoding), **values)
+            found = cls(encoding=encodings[kind].from_dict(encoding), **values)
+            found._check()
+            return found
         except UnknownName as error:
             raise DataError(f"{where}: {error}; a newer kedge wrote it") from None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{where} is damaged ({error!r}); copy it again") from None
+
+    def _check(self) -> None:
+        """Raise a ValueError, a KeyError or a TypeError if a value is none of its type."""
+        texts = [self.task, self.batchnorm, self.precision, self.method, self.provenance["data"]]
+        texts += [self.provenance["date"], self.provenance["versions"]["kedge"]]
+        texts += [*(self.classes or ()), *(f[k] for f in self.loaded for k in ("path", "sha256"))]
+        seeds, rounds = (self.provenance["config"][key] for key in ("seeds", "rounds"))
+        whole = [self.outputs, rounds, *self.shape, *getattr(self.encoding, "shape", ()), *seeds]
+        moments = [*(self.mean or ()), *(self.std or ())]
+        if (
+            not all(isinstance(value, str) for value in texts)
+            or not all(type(value) is int and value >= 0 for value in whole)
+            or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in moments)
+            or not isinstance(self.model, dict)
+            or len(self.classes or "") not in (0, self.outputs)
+            or np.dtype(getattr(self.encoding, "dtype", "float32")).kind not in "uifb"
+            or not (seeds and self.outputs and 0 < math.prod(self.shape) <= MAX_INPUT)
+        ):
+            raise ValueError("a value is of another type, or out of range")
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -245,6 +268,8 @@ def probe(module: nn.Module, shape: tuple[int, ...], whole: bool) -> dict[str, A
         with torch.no_grad():
             out = module.eval()(x.to(like.device))
         values: list[float] = out.detach().double().flatten().cpu().tolist()
+    except KedgeError:
+        raise
     except Exception:  # noqa: BLE001  a user's module may raise anything; then there is no probe
         return None
     return {"whole": whole, "outputs": values} if bool(np.isfinite(values).all()) else None
@@ -252,11 +277,12 @@ def probe(module: nn.Module, shape: tuple[int, ...], whole: bool) -> dict[str, A
 
 def differs(module: nn.Module, shape: tuple[int, ...], expected: str) -> bool:
     """Whether a module has other outputs on a probe than the one that was saved."""
-    saved = json.loads(expected)
-    found = probe(module, shape, saved["whole"])
-    if found is None or len(found["outputs"]) != len(saved["outputs"]):
+    saved = parse_json(expected)
+    found = probe(module, shape, bool(saved["whole"]))
+    other = np.array(saved["outputs"], np.float64)
+    if found is None or other.shape != (len(found["outputs"]),):
         return True
-    one, other = np.array(found["outputs"]), np.array(saved["outputs"])
+    one = np.array(found["outputs"])
     return bool(np.abs(one - other).max() > PROBE_TOLERANCE * (1 + np.abs(other).max()))
 
 
@@ -272,15 +298,15 @@ def read_bundle(path: Path) -> Bundle:
     """
     file = path / BUNDLE
     try:
-        text = file.read_text(encoding="utf-8")
+        content = read_file(file)
     except FileNotFoundError:
         raise KedgeError(
             f"{path} has no {BUNDLE}: an older kedge made this run, or it ended before its first "
             f"round. Write it with: kedge run --out {path} --resume"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from None
-    return Bundle.from_json(text, file)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+    return Bundle.from_json(content, file)
 
 
 def read_weights(path: Path, client: int | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -289,7 +315,7 @@ def read_weights(path: Path, client: int | None = None) -> tuple[dict[str, Tenso
     Raises:
         DataError: the file is damaged.
     """
-    with _opened(path) as file:
+    with open_tensors(path, "copy it again") as file:
         names, metadata = list(file.keys()), dict(file.metadata() or {})
         if client is None:
             return {name: file.get_tensor(name) for name in names}, metadata
@@ -299,14 +325,5 @@ def read_weights(path: Path, client: int | None = None) -> tuple[dict[str, Tenso
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file of weights; a DataError if it is damaged."""
-    with _opened(path) as file:
+    with open_tensors(path, "copy it again") as file:
         return dict(file.metadata() or {})
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} is damaged ({error}); copy it again") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -84,18 +84,22 @@ def read_clients(path: Path) -> Clients | None:
     found: Any = read_json(file, advice)
     if not isinstance(found, dict) or found.get("format") != FORMAT or not _fits(found):
         raise DataError(f"{file} is damaged: it does not describe clients; {advice}")
-    return Clients(*(found[key] for key in Clients._fields))
+    return Clients(*(found.get(key) for key in Clients._fields))  # type: ignore[arg-type]
 
 
 def _fits(found: dict[str, Any]) -> bool:
     names, sizes, classes, counts = (found.get(key) for key in Clients._fields)
-    if not isinstance(names, list) or not isinstance(sizes, list) or len(names) != len(sizes):
+    if not _are(names, str) or not _are(sizes, int) or len(names) != len(sizes):
         return False
     if counts is None:
-        return True
+        return classes is None or _are(classes, str)
     return (
-        isinstance(classes, list)
+        _are(classes, str)
         and isinstance(counts, list)
         and len(counts) == len(names)
-        and all(isinstance(row, list) and len(row) == len(classes) for row in counts)
+        and all(_are(row, int) and len(row) == len(classes) for row in counts)
     )
+
+
+def _are(values: Any, kind: type) -> TypeGuard[list[Any]]:
+    return isinstance(values, list) and all(type(value) is kind for value in values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from kedge._version import __version__
 from kedge.engines.device import device_name
 from kedge.engines.execution import Execution
 from kedge.errors import DataError, KedgeError
+from kedge.files import read_toml
 from kedge.loading import files
 from kedge.runs.config import Config
 from kedge.runs.reading import load_config
@@ -24,6 +24,8 @@ from kedge.runs.saved import read_json
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 #: Keys that a resumed run reads, and their types.
 NEEDED = {"device": str, "threads": int, "how": dict}
+PLAIN = dataclasses.asdict(Execution("loop"))
+MAX_WORKERS = 1024  # processes and threads that a run may ask for
 
 
 def environment(
@@ -62,7 +64,10 @@ def read_environment(path: Path) -> dict[str, Any]:
     if (
         not isinstance(how, dict)
         or not all(isinstance(found.get(key), kind) for key, kind in NEEDED.items())
-        or not {"engine"} <= set(how) <= {f.name for f in dataclasses.fields(Execution)}
+        or not 0 < found["threads"] <= MAX_WORKERS
+        or not {"engine"} <= set(how) <= set(PLAIN)
+        or not all(type(how[key]) is type(PLAIN[key]) for key in how)
+        or not all(0 <= how.get(key, 0) <= MAX_WORKERS for key in ("workers", "streams", "threads"))
         or not _are_files(found.get("loaded", []))
     ):
         raise DataError(f"{path} is damaged: it does not describe an environment; {advice}")
@@ -88,7 +93,7 @@ def stored_config(path: Path) -> Config:
     """
     try:
         config = load_config(path / CONFIG)
-        given = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+        given, _ = read_toml(path / CONFIG)
         if missing := [name for name in WRITTEN if name not in given]:
             raise KedgeError(f"{path / CONFIG} is damaged: it lacks {', '.join(missing)}")
         return config

@@ -40,8 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 from kedge._version import __version__
@@ -58,9 +56,9 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.lock import Lock
 from kedge.runs.resuming import FEDERATION, SEATS, check_remote, check_settings
-from kedge.runs.saved import read_records
+from kedge.runs.saved import NUMBERS, read_records
 from kedge.runs.stopping import clear_stop
-from kedge.runs.tensors import safetensors_of
+from kedge.runs.tensors import open_tensors, safetensors_of
 
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
@@ -291,20 +289,15 @@ class Folder:
         path = self.path / f"seed-{seed}" / CHECKPOINT
         if not path.exists():
             return None
-        try:
-            with safe_open(path, "pt") as file:
-                found = (file.metadata() or {}).get(FORMAT_KEY, "1")
+        with open_tensors(path, f"delete it to run seed {seed} from the start") as file:
+            found = (file.metadata() or {}).get(FORMAT_KEY, "1")
             if found not in map(str, range(1, FORMAT + 1)):
                 raise DataError(
                     f"{path} has checkpoint format {found}; kedge {__version__} reads "
                     f"formats up to {FORMAT}. Resume with the kedge that wrote it, or delete it to "
                     f"run seed {seed} from the start"
                 )
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise DataError(
-                f"{path} is damaged ({error}); delete it to run seed {seed} from the start"
-            ) from None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
     def record(self, seed: int, record: dict[str, Any]) -> None:
         """Append the record of a round to the metrics of a seed."""
@@ -317,7 +310,8 @@ class Folder:
             DataError: the file is damaged. A last line that is incomplete is dropped.
         """
         path = self.path / f"seed-{seed}" / METRICS
-        found = [r for r in read_records(path) if r["round"] <= rounds]
+        known = read_records(path)
+        found = [r for r in known if r["round"] <= rounds and r.keys() >= set(NUMBERS)]
         if [r["round"] for r in found] != list(range(1, rounds + 1)):
             raise DataError(
                 f"{path} is damaged: it has {len(found)} of the first {rounds} rounds; restore it, "

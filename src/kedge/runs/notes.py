@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kedge.errors import FieldError
-from kedge.files import write_file
+from kedge.files import parse_json, write_file
 
 NOTES, FORMAT = "notes.json", 1
 MAX_TAGS, MAX_TAG, MAX_NOTE = 20, 40, 20_000  # tags; characters of a tag and of a note
@@ -42,9 +42,9 @@ def checked(tags: Any, note: Any) -> Notes:
 def parse_notes(content: bytes) -> Notes:
     """The notes in a file; empty ones if it is damaged."""
     try:
-        found = json.loads(content)
+        found = parse_json(content)
         return checked(found["tags"], found["note"])
-    except (ValueError, TypeError, KeyError, RecursionError, FieldError):
+    except (ValueError, TypeError, KeyError, FieldError):
         return Notes()
 
 

@@ -17,7 +17,8 @@ from kedge.core.task import Task
 from kedge.data.encoding import Array, Samples
 from kedge.data.scaling import moments_like, normalise, to_unit
 from kedge.engines.device import precise
-from kedge.errors import DataError, KedgeError
+from kedge.errors import DataError, KedgeError, ModelError
+from kedge.limits import is_out_of_memory
 from kedge.runs.bundle import Bundle
 
 ROWS = 1024  # samples per pass, as in the tests of a run
@@ -169,6 +170,13 @@ class Predictor:
                 raise
             raise DataError(
                 f"this model normalises by the batch at hand (batchnorm = batch): {error}"
+            ) from None
+        except (RuntimeError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise ModelError(
+                f"the model takes no inputs of shape {tuple(x.shape)} ({error}); it is not as it "
+                "was trained"
             ) from None
 
     @cached_property

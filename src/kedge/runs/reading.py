@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from kedge.errors import FieldError, UnknownName
+from kedge.files import read_toml
 from kedge.runs.config import FIELDS, Config, ConfigError
 
 
@@ -35,7 +35,7 @@ def load_config(
     places: dict[str, str] = {}
     problems: list[tuple[str, str, str]] = []
     if path is not None:
-        text, table = _read_toml(Path(path))
+        table, text = _read_toml(Path(path))
         for key, value in table.items():
             places[key] = _line_of(text, key, Path(path))
             values[key] = value
@@ -86,17 +86,16 @@ def _number(text: str, kind: type) -> Any:
         return text.strip()
 
 
-def _read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
+        return read_toml(path)
     except FileNotFoundError:
         raise FieldError(
             f"there is no file {str(path)!r}; name a TOML file, or leave it out"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FieldError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise FieldError(f"{path} is not valid TOML: {error}. Strings need quotes") from None
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from kedge import files
 from kedge.errors import DataError
 
 #: Numbers of every record.
 NUMBERS = ("train_loss", "divergence", "mb_up", "mb_down", "seconds")
+#: Those that are numbers by name; those that begin with ``per_`` are lists.
+NESTED = ("validation", "personal_validation", "unseen")
 
 
 def read_json(path: Path, advice: str) -> Any:
@@ -19,10 +21,10 @@ def read_json(path: Path, advice: str) -> Any:
         DataError: it cannot be read; the message ends with ``advice``.
     """
     try:
-        return json.loads(path.read_bytes())
+        return files.read_json(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; {advice}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is damaged ({error}); {advice}") from None
 
 
@@ -34,18 +36,18 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: a line is no record of a round.
     """
-    if not path.exists():
-        return []
     try:
-        content = path.read_bytes()
+        content = files.read_file(path)
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     *lines, _incomplete = content.split(b"\n")
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            record = files.parse_json(line)
+        except ValueError:
             record = None
         if not _is_record(record):
             raise DataError(
@@ -57,11 +59,19 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+    if not isinstance(record, dict) or type(record.get("round")) is not int:
         return False
-    if not all(_is_number(record.get(key, 0.0)) for key in NUMBERS):
+    if record["round"] < 1 or not all(_is_number(record.get(key, 0.0)) for key in NUMBERS):
         return False
-    return all(_is_number(v) or isinstance(v, (list, dict, bool)) for v in record.values())
+    return all(_is_value(key, value) for key, value in record.items())
+
+
+def _is_value(key: str, value: Any) -> bool:
+    if key in NESTED:
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+    if key.startswith("per_"):
+        return isinstance(value, list) and all(v is None or _is_number(v) for v in value)
+    return isinstance(value, (int, float))
 
 
 def _is_number(value: Any) -> bool:

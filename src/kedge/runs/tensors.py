@@ -1,12 +1,19 @@
-"""Write tensors as a safetensors file, one array at a time."""
+"""Write tensors as a safetensors file, one array at a time, and open such files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+
+from kedge.errors import DataError, KedgeError
+from kedge.files import open_file
+from kedge.limits import is_out_of_memory, out_of_memory
 
 _SAFETENSORS_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -31,3 +38,23 @@ def safetensors_of(
     for value in arrays.values():
         flat = value.detach().cpu().contiguous().view(-1)
         yield flat.view(torch.uint8).numpy().data
+
+
+@contextmanager
+def open_tensors(path: Path, advice: str) -> Iterator[Any]:
+    """Open a safetensors file, whose header is checked against the size of the file.
+
+    Raises:
+        DataError: it is damaged, or not what the block asks for; the message ends with ``advice``.
+        OutOfMemory: it does not fit into memory.
+    """
+    try:
+        open_file(path).close()  # safe_open would wait for the writer of a pipe
+        with safe_open(path, "pt") as file:
+            yield file
+    except KedgeError:
+        raise
+    except Exception as error:  # noqa: BLE001  safetensors and torch have many types
+        if is_out_of_memory(error):
+            raise out_of_memory(error, f"reading {path}") from None
+        raise DataError(f"{path} is damaged ({error}); {advice}") from None

@@ -32,6 +32,7 @@ from kedge.session.blob import DTYPES, Header, Message
 from kedge.session.session import Broadcast
 
 VERSION = "2"
+MAX_AXES = 64  # of an array
 
 #: Named tuples that a message may contain.
 TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Update, Broadcast)}
@@ -162,7 +163,9 @@ def _checked(file: IO[bytes], kind: str, template: Tree, at: int = 0) -> Header:
 
 def _leaf(entry: dict[str, Any]) -> Leaf | None:
     shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
-    valid = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    valid = isinstance(shape, list) and len(shape) <= MAX_AXES
+    valid = valid and all(type(n) is int and 0 <= n <= sys.maxsize for n in shape or ())
+    valid = valid and math.prod(n or 1 for n in shape or ()) <= sys.maxsize >> 4
     return Leaf(dtype, tuple(shape or ())) if valid and dtype is not None else None
 
 

@@ -88,7 +88,8 @@ class Silo:
     def read(self, value: Tree) -> Broadcast:
         """A broadcast as it was unpacked, in the order of the method's own trees: a sum over leaves
         must not depend on the order in which they arrive. Raises a WireError if it does not fit."""
-        broadcast = value or Broadcast(NO_WEIGHTS, {})  # empty if all weights are private
+        nothing = value is None or value == {}  # if all weights are private
+        broadcast = Broadcast(NO_WEIGHTS, {}) if nothing else value
         if not isinstance(broadcast, Broadcast):
             raise WireError("the message is no broadcast of a server")
         sent = _in_order(broadcast.sent, self._sent)

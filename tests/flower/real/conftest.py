@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the forgeries of test_distrust.py
+# for the forgeries of test_distrust.py, and those of tests/attacks
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "attacks")]
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,7 @@ more kinds, is in ``test_no_resident.py``.
 ``other_terms``              the hash of other terms
 ``a_round_that_is_no_number``  text in place of the round
 ``another_code``             a code that does not exist
+``no_code``                  the note ``code`` is missing
 ``more_test_samples``        a test on more samples than it has
 ``better_than_perfect``      more right answers than samples
 ===========================  ====================================================================
@@ -75,6 +76,7 @@ from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from liars import with_statement
 from running import (
     NODES,
     STRICT,
@@ -102,7 +104,7 @@ ROUND = 1  # the second round: the first one is honest, so there is an older one
 def test_the_table_above_is_complete() -> None:
     named = re.findall(r"^``(\w+)``", __doc__ or "", re.MULTILINE)
     assert named == list(FORGERIES)
-    assert len(named) == 33
+    assert len(named) == 34
 
 
 def share(client: int) -> list[str]:
@@ -167,6 +169,36 @@ def test_forged_replies_are_dropped_one_by_one(federation: Running, tmp_path: Pa
     assert sum(map(len, lies)) == len(FORGERIES)
     assert [record["cohort"] for record in records(out)] == [[0, 1, 2]] * 2
     assert_same(out, simulate(config, tmp_path / "simulated"))
+
+
+def test_absurd_statements_do_not_end_the_run(federation: Running, tmp_path: Path) -> None:
+    """Two of three members state a hundred thousand classes, and moments of 1e200."""
+    config, out = settings("fedavg", 1, per_round=0), tmp_path / "run"
+    config = dataclasses.replace(config, clients=1)
+
+    def absurd(change: Callable[[dict[str, Any]], None]) -> Change:
+        def lie(request: MemberRequest, reply: bytes) -> bytes:
+            return with_statement(reply, change) if request.kind == "join" else reply
+
+        return lie
+
+    def classes(values: dict[str, Any]) -> None:
+        values["schema"] |= {"outputs": 100_000, "classes": None}
+
+    def moments(values: dict[str, Any]) -> None:
+        values["schema"]["dtype"] = "float32"
+        count = 64 * values["train"]
+        values["moments"] = {"bytes": [], "count": count, "mean": [1e200], "squares": [0.0]}
+
+    with contextlib.ExitStack() as stack:
+        for client, change in enumerate((classes, moments)):
+            stack.enter_context(impostor(federation, client, tmp_path, absurd(change)))
+        federation.train(config, out)
+    log = (out / "log.txt").read_text()
+    assert len(re.findall("did not join: .*has 100000 classes, far more than most", log)) == 1
+    assert len(re.findall("did not join: .*numbers that do not fit into 32 bits", log)) == 1
+    members = json.loads((out / "federation.json").read_bytes())["members"]
+    assert [member["name"] for member in members] == ["client-2"]
 
 
 # -- replays --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from kedge.core.labels import check_rows
 from kedge.core.task import Classification, MultiLabel, Task, tasks
 from kedge.data.datasets.dataset import Array, TaskOption
 from kedge.errors import DataError, KedgeError
+from kedge.limits import host_available
 from kedge.schema import Option
 
 
@@ -37,6 +38,16 @@ def reading(path: object, what: str) -> Iterator[None]:
             f"{path}: cannot be read as {what} ({message}). It is damaged, cut short or of another "
             "kind; copy or download it again"
         ) from error
+
+
+def check_memory(where: object, size: int) -> None:
+    """Raise a DataError if ``size`` bytes, as headers announce them, are more than is free."""
+    free = host_available()
+    if size > free:
+        raise DataError(
+            f"{where}: {size / 1e9:.1f} GB of memory are needed, and {free / 1e9:.1f} GB are free; "
+            "use less data, or a machine with more memory"
+        )
 
 
 def check_task(task: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kedge.data.datasets.checks import check_lengths, reading, targets
+from kedge.data.datasets.checks import check_lengths, check_memory, reading, targets
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import idx_folder
 from kedge.data.datasets.input_arrays import inputs
@@ -61,16 +61,18 @@ def idx_files(path: Path) -> dict[str, tuple[Path, Path]]:
 def read_array(path: Path, ndim: int) -> Array:
     """Read an IDX file of bytes with ``ndim`` axes; its length must match its header."""
     with reading(path, "an IDX file"), _open(path) as file:
-        data = file.read()
-    shape = _shape(path, data[: 4 + 4 * ndim], ndim)
-    size, found = math.prod(shape), len(data) - 4 - 4 * ndim
+        shape = _shape(path, file.read(4 + 4 * ndim), ndim)
+        size = math.prod(shape)
+        check_memory(path, size)
+        data = file.read(size + 1)  # compressed ones may have any length
+    found = len(data)
     if found != size:
         what = "cut short" if found < size else "too long"
         raise DataError(
             f"{path}: {what}: {'x'.join(map(str, shape))} values announced, {found} bytes found "
             f"(row {found // max(1, size // max(1, shape[0]))}); copy or download it again"
         )
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(shape).copy()
+    return np.frombuffer(data, np.uint8).reshape(shape).copy()
 
 
 def idx_shape(path: Path, ndim: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from kedge.data.datasets.checks import reading
+from kedge.data.datasets.checks import check_memory, reading
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.find import IMAGES, SPLIT_NAMES, entries, folders
 from kedge.data.datasets.input_arrays import deep_pixels
@@ -82,13 +82,16 @@ def read_images(
     for source in scans:
         pairs = {}
         for split, found in source.items():
-            images = []
+            images: list[Array] = []
+            count = sum(map(len, found.values()))
             for file in (f for files in found.values() for f in files):
                 with faults.collect(file):
                     with reading(file, "an image"), Image.open(file) as image:
                         pixels = to_array(image, file, size, channels)
                     first = check_shape(pixels, file, first)
                     images.append(pixels)
+                if len(images) == 1:
+                    check_memory(file.parent.parent, images[0].nbytes * count)
             y = np.repeat([number[c] for c in found], [len(files) for files in found.values()])
             if not faults.first:
                 pairs[split] = (np.stack(images), y.astype(np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from kedge.data.datasets.table_files import PARQUET, read_table
 from kedge.data.datasets.tables import csv_files
 from kedge.errors import DataError
 
+MAX_LINE = 2**24  # bytes of a line that are counted as one
 Peek = tuple[tuple[int, ...] | None, dict[str, int]]
 
 
@@ -138,4 +140,5 @@ def _count_rows(path: Path) -> int:
         return len(read_table(path))
     open_file = gzip.open if suffix.endswith(".gz") else open
     with reading(path, "a CSV file"), open_file(path, "rb") as file:
-        return max(0, sum(1 for line in file if line.strip()) - 1)
+        lines = iter(partial(file.readline, MAX_LINE), b"")
+        return max(0, sum(1 for line in lines if line.strip()) - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kedge.data.datasets.checks import check_lengths, reading, targets
+from kedge.data.datasets.checks import check_lengths, check_memory, reading, targets
 from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
 from kedge.data.datasets.input_arrays import InputKind, KindOption, guess_kind, inputs
 from kedge.errors import DataError
@@ -101,6 +101,7 @@ def open_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
             raise DataError(f"{path}: not an .npz file{npy_hint}; write it with numpy.savez")
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
+            check_memory(path, sum(entry.file_size for entry in archive.zip.infolist()))
             yield archive
 
 

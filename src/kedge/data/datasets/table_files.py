@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from kedge.data.datasets.cells import MISSING_VALUES, as_number
-from kedge.data.datasets.checks import reading
+from kedge.data.datasets.checks import check_memory, reading
 from kedge.errors import DataError
+from kedge.limits import host_available
 
 PARQUET = (".parquet", ".pq")
+#: Bytes of memory per byte of a CSV file, at least: its content, its text and a copy of 4 bytes.
+CSV_COPIES = 6
 SHOWN_CHARACTERS = 60  # of a cell in a message
 DECIMAL_COMMA = r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?"
 
@@ -83,9 +86,14 @@ def read_table(path: Path) -> Table:
     if path.suffix.lower() in PARQUET:
         return _read_parquet(path)
     with reading(path, "a CSV file"):
-        data = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            data = gzip.decompress(data)
+        most = host_available() // CSV_COPIES
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise DataError(
+                f"{path}: more than {most / 1e9:.1f} GB of text; with the memory that is free here "
+                "no more can be read. Use less data, or a machine with more memory"
+            )
     if not data.strip():
         raise DataError(f"{path}: the file is empty")
     try:
@@ -258,6 +266,10 @@ def _read_parquet(path: Path) -> Table:
 
     try:
         with reading(path, "a Parquet file"):
+            from pyarrow import parquet
+
+            head = parquet.read_metadata(path)
+            check_memory(path, 8 * head.num_rows * head.num_columns)  # repeated values take none
             frame = pd.read_parquet(path)
     except DataError as error:
         if isinstance(error.__cause__, ImportError):

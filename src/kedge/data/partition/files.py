@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kedge.errors import DataError
-from kedge.files import make_folder, write_file
+from kedge.files import make_folder, read_json, write_file
 
 FORMAT, VERSION = "kedge partition", 1
 FIELDS = {
@@ -57,10 +57,10 @@ def load(path: Path) -> tuple[dict[str, Any], str]:
         DataError: the file cannot be read, is damaged, or has another version.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise DataError(
             f"{path} is not a partition file, or is cut short: not valid JSON"
         ) from None

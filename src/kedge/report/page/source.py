@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from kedge.core.task_custom import own_metrics
 from kedge.data.partition import Partition
 from kedge.diagnostics.sheet import Sheet, read_sheet
 from kedge.errors import DataError, KedgeError
+from kedge.files import read_file, read_toml
 from kedge.runs.clients import Clients, read_clients
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
@@ -223,20 +223,19 @@ def metric_name(metric: Metric) -> str:
 def _settings(path: Path) -> dict[str, Any]:
     """All settings of a run; those that are newer than its folder have their defaults."""
     try:
-        given = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+        given, _ = read_toml(path / CONFIG)
     except FileNotFoundError:
         raise KedgeError(f"{path} holds no run: there is no {CONFIG} in it") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path / CONFIG} cannot be read: {error}") from None
     found = DEFAULTS | given
-    types = {"method": str, "data": str, "rounds": int}
+    for key, default in DEFAULTS.items():
+        same = {float: (int, float), tuple: (list, tuple)}.get(type(default), type(default))
+        if not isinstance(found[key], same):
+            raise DataError(f"{path / CONFIG} is damaged: {key} is of another type")
     seeds = found["seeds"]
-    if (
-        not all(isinstance(found[key], kind) for key, kind in types.items())
-        or not isinstance(seeds, (list, tuple))
-        or not all(isinstance(seed, int) for seed in seeds)
-    ):
-        raise DataError(f"{path / CONFIG} is damaged: it lacks method, data, rounds or seeds")
+    if not all(isinstance(seed, int) for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise DataError(f"{path / CONFIG} is damaged: seeds are distinct whole numbers")
     return _plain(found)
 
 
@@ -259,7 +258,7 @@ def _log(path: Path) -> dict[int, str]:
     """Why seeds ended before their last round, from the log."""
     file, found = path / "log.txt", dict[int, str]()
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_file(file).decode(errors="replace").splitlines()
     except OSError:
         return {}
     for line in lines:
@@ -278,7 +277,7 @@ _partitions: dict[str, tuple[str, str]] = {}
 def _partition(folder: Path) -> tuple[str, str]:
     """Hash and name of a seed's partition; methods of a comparison share the file's content."""
     try:
-        content = (folder / PARTITION).read_bytes()
+        content = read_file(folder / PARTITION)
     except OSError:
         return "", ""
     digest = hashlib.sha256(content).hexdigest()
@@ -296,12 +295,12 @@ def _metric(
 ) -> Metric | None:
     """The headline metric; None before the first test."""
     tested = [r for s in seeds for r in s.records if "per_class" in r or "loss" in r]
-    name = result.get("metric") or (settings["metric"] if settings["metric"] != "auto" else None)
+    name = str(result.get("metric") or settings["metric"])
     heads = [tasks[task].metrics[0] for task in tasks]
     known = {m.name: m for task in tasks for m in tasks[task].metrics}
     known |= {key: own_metrics[key] for key in own_metrics}
     for record in tested:
-        if name is None:
+        if name == "auto":
             head = next((m for m in heads if m.name in record), None)
             if head is not None:
                 return head
@@ -314,7 +313,7 @@ def _metric(
 def _headline(
     settings: Mapping[str, Any], seeds: Sequence[Seed], metric: Metric, result: Mapping[str, Any]
 ) -> str:
-    if result.get("headline") in COLUMNS:
+    if str(result.get("headline")) in COLUMNS:
         return str(result["headline"])
     tested = all(any("personal_mean" in r for r in s.records) for s in seeds)
     try:

@@ -1,0 +1,60 @@
+"""Code of an app that makes the server hostile: it asks members for what they must not answer.
+
+An app may bring code (``--load``), which the server runs. Here it replaces requests of the second
+round, in the first two attempts; the third one is honest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import kedge
+from kedge.core import tree
+from kedge.flower import asking
+from kedge.flower.asking import Asking
+from kedge.flower.messages import Request
+from kedge.flower.seat import agreement_text
+
+FORGED_ROUND = 1
+NUMBERS = (float("-inf"), float("nan"), float("inf"))
+
+
+def _forged(self: Asking, request: Request) -> Request:
+    if (request.kind, request.round) != ("train", FORGED_ROUND) or request.attempt > 1:
+        return request
+    value: Any = request.value
+    if request.attempt == 0:  # a number that is not finite in the broadcast
+        number = NUMBERS[request.client]
+        return replace(request, value=tree.map(lambda x: x * number, value))
+    output = tree.map(lambda x: x + 1, value["down"].weights)
+    terms = replace(self.roster.terms, batch=1)  # of another run
+    agree = {"text": agreement_text(terms, ""), "value": {"initial": self.initial()}}
+    return (
+        replace(request, kind="evaluate", test="plain", value=value | {"output": output}),
+        replace(request, round=10**6),
+        replace(request, kind="agree", run="ab" * 8, terms=terms.hash, **agree),
+    )[request.client]
+
+
+_honest = Asking._request
+
+
+def _request(self: Asking, *args: Any) -> Callable[[float], Request]:
+    make = _honest(self, *args)
+    return lambda deadline: _forged(self, make(deadline))
+
+
+if Path(sys.argv[0]).name in ("flwr-clientapp", "flwr-serverapp"):  # not in a test's own process
+
+    @kedge.register
+    @dataclass(frozen=True)
+    class Innocent(kedge.Part):
+        """A part that does nothing: files that are loaded must have one."""
+
+    if Path(sys.argv[0]).name == "flwr-serverapp":
+        Asking._request = _request  # type: ignore[method-assign]
+        asking.FINAL_CODES = ()  # it goes on with members that refuse
