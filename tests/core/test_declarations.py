@@ -31,5 +31,6 @@ def test_a_part_that_declares_nothing_asks_for_nothing() -> None:
         "tiny": {},
         "sends": "0",
         "uploads": "0",
+        "counted": (),
         "keeps": "0",
     }

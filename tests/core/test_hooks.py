@@ -19,6 +19,7 @@ from kedge.core.overrides import check_overrides
 from kedge.core.part import HOOKS, Mean, Part, Stack, Sum, parts
 from kedge.core.task import Batch
 from kedge.core.tree import Weights
+from kedge.core.update import Summed
 from kedge.engines import Execution
 from kedge.errors import HookError
 from kedge.session.check_client import disabled
@@ -239,6 +240,49 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "absorb",
         {"survey": lambda self, v: Sum(v.info.weight), "absorb": lambda self, r, weights: None},
         "returned None; it must return (weights, next server state)",
+    ),
+    (
+        "release",
+        {"release": lambda self, v, update: update},
+        "returned an Update; it must return (update, next client state); {} stands for no state",
+    ),
+    (
+        "release",
+        {"release": lambda self, v, update: (update.delta, {})},
+        "returned a Weights in place of an Update as update; it must return an Update with the "
+        "same names and shapes",
+    ),
+    (
+        "release",
+        {"release": lambda self, v, update: (update._replace(delta=Weights({}, {})), {})},
+        "returned a dict without 'stage1.0.weight', 'stage1.0.bias', 'stage2.1.weight' at "
+        "'delta/params' as update",
+    ),
+    (
+        "release",
+        {"client_init": first_state, "release": lambda self, v, update: (update, {})},
+        "returned a client state that is a dict without 'c'; it must return what client_init made",
+    ),
+    (
+        "receive",
+        {"receive": lambda self, r, totals: totals},
+        "returned a Totals; it must return (totals, next server state); {} stands for no state",
+    ),
+    (
+        "receive",
+        {"receive": lambda self, r, totals: (totals.summed, {})},
+        "returned a Summed as totals; it must return Totals with the same names and shapes",
+    ),
+    (
+        "receive",
+        {"receive": lambda self, r, totals: (totals._replace(summed=Summed()), {})},
+        "returned a dict without 'stage1.0.weight', 'stage1.0.bias', 'stage2.1.weight' at "
+        "'delta/params' as totals",
+    ),
+    (
+        "receive",
+        {"receive": lambda self, r, totals: (totals, 3)},
+        "returned an int as server state; it must return a state that is a tensor",
     ),
     ("send", {"send": lambda self, server: 1}, "returned an int; it must return a tensor"),
     ("phase", {"phase": lambda self, round: round}, "returned an int; it must return a string"),

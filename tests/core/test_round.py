@@ -12,8 +12,15 @@ from kedge.check.problems import images
 from kedge.core import rng
 from kedge.core.part import Part
 from kedge.core.round import Round
+from kedge.core.tree import Weights
+from kedge.core.update import Stacked, Summed, Totals
 from kedge.errors import HookError
 
+TOTALS = Totals(
+    {0: 3, 2: 3},
+    Summed(plain_delta={"sum_delta": torch.ones(1)}, share_delta={"share_delta": torch.ones(1)}),
+    Stacked(torch.ones(2), weights=Weights({"clients": torch.ones(2, 1)}, {})),
+)
 #: What can be read of a round, and the declaration that it needs.
 DECLARED = {
     "sum_delta": "needs_sum",
@@ -21,10 +28,16 @@ DECLARED = {
     "clients": "needs_clients",
     "client_weights": "needs_clients",
 }
+VALUES = {
+    "sum_delta": TOTALS.summed.plain_delta,
+    "share_delta": TOTALS.summed.share_delta,
+    "clients": TOTALS.stacked.weights,
+    "client_weights": TOTALS.stacked.weight,
+}
 
 
 def round_with(**members: Any) -> Round:
-    """A round as a part named ``ridge`` with these members sees it; totals are their names."""
+    """A round as a part named ``ridge`` with these members sees it."""
     part: Part = type("Ridge", (Part,), {"name": "ridge", **members})()
     bound = images().simulate("fedavg").bound
     return Round(
@@ -38,13 +51,13 @@ def round_with(**members: Any) -> Round:
         anchor=bound.initial,
         server={},
         uploads={},
-        totals={"count": 2.0} | {name: name for name in DECLARED},
+        totals=TOTALS,
     )
 
 
 @pytest.mark.parametrize(("name", "needed"), DECLARED.items())
 def test_a_value_is_read_by_those_who_declare_it(name: str, needed: str) -> None:
-    assert getattr(round_with(**{needed: True}), name) == name
+    assert getattr(round_with(**{needed: True}), name) is VALUES[name]
     others = {other: True for other in DECLARED.values() if other != needed}
     with pytest.raises(HookError, match=rf"^ridge reads r\.{name}: declare {needed} = True$"):
         getattr(round_with(**others), name)

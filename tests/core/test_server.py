@@ -10,9 +10,9 @@ from torch import Tensor
 from kedge.check.problems import images
 from kedge.core import rng, server, tree
 from kedge.core.bound import Bound, Server
-from kedge.core.client import Reply
 from kedge.core.part import Mean, Part, Stack, Sum
 from kedge.core.tree import Weights
+from kedge.core.update import Update, total
 
 
 def vec(*values: float) -> Tensor:
@@ -28,20 +28,12 @@ def bound_to(part: Part) -> Bound:
     return images().simulate(part).bound
 
 
-def replies(delta: Weights, **fields: Any) -> Reply:
-    """Replies of two clients with weights 1 and 3."""
-    given: dict[str, Any] = {
-        "contribution": {}, "uploads": {}, "client": {}, "terms": {},
-        "weight": vec(1, 3), "share": vec(0.5, 1.5),
-    }  # fmt: skip
-    return Reply(delta, **given | fields)
-
-
 def test_clients_have_the_servers_values_of_leaves_that_were_not_sent() -> None:
     bound = bound_to(part_with(needs_clients=True))
     anchor = Weights({"own": vec(8, 9), "w": vec(1)}, {"kept": vec(5), "n": torch.tensor([4])})
     delta = Weights({"w": vec(10, 20)[:, None]}, {"n": vec(1, 1.6)[:, None]})
-    clients = server.totals(bound, replies(delta), anchor)["clients"]
+    updates = Update(delta, weight=vec(1, 3), share=vec(0.5, 1.5))
+    clients = total(bound, updates, anchor).stacked.weights
     expected = Weights(
         {"own": vec(8, 9).expand(2, 2), "w": vec(11, 21)[:, None]},
         {"kept": vec(5).expand(2, 1), "n": torch.tensor([[5], [6]])},
@@ -62,10 +54,11 @@ def test_uploads_are_reduced_as_declared_and_nested_as_returned() -> None:
         "deep": {"er": {"mean": Mean({"x": rows}), "sum": Sum(rows)}, "n": Sum(vec(2, 3))},
         "each": Stack(rows),
     }
-    totals = server.survey_totals(part, answers, vec(1, 3))
-    assert totals["count"] == 2
-    assert totals["weight"].item() == 4
-    assert totals["up_bytes"] == 8 * (4 + 4 + 2 + 4)
+    updates = Update(uploads={"ridge": answers}, weight=vec(1, 3), share=vec(0.5, 1.5))
+    totals = total(bound, updates, bound.initial).of([4, 2], round=3)
+    assert list(totals.clients.items()) == [(4, 3), (2, 3)]
+    assert totals.summed.weight.item() == 4
+    assert totals.up_bytes == 8 * (4 + 4 + 2 + 4)
     before = Server(bound.initial, {"other": vec(1)})
     after = server.absorb(bound, before, part, totals, round=0, key=rng.key(0))
     uploads = {

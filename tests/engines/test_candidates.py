@@ -46,7 +46,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def candidates(device: str = "cpu", cohort: int = 6, **settings: Any) -> list[Execution]:
     sim: Any = SimpleNamespace(
         federation=SimpleNamespace(device=torch.device(device)),
-        per_round=cohort,
+        session=SimpleNamespace(cohort_size=cohort),
         weights=Weights({}, {}),
     )
     return plan.candidates(settings_of(Config(**settings)), sim)
@@ -119,13 +119,13 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it took would be remembered for more of them."""
-    replies, sizes = Vector.replies, []
+    train_lanes, sizes = Vector.train_lanes, []
 
     def small(self: Vector, bound: Any, jobs: Any, steps: Any, *rest: Any) -> Any:
         sizes.append(len(steps))
         if len(steps) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return replies(self, bound, jobs, steps, *rest)
+        return train_lanes(self, bound, jobs, steps, *rest)
 
     sim = make(Config(clients=3))(0, LOOP)
     pieces = [Piece([0, 1, 2], sim.session.workload.work)]
@@ -133,7 +133,7 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
         LOOP,
         VECTOR,
     }
-    monkeypatch.setattr(Vector, "replies", small)
+    monkeypatch.setattr(Vector, "train_lanes", small)
     assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {}, Load())) == {LOOP}
     assert sizes[:2] == [3, 1]
 

@@ -13,6 +13,7 @@ from kedge.core.task import Classification
 from kedge.data.federation import Federation
 from kedge.engines import Execution
 from kedge.engines.capture import Captures
+from kedge.engines.engine import Engine
 from kedge.engines.lanes import split
 from kedge.engines.loop import Loop
 from kedge.engines.oom import is_out_of_memory, retry_smaller
@@ -25,9 +26,12 @@ from kedge.sim.simulation import Simulation
 SIZES = (5, 9, 14, 26, 3, 14, 7)
 
 
-def simulate(method: str, chunk: int = 0, seed: int = 0, **options) -> Simulation:
-    problem = images(norm="bn", sizes=SIZES)
-    return problem.simulate(method, Execution("vector", chunk=chunk), seed=seed, **options)
+def execution(chunk: int = 0) -> Execution:
+    return Execution("vector", chunk=chunk)
+
+
+def simulate(method: str, engine: Execution | Engine | None = None, seed: int = 0) -> Simulation:
+    return images(norm="bn", sizes=SIZES).simulate(method, engine or execution(), seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -42,19 +46,18 @@ def simulate(method: str, chunk: int = 0, seed: int = 0, **options) -> Simulatio
 def test_pieces_change_nothing(method: str) -> None:
     whole, straight = simulate(method), []
     for _ in range(2):
-        straight.append(whole.run_round([6, 0, 3, 2, 1, 5, 4]))
+        straight.append(whole.run_round([6, 0, 3, 2, 1, 5, 4]).totals)
     for chunk in (1, 3, 20):
-        pieces = simulate(method, chunk)
+        pieces = simulate(method, execution(chunk))
         for totals in straight:
-            found = pieces.run_round([6, 0, 3, 2, 1, 5, 4])
-            assert found.keys() == totals.keys()
-            assert found["count"] == totals["count"]
-            assert tree.gap(found["terms"], totals["terms"]) < 1e-11  # client by client
-            for name in totals.keys() & {"clients", "client_weights"}:
-                assert tree.gap(found[name], totals[name]) < 1e-11
-            for path, upload in totals["uploads"].items():
-                assert type(found["uploads"][path]) is type(upload)
-                assert tree.gap(found["uploads"][path].value, upload.value) < 1e-11
+            found = pieces.run_round([6, 0, 3, 2, 1, 5, 4]).totals
+            assert list(found.clients.items()) == list(totals.clients.items())
+            assert found.up_bytes == totals.up_bytes
+            assert tree.gap(found.stacked, totals.stacked) < 1e-11  # client by client
+            assert tree.gap(found.summed, totals.summed) < 1e-11
+            assert {p: type(u) for p, u in found.uploads.items()} == {
+                p: type(u) for p, u in totals.uploads.items()
+            }
         assert tree.gap(pieces.state(), whole.state()) < 1e-11
 
 
@@ -68,12 +71,11 @@ def test_pieces_have_one_size_and_clients_of_similar_length() -> None:
     seen = []
 
     class Counted(Vector):
-        def replies(self, bound, jobs, steps, plan, *rest):
+        def train_lanes(self, bound, jobs, steps, plan, *rest):
             seen.append((len(steps), len(plan), max(steps)))
-            return super().replies(bound, jobs, steps, plan, *rest)
+            return super().train_lanes(bound, jobs, steps, plan, *rest)
 
-    sim = simulate("fedavg", 3)
-    sim.engine = Counted(sim.execution)
+    sim = simulate("fedavg", Counted(execution(3)))
     sim.run_round()
     # filled up to one size, for which a graph is captured once
     assert seen == [(3, 3, 6), (3, 3, 2), (3, 3, 1)]
@@ -85,35 +87,34 @@ def test_updates_take_the_memory_of_one_piece() -> None:
     made: list[weakref.ref[torch.Tensor]] = []
 
     class Watched(Vector):
-        def replies(self, bound, jobs, steps, plan, *rest):
+        def train_lanes(self, bound, jobs, steps, plan, *rest):
             alive.append(sum(ref() is not None for ref in made))
-            done = super().replies(bound, jobs, steps, plan, *rest)
-            made.extend(weakref.ref(x) for x in done.delta.params.values())
+            done = super().train_lanes(bound, jobs, steps, plan, *rest)
+            made.extend(weakref.ref(x) for x in done.update.delta.params.values())
             return done
 
-    sim = simulate("scaffold", 2)
-    sim.engine = Watched(sim.execution)
+    sim = simulate("scaffold", Watched(execution(2)))
     sim.run_round()
     assert alive == [0, 0, 0, 0]
 
 
 def test_state_is_written_when_the_whole_round_has_succeeded() -> None:
-    sim, calls = simulate("scaffold", 3), [0]
-    before = tree.map(torch.clone, sim.state())
+    calls = [0]
 
     class Fails(Vector):
-        def replies(self, *args):
+        def train_lanes(self, *args):
             calls[0] += 1
             if calls[0] == 2:
                 raise RuntimeError("the second piece fails")
-            return super().replies(*args)
+            return super().train_lanes(*args)
 
-    sim.engine = Fails(sim.execution)
+    sim = simulate("scaffold", Fails(execution(3)))
+    before = tree.map(torch.clone, sim.state())
     with pytest.raises(RuntimeError, match="second piece"):
         sim.run_round()
     assert tree.equal(sim.state(), before)
     sim.run_round()
-    plain = simulate("scaffold", 3)
+    plain = simulate("scaffold", execution(3))
     plain.run_round()
     assert tree.equal(sim.state(), plain.state())
 
@@ -125,20 +126,20 @@ class Small(Vector):
         super().__init__(how)
         self.room, self.sizes, self.inside = room, [], inside_a_hook
 
-    def replies(self, bound, jobs, steps, plan, *rest):
+    def train_lanes(self, bound, jobs, steps, plan, *rest):
         self.sizes.append(len(steps))
         if len(steps) > self.room:
             error = torch.OutOfMemoryError("CUDA out of memory")
             if self.inside:
                 raise HookError("fedprox.term failed") from error
             raise error
-        return super().replies(bound, jobs, steps, plan, *rest)
+        return super().train_lanes(bound, jobs, steps, plan, *rest)
 
 
 @pytest.mark.parametrize("inside_a_hook", [False, True])
 def test_where_memory_runs_out_fewer_train_at_once(inside_a_hook: bool) -> None:
-    sim, plain = simulate("scaffold+fedprox"), simulate("scaffold+fedprox")
-    sim.engine = Small(sim.execution, 2, inside_a_hook)
+    sim = simulate("scaffold+fedprox", Small(execution(), 2, inside_a_hook))
+    plain = simulate("scaffold+fedprox")
     with pytest.warns(UserWarning, match="do not fit") as caught:
         sim.run_round()
     assert [str(w.message) for w in caught] == [
@@ -153,8 +154,8 @@ def test_where_memory_runs_out_fewer_train_at_once(inside_a_hook: bool) -> None:
 
 
 def test_a_fleet_shrinks_too() -> None:
-    sims, plain = ([simulate("scaffold", seed=s) for s in (0, 1)] for _ in range(2))
-    sims[0].engine = Small(sims[0].execution, 8)
+    sims = [simulate("scaffold", Small(execution(), 8)), simulate("scaffold", seed=1)]
+    plain = [simulate("scaffold", seed=s) for s in (0, 1)]
     fleet = Fleet(sims)
     with pytest.warns(UserWarning, match="14 clients at once do not fit .* continuing with 7"):
         fleet.run_round()
@@ -167,8 +168,7 @@ def test_a_fleet_shrinks_too() -> None:
 
 @pytest.mark.filterwarnings("ignore:.* at once do not fit")
 def test_one_client_that_does_not_fit_ends_with_advice() -> None:
-    sim = simulate("fedavg")
-    sim.engine = Small(sim.execution, 0)
+    sim = simulate("fedavg", Small(execution(), 0))
     before = sim.weights
     with pytest.raises(KedgeError, match=r"one client alone .*--batch.*bf16.*--engine loop"):
         sim.run_round()
@@ -176,7 +176,7 @@ def test_one_client_that_does_not_fit_ends_with_advice() -> None:
 
 
 def test_surveys_and_personal_models_come_in_pieces() -> None:
-    whole, pieces = simulate("fedbr+ditto"), simulate("fedbr+ditto", 2)
+    whole, pieces = simulate("fedbr+ditto"), simulate("fedbr+ditto", execution(2))
     for sim in (whole, pieces):
         sim.run_round()
     assert tree.gap(whole.personal(), pieces.personal()) < 1e-11
@@ -225,7 +225,7 @@ def test_memory_that_runs_out_while_recording_is_not_mistaken_for_a_failed_recor
     sim.engine.captures = NoRoom()
     cohort = sim.cohort(list(range(7)))
     with pytest.raises(torch.OutOfMemoryError):
-        sim.engine.replies(sim.bound, cohort.jobs, [1] * 7, Plan())
+        sim.engine.train_lanes(sim.bound, cohort.jobs, [1] * 7, Plan())
 
 
 class Crowded(Loop):
@@ -243,8 +243,7 @@ class Crowded(Loop):
 
 
 def test_where_memory_runs_out_fewer_train_side_by_side() -> None:
-    sim, plain = simulate("scaffold"), simulate("scaffold")
-    sim.engine, plain.engine = Crowded(4, room=1), Loop()
+    sim, plain = simulate("scaffold", Crowded(4, room=1)), simulate("scaffold", Loop())
     with pytest.warns(UserWarning, match="clients side by side do not fit") as caught:
         sim.run_round()
     assert [str(w.message)[:2] for w in caught] == ["4 ", "2 "]
@@ -257,12 +256,11 @@ def test_where_memory_runs_out_fewer_train_side_by_side() -> None:
 
 
 def test_surveys_and_personal_models_with_too_little_memory() -> None:
-    sim, plain = simulate("ccvr+fedbn"), simulate("ccvr+fedbn")
-    sim.engine, plain.engine = Crowded(2, room=1), Loop()
+    sim, plain = (simulate("ccvr+fedbn", e) for e in (Crowded(2, room=1), Loop()))
     with pytest.warns(UserWarning, match="2 clients side by side do not fit"):
         found = sim.personal()
     assert tree.equal(found, plain.personal())
-    sim.engine = Crowded(2, room=1)
+    sim = simulate("ccvr+fedbn", Crowded(2, room=1))
     with pytest.warns(UserWarning, match="2 clients side by side do not fit"):
         sim.finish()
     plain.finish()

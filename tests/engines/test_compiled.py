@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import kedge
 from kedge.check.problems import images
-from kedge.core import server, tree
+from kedge.core import tree
 from kedge.core.client import Carry
+from kedge.core.update import Totals, total
 from kedge.core.view import Job
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
@@ -52,16 +53,17 @@ def test_totals_are_summed_up_in_a_compiled_end() -> None:
     cohort = sim.cohort([0, 1, 2])
     begin, step, end = _map_over_clients(sim.bound, {})
 
-    def totals(jobs: Job, carry: Carry) -> dict[str, Any]:
-        return server.totals(sim.bound, end(jobs, carry), jobs.anchor)
+    def totals(jobs: Job, carry: Carry) -> Totals:
+        return total(sim.bound, end(jobs, carry).update, jobs.anchor)
 
     carry = step(cohort.jobs, begin(cohort.jobs), cohort.batches[:, 0])
     found = compile_function(totals, cohort.jobs, carry)(cohort.jobs, carry)
     wanted = totals(cohort.jobs, carry)
-    assert found.keys() == wanted.keys() >= {"clients", "client_weights", "uploads"}
-    for name in ("count", "up_bytes"):
-        assert found.pop(name) == wanted.pop(name)
-    assert tree.gap(found, wanted) < 1e-12
+    assert wanted.uploads
+    assert len(wanted.stacked.weights.params) == len(sim.weights.params)
+    assert found.up_bytes == wanted.up_bytes > 0
+    assert tree.gap(found.summed, wanted.summed) < 1e-12
+    assert tree.gap(found.stacked, wanted.stacked) < 1e-12
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch's compiler needs a C++ compiler")
@@ -148,8 +150,7 @@ def test_ragged_clients_stay_on_the_compiled_stack(compiler: Compiler) -> None:
     """Those that have finished go on with the others, and what they had is put back."""
     fused, plain = (simulate(Execution("vector", compile=c)) for c in (True, False))
     for _ in range(2):
-        totals = fused.run_round(), plain.run_round()
-        assert tree.equal(totals[0]["terms"], totals[1]["terms"])
+        assert tree.equal(fused.run_round().losses, plain.run_round().losses)
     longest = max(steps(fused, range(4)))
     assert longest > min(steps(fused, range(4)))
     assert (compiler.lanes, compiler.calls) == ([4], [4] * 2 * longest)

@@ -10,19 +10,21 @@ import torch
 from torch import Tensor
 
 from kedge.check.problems import images
-from kedge.core import client, ops, server, tree
-from kedge.core.client import Carry, Reply
+from kedge.core import client, ops, tree
+from kedge.core.client import Carry
 from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Weights
+from kedge.core.update import Update, add, total
 from kedge.core.view import View
 from kedge.core.work import single_jobs, take_jobs
 from kedge.engines import torch_private
-from kedge.engines.cohort import clone_totals
+from kedge.engines.cohort import clone
 from kedge.engines.loop import run_steps
-from kedge.engines.loop_ops import add_totals, gradient, totals_of_one
+from kedge.engines.loop_ops import gradient, total_of_one
 from kedge.engines.ops import FOREACH
+from kedge.engines.torch_private import foreach_add_
 
 
 class Idle(Part):
@@ -46,7 +48,7 @@ def test_a_plain_step_is_a_step_with_hooks_that_do_nothing(norm: str) -> None:
 
     plain, hooked = steps("fedavg"), steps(Idle())
     assert tree.equal(plain, hooked)
-    assert float(plain.terms["task"]) > 0
+    assert float(plain.losses["task"]) > 0
     assert int(plain.step) == 2
 
 
@@ -69,15 +71,15 @@ def test_a_gradient_is_that_of_the_core(public: bool, monkeypatch: pytest.Monkey
     assert found[0]["unused"].tolist() == [0.0, 0.0, 0.0]
 
 
-def reply_of(method: str, params: Callable[[Params], Params]) -> tuple[Any, ...]:
-    """The binding, a client's reply and the anchor."""
+def update_of(method: str, params: Callable[[Params], Params]) -> tuple[Any, ...]:
+    """The binding, a client's update and the anchor."""
     run = images(norm="bn").simulate(method)
     cohort = run.cohort([1])
     job = take_jobs(cohort.jobs, 0)
     carry = run_steps(cohort.bound, job, cohort.batches[0], 1)
-    reply = client.end(cohort.bound, job, carry)
-    delta = Weights(params(reply.delta.params), reply.delta.buffers)
-    return cohort.bound, reply._replace(delta=delta), job.anchor
+    update = client.end(cohort.bound, job, carry).update
+    delta = Weights(params(update.delta.params), update.delta.buffers)
+    return cohort.bound, update._replace(delta=delta), job.anchor
 
 
 def small(params: Params) -> Params:
@@ -101,36 +103,36 @@ def none_travel(params: Params) -> Params:
     [("fedavg", small), ("fedavg", large), ("fedavg", none_travel)]
     + [(method, small) for method in ("scaffold", "fednova", "krum")],
 )
-def test_totals_of_one_client_are_those_of_the_server(
+def test_totals_of_one_client_are_those_of_the_core(
     method: str, params: Callable[[Params], Params]
 ) -> None:
-    bound, reply, anchor = reply_of(method, params)
-    stacked: Reply = tree.map(lambda x: x.unsqueeze(0), reply)
-    found, wanted = totals_of_one(bound, reply, anchor), server.totals(bound, stacked, anchor)
-    fast = server.totals(bound, stacked, anchor, FOREACH)
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        if isinstance(value, int):
-            assert found[name] == value
-            continue
-        assert tree.equal(found[name], fast[name]), name
-        shapes = [tree.map(lambda x: x.shape, one[name]) for one in (found, wanted)]
-        assert shapes[0] == shapes[1], name
-        if name != "uploads":
-            assert tree.gap(found[name], value) < 1e-12, name
+    bound, update, anchor = update_of(method, params)
+    stacked: Update = tree.map(lambda x: x.unsqueeze(0), update)
+    found, wanted = total_of_one(bound, update, anchor), total(bound, stacked, anchor)
+    fast = total(bound, stacked, anchor, FOREACH)
+    assert found.up_bytes == wanted.up_bytes
+    for some, exact, slow in (
+        (found.summed, fast.summed, wanted.summed),
+        (found.stacked, fast.stacked, wanted.stacked),
+    ):
+        assert tree.equal(some, exact)
+        shapes = [tree.map(lambda x: x.shape, one) for one in (some, slow)]
+        assert shapes[0] == shapes[1]
+        assert tree.gap(some, slow) < 1e-12
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fednova", "krum"])
-def test_totals_are_added_as_the_server_does(method: str) -> None:
-    bound, reply, anchor = reply_of(method, small)
-    other = tree.map(lambda x: 3 * x + 1, reply)
-    one, two = (totals_of_one(bound, own, anchor) for own in (reply, other))
-    wanted = server.add_totals(one, two)
-    found = add_totals(clone_totals(one), two)
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        same = found[name] == value if isinstance(value, int) else tree.equal(found[name], value)
-        assert same, name
+def test_totals_are_added_in_place_as_the_core_adds(method: str) -> None:
+    bound, update, anchor = update_of(method, small)
+    other = tree.map(lambda x: 3 * x + 1, update)
+    one, two = (
+        total_of_one(bound, own, anchor).of([k], 0) for k, own in enumerate((update, other))
+    )
+    wanted = add(one, two)
+    found = add(clone(one), two, foreach_add_)
+    assert (found.clients, found.up_bytes) == (wanted.clients, wanted.up_bytes)
+    assert tree.equal(found.summed, wanted.summed)
+    assert tree.equal(found.stacked, wanted.stacked)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedcog"])

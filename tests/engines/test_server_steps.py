@@ -17,6 +17,7 @@ from kedge.core.part import Part
 from kedge.core.round import Round
 from kedge.core.steps import REFERENCE, Setting
 from kedge.core.tree import Tree, Weights
+from kedge.core.update import ZERO
 from kedge.core.view import Spec
 from kedge.data.federation import Federation
 from kedge.engines import Execution, capture, convolutions, server_steps
@@ -76,7 +77,7 @@ def captured(sim: Simulation, joined: bool = False) -> Simulation:
     """The simulation with the server's steps as on a GPU; ``joined``: as in compiled steps, the
     student's passes join those of the clients' models."""
     sim.steps = FastSteps(Captures(True), CUDA, False)
-    sim._steps.stacks_all = joined
+    sim.steps.stacks_all = joined
     return sim
 
 
@@ -159,7 +160,7 @@ def at_server(part: Part, round: int = 0, steps: Any = REFERENCE) -> tuple[Round
     r = Round(
         part=part, model=sim.bound.model, spec=sim.bound.spec, round=round, lr=0.1, key=rng.key(0),
         phase="", anchor=sim.weights, server=part.server_init(sim.bound.spec), uploads={},
-        totals={"count": 1}, steps=steps,
+        totals=ZERO.of([0], round), steps=steps,
     )  # fmt: skip
     return r, sim.weights
 

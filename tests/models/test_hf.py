@@ -218,7 +218,7 @@ def test_seeds_with_other_frozen_weights_do_not_train_together() -> None:
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3).requires_grad_(False), nn.Linear(3, 2))
         runs.append(Simulation(problem, net))
-    from kedge.sim.cohorts import unlike
+    from kedge.sim.clients import unlike
 
     assert unlike(runs[0], runs[1]) == ""
     assert unlike(runs[0], runs[2]) == "their frozen weights"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kedge.sim.cohorts import unlike
+from kedge.sim.clients import unlike
 from torch import nn
 
 from kedge.check.identities.flboost import SUMMED

@@ -242,7 +242,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(who)
         check_client(bound, job, index, who)
 
-    monkeypatch.setattr("kedge.sim.simulation.check_client", check)
+    monkeypatch.setattr("kedge.sim.clients.check_client", check)
     return seen
 
 

@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-from kedge.sim.cohorts import share
 
 import kedge
 import kedge.runs.config
@@ -23,6 +22,8 @@ from kedge.engines.lane_bound import Number, floats
 from kedge.errors import IncompatibleError, NotFinite
 from kedge.runs import runner
 from kedge.runs.reading import load_config
+from kedge.session.sampler import Uniform
+from kedge.sim.clients import share
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
@@ -73,10 +74,12 @@ def test_seeds_in_lock_step_are_the_seeds_alone(method: str) -> None:
     for _ in range(3):
         found, expected = fleet.run_round(), [sim.run_round() for sim in alone]
         for one, other in zip(found, expected, strict=True):
-            assert one.keys() == other.keys()
-            assert one["up_bytes"] == other["up_bytes"]
-            assert one["down_bytes"] == other["down_bytes"]
-            assert tree.gap(one["terms"], other["terms"]) < 1e-12
+            assert one.round == other.round
+            assert one.totals.clients == other.totals.clients
+            assert one.totals.uploads.keys() == other.totals.uploads.keys()
+            assert one.up_bytes == other.up_bytes
+            assert one.down_bytes == other.down_bytes
+            assert tree.gap(one.losses, other.losses) < 1e-12
     assert fleet.lanes == [9]
     assert gap(make, alone) < 1e-12
     apart = tree.gap(make[0].weights.params, make[1].weights.params)
@@ -246,8 +249,8 @@ def test_one_that_is_ahead_waits_and_nothing_changes_bit_for_bit() -> None:
     fleet = Fleet(resumed)
     assert fleet.round == 2
     found = fleet.run_round()
-    assert found[0] == {}
-    assert found[1]["count"] == 2
+    assert found[0] is None
+    assert len(found[1].totals.clients) == 2
     assert [sim.round for sim in resumed] == [3, 3, 3]
     fleet.run_round()
     for one, other in zip(straight, resumed, strict=True):
@@ -269,7 +272,7 @@ def test_a_loss_that_is_not_finite_stops_one_or_all() -> None:
     assert [sim.round for sim in sims] == [3, 0, 3]
     bad = run_together([make()[1], make()[1]], 2, strict=False)
     assert list(bad.failed) == [0, 1]
-    assert bad.run_round() == [{}, {}]
+    assert bad.run_round() == [None, None]
     alone = [make()[0], make()[2]]
     assert gap([sims[0], sims[2]], run_alone(alone, 3)) < 1e-12
 
@@ -342,7 +345,7 @@ def test_a_round_may_be_drawn_ahead() -> None:
     """As on a GPU, which works while the host draws; a draw for other clients is not taken."""
     sims = [simulate("scaffold", seed, per_round=2) for seed in (0, 1, 2, 0, 1, 2)]
     for sim in sims[3:]:
-        sim.draws_ahead = True
+        sim.clients.draws_ahead = True
     for some in (sims[:2], sims[3:5]):
         run_together(some, 3)
     alone, ahead = sims[2], sims[5]
@@ -350,7 +353,7 @@ def test_a_round_may_be_drawn_ahead() -> None:
         for clients in (None, [0, 1, 2], None):
             sim.run_round(clients)
     assert gap(sims[:3], sims[3:]) == 0
-    drawn = ahead._cohorts._ahead
+    drawn = ahead.clients._stack._ahead
     assert drawn is not None
     assert drawn.inputs[0] == 3
 
@@ -384,16 +387,11 @@ def test_recorded_rounds_on_a_gpu(chunk: int) -> None:
     assert together[0].federation.x.data_ptr() == together[3].federation.x.data_ptr()
 
 
-def test_a_round_drawn_ahead_is_drawn_again_for_other_work() -> None:
-    """Changed between rounds, as one may in a notebook."""
+def test_a_round_drawn_ahead_is_drawn_again_for_another_sampler() -> None:
     plain, ahead = simulate("fedavg", per_round=2), simulate("fedavg", per_round=2)
-    ahead.draws_ahead = True
+    ahead.clients.draws_ahead = True
     for sim in (plain, ahead):
         sim.run_round()
-        sim.work = LocalWork(batch=3, steps=2)
-        sim.run_round()
-        sim.session.cohort_size = 3
-        sim.run_round()
-        sim.session.workload.weighting = "uniform"
+        sim.session.sampler = Uniform(3)
         sim.run_round()
     assert gap([plain], [ahead]) == 0

@@ -153,4 +153,4 @@ def test_an_output_that_changes_its_arguments_is_rejected() -> None:
 def test_a_session_outside_the_simulator_has_the_output() -> None:
     run = images().simulate(Twice())
     assert tree.equal(run.session.output(), run.output)
-    assert tree.equal(run.session.down().weights, run.weights)
+    assert tree.equal(run.session.request("").broadcast.weights, run.weights)

@@ -34,12 +34,12 @@ class Clip(Part):
     Deviations: the paper clips the update, the only thing that its clients send. Uploads that count
     samples are measured in units of the client's number of samples, and contributions in units of
     its weight, or they would be most of the norm. Numbers of samples and counters of BatchNorm stay
-    as they are. Whole numbers (``krum``) are refused. Neutral at: norm = inf.
+    as they are. Whole numbers (``krum``) are refused. Neutral at: norm = 1e30.
     """
 
     norm: Annotated[float, Doc("largest norm S of what leaves"), Range(0, open=True)] = 1.0
     side = "privacy"
-    neutral = {"norm": float("inf")}
+    neutral = {"norm": 1e30}
     tiny = {"norm": 0.5}
 
     def release(self, v: View, update: Update) -> tuple[Update, Tree]:

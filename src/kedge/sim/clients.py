@@ -276,14 +276,15 @@ class Stack:
         self, groups: Sequence[Group]
     ) -> tuple[Callable[[int, list[int]], Tree], Callable[[Tree], Tree]]:
         """Functions with which an engine gathers clients' states and parks the next ones."""
-        runs = self.runs
+        # not the runs, which may be weak references: a cohort may outlive them
+        stores = [(run.states, run.places) for run in self.runs]
 
         def gather(run: int, positions: list[int]) -> Tree:
-            clients = [groups[run].clients[i] for i in positions]
-            return runs[run].states.gather(runs[run].places(clients))
+            states, places = stores[run]
+            return states.gather(places([groups[run].clients[i] for i in positions]))
 
         def park(state: Tree) -> Tree:
-            on_device = runs[0].states.where == "device"
+            on_device = stores[0][0].where == "device"
             return state if on_device else tree.map(lambda x: x.cpu(), state)
 
         return gather, park
