@@ -7,20 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kedge.tuning import load, timings
+from kedge.tuning import timings
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "plans.json"
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other work on the machine."""
-    monkeypatch.setattr(load, "other_tasks", lambda: 0.0)
-    monkeypatch.setattr(load, "MAX_WAIT", float("inf"))
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from kedge.engines.workers import can_start_workers
 from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
 from kedge.tuning import placement, plan, timings
-from kedge.tuning.load import Load
 from kedge.tuning.memory import Need
 from kedge.tuning.trial import Piece, measure_need
 
@@ -119,22 +118,22 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it took would be remembered for more of them."""
-    train_lanes, sizes = Vector.train_lanes, []
+    train_chunk, sizes = Vector.train_chunk, []
 
     def small(self: Vector, bound: Any, jobs: Any, steps: Any, *rest: Any) -> Any:
         sizes.append(len(steps))
         if len(steps) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return train_lanes(self, bound, jobs, steps, *rest)
+        return train_chunk(self, bound, jobs, steps, *rest)
 
     sim = make(Config(clients=3))(0, LOOP)
     pieces = [Piece([0, 1, 2], sim.session.workload.work)]
-    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {}, Load())) == {
+    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {
         LOOP,
         VECTOR,
     }
-    monkeypatch.setattr(Vector, "train_lanes", small)
-    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {}, Load())) == {LOOP}
+    monkeypatch.setattr(Vector, "train_chunk", small)
+    assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {LOOP}
     assert sizes[:2] == [3, 1]
 
 

@@ -14,10 +14,9 @@ from kedge.data.federation import Federation
 from kedge.engines import Execution
 from kedge.engines.capture import Captures
 from kedge.engines.engine import Engine
-from kedge.engines.lanes import split
 from kedge.engines.loop import Loop
 from kedge.engines.oom import is_out_of_memory, retry_smaller
-from kedge.engines.vector import Vector
+from kedge.engines.vector import Vector, split
 from kedge.errors import HookError, KedgeError
 from kedge.models import build
 from kedge.sim.fleet import Fleet
@@ -71,9 +70,9 @@ def test_pieces_have_one_size_and_clients_of_similar_length() -> None:
     seen = []
 
     class Counted(Vector):
-        def train_lanes(self, bound, jobs, steps, plan, *rest):
+        def train_chunk(self, bound, jobs, steps, plan, *rest):
             seen.append((len(steps), len(plan), max(steps)))
-            return super().train_lanes(bound, jobs, steps, plan, *rest)
+            return super().train_chunk(bound, jobs, steps, plan, *rest)
 
     sim = simulate("fedavg", Counted(execution(3)))
     sim.run_round()
@@ -87,9 +86,9 @@ def test_updates_take_the_memory_of_one_piece() -> None:
     made: list[weakref.ref[torch.Tensor]] = []
 
     class Watched(Vector):
-        def train_lanes(self, bound, jobs, steps, plan, *rest):
+        def train_chunk(self, bound, jobs, steps, plan, *rest):
             alive.append(sum(ref() is not None for ref in made))
-            done = super().train_lanes(bound, jobs, steps, plan, *rest)
+            done = super().train_chunk(bound, jobs, steps, plan, *rest)
             made.extend(weakref.ref(x) for x in done.update.delta.params.values())
             return done
 
@@ -102,11 +101,11 @@ def test_state_is_written_when_the_whole_round_has_succeeded() -> None:
     calls = [0]
 
     class Fails(Vector):
-        def train_lanes(self, *args):
+        def train_chunk(self, *args):
             calls[0] += 1
             if calls[0] == 2:
                 raise RuntimeError("the second piece fails")
-            return super().train_lanes(*args)
+            return super().train_chunk(*args)
 
     sim = simulate("scaffold", Fails(execution(3)))
     before = tree.map(torch.clone, sim.state())
@@ -126,14 +125,14 @@ class Small(Vector):
         super().__init__(how)
         self.room, self.sizes, self.inside = room, [], inside_a_hook
 
-    def train_lanes(self, bound, jobs, steps, plan, *rest):
+    def train_chunk(self, bound, jobs, steps, plan, *rest):
         self.sizes.append(len(steps))
         if len(steps) > self.room:
             error = torch.OutOfMemoryError("CUDA out of memory")
             if self.inside:
                 raise HookError("fedprox.term failed") from error
             raise error
-        return super().train_lanes(bound, jobs, steps, plan, *rest)
+        return super().train_chunk(bound, jobs, steps, plan, *rest)
 
 
 @pytest.mark.parametrize("inside_a_hook", [False, True])
@@ -225,7 +224,7 @@ def test_memory_that_runs_out_while_recording_is_not_mistaken_for_a_failed_recor
     sim.engine.captures = NoRoom()
     cohort = sim.cohort(list(range(7)))
     with pytest.raises(torch.OutOfMemoryError):
-        sim.engine.train_lanes(sim.bound, cohort.jobs, [1] * 7, Plan())
+        sim.engine.train_chunk(sim.bound, cohort.jobs, [1] * 7, Plan())
 
 
 class Crowded(Loop):

@@ -21,8 +21,7 @@ from kedge.core.view import View
 from kedge.core.work import single_jobs, take_jobs
 from kedge.engines import torch_private
 from kedge.engines.cohort import clone
-from kedge.engines.loop import run_steps
-from kedge.engines.loop_ops import gradient, total_of_one
+from kedge.engines.loop import gradient, run_steps, total_of_one
 from kedge.engines.ops import FOREACH
 from kedge.engines.torch_private import foreach_add_
 

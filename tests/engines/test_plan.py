@@ -23,8 +23,9 @@ from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers
 from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
-from kedge.tuning import cache as plan_cache
-from kedge.tuning import known, plan, timings
+from kedge.tuning import plan, timings
+from kedge.tuning import remembered as known
+from kedge.tuning import remembered as plan_cache
 from kedge.tuning.timings import Timings
 from kedge.tuning.trial import Piece
 
@@ -211,8 +212,8 @@ def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_cache, "MAX_ENTRIES", 3)
     for i in (0, 1, 2, 0, 3):
-        plan_cache.store({"i": i}, {"value": i})
-    assert [plan_cache.load({"i": i}) for i in range(4)] == [
+        plan_cache.store_record({"i": i}, {"value": i})
+    assert [plan_cache.load_record({"i": i}) for i in range(4)] == [
         {"value": 0}, None, {"value": 2}, {"value": 3},
     ]  # fmt: skip
 

@@ -21,10 +21,9 @@ from kedge.engines import Execution
 from kedge.errors import FieldError
 from kedge.runs import planning, runner
 from kedge.runs.config import Config
-from kedge.tuning import known, load, plan, threads, timings
-from kedge.tuning.known import Measurements
-from kedge.tuning.load import Load
+from kedge.tuning import threads, timings
 from kedge.tuning.placement import Settings
+from kedge.tuning.remembered import Measurements
 from kedge.tuning.timings import Timings
 
 CPU = torch.device("cpu")
@@ -44,38 +43,28 @@ def two_threads() -> Any:
 # -- the size of the work -------------------------------------------------------------------------
 
 
-def test_the_numbers_of_threads_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for most, expected in ((1, [1]), (2, [1, 2]), (4, [1, 4]), (16, [1, 4, 16])):
-        monkeypatch.setattr(torch, "get_num_threads", lambda most=most: most)
-        assert threads.thread_counts(Settings(rounds=1), CPU) == expected
-    assert threads.thread_counts(Settings(rounds=1, threads=3), CPU) == [3]
-    assert threads.thread_counts(Settings(rounds=1), torch.device("cuda")) == [0]
-
-
 @pytest.mark.parametrize(
-    ("operator", "expected"),
-    [
-        (1e3, [LOOP, VECTOR]),  # small for six clients at once, too
-        (5e5, [LOOP, VECTOR, VECTOR2]),
-        (2e6, [LOOP, VECTOR, LOOP2, VECTOR2]),
-        (math.inf, [LOOP, VECTOR, LOOP2, VECTOR2]),
-    ],
+    ("operator", "loop", "vector"),
+    [(1e3, 1, 1), (2e6, 1, 4), (2e7, 4, 16), (1e8, 16, 16), (math.inf, 1, 1)],
 )
-def test_small_work_has_one_thread_without_a_measurement(
-    operator: float, expected: list[Execution]
+def test_threads_follow_the_size_of_the_largest_operator(
+    operator: float, loop: int, vector: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Six clients at once share an operator of the vector engine; an unknown size has one."""
     sim = make(Config(clients=6))(0, Execution("loop"))
-    plain = [Execution("loop"), Execution("vector")]
-    assert threads.with_threads(plain, [1, 2], operator, Settings(rounds=1), sim) == expected
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    found = [
+        threads.threads_of(Execution(name), operator, Settings(rounds=1), sim)
+        for name in ("loop", "vector")
+    ]
+    assert found == [loop, vector]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert threads.threads_of(Execution("loop"), 2e7, Settings(rounds=1), sim) == 2
+    assert threads.threads_of(Execution("loop"), 1e9, Settings(rounds=1, threads=3), sim) == 3
 
 
-def test_worker_processes_share_nothing_but_the_rest_of_a_run_has_threads() -> None:
-    sim = make(Config(clients=6))(0, Execution("loop"))
-    shared = Execution("loop", workers=2)
-    for operator, count in ((2e6, 1), (1e9, 2)):
-        [found] = threads.with_threads([shared], [1, 2], operator, Settings(rounds=1), sim)
-        assert found == Execution("loop", workers=2, threads=count)
-        assert timings.label(found) == "2 workers"
+def test_the_label_of_workers_leaves_the_threads_of_the_rest_out() -> None:
+    assert timings.label(Execution("loop", workers=2, threads=2)) == "2 workers"
 
 
 def test_the_size_of_operators() -> None:
@@ -100,11 +89,9 @@ def test_the_largest_operator_of_a_step() -> None:
     assert threads.largest_operator(sim, 2) == 2 * 32 * 64 * 128
 
 
-def test_a_size_that_is_not_known_is_measured() -> None:
+def test_a_size_that_is_not_known_is_infinite() -> None:
     broken: Any = SimpleNamespace(federation=SimpleNamespace(device=CPU))
     assert threads.largest_operator(broken, 2) == math.inf
-    assert threads.unmeasured([1, 2], math.inf) == 1
-    assert threads.unmeasured([1, 2], 1e9) == 2
 
 
 # -- one thread against several -------------------------------------------------------------------
@@ -125,36 +112,6 @@ def test_one_thread_where_it_wins_or_ties(
     took = dict(zip(["loop", "loop on 2 threads"], steps, strict=True))
     known = Timings(took, took, 0.0, spread={"loop on 2 threads": spread})
     assert timings.fastest([LOOP, LOOP2], known, 10) == chosen
-
-
-@pytest.mark.usefixtures("quick", "two_threads")
-@pytest.mark.parametrize(("engine", "factor", "chosen"), [("loop", 0.5, 2), ("vector", 2.0, 1)])
-def test_a_named_engine_is_timed_with_one_thread_and_with_several(
-    engine: str, factor: float, chosen: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, int]] = []
-
-    def timed(device: Any, work: Any, *args: Any) -> Any:
-        """As if threads changed the time by a factor."""
-        result = work(*args)
-        return result, 0.01 * (factor if torch.get_num_threads() == 2 else 1.0)
-
-    monkeypatch.setattr(timings, "timed", timed)
-    monkeypatch.setattr(threads, "SMALL_OPERATOR", 0.0)
-    train = plan.engines[engine].train
-
-    def watched(self: Any, cohort: Any) -> Any:
-        seen.append((self.name, torch.get_num_threads()))
-        return train(self, cohort)
-
-    monkeypatch.setattr(plan.engines[engine], "train", watched)
-    found = planned(engine=engine, **SMALL)
-    assert found.execution == Execution(engine, threads=chosen)
-    assert {(engine, 1), (engine, 2)} <= set(seen)
-    assert f"{engine} on 2 threads" in found.reason or chosen == 2
-    if factor == 2.0:  # one step was enough to see it
-        assert seen.count((engine, 2)) == 1
-        assert ", vector on 2 threads" in found.reason
 
 
 @pytest.mark.usefixtures("quick", "two_threads")
@@ -216,45 +173,16 @@ def test_they_sleep_before_torch_is_imported() -> None:
 # -- what is remembered ---------------------------------------------------------------------------
 
 
-def remembered(age: float, busy: bool = False) -> Measurements:
-    took = {"loop": 1.0, "vector": 2.0}
-    return Measurements({}, Timings(took, took, 0.1, busy=busy), {}, 1e6, time.time() - age)
-
-
 @pytest.mark.parametrize(
-    ("days", "measured_busy", "busy_now", "counts"),
-    [
-        (29.0, False, False, True),
-        (29.0, False, True, True),
-        (31.0, False, False, False),
-        (-1.0, False, False, False),  # the clock was wrong
-        (0.5, True, True, True),  # no better now
-        (0.5, True, False, False),  # now it is quiet
-        (1.5, True, True, False),
-    ],
+    ("days", "counts"),
+    [(29.0, True), (31.0, False), (-1.0, False)],  # the last: the clock was wrong
 )
-def test_timings_expire_and_are_repeated_on_a_quiet_machine(
-    days: float, measured_busy: bool, busy_now: bool, counts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load, "other_tasks", lambda: 100.0 * busy_now)
-    found = remembered(days * 86400, measured_busy)
+def test_timings_expire(days: float, counts: bool) -> None:
+    took = {"loop": 1.0, "vector": 2.0}
+    when = time.time() - days * 86400
+    found = Measurements({}, Timings(took, took, 0.1), {}, 1e6, when)
     assert found.is_current == counts
     assert Measurements.from_record(found.to_record()) == found
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_was_measured_beside_other_work_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(load, "other_tasks", lambda: 100.0)
-        first = planned(**SMALL)
-        assert "; measured beside other work, 3 clients" in first.reason
-        assert planned(**SMALL).reason == first.reason + " (cached)"
-    again = planned(**SMALL)
-    assert "; measured, 3 clients" in again.reason
-    assert "(cached)" not in again.reason
-    assert planned(**SMALL).reason == again.reason + " (cached)"
 
 
 @pytest.mark.usefixtures("quick")
@@ -265,27 +193,3 @@ def test_timings_carry_a_spread(cache: Path) -> None:
     assert set(found["spread"]) == set(found["steps"])
     assert all(value >= 0 for value in found["spread"].values())
     assert timings._spread([[9.0], [2.0, 4.0, 3.0]]) == pytest.approx(0.5)
-
-
-def test_other_work_shows_in_tasks_or_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "MAX_WAIT", 1.25)
-    monkeypatch.setattr(load.os, "cpu_count", lambda: 4)
-    for tasks, wall, busy in ((0.0, 1.0, False), (2.0, 1.0, True), (0.0, 1.5, True)):
-        monkeypatch.setattr(load, "other_tasks", lambda tasks=tasks: tasks)
-        found = Load()
-        found.sample()
-        found.add(wall, 1.0)
-        assert found.is_busy == busy
-        assert load.is_busy() == (tasks > 0)
-    assert not Load().is_busy
-
-
-def test_tasks_that_want_to_run() -> None:
-    assert OTHERS() >= 0.0
-
-
-OTHERS = load.other_tasks  # the fixture replaces it
-
-
-def test_the_name_of_the_processor() -> None:
-    assert known.processor_name()

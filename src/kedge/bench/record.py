@@ -23,7 +23,7 @@ from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines import Execution
 from kedge.errors import KedgeError
 from kedge.files import write_file
-from kedge.tuning.known import processor_name
+from kedge.tuning.remembered import processor_name
 
 DEFAULTS = dataclasses.asdict(Execution(engine=""))
 

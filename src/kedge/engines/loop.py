@@ -7,6 +7,7 @@ replayed, and several clients may run side by side, each on its own stream.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
@@ -18,10 +19,10 @@ from kedge.core import client, tree
 from kedge.core.bound import Bound
 from kedge.core.client import Carry, Trained
 from kedge.core.model import Model
-from kedge.core.ops import no_saved_tensor_hooks
+from kedge.core.ops import Objective, no_saved_tensor_hooks
 from kedge.core.part import Part
-from kedge.core.tree import Tree, Weights
-from kedge.core.update import ZERO, Totals, add, total
+from kedge.core.tree import Params, Tree, Weights
+from kedge.core.update import ZERO, Stacked, Summed, Totals, Update, add, total
 from kedge.core.view import Job
 from kedge.core.work import single_jobs
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of, side_by_side
@@ -31,12 +32,11 @@ from kedge.engines.device import keep_freed_memory
 from kedge.engines.engine import Engine, Request, engines
 from kedge.engines.execution import Execution
 from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
-from kedge.engines.loop_ops import FIRST_STEP, LATER_STEPS, total_of_one
 from kedge.engines.narrow import LoopLayout
 from kedge.engines.oom import is_out_of_memory, retry_smaller
-from kedge.engines.ops import FOREACH, may_overwrite
+from kedge.engines.ops import FOREACH, IN_PLACE, MAX_DOT_ELEMENTS, may_overwrite
 from kedge.engines.reference import sums_over
-from kedge.engines.torch_private import foreach_add_
+from kedge.engines.torch_private import foreach_add_, gradients
 from kedge.errors import FieldError, HookError, KedgeError
 
 MAX_STREAMS = 4  # eight are no faster on the ResNets of `kedge bench`
@@ -289,3 +289,51 @@ def _write_row(rows: Tree, i: int, value: Tree, count: int) -> Tree:
         rows = tree.map(lambda x: x.new_empty((count, *x.shape)), value)
     tree.map(lambda row, x: row[i].copy_(x), rows, value)
     return rows
+
+
+def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
+    """:func:`kedge.core.ops.gradient`. The caller rejects hooks on saved tensors, once for all
+    steps of a client."""
+    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+    with torch.enable_grad():
+        value, aux = objective(leaves)
+        flat = gradients(value, tuple(leaves.values()))
+    grads = {
+        n: torch.zeros_like(params[n]) if g is None else g
+        for n, g in zip(leaves, flat, strict=True)
+    }
+    return grads, tree.detach(aux)
+
+
+#: The first step of a client, which reads the anchor.
+FIRST_STEP = FOREACH._replace(gradient=gradient)
+#: Later steps, if they may overwrite the parameters.
+LATER_STEPS = IN_PLACE._replace(gradient=gradient)
+
+
+def total_of_one(bound: Bound, update: Update, anchor: Weights) -> Totals:
+    """:func:`kedge.core.update.total` of one client's update."""
+    needed = any(bound.needs(what) for what in ("sum", "share_sum", "clients"))
+    delta, weight = update.delta, update.weight
+    if needed or update.uploads or update.contribution or weight.device.type != "cpu":
+        return total(bound, tree.map(lambda x: x.unsqueeze(0), update), anchor, FOREACH)
+    sq_norm = _sq_norm(delta.params, weight) * weight
+    losses = {name: value.reshape(1) for name, value in update.losses.items()}
+    summed = Summed(weight, tree.scale(delta, weight), sq_norm)
+    return Totals({}, summed, Stacked(weight.reshape(1), losses), tree.nbytes(delta))
+
+
+def _sq_norm(params: Params, like: Tensor) -> Tensor:
+    """The squared norm of an update; the same sum as in :data:`~kedge.engines.ops.FOREACH`."""
+    if any(x.numel() > MAX_DOT_ELEMENTS for x in params.values()):
+        stacked = {name: x.unsqueeze(0) for name, x in params.items()}
+        return FOREACH.sq_norms(stacked, like.reshape(1))[0]
+    dots = (torch.dot(x, x) for x in map(_flat, params.values()))
+    return functools.reduce(torch.add, dots) if params else torch.zeros_like(like)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """All elements in the order of memory, so that there is no copy."""
+    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        x = x.permute(0, 2, 3, 1)
+    return x.reshape(-1)

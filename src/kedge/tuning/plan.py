@@ -21,16 +21,11 @@ from kedge.engines.execution import Execution
 from kedge.engines.workers import can_start_workers
 from kedge.errors import KedgeError
 from kedge.sim.simulation import Simulation
-from kedge.tuning import cache, timings
-from kedge.tuning.known import Measurements, key_of
+from kedge.tuning import timings
 from kedge.tuning.memory import Need
 from kedge.tuning.placement import Placement, Settings, format_bytes, place
-from kedge.tuning.threads import (
-    largest_operator,
-    thread_counts,
-    unmeasured,
-    with_threads,
-)
+from kedge.tuning.remembered import Measurements, key_of, load_record, store_record
+from kedge.tuning.threads import largest_operator, threads_of
 from kedge.tuning.timings import Timings, label
 from kedge.tuning.trial import measure_need
 
@@ -122,8 +117,7 @@ def _can_fork_after_trials() -> bool:
 def _make_plan(settings: Settings, sim: Simulation) -> Plan:
     every = candidates(settings, sim)
     key = key_of(every, settings, sim)
-    known = Measurements.from_record(cache.load(key))
-    counts = thread_counts(settings, sim.federation.device)
+    known = Measurements.from_record(load_record(key))
     for candidate in every:
         if candidate.engine not in known.needs:
             found = _measure_need_before_fork(sim, candidate, settings.rounds)
@@ -131,15 +125,18 @@ def _make_plan(settings: Settings, sim: Simulation) -> Plan:
             if isinstance(found, str):
                 known.failures[candidate.engine] = found
     if known.operator is None:
-        is_open = len(counts) > 1
+        is_open = not settings.threads and sim.federation.device.type == "cpu"
         known.operator = largest_operator(sim, settings.rounds) if is_open else math.inf
     # if all fail, the run itself raises the error
     working = [x for x in every if known.needs[x.engine] is not None] or every[:1]
-    threaded = with_threads(working, counts, known.operator, settings, sim)
+    threaded = [
+        dataclasses.replace(x, threads=threads_of(x, known.operator, settings, sim))
+        for x in working
+    ]
     placements = _place_all(threaded, known, settings, sim)
     chosen, reason = _select(placements, known, settings, sim)
     if not settings.workers or None not in known.needs.values():  # a process may die by chance
-        cache.store(key, known.to_record())
+        store_record(key, known.to_record())
     plan = Plan(
         execution=chosen.execution,
         device=device_name(sim.federation.device),
@@ -251,9 +248,7 @@ def _select(
         return placements[executions.index(best)], _explain(best, known.timings, sim, is_cached)
     request = _request(settings, sim)
     default = {p.execution.engine for p in placements if _is_default(p.execution, request)}
-    some = [p for p in placements if p.execution.engine in default] or placements[:1]
-    threads = unmeasured(thread_counts(settings, request.device), known.operator or 0.0)
-    chosen = next((p for p in some if p.execution.threads == threads), some[0])
+    chosen = next((p for p in placements if p.execution.engine in default), placements[0])
     if settings.engine != "auto":
         return chosen, ""
     return chosen, f"engine {label(chosen.execution)}: too short a run to measure"
@@ -284,9 +279,8 @@ def _explain(execution: Execution, known: Timings, sim: Simulation, is_cached: b
     hardware = f"{threads} thread{'s' if threads > 1 else ''}"
     if sim.federation.device.type != "cpu":
         hardware = device_name(sim.federation.device)
-    beside = " beside other work" if known.busy else ""
     batch = sim.session.workload.work.batch
-    conditions = f"measured{beside}, {sim.session.cohort_size} clients, batch {batch}, {hardware}"
+    conditions = f"measured, {sim.session.cohort_size} clients, batch {batch}, {hardware}"
     cached = " (cached)" if is_cached else ""
     return f"engine {engine}: {own} ms a client-step{others}; {conditions}{cached}"
 

@@ -1,12 +1,10 @@
-"""How many threads the candidates of a plan have on a CPU: decided by the size of the work.
+"""How many threads an execution has on a CPU: a rule by the size of the work.
 
 Threads share the work of one operator, so what counts is the largest operator of a client's step.
-If it is small, one thread is best, without a measurement; otherwise one is timed against several.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -23,50 +21,26 @@ from kedge.sim.simulation import Simulation
 from kedge.tuning.placement import Settings, seeds_at_once
 from kedge.tuning.trial import form_cohort, isolated, one_step, start_trial
 
-SMALL_OPERATOR = 1e6  # floating-point operations, some 30 us: threads cannot pay
-LARGE_OPERATOR = 1e8  # several threads pay, even if they were not measured
-FEW_THREADS = 4  # tried beside one and all
+SOME_THREADS = 1e7  # floating-point operations of an operator from which a few threads pay
+ALL_THREADS = 1e8  # the same for all of them
+FEW_THREADS = 4
 
 
-def thread_counts(settings: Settings, device: torch.device) -> list[int]:
-    """The numbers of threads to compare, the smallest first; [0] leaves torch's number."""
-    if settings.threads:
-        return [settings.threads]
-    if device.type != "cpu":
-        return [0]
-    most = torch.get_num_threads()
-    return sorted({1, most, FEW_THREADS if most > FEW_THREADS else most})
-
-
-def with_threads(
-    executions: Sequence[Execution],
-    counts: Sequence[int],
-    operator: float,
-    settings: Settings,
-    sim: Simulation,
-) -> list[Execution]:
-    """The executions with their threads, the simplest first: those with one thread.
+def threads_of(execution: Execution, operator: float, settings: Settings, sim: Simulation) -> int:
+    """The number of threads of an execution; 0 leaves torch's number.
 
     Args:
-        executions: without threads.
-        counts: of threads, see :func:`thread_counts`.
+        execution: without threads. Those of one with workers are for the rest of the round.
         operator: floating-point operations of the largest operator of one client's step.
-        settings: of the run.
+        settings: of the run; what they set is not changed.
         sim: a simulation of the run.
     """
-    found = []
-    for execution in executions:
-        some = [unmeasured(counts, operator)] if execution.workers else list(counts)
-        if operator * _clients_at_once(execution, settings, sim) < SMALL_OPERATOR:
-            some = some[:1]
-        found += [dataclasses.replace(execution, threads=count) for count in some]
-    return sorted(found, key=lambda x: (x.compile, x.threads > 1 and not x.workers))
-
-
-def unmeasured(counts: Sequence[int], operator: float) -> int:
-    """The number of threads of a run that is not measured, and of one that leaves its training to
-    worker processes, which have one thread each."""
-    return counts[-1] if LARGE_OPERATOR <= operator < math.inf else counts[0]
+    if settings.threads or sim.federation.device.type != "cpu":
+        return settings.threads
+    size, most = operator * _clients_at_once(execution, settings, sim), torch.get_num_threads()
+    if not SOME_THREADS <= size < math.inf:
+        return 1
+    return most if size >= ALL_THREADS else min(FEW_THREADS, most)
 
 
 def _clients_at_once(execution: Execution, settings: Settings, sim: Simulation) -> int:

@@ -12,20 +12,16 @@ import gc
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
 from kedge.engines.device import use_threads
 from kedge.engines.engine import Engine
-from kedge.engines.engine import engines as kinds
 from kedge.engines.execution import Execution
 from kedge.sim.simulation import Simulation
 from kedge.tuning.cost import Cost, client_cost, evaluation_seconds, overhead_seconds
-from kedge.tuning.load import Load
 from kedge.tuning.placement import seeds_at_once
 from kedge.tuning.trial import (
     Piece,
@@ -48,7 +44,6 @@ LONG_RUN_S = 900.0
 MIN_COMPILE_SPEEDUP = 1.1  # required of a compiled candidate over the fastest eager one
 MAX_LOSS = 0.1  # a simpler candidate is at most so much slower than the fastest, up to its spread
 MAX_NOISE = 0.05  # relative difference attributed to noise
-MAX_THREADS_SLOWDOWN = 1.5  # several threads that take longer by this factor are not tried further
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,6 @@ class Timings:
     test: float  # per evaluation
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by label
     spread: dict[str, float] = field(default_factory=dict)  # median / minimum - 1 of the repeats
-    busy: bool = False  # measured beside other work
 
 
 def label(execution: Execution) -> str:
@@ -82,10 +76,6 @@ def _has_threads(execution: Execution) -> bool:
 
 def _eager(execution: Execution) -> Execution:
     return dataclasses.replace(execution, compile=False)
-
-
-def _one_thread(execution: Execution) -> Execution:
-    return dataclasses.replace(execution, threads=1)
 
 
 def fastest(candidates: Sequence[Execution], timings: Timings, rounds: int) -> Execution:
@@ -115,8 +105,7 @@ def measure(
     """Time the candidates of a run in short trials.
 
     Compilation is tried for long runs only, for candidates whose eager version is not far behind
-    the fastest; the others are recorded as infinite. So are those with another number of threads
-    than the fastest of their engine.
+    the fastest; the others are recorded as infinite.
 
     Args:
         sim: a simulation of the run; it is not changed.
@@ -127,7 +116,6 @@ def measure(
     Returns:
         The timings, or None if the run is too short for trials to pay.
     """
-    load = Load()
     with isolated(sim.federation.device):
         try:
             trial = start_trial(sim, Execution("loop"), rounds)
@@ -153,16 +141,11 @@ def measure(
 
         def train_seconds(some: Sequence[Execution], repeats: int) -> dict[Execution, float]:
             """Seconds of training a whole cohort, by candidate."""
-            slower = _slower_threads(sim, some, rounds, clients, load)
-            some = [x for x in some if x not in slower]
-            found = _time_pieces(sim, some, rounds, seeds, pieces, repeats, failures, load)
+            found = _time_pieces(sim, some, rounds, seeds, pieces, repeats, failures)
             spread.update({label(x): _spread(rows) for x, rows in found.items()})
-            seconds = {
+            return {
                 x: _extrapolate([min(times) for times in rows], pieces, sim, clients, cost)
                 for x, rows in found.items()
-            }
-            return seconds | {
-                x: seconds.get(_one_thread(x), math.inf) * ratio for x, ratio in slower.items()
             }
 
         found = train_seconds(eager, repeats)
@@ -173,7 +156,6 @@ def measure(
         limit = _max_speedup(sim.federation.device, eager_seconds) * min(train.values())
         if compiled and eager_seconds >= MIN_COMPILED_RUN_S:
             near = [x for x in compiled if train.get(label(_eager(x)), 0) <= limit]
-            near = [x for x in near if _eager(x) not in eager or _best_threads(x, eager, train)]
             found = train_seconds(near, max(1, repeats))
             train |= {label(x): found.get(x, math.inf) for x in compiled}
         return Timings(
@@ -182,7 +164,6 @@ def measure(
             evaluation_seconds(trial),
             failures,
             spread,
-            load.is_busy,
         )
 
 
@@ -243,7 +224,6 @@ def _time_pieces(
     pieces: list[Piece],
     repeats: int,
     failures: dict[str, str],
-    load: Load,
 ) -> dict[Execution, list[list[float]]]:
     """Seconds of every repeat of every piece, by candidate.
 
@@ -256,7 +236,7 @@ def _time_pieces(
         separate: dict[Execution, list[list[float]]] = {}
         for candidate in candidates:
             one = [candidate]
-            separate |= _time_pieces(sim, one, rounds, seeds, pieces, repeats, failures, load)
+            separate |= _time_pieces(sim, one, rounds, seeds, pieces, repeats, failures)
             gc.collect()
             torch.cuda.empty_cache()
         return separate
@@ -284,11 +264,7 @@ def _time_pieces(
     for _, candidate in itertools.product(range(repeats or 1), list(trainings)):
         try:
             use_threads(candidate.threads)
-            load.sample()
-            before = time.process_time()
             seconds = [timed(sim.federation.device, work)[1] for work in trainings[candidate]]
-            if candidate.threads == 1 and not candidate.workers:
-                load.add(sum(seconds), time.process_time() - before)
             times[candidate].append(seconds)
         except Exception as error:  # noqa: BLE001
             failures[label(candidate)] = failure_reason(error)
@@ -306,34 +282,3 @@ def _time_pieces(
 def _spread(pieces: list[list[float]]) -> float:
     """How far the median of the repeats of the longest piece lies above their minimum."""
     return statistics.median(pieces[-1]) / max(min(pieces[-1]), 1e-9) - 1
-
-
-def _best_threads(x: Execution, eager: Sequence[Execution], train: dict[str, float]) -> bool:
-    """Whether the eager version of a candidate has the fastest number of threads."""
-    same = [y for y in eager if _one_thread(y) == _one_thread(_eager(x))]
-    return label(_eager(x)) == min((label(y) for y in same), key=train.__getitem__)
-
-
-def _slower_threads(
-    sim: Simulation, candidates: Sequence[Execution], rounds: int, clients: list[int], load: Load
-) -> dict[Execution, float]:
-    """Candidates with several threads that are slower by far, with their seconds relative to one
-    thread. A single step shows it, and on a busy machine a whole trial would take minutes."""
-    slower: dict[Execution, float] = {}
-    for candidate in candidates:
-        single = _one_thread(candidate)
-        if not _has_threads(candidate) or candidate.compile or single not in candidates:
-            continue
-        some = clients if kinds[candidate.engine].batches_clients else clients[:1]
-        with suppress(Exception):  # the trial itself says why it fails
-            work = training(start_trial(sim, single, rounds), one_step(sim, some))
-            use_threads(1)
-            work()  # warm-up
-            load.sample()
-            seconds = timed(sim.federation.device, work)[1]
-            use_threads(candidate.threads)
-            ratio = timed(sim.federation.device, work)[1] / max(seconds, 1e-9)
-            if ratio > MAX_THREADS_SLOWDOWN:
-                slower[candidate] = ratio
-    use_threads(1 if sim.federation.device.type == "cpu" else 0)
-    return slower

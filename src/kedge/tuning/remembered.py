@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import json
 import os
 import platform
 import time
@@ -17,14 +20,13 @@ import torch
 from kedge._version import __version__
 from kedge.engines.device import device_name, effective
 from kedge.engines.execution import Execution
+from kedge.files import make_folder, write_file
 from kedge.sim.simulation import Simulation
-from kedge.tuning import load
 from kedge.tuning.memory import Need
 from kedge.tuning.placement import Settings
 from kedge.tuning.timings import Timings
 
 MAX_AGE_S = 30 * 86400.0  # older timings are measured again
-MAX_BUSY_AGE_S = 86400.0  # the same for those of a busy machine
 
 
 @dataclass
@@ -53,7 +55,6 @@ class Measurements:
                 float(given["test"]),
                 dict(given["failures"]),
                 dict(given["spread"]),
-                bool(given["busy"]),
             )
             operator, failures = float(record["operator"]), dict(record["failures"])
             return cls(needs, timings, failures, operator, float(record["when"]))
@@ -71,14 +72,8 @@ class Measurements:
 
     @property
     def is_current(self) -> bool:
-        """Whether the timings still count. They expire, and those that were measured beside other
-        work are measured again as soon as the machine is quiet."""
-        if self.timings is None:
-            return False
-        age = time.time() - self.when
-        if not 0 <= age < (MAX_BUSY_AGE_S if self.timings.busy else MAX_AGE_S):
-            return False
-        return not self.timings.busy or load.is_busy()
+        """Whether the timings still count: they expire."""
+        return self.timings is not None and 0 <= time.time() - self.when < MAX_AGE_S
 
 
 def key_of(candidates: Sequence[Execution], settings: Settings, sim: Simulation) -> dict[str, Any]:
@@ -116,3 +111,43 @@ def processor_name() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.machine()
+
+
+MAX_ENTRIES = 500  # the oldest are evicted
+
+
+def load_record(key: dict[str, Any]) -> dict[str, Any] | None:
+    """The record stored under a key, or None."""
+    return _read().get(_digest(key))
+
+
+def store_record(key: dict[str, Any], record: dict[str, Any]) -> None:
+    """Store a record under a key; both are JSON objects."""
+    path, digest = _path(), _digest(key)
+    others = {name: value for name, value in _read().items() if name != digest}
+    newest = [*others.items(), (digest, record)][-MAX_ENTRIES:]
+    with contextlib.suppress(OSError):
+        make_folder(path.parent)
+        write_file(path, json.dumps(dict(newest)).encode(), private=True)
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    try:
+        records = json.loads(_path().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(records, dict):
+        return {}
+    return {name: value for name, value in records.items() if isinstance(value, dict)}
+
+
+def _path() -> Path:
+    folder = os.environ.get("KEDGE_CACHE")
+    user_cache = os.environ.get("XDG_CACHE_HOME")
+    if folder:
+        return Path(folder) / "plans.json"
+    return (Path(user_cache) if user_cache else Path.home() / ".cache") / "kedge" / "plans.json"
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
