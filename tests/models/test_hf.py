@@ -20,6 +20,7 @@ from kedge.data.federation import Federation
 from kedge.errors import GrammarError, KedgeError, ModelError
 from kedge.models import build, read
 from kedge.models.hf import LoRA, add_lora
+from kedge.sim.clients import unlike
 from kedge.sim.simulation import Simulation
 
 transformers = pytest.importorskip("transformers")
@@ -218,10 +219,9 @@ def test_seeds_with_other_frozen_weights_do_not_train_together() -> None:
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3).requires_grad_(False), nn.Linear(3, 2))
         runs.append(Simulation(problem, net))
-    from kedge.sim.clients import unlike
-
-    assert unlike(runs[0], runs[1]) == ""
-    assert unlike(runs[0], runs[2]) == "their frozen weights"
+    first, same, other = (run.clients for run in runs)
+    assert unlike(first, same) == ""
+    assert unlike(first, other) == "their frozen weights"
 
 
 @pytest.mark.parametrize(

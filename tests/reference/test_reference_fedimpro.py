@@ -91,9 +91,9 @@ def test_the_part_equals_the_script(engine: str, net: str, option: str, cut: str
     rounds, losses = [], []
     for clients in COHORTS:
         rounds.append(works(run, part, ref, clients))
-        totals = run.run_round(clients)
+        done = run.run_round(clients)
         steps = torch.tensor([float(len(w.batches)) for w in rounds[-1]], dtype=DOUBLE)
-        losses.append(float((sum(totals["terms"].values()) * steps).sum() / steps.sum()))
+        losses.append(float((sum(done.losses.values()) * steps).sum() / steps.sum()))
     settings = ref.Settings(**values | {"cut": cut, "lr": 0.05})
     model, mean, scale, history = ref.train(task.module, first, rounds, settings)
     got = to_wire({"": run.weights.params | run.weights.buffers, **run.server.slots["fedimpro"]})

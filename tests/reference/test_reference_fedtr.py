@@ -61,9 +61,9 @@ def test_the_part_equals_the_script(engine: str, norm: str, option: str, cohorts
     rounds, losses = [], []
     for clients in cohorts:
         rounds.append(batches_of(run, clients))
-        totals = run.run_round(clients)
+        done = run.run_round(clients)
         steps = torch.tensor([float(len(b)) for b in rounds[-1].values()], dtype=DOUBLE)
-        losses.append(float((sum(totals["terms"].values()) * steps).sum() / steps.sum()))
+        losses.append(float((sum(done.losses.values()) * steps).sum() / steps.sum()))
     settings = ref.Settings(**values | {"lr": 0.05})
     model, centroids, history = ref.train(problem.module, data, 3, rounds, settings)
     got = run.weights.params | run.weights.buffers
