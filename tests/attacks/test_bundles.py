@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -334,6 +335,37 @@ def test_a_resumed_run_starts_no_army(run: Path) -> None:
         path.write_text(json.dumps(known | changed))
         with pytest.raises(DataError, match=r"environment\.json is damaged"):
             kedge.run("fedper", out=run, resume=True, **FAST | {"rounds": 3})
+
+
+#: Calls that read a file, or parse it, without a bound.
+READERS = re.compile(
+    r"read_text\(|read_bytes\(|json\.loads?\(|tomllib\.|safe_open\(|(?<![\w_])open\("
+)
+#: What may read by itself, and why.
+ALLOWED = {
+    "runs/lock.py: open(": "a file that it does not read, without waiting",
+    "runs/tensors.py: safe_open(": "after a look at the file; it checks the header",
+    "runs/bundle.py: json.loads(": "its own text",
+    "report/page/write.py: read_text(": "a file of the package",
+    "board/app.py: read_text(": "a file of the package",
+    "board/app.py: read_bytes(": "a file of the package",
+    "board/app.py: json.loads(": "a request of bounded length",
+    "board/tail.py: json.loads(": "a line of a bounded reading; numbers of any length are NaN",
+    "loggers/wandb_runs.py: json.loads(": "what its own process printed",
+}
+
+
+def test_nothing_else_reads_a_run() -> None:
+    """Read with kedge.files; what cannot is listed above, with the reason."""
+    root = Path(kedge.__file__).parent
+    packages = ("runs", "report", "board", "api", "loggers", "reproduction", "diagnostics")
+    found = {
+        f"{path.relative_to(root).as_posix()}: {call}"
+        for package in packages
+        for path in (root / package).rglob("*.py")
+        for call in READERS.findall(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(ALLOWED)
 
 
 # -- mutations ------------------------------------------------------------------------------------
