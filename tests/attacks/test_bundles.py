@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -82,14 +84,15 @@ def test_a_bundle_imports_no_code(
         _ = kedge.load(run, model=model).model  # and a model that is given is taken
 
 
-def test_no_attribute_of_a_module_is_computed(run: Path) -> None:
+def test_no_attribute_of_a_module_is_computed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some modules import others once they are asked for them."""
-    change(run, model={"kind": "class", "path": "concurrent.futures:ProcessPoolExecutor.x"})
-    with pytest.raises(KedgeError):
-        _ = kedge.load(run).model
-    change(run, model={"kind": "class", "path": "kedge:fit", "needs": []})
+    lazy, asked = ModuleType("lazy"), list[str]()
+    lazy.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    change(run, model={"kind": "class", "path": "lazy:Net", "needs": []})
     with pytest.raises(ModelError, match="is not imported"):
         _ = kedge.load(run).model
+    assert not asked
 
 
 def test_a_class_of_a_loaded_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +122,14 @@ def test_a_class_of_a_loaded_file_is_found(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_imports_nothing_from_its_folder(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], pytest.param(["predict", ".", "digits"], marks=pytest.mark.long)],
+    ids=lambda words: words[0],
+)
+def test_the_command_imports_nothing_from_its_folder(
+    words: list[str], run: Path, tmp_path: Path
+) -> None:
     """A module of the name of a library, and an entry point beside it."""
     for name in ("pandas", "onnx", "rich", "evil"):
         (run / f"{name}.py").write_text(EVIL.format(str(tmp_path / "mark")))
@@ -127,10 +137,9 @@ def test_the_command_imports_nothing_from_its_folder(run: Path, tmp_path: Path) 
     (run / "evil-1.dist-info/METADATA").write_text("Name: evil\nVersion: 1\n")
     (run / "evil-1.dist-info/entry_points.txt").write_text("[kedge.models]\nevil = evil\n")
     done = subprocess.run(
-        [sys.executable, "-m", "kedge", "predict", ".", "digits"],
-        cwd=run, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stdout.startswith("id,prediction"), done.stderr
+        [sys.executable, "-m", "kedge", *words], cwd=run, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
     assert not (tmp_path / "mark").exists()
 
 
@@ -334,6 +343,37 @@ def test_a_resumed_run_starts_no_army(run: Path) -> None:
         path.write_text(json.dumps(known | changed))
         with pytest.raises(DataError, match=r"environment\.json is damaged"):
             kedge.run("fedper", out=run, resume=True, **FAST | {"rounds": 3})
+
+
+#: Calls that read a file, or parse it, without a bound.
+READERS = re.compile(
+    r"read_text\(|read_bytes\(|json\.loads?\(|tomllib\.|safe_open\(|(?<![\w_])open\("
+)
+#: What may read by itself, and why.
+ALLOWED = {
+    "runs/lock.py: open(": "a file that it does not read, without waiting",
+    "runs/tensors.py: safe_open(": "after a look at the file; it checks the header",
+    "runs/bundle.py: json.loads(": "its own text",
+    "report/page/write.py: read_text(": "a file of the package",
+    "board/app.py: read_text(": "a file of the package",
+    "board/app.py: read_bytes(": "a file of the package",
+    "board/app.py: json.loads(": "a request of bounded length",
+    "board/tail.py: json.loads(": "a line of a bounded reading; numbers of any length are NaN",
+    "loggers/wandb_runs.py: json.loads(": "what its own process printed",
+}
+
+
+def test_nothing_else_reads_a_run() -> None:
+    """Read with kedge.files; what cannot is listed above, with the reason."""
+    root = Path(kedge.__file__).parent
+    packages = ("runs", "report", "board", "api", "loggers", "reproduction", "diagnostics")
+    found = {
+        f"{path.relative_to(root).as_posix()}: {call}"
+        for package in packages
+        for path in (root / package).rglob("*.py")
+        for call in READERS.findall(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(ALLOWED)
 
 
 # -- mutations ------------------------------------------------------------------------------------
