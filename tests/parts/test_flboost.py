@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from kedge.sim.clients import unlike
 from torch import nn
 
 from kedge.check.identities.flboost import SUMMED
@@ -26,6 +25,7 @@ from kedge.parts.flboost import FLBoost, _Game
 from kedge.parts.generators import image_generator
 from kedge.runs.grid import combine, read_words
 from kedge.runs.reading import load_config
+from kedge.sim.clients import unlike
 from kedge.sim.simulation import Simulation
 
 BASES = ("fedavg", "fedprox(mu=0.1)", "feddyn(alpha=1)", "scaffold")

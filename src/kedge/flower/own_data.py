@@ -24,7 +24,7 @@ from kedge.data.partition import Partition, holdout
 from kedge.data.splits import read_split
 from kedge.errors import DataError, FieldError, TermsError
 from kedge.session.terms import Terms
-from kedge.silo import conform
+from kedge.silo.conform import conform
 
 Array = np.ndarray[Any, Any]
 HOLDOUT = 0.2  # share of a member without a test set, for the split auto

@@ -82,7 +82,7 @@ from kedge.grammar import parse_calls
 from kedge.models import HF, OWN, name_of
 from kedge.parts.release import Clip, Gauss
 from kedge.session.terms import Terms
-from kedge.silo import Silo
+from kedge.silo.silo import Silo
 
 ANY = ("*",)
 #: The bound on each kind of answers.

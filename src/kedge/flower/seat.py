@@ -40,7 +40,7 @@ from kedge.models import HF, OWN, build, models, name_of
 from kedge.session import wire
 from kedge.session.session import NEVER, read_state
 from kedge.session.terms import NoData, Terms
-from kedge.silo import Silo
+from kedge.silo.silo import Silo
 
 Own = nn.Module | Callable[[], nn.Module] | None
 #: What the terms may need: so many times what the member has or got, and so many bytes more.

@@ -26,7 +26,7 @@ from kedge.flower.own_data import Moments, moments_of, split_rows
 from kedge.session import wire
 from kedge.session.blob import read_json
 from kedge.session.terms import DataSchema
-from kedge.silo import schema_of
+from kedge.silo.conform import schema_of
 
 MAX_NAME, MAX_NAMES, MAX_WORD = 100, 100_000, 1000
 MAX_SAMPLES = 10**9  # more is implausible
