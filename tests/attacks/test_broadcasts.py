@@ -33,7 +33,7 @@ from kedge.errors import NotFinite, WireError
 from kedge.flower.messages import MemberRequest
 from kedge.flower.policy import OPEN, Policy
 from kedge.session import wire
-from kedge.session.session import Ask, Down
+from kedge.session.session import Ask, Broadcast
 from kedge.session.terms import DataSchema, Terms
 from kedge.silo import Silo
 
@@ -68,7 +68,7 @@ def test_a_weight_of_minus_infinity_does_not_switch_clipping_off(tmp_path: Path)
     bias = down.weights.params["head.bias"].clone()
     bias[2] = -INF  # a class that nobody has: its probability is 0, all else is finite
     hostile = down.weights.params | {"head.bias": bias}
-    reply = server.train(Down(Weights(hostile, {}), {}))
+    reply = server.train(Broadcast(Weights(hostile, {}), {}))
     refused(server, reply)
     assert server.released("update") == 0
     honest = update(server.train())
@@ -148,7 +148,7 @@ def test_broadcasts_before_surveys_are_finite(number: float, tmp_path: Path) -> 
     assert server.released("survey") == 0
 
 
-def a_silo(method: str = "scaffold") -> tuple[Silo, Down]:
+def a_silo(method: str = "scaffold") -> tuple[Silo, Broadcast]:
     """A silo without Flower, and what an honest server broadcasts to it."""
     problem = images(norm="bn", sizes=(14,))
     fed, model = problem.federation, Model(problem.module)
@@ -157,7 +157,7 @@ def a_silo(method: str = "scaffold") -> tuple[Silo, Down]:
         dtype="float64",
     )  # fmt: skip
     silo = Silo(terms, model, fed, 0)
-    return silo, Down(silo.bound.initial, silo.bound.sent(silo.bound.server()))
+    return silo, Broadcast(silo.bound.initial, silo.bound.sent(silo.bound.server()))
 
 
 @pytest.mark.parametrize("number", BAD)
@@ -223,7 +223,7 @@ def test_other_arrays_than_the_parts_send_are_refused(tmp_path: Path) -> None:
 # -- what is given --------------------------------------------------------------------------------
 
 
-def overflowing(server: Server) -> Down:
+def overflowing(server: Server) -> Broadcast:
     """Finite weights whose logits are not."""
     down = server.down()
     return down._replace(weights=tree.map(lambda x: torch.full_like(x, 3e38), down.weights))

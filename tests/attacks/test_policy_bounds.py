@@ -58,7 +58,7 @@ def test_rounds_of_one_row_do_not_leave(policy: Policy, tmp_path: Path) -> None:
 def nudged_or_zero() -> Any:
     """A broadcast for a member that has not agreed."""
     weights = Weights({"head.weight": torch.zeros(2, 8), "head.bias": torch.zeros(2)}, {})
-    return wire.Down(weights, {})
+    return wire.Broadcast(weights, {})
 
 
 def test_a_policy_that_becomes_stricter_holds_for_runs_that_were_agreed(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_with_clip_nothing_else_carries_information(policy: Policy, tmp_path: Pa
     """Every field of a reply but the update is zero, empty or known from joining."""
     server = Server(tmp_path, policy)
     assert server.agree() == ""
-    reply = wire.unpack(server.train(), "reply")["reply"]
+    reply = wire.unpack(server.train(), "reply")["update"]
     known = {"delta", "contribution", "uploads", "client", "terms", "weight", "share"}
     assert set(reply._fields) == known  # a new field needs a decision here
     assert reply.terms == {"task": torch.zeros(())}

@@ -214,9 +214,9 @@ def filled(value: Any, number: float) -> Any:
     if "answer" in value:
         answer = value["answer"]
         return value | {"answer": answer._replace(value=tree.map(full, answer.value))}
-    reply = value["reply"]
+    reply = value["update"]
     changed = {name: tree.map(full, getattr(reply, name)) for name in ("contribution", "uploads")}
-    return value | {"reply": reply._replace(**changed)}
+    return value | {"update": reply._replace(**changed)}
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def updated(number: float) -> Forgery:
     """An update of equal numbers."""
 
     def change(value: Any) -> Any:
-        reply = value["reply"]
+        reply = value["update"]
         params = tree.map(lambda x: torch.full_like(x, number), reply.delta.params)
-        return value | {"reply": reply._replace(delta=Weights(params, reply.delta.buffers))}
+        return value | {"update": reply._replace(delta=Weights(params, reply.delta.buffers))}
 
     return lambda reply: again(reply, change)
 

@@ -49,10 +49,10 @@ def with_delta(function: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     """Change the first parameter of the update."""
 
     def change(value: Any) -> Any:
-        reply = value["reply"]
+        reply = value["update"]
         name = next(iter(reply.delta.params))
         params = reply.delta.params | {name: function(reply.delta.params[name])}
-        return value | {"reply": reply._replace(delta=Weights(params, reply.delta.buffers))}
+        return value | {"update": reply._replace(delta=Weights(params, reply.delta.buffers))}
 
     return change
 
@@ -71,7 +71,7 @@ def header(message: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def replaced(**fields: Any) -> Callable[[Any], Any]:
-    return lambda value: value | {"reply": value["reply"]._replace(**fields)}
+    return lambda value: value | {"update": value["update"]._replace(**fields)}
 
 
 @forgery("header")
@@ -86,7 +86,7 @@ def not_safetensors(request: MemberRequest, reply: bytes) -> bytes:
 
 @forgery("header")
 def pickled(request: MemberRequest, reply: bytes) -> bytes:
-    return pickle.dumps({"reply": [1.0] * 100})
+    return pickle.dumps({"update": [1.0] * 100})
 
 
 @forgery("header that is larger")
@@ -132,7 +132,7 @@ def another_name(request: MemberRequest, reply: bytes) -> bytes:
 
 @forgery("lacks")
 def a_missing_array(request: MemberRequest, reply: bytes) -> bytes:
-    return again(reply, lambda value: {"reply": value["reply"]._replace(terms={})})
+    return again(reply, lambda value: {"update": value["update"]._replace(terms={})})
 
 
 @forgery("expected")
@@ -337,7 +337,7 @@ def test_nobody_speaks_for_another_in_the_uploads_of_a_part(tmp_path: Path) -> N
 
         def change(value: Any) -> Any:
             uploads = {"krum": {"client": Stack(torch.tensor(0))}}
-            return value | {"reply": value["reply"]._replace(uploads=uploads)}
+            return value | {"update": value["update"]._replace(uploads=uploads)}
 
         return again(reply, change)
 

@@ -105,13 +105,13 @@ def test_the_loss_may_stay(tmp_path: Path) -> None:
     assert cohorts(run) == [[0, 1, 2, 3]] * 3
     trained = [r for r in replies if reply_header(r)[0].kind == "train"]
     for reply in trained:
-        assert not float(wire.unpack(reply, "reply")["reply"].terms["task"])
+        assert not float(wire.unpack(reply, "reply")["update"].terms["task"])
     assert_same(run, replay(run, members))
 
 
 def update_norms(replies: list[bytes]) -> list[float]:
     values = [
-        wire.unpack(r, "reply")["reply"] for r in replies if reply_header(r)[0].kind == "train"
+        wire.unpack(r, "reply")["update"] for r in replies if reply_header(r)[0].kind == "train"
     ]
     return [float(tree.sq_norm(v.delta.params).sqrt()) for v in values]
 
@@ -137,9 +137,9 @@ def test_noise_has_its_size_and_is_the_same_for_the_same_request(tmp_path: Path)
     assert (tmp_path / "south" / "secret").stat().st_mode & 0o077 == 0
     assert not any(secret in reply for reply in replies)
     train = [r for _, r in run.transport.requests if training(r, 2) and r.client == 2]
-    again = wire.unpack(member.handle(train[0].pack()), "reply")["reply"]
+    again = wire.unpack(member.handle(train[0].pack()), "reply")["update"]
     last = [r for r in replies if reply_header(r)[0].kind == "train"][-1]
-    assert tree.equal(again, wire.unpack(last, "reply")["reply"])
+    assert tree.equal(again, wire.unpack(last, "reply")["update"])
 
 
 def test_noise_refuses_statistics_of_batchnorm(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, CHECKPOINT, PARTITION, 
 from kedge.runs.result import plain
 from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, Member, Watch, train
 from kedge.runs.scores import final_scores
-from kedge.sim.cohorts import share, unlike
+from kedge.sim.clients import share, unlike
 from kedge.sim.simulation import Simulation
 
 Make = Callable[[int, Execution], Simulation]  # (seed, execution) -> the simulation of that seed
@@ -81,7 +81,8 @@ def train_seeds(
             train_members()
         member = _member(job, execution)
         if members and (
-            member.config.rounds != members[0].config.rounds or unlike(members[0].sim, member.sim)
+            member.config.rounds != members[0].config.rounds
+            or unlike(members[0].sim.clients, member.sim.clients)
         ):
             train_members()
         if members:  # one copy of the data is enough
