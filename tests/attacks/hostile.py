@@ -92,7 +92,7 @@ class Server:
         """What an honest server broadcasts first."""
         module = self.member._model
         bound = bind(self.terms, Model(module, batchnorm=self.terms.batchnorm), self.silo.data)
-        return Broadcast(bound.only_public(self.initial), bound.sent(bound.server()))
+        return Broadcast(bound.only_public(bound.initial), bound.sent(bound.server()))
 
     @property
     def silo(self) -> Any:

@@ -117,7 +117,7 @@ def damaged(request: MemberRequest, reply: bytes) -> bytes:
 @forgery("version '9'")
 def another_version(request: MemberRequest, reply: bytes) -> bytes:
     plain = again(reply)
-    return blob.sealed(plain.replace(b'\\"version\\": \\"1\\"', b'\\"version\\": \\"9\\"'))
+    return blob.sealed(plain.replace(b'\\"version\\": \\"2\\"', b'\\"version\\": \\"9\\"'))
 
 
 @forgery("kind 'down'")
@@ -132,7 +132,7 @@ def another_name(request: MemberRequest, reply: bytes) -> bytes:
 
 @forgery("lacks")
 def a_missing_array(request: MemberRequest, reply: bytes) -> bytes:
-    return again(reply, lambda value: {"update": value["update"]._replace(terms={})})
+    return again(reply, lambda value: {"update": value["update"]._replace(losses={})})
 
 
 @forgery("expected")
@@ -186,7 +186,7 @@ def large(request: MemberRequest, reply: bytes) -> bytes:
 
 @forgery("not finite")
 def a_loss_that_is_nan(request: MemberRequest, reply: bytes) -> bytes:
-    return again(reply, replaced(terms={"task": torch.tensor(float("nan"))}))
+    return again(reply, replaced(losses={"task": torch.tensor(float("nan"))}))
 
 
 @forgery("the weight -5")
