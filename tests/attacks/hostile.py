@@ -21,7 +21,7 @@ from kedge.flower.policy import Policy
 from kedge.flower.releases import Releases
 from kedge.flower.seat import agreement_text
 from kedge.session import wire
-from kedge.session.session import Down
+from kedge.session.session import Broadcast
 from kedge.session.terms import Terms
 from kedge.silo import bind, schema_of
 
@@ -88,18 +88,18 @@ class Server:
         text = agreement_text(self.terms, "")
         return code(self.ask("agree", text=text, value=value))
 
-    def down(self) -> Down:
+    def down(self) -> Broadcast:
         """What an honest server broadcasts first."""
         module = self.member._model
         bound = bind(self.terms, Model(module, batchnorm=self.terms.batchnorm), self.silo.data)
-        return Down(bound.only_public(self.initial), bound.sent(bound.server()))
+        return Broadcast(bound.only_public(bound.initial), bound.sent(bound.server()))
 
     @property
     def silo(self) -> Any:
         assert self.member._seat is not None
         return self.member._seat.silo
 
-    def train(self, down: Down | None = None, round: int = 0, **changes: Any) -> bytes:
+    def train(self, down: Broadcast | None = None, round: int = 0, **changes: Any) -> bytes:
         return self.ask("train", round, **{"value": {"down": down or self.down()}} | changes)
 
     # -- what came of it ----------------------------------------------------------------------
@@ -117,7 +117,7 @@ def code(reply: bytes) -> str:
 
 
 def update(reply: bytes) -> dict[str, Tensor]:
-    return wire.unpack(reply, "reply")["reply"].delta.params
+    return wire.unpack(reply, "reply")["update"].delta.params
 
 
 def norm(params: dict[str, Tensor]) -> float:

@@ -21,7 +21,7 @@ from kedge.flower.releases import Releases
 from kedge.flower.seat import agreement_text
 from kedge.flower.statement import Question, Statement
 from kedge.session import wire
-from kedge.session.session import NEVER, Down
+from kedge.session.session import NEVER, Broadcast
 from kedge.session.terms import Terms
 from kedge.silo import bind, schema_of
 
@@ -90,12 +90,12 @@ class Server:
             self.ask("agree", **{"text": agreement_text(self.terms, ""), "value": value} | changes)
         )
 
-    def down(self, weights: Weights | None = None) -> Down:
+    def down(self, weights: Weights | None = None) -> Broadcast:
         """A broadcast; the initial one, but for weights of the server's choice."""
         assert self.member._seat is not None
         model = Model(self.module, batchnorm=self.terms.batchnorm)
         bound = bind(self.terms, model, self.member._seat.silo.data)
-        return Down(bound.only_public(weights or self.initial), bound.sent(bound.server()))
+        return Broadcast(bound.only_public(weights or self.initial), bound.sent(bound.server()))
 
     def test(self, weights: Weights | None = None, kind: str = "train", **changes: Any) -> Any:
         """The sums of a test of weights that ride along with a request to train or to survey."""

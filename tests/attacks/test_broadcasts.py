@@ -26,14 +26,18 @@ from torch import nn
 
 from kedge.check.problems import images
 from kedge.core import client, tree
+from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.tree import Weights
+from kedge.core.update import Update
+from kedge.core.view import View
+from kedge.core.work import take_jobs
 from kedge.data.datasets import Dataset
 from kedge.errors import NotFinite, WireError
 from kedge.flower.messages import MemberRequest
 from kedge.flower.policy import OPEN, Policy
 from kedge.session import wire
-from kedge.session.session import Ask, Down
+from kedge.session.session import Broadcast
 from kedge.session.terms import DataSchema, Terms
 from kedge.silo import Silo
 
@@ -68,7 +72,7 @@ def test_a_weight_of_minus_infinity_does_not_switch_clipping_off(tmp_path: Path)
     bias = down.weights.params["head.bias"].clone()
     bias[2] = -INF  # a class that nobody has: its probability is 0, all else is finite
     hostile = down.weights.params | {"head.bias": bias}
-    reply = server.train(Down(Weights(hostile, {}), {}))
+    reply = server.train(Broadcast(Weights(hostile, {}), {}))
     refused(server, reply)
     assert server.released("update") == 0
     honest = update(server.train())
@@ -148,7 +152,7 @@ def test_broadcasts_before_surveys_are_finite(number: float, tmp_path: Path) -> 
     assert server.released("survey") == 0
 
 
-def a_silo(method: str = "scaffold") -> tuple[Silo, Down]:
+def a_silo(method: str = "scaffold", policy: Policy = OPEN) -> tuple[Silo, Broadcast]:
     """A silo without Flower, and what an honest server broadcasts to it."""
     problem = images(norm="bn", sizes=(14,))
     fed, model = problem.federation, Model(problem.module)
@@ -156,15 +160,20 @@ def a_silo(method: str = "scaffold") -> tuple[Silo, Down]:
         DataSchema(fed.input_shape, "classification", 3), 1, 14, method=method, batch=5,
         dtype="float64",
     )  # fmt: skip
-    silo = Silo(terms, model, fed, 0)
-    return silo, Down(silo.bound.initial, silo.bound.sent(silo.bound.server()))
+    silo = Silo(terms, model, fed, 0, releases=policy.releases(parse(method)))
+    return silo, Broadcast(silo.bound.initial, silo.bound.sent(silo.bound.server()))
+
+
+def answer(silo: Silo, down: bytes) -> bytes:
+    """What a silo sends after training."""
+    request = silo.request(0, silo.read(wire.unpack(down, "down")))
+    return wire.pack_finite("update", silo.train(request))
 
 
 @pytest.mark.parametrize("number", BAD)
 def test_a_silo_without_flower_takes_finite_numbers_only(number: float) -> None:
     silo, down = a_silo()
-    ask = Ask("train", 0, [0])
-    assert silo.answer(ask, wire.pack("down", down))
+    assert answer(silo, wire.pack("down", down))
     hostile = [
         with_first(down, set_one(number)),
         down._replace(sent=with_first(down.sent, set_one(number))),
@@ -174,7 +183,7 @@ def test_a_silo_without_flower_takes_finite_numbers_only(number: float) -> None:
     ]
     for one in hostile:
         with pytest.raises(WireError, match="has a number that is not finite"):
-            silo.answer(ask, wire.pack("down", one))
+            answer(silo, wire.pack("down", one))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -223,7 +232,7 @@ def test_other_arrays_than_the_parts_send_are_refused(tmp_path: Path) -> None:
 # -- what is given --------------------------------------------------------------------------------
 
 
-def overflowing(server: Server) -> Down:
+def overflowing(server: Server) -> Broadcast:
     """Finite weights whose logits are not."""
     down = server.down()
     return down._replace(weights=tree.map(lambda x: torch.full_like(x, 3e38), down.weights))
@@ -272,11 +281,11 @@ def test_a_silo_without_flower_gives_finite_numbers_only() -> None:
         lambda x: torch.full_like(x, 1e308) if x.is_floating_point() else x, down.weights
     )
     with pytest.raises(NotFinite, match="not finite"):
-        silo.answer(Ask("train", 0, [0]), wire.pack("down", down._replace(weights=huge)))
+        answer(silo, wire.pack("down", down._replace(weights=huge)))
 
 
 @pytest.mark.parametrize("number", BAD)
-@pytest.mark.parametrize("field", ["delta", "contribution", "uploads", "terms", "weight", "share"])
+@pytest.mark.parametrize("field", ["delta", "contribution", "uploads", "losses", "weight", "share"])
 def test_no_field_of_a_reply_may_be_other_than_finite(
     field: str, number: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,10 +295,11 @@ def test_no_field_of_a_reply_may_be_other_than_finite(
     end = client.end
 
     def hostile(*args: Any) -> Any:
-        reply = end(*args)
-        value = getattr(reply, field)
+        done = end(*args)
+        value = getattr(done.update, field)
         assert any(True for _ in tree.leaves(value))
-        return reply._replace(**{field: with_first(value, lambda x: torch.full_like(x, number))})
+        bad = {field: with_first(value, lambda x: torch.full_like(x, number))}
+        return done._replace(update=done.update._replace(**bad))
 
     monkeypatch.setattr(client, "end", hostile)
     assert code(server.train()) == "NOT_FINITE"
@@ -312,10 +322,13 @@ def test_answers_to_surveys_are_finite(
 
 def released(delta: torch.Tensor, policy: Policy) -> torch.Tensor:
     """What a policy makes of an update."""
-    silo, _ = a_silo("fedavg")
-    zero = torch.zeros((), dtype=delta.dtype)
-    reply = client.Reply(Weights({"w": delta}, {}), {}, {}, {}, {"task": zero + 3}, zero, zero)
-    return policy.release(reply, silo.bound, bytes(32)).delta.params["w"]
+    silo, down = a_silo("fedavg", policy)
+    job = take_jobs(silo._clients.cohort(silo.request(0, down)).jobs, 0)
+    context = client.client_context(silo.bound, job, {})
+    update = Update(Weights({"w": delta}, {}))
+    for part in silo.bound.parts_with("release"):
+        update, _ = part.release(View(context, part, "release"), update)
+    return update.delta.params["w"]
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e19, 1e30, 3e38])
@@ -325,15 +338,13 @@ def test_norms_do_not_overflow(size: float) -> None:
     assert float(found.double().norm()) == pytest.approx(min(2.0, 10 * size), rel=1e-6)
 
 
-def test_a_norm_that_is_not_finite_refuses() -> None:
-    for delta in (
-        torch.full((3,), 1e300, dtype=torch.float64),
-        torch.tensor([1.0, NAN]),
-        torch.tensor([1.0, -INF]),
-    ):
+def test_an_update_whose_norm_is_not_finite_does_not_leave_unclipped() -> None:
+    for delta in (torch.tensor([1.0, NAN]), torch.tensor([1.0, -INF])):
         for policy in (Policy(clip=1.0), NOISY):
-            with pytest.raises(NotFinite, match="norm of the update is not finite"):
-                released(delta, policy)
+            with pytest.raises(NotFinite, match="has a number that is not finite"):
+                wire.pack_finite("reply", {"w": released(delta, policy)})
+    huge = torch.full((3,), 1e300, dtype=torch.float64)  # its square overflows
+    assert float(released(huge, Policy(clip=1.0)).norm()) <= 1
 
 
 def test_a_request_can_still_be_packed(tmp_path: Path) -> None:

@@ -13,18 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile import ROWS, Server, code, patients, reads_a_row, update
-from torch import nn
+from hostile import ROWS, Server, code, linear, patients, reads_a_row, update, with_statistics
+from torch import Tensor, nn
 
 from kedge.core import tree
+from kedge.core.method import parse
 from kedge.core.optim import SGD, Adam
+from kedge.core.part import Part, parts
 from kedge.core.tree import Weights
+from kedge.core.update import NO_WEIGHTS, Update
 from kedge.data.datasets import Dataset
 from kedge.errors import FieldError, TermsError
 from kedge.flower.policy import OPEN, Policy, written
 from kedge.flower.releases import Releases
 from kedge.flower.seat import agreement_text
+from kedge.parts.release import Clip, Gauss
 from kedge.session import wire
+from kedge.session.session import Broadcast
 from kedge.session.terms import MAX, DataSchema, Terms
 from kedge.silo.usage import Usage, remaining, usage_of
 
@@ -64,7 +69,7 @@ def test_rounds_of_one_row_do_not_leave(policy: Policy, tmp_path: Path) -> None:
 def nudged_or_zero() -> Any:
     """A broadcast for a member that has not agreed."""
     weights = Weights({"head.weight": torch.zeros(2, 8), "head.bias": torch.zeros(2)}, {})
-    return wire.Down(weights, {})
+    return Broadcast(weights, {})
 
 
 def test_a_policy_that_becomes_stricter_holds_for_runs_that_were_agreed(tmp_path: Path) -> None:
@@ -337,31 +342,146 @@ def test_defaults(tmp_path: Path) -> None:
     assert "min_samples = 2, min_batch = 2" in written(Policy())
 
 
-@pytest.mark.parametrize("policy", [Policy(clip=1.0), Policy(clip=1.0, noise=1.0)], ids=str)
-def test_with_clip_nothing_else_carries_information(policy: Policy, tmp_path: Path) -> None:
-    """Every field of a reply but the update is zero, empty or known from joining."""
-    server = Server(tmp_path, policy)
+# -- clip and noise -------------------------------------------------------------------------------
+
+CLIP = 1e-3
+COUNTER = "num_batches_tracked"
+WHOLE = ("fedbr", "fedmix", "krum", "naivemix")  # they upload whole numbers
+REAL = ["fedavg", *(name for name in sorted(parts) if name not in WHOLE)]
+
+
+#: Fields for the table of these tests and its model.
+IN_FEATURES = {"level": "feature"}
+HERE = {"feddf": IN_FEATURES, "flboost": IN_FEATURES, "fedimpro": {"cut": "0"}}
+
+
+def tiny(name: str) -> str:
+    if name == "fedavg":
+        return name
+    return repr(parse(replace(parts[name](), **parts[name].tiny | HERE.get(name, {}))))
+
+
+def answers(server: Server) -> list[Update]:
+    """All that a member lets leave in a round: its update, and its answers to surveys."""
+    assert server.agree() == "", server.log
+    down = {"down": server.down()}
+    replies = [server.train()]
+    for part in server.silo.bound.parts_with("survey"):
+        replies.append(server.ask("survey", part=part.name, value=down))
+    assert [code(reply) for reply in replies] == [""] * len(replies), server.log
+    found = [wire.unpack(reply, "reply")["update"] for reply in replies]
+    return [u if u.delta else u._replace(delta=NO_WEIGHTS) for u in found]  # of surveys
+
+
+def measured(leaving: Update) -> list[Tensor]:
+    """All that tells of the data in the units in which it is clipped, array by array."""
+    buffers = leaving.delta.buffers.items()
+    found = [*leaving.delta.params.values(), *(x for n, x in buffers if COUNTER not in n)]
+    found += [x / TRAIN for x in tree.leaves(leaving.contribution)]
+    for part, uploads in leaving.uploads.items():
+        for name, value in (uploads if isinstance(uploads, dict) else {"": uploads}).items():
+            unit = TRAIN if name in parts[part].counted else 1
+            found += [x / unit for x in tree.leaves(value)]
+    return [x.double() for x in found]
+
+
+def size(leaving: Update) -> float:
+    return float(sum(x.square().sum() for x in measured(leaving))) ** 0.5
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_clip_bounds_all_that_leaves(name: str, tmp_path: Path) -> None:
+    """The update, statistics of BatchNorm, uploads, contributions and answers to surveys."""
+    method = tiny(name) if name != "clip" else "clip(norm=5)"  # more than the policy allows
+    found = answers(Server(tmp_path, Policy(clip=CLIP), with_statistics(), method=method))
+    for leaving in found:
+        assert size(leaving) == pytest.approx(CLIP if name != "local" else 0, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_with_clip_nothing_else_depends_on_the_data(name: str, tmp_path: Path) -> None:
+    """Of two members with equal numbers of samples, all but what is clipped is equal."""
+    rest, module = list[list[Update]](), with_statistics()
+    for k in range(2):
+        data = patients()
+        data = replace(data, x_train=data.x_train * (1 + k) + k, y_train=data.y_train ^ k)
+        server = Server(tmp_path / str(k), Policy(clip=CLIP), module, data, method=tiny(name))
+        rest.append(list(map(_without_content, answers(server))))
+    for leaving in rest[0]:
+        assert not any(float(loss) for loss in leaving.losses.values())
+        assert float(leaving.weight) == TRAIN
+        assert float(leaving.share) == pytest.approx(2 * TRAIN / (2 * ROWS))
+    assert all(map(tree.equal, *rest))
+
+
+def _without_content(leaving: Update) -> Update:
+    """What is neither clipped nor made noisy."""
+    counters = {n: x for n, x in leaving.delta.buffers.items() if COUNTER in n}
+    return leaving._replace(delta=Weights({}, counters), contribution={}, uploads={})
+
+
+def test_no_field_of_an_update_is_forgotten() -> None:
+    """A new one needs a decision: it is clipped, known from joining, or zero."""
+    known = ("delta", "contribution", "uploads", "losses", "weight", "share")
+    assert Update._fields == known
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "fedcm", "ccvr", "fedtr"])
+def test_noise_is_on_all_that_leaves(name: str, tmp_path: Path) -> None:
+    """In the same units, with the standard deviation noise * clip."""
+    policy = Policy(clip=CLIP, noise=2.0)
+    found = answers(Server(tmp_path, policy, with_statistics(), method=tiny(name)))
+    for leaving in found:
+        arrays = [x.reshape(-1) for x in measured(leaving)]
+        assert all(bool((x != 0).all()) for x in arrays)
+        assert float(torch.cat(arrays).std()) == pytest.approx(2 * CLIP, rel=0.4)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_do_not_leave_with_clip(name: str, tmp_path: Path) -> None:
+    server = Server(tmp_path, Policy(clip=1.0), method=tiny(name))
     assert server.agree() == ""
-    reply = wire.unpack(server.train(), "reply")["reply"]
-    known = {"delta", "contribution", "uploads", "client", "terms", "weight", "share"}
-    assert set(reply._fields) == known  # a new field needs a decision here
-    assert reply.terms == {"task": torch.zeros(())}
-    assert reply.contribution == reply.uploads == reply.client == reply.delta.buffers == {}
-    assert float(reply.weight) == TRAIN
-    assert float(reply.share) == pytest.approx(2 * TRAIN / (2 * ROWS))
+    survey = server.silo.bound.part(name).has("survey")
+    reply = server.train()
+    if survey:
+        reply = server.ask("survey", part=name, value={"down": server.down()})
+    assert code(reply) == "POLICY"
+    assert f"{name} uploads whole numbers, which can be neither clipped nor made" in server.log
 
 
-@pytest.mark.parametrize(
-    ("method", "batchnorm"),
-    [("scaffold", "average"), ("fednova", "average"), ("fedavg", "average"), ("krum", "average")],
-)
-def test_with_clip_everything_else_is_refused(method: str, batchnorm: str, tmp_path: Path) -> None:
-    from hostile import with_statistics
+BOTH = (Clip(1.0), Gauss(0.5))
+ADDED: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {  # by clip=1; with noise=0.5, too
+    "scaffold": (BOTH[:1], BOTH),
+    "scaffold+clip(norm=1.0)": ((), BOTH),
+    "clip(norm=0.5)+scaffold": ((), BOTH),
+    "clip(norm=1.5)": (BOTH[:1], BOTH),
+    "clip(norm=1.0)+gauss(std=0.5)+fedprox": (BOTH[:1], ()),
+    "clip(norm=0.1)+gauss(std=3.0)": (BOTH[:1], ()),
+    "clip(norm=1.0)+gauss(std=0.4)": (BOTH[:1], BOTH),
+    "clip(norm=1.1)+gauss(std=0.5)": (BOTH[:1], BOTH),
+    "gauss(std=0.5)+clip(norm=1.0)": ((), BOTH),  # noise that is clipped is less noise
+    "gauss(std=9.0)": (BOTH[:1], BOTH),
+}
 
-    module = with_statistics() if method == "fedavg" else None
-    server = Server(tmp_path, Policy(clip=1.0), module, method=method, batchnorm=batchnorm)
-    assert server.agree() == "POLICY"
-    assert "would leave without clip and noise" in server.log
+
+@pytest.mark.parametrize("method", ADDED)
+def test_what_a_policy_adds_to_a_method(method: str) -> None:
+    clipped, noisy = ADDED[method]
+    assert Policy(clip=1.0).releases(parse(method)) == clipped
+    assert Policy(clip=1.0, noise=0.5).releases(parse(method)) == noisy
+    assert OPEN.releases(parse(method)) == ()
+
+
+def test_terms_that_clip_at_least_as_much_are_left_as_they_are(tmp_path: Path) -> None:
+    """A policy that adds a part adds it last; one that adds nothing changes no bit."""
+    strong = f"scaffold+clip(norm={CLIP / 2})"
+    module = linear()
+    [free] = answers(Server(tmp_path / "free", OPEN, module, method=strong))
+    [bounded] = answers(Server(tmp_path / "bounded", Policy(clip=CLIP), module, method=strong))
+    assert tree.equal(bounded._replace(losses=free.losses), free)
+    assert size(free) == pytest.approx(CLIP / 2, rel=1e-4)
+    weak = Server(tmp_path / "weak", Policy(clip=CLIP), method="gauss(std=1.0)+clip(norm=5.0)")
+    assert size(answers(weak)[0]) == pytest.approx(CLIP, rel=1e-4)
 
 
 def test_the_example_policy_is_safe_or_says_what_it_is() -> None:
@@ -370,7 +490,7 @@ def test_the_example_policy_is_safe_or_says_what_it_is() -> None:
     assert policy.noise > 0
     assert policy.min_batch > 2
     assert "can read single rows" in " ".join(text.replace("#", " ").split())
-    assert all(part != "scaffold" for part in policy.parts)  # its uploads would not be clipped
+    assert all(part != "scaffold" for part in policy.parts)  # it uploads more than the update
 
 
 def test_the_example_policy_lets_an_honest_run_train(tmp_path: Path) -> None:

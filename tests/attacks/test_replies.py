@@ -211,12 +211,9 @@ def filled(value: Any, number: float) -> Any:
     def full(x: torch.Tensor) -> torch.Tensor:
         return torch.full_like(x, number)
 
-    if "answer" in value:
-        answer = value["answer"]
-        return value | {"answer": answer._replace(value=tree.map(full, answer.value))}
-    reply = value["reply"]
-    changed = {name: tree.map(full, getattr(reply, name)) for name in ("contribution", "uploads")}
-    return value | {"reply": reply._replace(**changed)}
+    update = value["update"]
+    changed = {name: tree.map(full, getattr(update, name)) for name in ("contribution", "uploads")}
+    return value | {"update": update._replace(**changed)}
 
 
 @pytest.mark.parametrize("number", [1e14, -9999.0])
@@ -271,9 +268,9 @@ def updated(number: float) -> Forgery:
     """An update of equal numbers."""
 
     def change(value: Any) -> Any:
-        reply = value["reply"]
+        reply = value["update"]
         params = tree.map(lambda x: torch.full_like(x, number), reply.delta.params)
-        return value | {"reply": reply._replace(delta=Weights(params, reply.delta.buffers))}
+        return value | {"update": reply._replace(delta=Weights(params, reply.delta.buffers))}
 
     return lambda reply: again(reply, change)
 
@@ -337,8 +334,8 @@ def test_who_sends_an_answer_that_breaks_the_method_is_named(tmp_path: Path) -> 
     """No number is large, and whatever a part raises is the fault of one answer."""
 
     def change(value: Any) -> Any:
-        answer = value["answer"]
-        return value | {"answer": answer._replace(value=tree.scale(answer.value, -9.0))}
+        update = value["update"]
+        return value | {"update": update._replace(uploads=tree.scale(update.uploads, -9.0))}
 
     def lie(request: MemberRequest, reply: bytes) -> Any:
         return again(reply, change) if request.kind == "survey" else reply
@@ -367,11 +364,11 @@ def test_whole_numbers_are_bounded_too(tmp_path: Path) -> None:
     """2^62 of four members is 0 in 64 bits; here the number of the client, which is put right."""
 
     def change(value: Any) -> Any:
-        answer = value["answer"]
+        update = value["update"]
         huge = tree.map(
-            lambda x: x if x.is_floating_point() else torch.full_like(x, 2**62), answer.value
+            lambda x: x if x.is_floating_point() else torch.full_like(x, 2**62), update.uploads
         )
-        return value | {"answer": answer._replace(value=huge)}
+        return value | {"update": update._replace(uploads=huge)}
 
     def lie(request: MemberRequest, reply: bytes) -> Any:
         return again(reply, change) if request.kind == "survey" else reply

@@ -120,7 +120,7 @@ def simulation(data: dict[str, Dataset], terms: Terms, model: nn.Module) -> Simu
         Model(model, batchnorm=terms.batchnorm, precision=terms.precision),
         terms.method,
         optim=make_optimizer(terms.optimizer),
-        work=terms.work,
+        work=terms.workload.work,
         per_round=terms.per_round or None,
         weighting=terms.weighting,
         engine="loop",

@@ -49,10 +49,10 @@ def with_delta(function: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     """Change the first parameter of the update."""
 
     def change(value: Any) -> Any:
-        reply = value["reply"]
+        reply = value["update"]
         name = next(iter(reply.delta.params))
         params = reply.delta.params | {name: function(reply.delta.params[name])}
-        return value | {"reply": reply._replace(delta=Weights(params, reply.delta.buffers))}
+        return value | {"update": reply._replace(delta=Weights(params, reply.delta.buffers))}
 
     return change
 
@@ -71,7 +71,7 @@ def header(message: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def replaced(**fields: Any) -> Callable[[Any], Any]:
-    return lambda value: value | {"reply": value["reply"]._replace(**fields)}
+    return lambda value: value | {"update": value["update"]._replace(**fields)}
 
 
 @forgery("header")
@@ -86,7 +86,7 @@ def not_safetensors(request: MemberRequest, reply: bytes) -> bytes:
 
 @forgery("header")
 def pickled(request: MemberRequest, reply: bytes) -> bytes:
-    return pickle.dumps({"reply": [1.0] * 100})
+    return pickle.dumps({"update": [1.0] * 100})
 
 
 @forgery("header that is larger")
@@ -117,7 +117,7 @@ def damaged(request: MemberRequest, reply: bytes) -> bytes:
 @forgery("version '9'")
 def another_version(request: MemberRequest, reply: bytes) -> bytes:
     plain = again(reply)
-    return blob.sealed(plain.replace(b'\\"version\\": \\"1\\"', b'\\"version\\": \\"9\\"'))
+    return blob.sealed(plain.replace(b'\\"version\\": \\"2\\"', b'\\"version\\": \\"9\\"'))
 
 
 @forgery("kind 'down'")
@@ -132,7 +132,7 @@ def another_name(request: MemberRequest, reply: bytes) -> bytes:
 
 @forgery("lacks")
 def a_missing_array(request: MemberRequest, reply: bytes) -> bytes:
-    return again(reply, lambda value: {"reply": value["reply"]._replace(terms={})})
+    return again(reply, lambda value: {"update": value["update"]._replace(losses={})})
 
 
 @forgery("expected")
@@ -186,7 +186,7 @@ def large(request: MemberRequest, reply: bytes) -> bytes:
 
 @forgery("not finite")
 def a_loss_that_is_nan(request: MemberRequest, reply: bytes) -> bytes:
-    return again(reply, replaced(terms={"task": torch.tensor(float("nan"))}))
+    return again(reply, replaced(losses={"task": torch.tensor(float("nan"))}))
 
 
 @forgery("the weight -5")
@@ -344,7 +344,7 @@ def test_nobody_speaks_for_another_in_the_uploads_of_a_part(tmp_path: Path) -> N
 
         def change(value: Any) -> Any:
             uploads = {"krum": {"client": Stack(torch.tensor(0))}}
-            return value | {"reply": value["reply"]._replace(uploads=uploads)}
+            return value | {"update": value["update"]._replace(uploads=uploads)}
 
         return again(reply, change)
 

@@ -313,7 +313,7 @@ def test_requests_of_other_terms_or_clients_are_refused(tmp_path: Path) -> None:
     members = Members(tmp_path, model=net())
     run = coordinator(members, settings("scaffold"), tmp_path / "run")
     run.run()
-    member, down = members.members["south"], {"down": run.session.down()}
+    member, down = members.members["south"], {"down": run.session.request("").broadcast}
     good = {"round": 3, "client": 2, "terms": run.roster.terms.hash, "accepted": 1, "value": down}
     for change in ({"terms": "0" * 16}, {"client": 1}):
         request = MemberRequest("train", run.roster.run, **good | change)

@@ -6,13 +6,37 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from federations import Members, assert_same, coordinator, datasets, net, replay, settings
+from faulty import Faulty, training
+from federations import (
+    NAMES,
+    Members,
+    assert_same,
+    coordinator,
+    datasets,
+    net,
+    replay,
+    settings,
+    simulation,
+)
 
-from kedge.core import tree
+from kedge.core import rng, tree
 from kedge.core.method import parse
 from kedge.core.part import Part, parts
+from kedge.flower import member
 from kedge.flower.coordinator import Coordinator
+from kedge.flower.messages import MemberRequest
+from kedge.flower.policy import OPEN
 from kedge.sim.simulation import Simulation
+
+NOISY = dataclasses.replace(OPEN, clip=0.5, noise=0.2)
+ADDED = "+clip(norm=0.5)+gauss(std=0.1)"  # by such a policy
+WHOLE = ("fedbr", "fedmix", "krum", "naivemix")  # they upload whole numbers
+
+
+@pytest.fixture
+def noise_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members draw noise as a simulation does, not from their secrets."""
+    monkeypatch.setattr(member, "noise_of", lambda key: rng.normal_like)
 
 
 def tiny(name: str) -> str:
@@ -43,6 +67,7 @@ def run_both(tmp_path: Path, members: Members, method: str, **changes: object) -
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("noise_of_the_seed")
 @pytest.mark.parametrize("name", ["fedavg", *sorted(parts)])
 def test_every_part(name: str, tmp_path: Path) -> None:
     """And no honest reply is taken for a bad one."""
@@ -93,3 +118,62 @@ def test_a_model_of_the_zoo_with_augmentation_and_a_schedule(tmp_path: Path) -> 
     run.run()
     members.model = run.bound.model.template
     assert_same(run, replay(run, members))
+
+
+def behind_policies(tmp_path: Path, method: str, task: str = "classification") -> Coordinator:
+    """A run of members with a policy of clip and noise, and what it must equal."""
+    model = net(outputs=1 if task == "regression" else 3)
+    members = Members(tmp_path, datasets(task), model, dict.fromkeys(NAMES, NOISY))
+    run = coordinator(members, settings(method, rounds=2), tmp_path / "run")
+    run.run()
+    assert not any(seat.strikes or seat.excluded for seat in run.roster.seats)
+    same = dataclasses.replace(run.roster.terms, method=method + ADDED)
+    sim = simulation(members.data, same, model)
+    for record in run.recording.records:
+        sim.run_round(record["cohort"])
+    sim.finish()
+    assert_same(run, sim)
+    return run
+
+
+@pytest.mark.usefixtures("noise_of_the_seed")
+@pytest.mark.parametrize("method", ["scaffold", "ccvr", "fedcm+fednova"])
+def test_policies_are_a_simulation_of_the_parts_that_they_add(method: str, tmp_path: Path) -> None:
+    """Updates, statistics, uploads, contributions and answers to surveys."""
+    behind_policies(tmp_path, method)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("noise_of_the_seed")
+@pytest.mark.parametrize("name", sorted({*parts} - {*WHOLE, "clip", "gauss", "groupdro"}))
+def test_policies_with_every_part(name: str, tmp_path: Path) -> None:
+    """But for groupdro, which takes the logarithm of a sum that noise makes negative."""
+    behind_policies(tmp_path, tiny(name), parts[name].tasks[0])
+
+
+@pytest.mark.usefixtures("noise_of_the_seed")
+def test_terms_that_end_with_clip_and_noise(tmp_path: Path) -> None:
+    """A policy that asks for as much adds nothing, one that asks for less neither."""
+    weaker = dataclasses.replace(OPEN, clip=1.0, noise=0.05)
+    members = Members(tmp_path, model=net(), policies={"south": NOISY, "north": weaker})
+    run_both(tmp_path, members, "scaffold" + ADDED)
+
+
+def test_noise_is_the_members_own_and_equal_for_equal_requests(tmp_path: Path) -> None:
+    """The seed does not tell it; nor does it depend on the attempt or the process."""
+    members = Members(tmp_path, model=net())
+    replies: dict[str, bytes] = {}
+
+    def keep(name: str, request: MemberRequest, reply: bytes) -> bytes:
+        replies[name] = reply if training(request) else replies.get(name, b"")
+        return reply
+
+    transport = Faulty(members, keep)
+    config = settings("scaffold" + ADDED, rounds=1, per_round=0)
+    run = coordinator(members, config, tmp_path / "run", transport=transport)
+    run.run()
+    assert not tree.equal(run.session.server.weights, replay(run, members).server.weights)
+    for node, request in transport.requests:
+        if request.kind == "train":
+            name = node.removeprefix("node of ")
+            assert replies[name] == members.start(name).handle(request.pack())

@@ -54,7 +54,6 @@ def cohorts(run: Any) -> list[list[int]]:
         (Policy(max_mb=0.0001), "fedavg", "more than max_mb=0.0001"),
         (Policy(max_updates=2), "fedavg", "3 updates are more than max_updates=2"),
         (Policy(min_per_class=9), "fedlc", "has fewer than 9 samples"),
-        (Policy(clip=1.0, noise=1.0), "scaffold", "would leave without clip and noise"),
     ],
 )
 def test_what_the_method_declares_is_checked_when_members_agree(
@@ -105,13 +104,13 @@ def test_the_loss_may_stay(tmp_path: Path) -> None:
     assert cohorts(run) == [[0, 1, 2, 3]] * 3
     trained = [r for r in replies if reply_header(r)[0].kind == "train"]
     for reply in trained:
-        assert not float(wire.unpack(reply, "reply")["reply"].terms["task"])
+        assert not float(wire.unpack(reply, "reply")["update"].losses["task"])
     assert_same(run, replay(run, members))
 
 
 def update_norms(replies: list[bytes]) -> list[float]:
     values = [
-        wire.unpack(r, "reply")["reply"] for r in replies if reply_header(r)[0].kind == "train"
+        wire.unpack(r, "reply")["update"] for r in replies if reply_header(r)[0].kind == "train"
     ]
     return [float(tree.sq_norm(v.delta.params).sqrt()) for v in values]
 
@@ -137,18 +136,36 @@ def test_noise_has_its_size_and_is_the_same_for_the_same_request(tmp_path: Path)
     assert (tmp_path / "south" / "secret").stat().st_mode & 0o077 == 0
     assert not any(secret in reply for reply in replies)
     train = [r for _, r in run.transport.requests if training(r, 2) and r.client == 2]
-    again = wire.unpack(member.handle(train[0].pack()), "reply")["reply"]
+    again = wire.unpack(member.handle(train[0].pack()), "reply")["update"]
     last = [r for r in replies if reply_header(r)[0].kind == "train"][-1]
-    assert tree.equal(again, wire.unpack(last, "reply")["reply"])
+    assert tree.equal(again, wire.unpack(last, "reply")["update"])
 
 
-def test_noise_refuses_statistics_of_batchnorm(tmp_path: Path) -> None:
-    noisy = Policy(clip=1.0, noise=0.1)
-    run, members, _ = run_with(tmp_path / "average", noisy, net=net("bn"))
-    assert cohorts(run) == [[0, 1, 3]] * 3
-    assert "running statistics ('statistics') would leave without" in members.log("south")
-    run, *_ = run_with(tmp_path / "local", noisy, net=net("bn"), batchnorm="local")
+@pytest.mark.parametrize("batchnorm", ["average", "local"])
+def test_statistics_of_batchnorm_are_clipped_and_noisy(batchnorm: str, tmp_path: Path) -> None:
+    """With the update, as one vector; those that stay are neither."""
+    policy = Policy(clip=1e-3)
+    run, _, replies = run_with(tmp_path, policy, net=net("bn"), batchnorm=batchnorm)
     assert cohorts(run) == [[0, 1, 2, 3]] * 3
+    for reply in replies:
+        if reply_header(reply)[0].kind == "train":
+            delta = wire.unpack(reply, "reply")["update"].delta
+            statistics = {n: x for n, x in delta.buffers.items() if "running" in n}
+            assert bool(statistics) == (batchnorm == "average")
+            norm = float(tree.sq_norm(delta.params | statistics).sqrt())
+            assert norm == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_whole_numbers_are_refused_in_the_first_round(tmp_path: Path) -> None:
+    """They can be neither clipped nor made noisy; the member is excluded, and keeps its data."""
+    run, members, replies = run_with(tmp_path, Policy(clip=1.0), "krum(byzantine=0)")
+    assert cohorts(run) == [[0, 1, 3]] * 3
+    assert "krum uploads whole numbers" in members.log("south")
+    assert "Traceback" not in members.log("south")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "south is excluded: it may not answer; its release policy says why" in log
+    assert all(b"whole numbers" not in reply for reply in replies)
+    assert_same(run, replay(run, members))
 
 
 def test_a_policy_that_everybody_has_pauses_the_run(tmp_path: Path) -> None:
@@ -191,8 +208,8 @@ def test_every_part_declares_what_leaves(name: str) -> None:
     cohort = sim.cohort([0])
     bound, job = cohort.bound, take_jobs(cohort.jobs, 0)
     carry = client.step(bound, job, client.begin(bound, job), cohort.batches[0, 0])
-    reply = client.end(bound, job, carry)
-    leaving = {n for n, v in contents(reply, bound).items() if tree.numel(v)}
+    update = client.end(bound, job, carry).update
+    leaving = {n for n, v in contents(update, bound).items() if tree.numel(v)}
     assert leaving <= declared(sim.bound).keys()
 
 

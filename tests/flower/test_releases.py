@@ -65,7 +65,7 @@ def counts(members: Members, name: str = "south") -> dict[str, int]:
 
 
 def delta(reply: bytes) -> Any:
-    return wire.unpack(reply, "reply")["reply"].delta.params
+    return wire.unpack(reply, "reply")["update"].delta.params
 
 
 def test_noise_cannot_be_averaged_away(tmp_path: Path) -> None:

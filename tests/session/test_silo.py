@@ -14,11 +14,16 @@ from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.part import Part, parts
+from kedge.core.update import Totals, Update, total_of
 from kedge.data.federation import Federation
+from kedge.engines.layout import layout_of
+from kedge.engines.ops import FOREACH
 from kedge.errors import KedgeError, WireError
-from kedge.session.session import Ask, Session
+from kedge.session import wire
+from kedge.session.session import Broadcast, Request, Session, drive
 from kedge.session.terms import DataSchema, Terms
-from kedge.silo import Silo, bind, collect, pack_down
+from kedge.silo import Silo, bind
+from kedge.sim.clients import all_weights
 from kedge.sim.simulation import Simulation
 
 SIZES = (5, 9, 14, 6)
@@ -58,18 +63,33 @@ class Deployment:
             for k, own in enumerate(own_data(fed, k) for k in range(fed.num_clients))
         ]
 
-    def messages(self, ask: Ask) -> Iterator[bytes]:
-        down = pack_down(self.session)
-        for k in ask.clients:
-            yield self.silos[k].answer(ask, down, self.session.ledger[k])
+    def reply(self, request: Request, client: int, down: bytes) -> bytes:
+        """What one client sends: it has seen nothing but bytes, and nothing but bytes leave it."""
+        silo, accepted = self.silos[client], self.session.ledger[client]
+        received = silo.read(wire.unpack(down, "down"))
+        asked = silo.request(request.round, received, request.part)
+        update = (silo.survey if request.part else silo.train)(asked, accepted)
+        return wire.pack_finite("update", update)
+
+    def messages(self, request: Request) -> dict[int, bytes]:
+        down = wire.pack("down", request.broadcast)
+        return {k: self.reply(request, k, down) for k in request.clients}
+
+    def answer(self, request: Request, messages: dict[int, bytes] | None = None) -> Totals:
+        bound = self.session.bound.at(request.round)
+        anchor = all_weights(bound, request.broadcast.weights)
+        received = Broadcast(anchor, request.broadcast.sent)
+        template = wire.update_template(bound, received, self.terms.batch, request.part)
+
+        def opened() -> Iterator[tuple[int, Update]]:
+            for k, message in (messages or self.messages(request)).items():
+                update = wire.unpack(message, "update", template)
+                yield k, layout_of(bound.model).place(update)
+
+        return total_of(bound, opened(), request.round, anchor, FOREACH)
 
     def run_round(self) -> None:
-        for ask in self.session.asks():
-            totals = collect(self.session, ask, self.messages(ask))
-            if ask.kind == "survey":
-                self.session.absorb(ask, totals)
-            else:
-                self.session.take(ask, totals)
+        self.session.accept(drive(self.session.rounds(), self.answer))
 
 
 def tiny(name: str) -> str:
@@ -133,11 +153,14 @@ def test_a_client_goes_on_from_the_accepted_round() -> None:
     """What it tried since leaves no trace: a reply that was lost is computed again."""
     problem = images(norm="bn", sizes=SIZES)
     run, remote = both(problem, "scaffold", rounds=2)
-    ask = list(remote.session.asks())[-1]
-    lost = list(remote.messages(ask))  # never arrives
-    again = list(remote.messages(ask))
+    rounds = remote.session.rounds()
+    request = next(rounds)
+    lost = remote.messages(request)  # never arrive
+    again = remote.messages(request)
     assert lost == again
-    remote.session.take(ask, collect(remote.session, ask, again))
+    with pytest.raises(StopIteration) as done:
+        rounds.send(remote.answer(request, again))
+    remote.session.accept(done.value.value)
     run.run_round()
     assert_same(run, remote)
 
@@ -147,9 +170,9 @@ def test_a_silo_that_lost_its_state_says_so() -> None:
     _, remote = both(problem, "scaffold", rounds=1)
     k = next(k for k, r in enumerate(remote.session.ledger) if r >= 0)
     remote.silos[k].states.clear()
-    ask = Ask("train", 1, [k])
+    request = remote.session.request("", [k])
     with pytest.raises(KedgeError, match=f"client {k} has no state of round 0"):
-        remote.silos[k].answer(ask, pack_down(remote.session), remote.session.ledger[k])
+        remote.messages(request)
 
 
 def test_a_session_goes_on_from_its_saved_state() -> None:
@@ -170,4 +193,4 @@ def test_weights_of_another_model_are_refused() -> None:
     other = images(norm="bn", sizes=SIZES)
     remote, strange = Deployment(problem, "fedavg"), Deployment(other, "fedavg")
     with pytest.raises(WireError, match="not those of this model"):
-        remote.silos[0].answer(Ask("train", 0, [0]), pack_down(strange.session))
+        remote.messages(strange.session.request("", [0]))

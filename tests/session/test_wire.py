@@ -15,7 +15,9 @@ from kedge.core.tree import Weights
 from kedge.core.work import take_jobs
 from kedge.errors import WireError
 from kedge.session import blob, wire
+from kedge.session.session import Broadcast
 from kedge.session.wire import Leaf
+from kedge.sim.simulation import Simulation
 
 TREE: dict[str, Any] = {
     "weights": Weights({"a.b": torch.arange(6.0).reshape(2, 3)}, {"n": torch.tensor(3)}),
@@ -136,19 +138,25 @@ def test_a_dry_round_foretells_the_shapes_of_replies(name: str) -> None:
     method = cls(**cls.tiny)
     run = images(norm="bn", task=cls.tasks[0]).simulate(method, "loop")
     for _ in range(2):
-        for ask in run.session.surveys([0, 1, 2]):
-            part = run.bound.part(ask.part)
-            template = wire.survey_template(run.bound.at(run.round), run.server, part)
-            job = take_jobs(run.cohort([1]).jobs, 0)
-            answer = client.survey(run.bound.at(run.round), job, part)
-            assert wire.template_of(answer) == template
-            run.survey(part, ask.clients)
+        for name, clients in run.session.surveys([0, 1, 2]):
+            part, cohort = run.bound.part(name), run.cohort([1])
+            answer = client.survey(cohort.bound, take_jobs(cohort.jobs, 0), part)
+            found = wire.update_template(
+                cohort.bound, broadcast(run), run.session.workload.work.batch, name
+            )
+            assert wire.template_of(answer) == found
+            run.survey(part, clients)
         cohort = run.cohort([1])
         job = take_jobs(cohort.jobs, 0)
         carry = client.begin(cohort.bound, job)
-        reply = client.end(
+        update = client.end(
             cohort.bound, job, client.step(cohort.bound, job, carry, cohort.batches[0, 0])
-        )
-        found = wire.reply_template(cohort.bound, run.server, run.session.workload.work.batch)
-        assert wire.template_of(wire.without_state(reply)) == found
+        ).update
+        found = wire.update_template(cohort.bound, broadcast(run), run.session.workload.work.batch)
+        assert wire.template_of(update) == found
         run.run_round()
+
+
+def broadcast(run: Simulation) -> Broadcast:
+    """What clients have in the present round: all weights, private ones included."""
+    return Broadcast(run.weights, run.bound.sent(run.server))

@@ -275,7 +275,8 @@ class Member:
     def _take(
         self, run: str, place: Place, check: Callable[[Bound], None] = lambda bound: None
     ) -> Seat:
-        releases = self.policy.releases(parse(place.terms.method))
+        with refusing("these terms cannot be kept"):
+            releases = self.policy.releases(parse(place.terms.method))
         silo = make_silo(self.dataset, self.name, place, self._model, self._device, check, releases)
         return Seat(run, place.terms, silo, States(self.folder.run(run)))
 

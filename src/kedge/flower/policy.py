@@ -294,9 +294,9 @@ OPEN = Policy(
 
 def _at_least(part: Part, wanted: Part) -> bool:
     """Whether a part of a method does as much to what leaves as one that the policy wants."""
-    if isinstance(part, Clip) and isinstance(wanted, Clip):
+    if type(part) is Clip and type(wanted) is Clip:
         return part.norm <= wanted.norm
-    return isinstance(part, Gauss) and isinstance(wanted, Gauss) and part.std >= wanted.std
+    return type(part) is Gauss and type(wanted) is Gauss and part.std >= wanted.std
 
 
 def _allows(allowed: tuple[str, ...], name: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from kedge.core import tree
 from kedge.core.part import Doc, Part, Range, register
@@ -75,13 +76,17 @@ class Gauss(Part):
 
     def release(self, v: View, update: Update) -> tuple[Update, Tree]:
         content, units = _content(v, update)
-        noisy = tree.map(lambda x, u, z: x + self.std * u * z, content, units, v.noise(content))
+
+        def noisy(x: Tensor, unit: Tensor, z: Tensor) -> Tensor:
+            return (x + self.std * unit * z).to(x.dtype)  # a number alone would take the unit's
+
+        changed = tree.map(noisy, content, units, v.noise(content))
         buffers = {
             n: torch.maximum(x, -v.anchor.buffers[n]) if n.endswith("running_var") else x
-            for n, x in noisy["update"].buffers.items()
+            for n, x in changed["update"].buffers.items()
         }
-        noisy["update"] = noisy["update"]._replace(buffers=buffers)
-        return _with_content(update, noisy), v.client
+        changed["update"] = changed["update"]._replace(buffers=buffers)
+        return _with_content(update, changed), v.client
 
 
 @register

@@ -1,6 +1,1 @@
 """One member of a federation: its data, its state, its answers."""
-
-
-
-
-

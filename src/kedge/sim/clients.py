@@ -293,8 +293,6 @@ class Stack:
 def all_weights(bound: Bound, public: Weights) -> Weights:
     """All weights in the model's order: public ones as received, and initial values as placeholders
     for private ones, which the client's state contains."""
-    if not bound.private_params and not bound.private_buffers:
-        return public
     initial = bound.initial
     return Weights(
         {name: public.params.get(name, value) for name, value in initial.params.items()},
