@@ -23,7 +23,8 @@ from kedge.flower.seat import agreement_text
 from kedge.session import wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import Terms
-from kedge.silo import bind, schema_of
+from kedge.silo.conform import schema_of
+from kedge.silo.silo import bind
 
 ROWS, WIDTH = 60, 8
 RUN = "ab" * 8

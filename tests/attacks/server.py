@@ -23,7 +23,8 @@ from kedge.flower.statement import Question, Statement
 from kedge.session import wire
 from kedge.session.session import NEVER, Broadcast
 from kedge.session.terms import Terms
-from kedge.silo import bind, schema_of
+from kedge.silo.conform import schema_of
+from kedge.silo.silo import bind
 
 RUN = "ab" * 8
 HELD_OUT, WIDTH = 60, 4

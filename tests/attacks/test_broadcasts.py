@@ -39,7 +39,7 @@ from kedge.flower.policy import OPEN, Policy
 from kedge.session import wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import DataSchema, Terms
-from kedge.silo import Silo
+from kedge.silo.silo import Silo
 
 INF, NAN = float("inf"), float("nan")
 BAD = (INF, -INF, NAN)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from kedge.session.check_client import disabled
 from torch import Tensor
 
 import kedge.parts  # noqa: F401  (registers the built-in parts)
@@ -23,6 +22,7 @@ from kedge.core.tree import Weights
 from kedge.core.update import Summed
 from kedge.engines import Execution
 from kedge.errors import HookError
+from kedge.session.purity import disabled
 
 
 class Pair(NamedTuple):

@@ -22,7 +22,7 @@ from kedge.errors import KedgeError, WireError
 from kedge.session import wire
 from kedge.session.session import Broadcast, Request, Session, drive
 from kedge.session.terms import DataSchema, Terms
-from kedge.silo import Silo, bind
+from kedge.silo.silo import Silo, bind
 from kedge.sim.clients import all_weights
 from kedge.sim.simulation import Simulation
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kedge.session.check_client import MAX_PHASES, check_client, disabled
 from torch import Tensor, nn
 
 from kedge.check.problems import images
@@ -19,6 +18,7 @@ from kedge.core.method import parse
 from kedge.core.part import Part, Sum
 from kedge.core.work import take_jobs
 from kedge.errors import HookError
+from kedge.session.purity import MAX_PHASES, check_client, disabled
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 

@@ -29,7 +29,7 @@ def outliers(members: Sequence[Statement], rules: Rules) -> Refusals:
     """Members that state far more classes, columns or samples than most."""
     classes, columns = (
         int(rules.max_variety * median_low(len(names(s)) for s in members))
-        for names in (_classes, _columns)
+        for names in (_class_names, _column_names)
     )
     found = _wide(members, max(FEW_CLASSES, classes), max(FEW_COLUMNS, columns))
     typical = median_low(s.train for s in members)
@@ -44,7 +44,7 @@ def outliers(members: Sequence[Statement], rules: Rules) -> Refusals:
 def crowding(members: Sequence[Statement], rules: Rules) -> Refusals:
     """Members without whom the classes and columns of all are as few as the rules allow."""
     found: Refusals = {}
-    for names, most in ((_classes, rules.max_classes), (_columns, rules.max_columns)):
+    for names, most in ((_class_names, rules.max_classes), (_column_names, rules.max_columns)):
         left = [s for s in members if s.name not in found]
         while len(counts := Counter(name for s in left for name in names(s))) > most:
             worst = max(left, key=lambda s: sum(counts[name] == 1 for name in names(s)))
@@ -72,11 +72,11 @@ def far_off(members: Sequence[Statement], rules: Rules) -> Refusals:
     return found
 
 
-def _classes(member: Statement) -> Collection[object]:
+def _class_names(member: Statement) -> Collection[object]:
     return member.schema.classes or range(member.schema.outputs)
 
 
-def _columns(member: Statement) -> Collection[object]:
+def _column_names(member: Statement) -> Collection[object]:
     return member.schema.columns or ()
 
 
@@ -86,8 +86,8 @@ def _wide(members: Sequence[Statement], classes: int, columns: int) -> Refusals:
         s.name: f"{s.name} has {len(names(s))} {what}, far more than most members or than the "
         f"rules allow; correct its data, or raise {rule} or max_variety in the rules"
         for names, most, what, rule in (
-            (_classes, classes, "classes", "max_classes"),
-            (_columns, columns, "columns", "max_columns"),
+            (_class_names, classes, "classes", "max_classes"),
+            (_column_names, columns, "columns", "max_columns"),
         )
         for s in members
         if len(names(s)) > most
