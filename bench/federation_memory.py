@@ -143,10 +143,10 @@ class Sampler(threading.Thread):
 
 
 def measure(args: argparse.Namespace, folder: Path) -> None:
-    from kedge.flower.coordinator import Coordinator
+    from kedge.federation.coordinator.coordinator import Coordinator
+    from kedge.federation.coordinator.rules import Rules
     from kedge.flower.grid import GridTransport
-    from kedge.flower.rules import Rules
-    from kedge.flower.shares import shares_of
+    from kedge.local.shares import shares_of
     from kedge.runs.config import Config
 
     width = round((args.mb * 1e6 / 4) ** 0.5)

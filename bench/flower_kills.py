@@ -51,9 +51,9 @@ from safetensors.torch import load_file
 from kedge.core import tree
 from kedge.data.datasets import load
 from kedge.engines import Execution
-from kedge.flower import local
-from kedge.flower.processes import processes_of, read_processes
-from kedge.flower.spec import Spec
+from kedge.local import federation as local
+from kedge.local.federation import FederationSpec
+from kedge.local.processes import processes_of, read_processes
 from kedge.runs.config import Config
 from kedge.runs.measure import measure
 from kedge.runs.rounds import train_record
@@ -116,7 +116,7 @@ def plan(seed: int, rounds: int) -> list[Kill]:
 # -- processes ------------------------------------------------------------------------------------
 
 
-def find(folder: Path, spec: Spec, kill: Kill) -> int:
+def find(folder: Path, spec: FederationSpec, kill: Kill) -> int:
     """The process to kill now; 0 if there is none."""
     name = spec.nodes[kill.member].name
     supervised = {"supernode": name, "resident": f"member-{name}", "superlink": "superlink"}
@@ -145,7 +145,9 @@ def finished_rounds(out: Path) -> int:
 class Killer(threading.Thread):
     """Kills processes at their moments, one after the other, until it is told to stop."""
 
-    def __init__(self, folder: Path, spec: Spec, out: Path, kills: Sequence[Kill]) -> None:
+    def __init__(
+        self, folder: Path, spec: FederationSpec, out: Path, kills: Sequence[Kill]
+    ) -> None:
         super().__init__(daemon=True)
         self.folder, self.spec, self.out, self.kills = folder, spec, out, kills
         self.start_s, self.over = time.time(), threading.Event()
@@ -176,7 +178,7 @@ class Killer(threading.Thread):
         return False
 
 
-def is_whole(folder: Path, spec: Spec) -> bool:
+def is_whole(folder: Path, spec: FederationSpec) -> bool:
     """Whether all processes of the federation run, and have done so for a moment."""
     processes = read_processes(folder)[1]
     names = {"superlink", *(n.name for n in spec.nodes), *(f"member-{n.name}" for n in spec.nodes)}
@@ -212,7 +214,7 @@ def type_command(folder: Path, out: Path, rounds: int, rules: str) -> tuple[int,
     return done.returncode, (done.stderr or done.stdout).strip()[-500:]
 
 
-def trial(folder: Path, spec: Spec, runs: Path, seed: int, rounds: int) -> dict[str, Any]:
+def trial(folder: Path, spec: FederationSpec, runs: Path, seed: int, rounds: int) -> dict[str, Any]:
     """Run one trial, and compare its end."""
     out, kills = runs / f"trial-{seed}", plan(seed, rounds)
     rules = "half" if seed % 2 == 0 else "all"
@@ -250,7 +252,7 @@ def records_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def compare(folder: Path, spec: Spec, out: Path, config: Config) -> list[str]:
+def compare(folder: Path, spec: FederationSpec, out: Path, config: Config) -> list[str]:
     """What differs from a simulation with the same cohorts; nothing if all is equal."""
     torch.set_num_threads(1)
     sim = simulation(config, load(DATA), 0, torch.device("cpu"), Execution("loop"))
@@ -280,7 +282,7 @@ def _server(sim: Simulation, out: Path) -> list[str]:
     return found + [name for name, (one, other) in pairs.items() if not _same(one, other)]
 
 
-def _members(sim: Simulation, folder: Path, spec: Spec, out: Path) -> list[str]:
+def _members(sim: Simulation, folder: Path, spec: FederationSpec, out: Path) -> list[str]:
     """The state that a member would load after its last accepted round."""
     run = json.loads((out / "federation.json").read_bytes())["run"]
     cohorts = [record["cohort"] for record in records_of(out)]

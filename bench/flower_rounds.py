@@ -42,9 +42,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kedge.flower import local, submit
-from kedge.flower.rules import Rules
-from kedge.flower.spec import CONNECTION, Spec
+from kedge.federation.coordinator.rules import Rules
+from kedge.local import federation as local
+from kedge.local import runs as submit
+from kedge.local.federation import CONNECTION, FederationSpec
 from kedge.runs.config import Config
 
 DATA, PARTITION = "digits", "iid"
@@ -61,7 +62,7 @@ class Federations:
 
     def __init__(self, base: Path, nodes: int) -> None:
         self.base, self.nodes = base, nodes
-        self.specs: dict[str, Spec] = {}
+        self.specs: dict[str, FederationSpec] = {}
 
     def up(self, entrant: str) -> Path:
         resident = entrant == "resident"
@@ -80,7 +81,7 @@ class Federations:
 
 def run_template(folder: Path, out: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One run of Flower's template: times of rounds, bytes, accuracies."""
-    spec = Spec.load(folder)
+    spec = FederationSpec.load(folder)
     app = folder / "template"
     if not app.exists():
         shutil.copytree(TEMPLATE, app, ignore=shutil.ignore_patterns("__pycache__"))
@@ -155,7 +156,7 @@ def envelope() -> int:
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.task_identity import TaskIdentity
 
-    from kedge.flower.parcel import wrap
+    from kedge.flower.arrays import wrap
 
     for name in ("_run_id", "_node_id", "_task_id"):
         setattr(TaskIdentity, name, 1)

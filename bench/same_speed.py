@@ -169,10 +169,10 @@ def members(work: Workload) -> None:
     import numpy as np
 
     from kedge.data.datasets import Dataset
-    from kedge.flower.coordinator import Coordinator
-    from kedge.flower.member import Member
-    from kedge.flower.rules import Rules
-    from kedge.flower.transport import Direct
+    from kedge.federation.coordinator.coordinator import Coordinator
+    from kedge.federation.coordinator.rules import Rules
+    from kedge.federation.member.member import Member
+    from kedge.federation.messages import Direct
     from kedge.runs.config import Config
 
     draw, zeros, ones = np.random.default_rng(0), np.zeros(64), np.ones(64)

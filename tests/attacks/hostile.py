@@ -15,16 +15,16 @@ from kedge.core import tree
 from kedge.core.model import Model
 from kedge.core.tree import Weights
 from kedge.data.datasets import Dataset
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest, reply_header
-from kedge.flower.policy import Policy
-from kedge.flower.releases import Releases
-from kedge.flower.seat import agreement_text
+from kedge.federation.member.member import Member
+from kedge.federation.member.own_data import schema_of
+from kedge.federation.member.policy import Policy
+from kedge.federation.member.releases import Releases
+from kedge.federation.member.run_state import agreement_text
+from kedge.federation.member.silo import bind
+from kedge.federation.messages import MemberRequest, reply_header
 from kedge.session import wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import Terms
-from kedge.silo.conform import schema_of
-from kedge.silo.silo import bind
 
 ROWS, WIDTH = 60, 8
 RUN = "ab" * 8
@@ -97,8 +97,8 @@ class Server:
 
     @property
     def silo(self) -> Any:
-        assert self.member._seat is not None
-        return self.member._seat.silo
+        assert self.member._member_run is not None
+        return self.member._member_run.silo
 
     def train(self, down: Broadcast | None = None, round: int = 0, **changes: Any) -> bytes:
         return self.ask("train", round, **{"value": {"down": down or self.down()}} | changes)

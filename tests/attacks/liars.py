@@ -14,11 +14,11 @@ from faulty import Faulty
 from federations import NAMES, QUICK, Members, coordinator, datasets, settings
 
 from kedge.data.datasets import Dataset
-from kedge.flower.coordinator import Coordinator
-from kedge.flower.messages import REPLY, MemberRequest
-from kedge.flower.own_data import read_data
-from kedge.flower.rules import Rules
-from kedge.flower.statement import Question, Statement, state
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.federation.coordinator.rules import Rules
+from kedge.federation.member.own_data import read_data
+from kedge.federation.member.profile import Profile, Question, state
+from kedge.federation.messages import REPLY, MemberRequest
 from kedge.session import blob, wire
 
 LIAR, HONEST = "south", ("east", "north", "west")
@@ -52,17 +52,17 @@ def lying(
     )  # fmt: skip
     run.run()
     members.model = run.bound.model.template
-    members.data = {seat.name: members.data[seat.name] for seat in run.roster.seats}
-    members.data = {seat.name: members.data[seat.name] for seat in run.roster.seats}
+    members.data = {seat.name: members.data[seat.name] for seat in run.roster.participants}
+    members.data = {seat.name: members.data[seat.name] for seat in run.roster.participants}
     return run, members, said
 
 
 def strikes(run: Coordinator) -> dict[str, int]:
-    return {seat.name: seat.strikes for seat in run.roster.seats if seat.strikes}
+    return {seat.name: seat.strikes for seat in run.roster.participants if seat.strikes}
 
 
 def cohorts(run: Coordinator) -> list[list[str]]:
-    names = [seat.name for seat in run.roster.seats]
+    names = [seat.name for seat in run.roster.participants]
     return [[names[k] for k in record["cohort"]] for record in run.recording.records]
 
 
@@ -102,7 +102,7 @@ def again(message: bytes, change: Callable[[Any], Any]) -> bytes:
 
 
 def with_statement(message: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """An answer to ``join`` with another statement: ``change`` alters it, or returns its text."""
+    """An answer to ``join`` with another profile: ``change`` alters it, or returns its text."""
 
     def forge(notes: dict[str, Any]) -> None:
         values = json.loads(notes["text"])
@@ -112,14 +112,14 @@ def with_statement(message: bytes, change: Callable[[dict[str, Any]], Any]) -> b
     return with_notes(message, forge)
 
 
-# -- statements ----------------------------------------------------------------------------------
+# -- profiles ----------------------------------------------------------------------------------
 
 ASK = Question(0, "holdout(0.25)", counts=True)
 CLASSES = ("healthy", "ill", "unknown")
 
 
-def stated(name: str, data: str | Path | Dataset) -> Statement:
-    return Statement.from_json(state(read_data(data), ASK, name).to_json())
+def stated(name: str, data: str | Path | Dataset) -> Profile:
+    return Profile.from_json(state(read_data(data), ASK, name).to_json())
 
 
 def named(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
@@ -129,7 +129,7 @@ def named(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
     return dataclasses.replace(dataset, y_train=y, outputs=len(names), classes=names)
 
 
-def with_classes(name: str, classes: list[str]) -> Statement:
+def with_classes(name: str, classes: list[str]) -> Profile:
     values = json.loads(state(datasets()[0], Question(0, "holdout(0.25)"), name).to_json())
     values["schema"] |= {"classes": classes, "outputs": len(classes)}
-    return Statement.from_json(json.dumps(values))
+    return Profile.from_json(json.dumps(values))

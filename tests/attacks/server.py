@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from kedge.core.model import Model
 from kedge.core.tree import Weights
 from kedge.data.datasets import Dataset
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest, reply_header
-from kedge.flower.policy import Policy
-from kedge.flower.releases import Releases
-from kedge.flower.seat import agreement_text
-from kedge.flower.statement import Question, Statement
+from kedge.federation.member.member import Member
+from kedge.federation.member.own_data import schema_of
+from kedge.federation.member.policy import Policy
+from kedge.federation.member.profile import Profile, Question
+from kedge.federation.member.releases import Releases
+from kedge.federation.member.run_state import agreement_text
+from kedge.federation.member.silo import bind
+from kedge.federation.messages import MemberRequest, reply_header
 from kedge.session import wire
 from kedge.session.session import NEVER, Broadcast
 from kedge.session.terms import Terms
-from kedge.silo.conform import schema_of
-from kedge.silo.silo import bind
 
 RUN = "ab" * 8
 HELD_OUT, WIDTH = 60, 4
@@ -93,9 +93,9 @@ class Server:
 
     def down(self, weights: Weights | None = None) -> Broadcast:
         """A broadcast; the initial one, but for weights of the server's choice."""
-        assert self.member._seat is not None
+        assert self.member._member_run is not None
         model = Model(self.module, batchnorm=self.terms.batchnorm)
-        bound = bind(self.terms, model, self.member._seat.silo.data)
+        bound = bind(self.terms, model, self.member._member_run.silo.data)
         return Broadcast(bound.only_public(weights or self.initial), bound.sent(bound.server()))
 
     def test(self, weights: Weights | None = None, kind: str = "train", **changes: Any) -> Any:
@@ -111,11 +111,11 @@ class Server:
             self.ask("evaluate", round, **{"test": "plain", "value": {"output": weights}} | changes)
         )
 
-    def join(self, question: Question | None = None, run: str = RUN) -> Statement | str:
+    def join(self, question: Question | None = None, run: str = RUN) -> Profile | str:
         """What the member states, or the code of its refusal."""
         text = (question or Question(0, "given")).to_json()
         reply = self.ask("join", text=text, run=run, client=-1, terms="")
-        return code(reply) or Statement.from_json(reply_header(reply)[1]["text"])
+        return code(reply) or Profile.from_json(reply_header(reply)[1]["text"])
 
     @property
     def log(self) -> str:

@@ -34,12 +34,12 @@ from kedge.core.view import View
 from kedge.core.work import take_jobs
 from kedge.data.datasets import Dataset
 from kedge.errors import NotFinite, WireError
-from kedge.flower.messages import MemberRequest
-from kedge.flower.policy import OPEN, Policy
+from kedge.federation.member.policy import OPEN, Policy
+from kedge.federation.member.silo import Silo
+from kedge.federation.messages import MemberRequest
 from kedge.session import wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import DataSchema, Terms
-from kedge.silo.silo import Silo
 
 INF, NAN = float("inf"), float("nan")
 BAD = (INF, -INF, NAN)

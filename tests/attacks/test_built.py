@@ -17,9 +17,9 @@ from torch import nn
 
 from kedge.core.model import Model
 from kedge.core.part import parts
-from kedge.flower import seat as seats
-from kedge.flower.policy import Policy
-from kedge.flower.seat import agreement_text
+from kedge.federation.member import run_state as seats
+from kedge.federation.member.policy import Policy
+from kedge.federation.member.run_state import agreement_text
 from kedge.models import build
 
 WHOLE = 2**62

@@ -12,9 +12,9 @@ from faulty import Faulty
 from federations import Members, coordinator, datasets, settings
 from liars import LIAR
 
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest
-from kedge.flower.releases import Release, Releases
+from kedge.federation.member.member import Member
+from kedge.federation.member.releases import Release, Releases
+from kedge.federation.messages import MemberRequest
 
 
 def release(number: int, kind: str = "update") -> Release:

@@ -1,4 +1,4 @@
-"""Messages that are altered at random: requests to a member, replies and statements of members.
+"""Messages that are altered at random: requests to a member, replies and profiles of members.
 
 Hypothesis draws the alterations, the same ones in every run. Whatever comes, a member answers with
 one of its codes, and never with ``FAILED``, which is for faults of kedge; it counts no answer
@@ -29,13 +29,13 @@ from test_joins import table
 
 from kedge.core import tree
 from kedge.errors import TermsError, WireError
-from kedge.flower import gathering
-from kedge.flower.joining import agree
-from kedge.flower.messages import CODES, CONTENT, PIECE, TESTS, Request, content_of
-from kedge.flower.policy import Policy
-from kedge.flower.releases import KINDS, Releases
-from kedge.flower.seat import agreement_text
-from kedge.flower.statement import Statement
+from kedge.federation.coordinator import enrolment as enrolment
+from kedge.federation.coordinator.agreement import agree
+from kedge.federation.member.policy import Policy
+from kedge.federation.member.profile import Profile
+from kedge.federation.member.releases import KINDS, Releases
+from kedge.federation.member.run_state import agreement_text
+from kedge.federation.messages import CODES, CONTENT, PIECE, TESTS, Request, content_of
 from kedge.session import blob, wire
 from kedge.session.terms import Terms
 
@@ -322,9 +322,9 @@ def test_altered_replies(method: str, tmp_path: Path) -> None:
         message = altered(reply, draw)
         try:
             if request.kind == "join":
-                run.asking.gathering._stated(request, message)
+                run.asking.enrolment._stated(request, message)
             else:
-                gathering.opened(request, message)
+                enrolment.opened(request, message)
         except (WireError, TermsError):
             return
 
@@ -347,7 +347,7 @@ def test_altered_statements(tmp_path: Path) -> None:
         liar, *honest = draw(st.sampled_from([tables, images]))
         text = altered_text(liar.to_json(), draw)
         try:
-            found = Statement.from_json(text)
+            found = Profile.from_json(text)
             agree([found])
         except (WireError, TermsError):
             return

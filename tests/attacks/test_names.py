@@ -9,12 +9,12 @@ from federations import Members, coordinator, datasets, settings
 from liars import stated, with_classes, with_statement
 
 from kedge.errors import WireError
-from kedge.flower.gathering import class_notes
-from kedge.flower.joining import agree
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest
-from kedge.flower.names import look, plain
-from kedge.flower.statement import Statement
+from kedge.federation.coordinator.agreement import agree
+from kedge.federation.coordinator.enrolment import class_notes
+from kedge.federation.member.member import Member
+from kedge.federation.member.profile import Profile
+from kedge.federation.messages import MemberRequest
+from kedge.federation.names import look, plain
 
 ALIKE = {
     "a Cyrillic o": "s\u043euth",
@@ -60,13 +60,13 @@ def test_the_name_of_a_member_is_taken_by_one_that_looks_like_it(kind: str, tmp_
     config = settings(clients=3, per_round=0, rounds=1, model="linear")
     run = coordinator(members, config, tmp_path / "run", report=said.append)
     run.run()
-    assert [seat.name for seat in run.roster.seats] == ["east", "north", "south"]
+    assert [seat.name for seat in run.roster.participants] == ["east", "north", "south"]
     sentence = f"refused: there is a member south already, and {name!a} looks like it; give this"
     assert any(sentence in line for line in said)
 
 
 def test_classes_and_columns_that_look_alike_are_refused(tmp_path: Path) -> None:
-    def of(name: str, column: str, label: str) -> Statement:
+    def of(name: str, column: str, label: str) -> Profile:
         path = tmp_path / f"{name}.csv"
         rows = "".join(f"{i},{i % 3},{'no' if i % 2 else label}\n" for i in range(12))
         path.write_text(f"age,{column},ill\n{rows}")

@@ -24,14 +24,14 @@ from kedge.core.tree import Weights
 from kedge.core.update import NO_WEIGHTS, Update
 from kedge.data.datasets import Dataset
 from kedge.errors import FieldError, TermsError
-from kedge.flower.policy import OPEN, Policy, written
-from kedge.flower.releases import Releases
-from kedge.flower.seat import agreement_text
+from kedge.federation.member.policy import OPEN, Policy, written
+from kedge.federation.member.releases import Releases
+from kedge.federation.member.run_state import agreement_text
+from kedge.federation.member.silo import Usage, remaining, usage_of
 from kedge.parts.release import Clip, Gauss
 from kedge.session import wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import MAX, DataSchema, Terms
-from kedge.silo.usage import Usage, remaining, usage_of
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "deploy" / "policy.toml"
 FIFTY = Policy(min_samples=50)
@@ -501,7 +501,7 @@ def test_the_example_policy_lets_an_honest_run_train(tmp_path: Path) -> None:
 
 
 def test_all_keys_are_documented() -> None:
-    import kedge.flower.policy as module
+    import kedge.federation.member.policy as module
 
     for field in dataclasses.fields(Policy):
         assert f"\n    {field.name} = " in (module.__doc__ or ""), field.name
@@ -553,7 +553,8 @@ def test_processes_of_one_member_count_together(tmp_path: Path) -> None:
     """Without a resident node each request has a process, and a server may send many at once."""
     path, start = tmp_path / "released.txt", tmp_path / "start"
     code = (
-        "import sys, time, pathlib; from kedge.flower.releases import Release, Releases\n"
+        "import sys, time, pathlib\n"
+        "from kedge.federation.member.releases import Release, Releases\n"
         "found, start = Releases(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
         "found.count('update'); print('ready', flush=True)\n"
         "while not start.exists(): time.sleep(0.001)\n"

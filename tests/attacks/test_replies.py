@@ -36,10 +36,9 @@ from kedge.core import tree
 from kedge.core.part import Sum, parts
 from kedge.core.tree import Weights
 from kedge.errors import NotFinite
-from kedge.flower import spool
-from kedge.flower.courier import Courier
-from kedge.flower.messages import MemberRequest
-from kedge.flower.transport import Direct, Failure
+from kedge.federation import large_messages as spool
+from kedge.federation.coordinator.exchange import Exchange
+from kedge.federation.messages import Direct, Failure, MemberRequest
 
 KINDS = ("join", "agree", "train", "survey", "evaluate", "refuse", "finish")
 LATER = ("agree", "train", "survey", "evaluate")
@@ -147,14 +146,14 @@ def test_a_member_that_answers_nonsense_to_the_terms_is_excluded_in_the_end(tmp_
 
 def test_whatever_an_opener_raises_is_a_bad_reply() -> None:
     """There is one place where replies are opened. Only what this machine lacks is no one's lie."""
-    courier = Courier(Direct({"a": lambda message: b"reply"}), lambda text: None)
+    exchange = Exchange(Direct({"a": lambda message: b"reply"}), lambda text: None)
 
     def failure(error: BaseException) -> Failure:
         def opener(request: MemberRequest, message: Any) -> Any:
             raise error
 
         make = {"a": lambda deadline: MemberRequest("finish", "ab" * 8)}
-        [(_, _, found)] = courier.exchange(make, 1.0, opener)
+        [(_, _, found)] = exchange.run(make, 1.0, opener)
         assert isinstance(found, Failure)
         return found
 
@@ -450,12 +449,12 @@ def test_a_disk_that_is_full_is_nobodys_lie(
     """A large reply that cannot be kept is lost, as if the network had lost it."""
 
     def no_space(pieces: Any, folder: Any = None) -> Any:
-        monkeypatch.setattr("kedge.flower.courier.spooled", spool.spooled)
+        monkeypatch.setattr("kedge.federation.coordinator.requests.spooled", spool.spooled)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def lie(request: MemberRequest, reply: bytes) -> Any:
         if training(request, 1):
-            monkeypatch.setattr("kedge.flower.courier.spooled", no_space)
+            monkeypatch.setattr("kedge.federation.coordinator.requests.spooled", no_space)
         return reply
 
     run, members, said = lying(tmp_path, lie, "scaffold")

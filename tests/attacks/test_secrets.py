@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import DataError, KedgeError
-from kedge.flower.member import Member
-from kedge.flower.roster import Roster
-from kedge.flower.seat import MemberFolder
+from kedge.federation.coordinator.members import Roster
+from kedge.federation.member.member import Member
+from kedge.federation.member.run_state import MemberFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))
 from federations import Members, coordinator, datasets, settings
@@ -46,7 +46,7 @@ def few(folder: Path) -> Members:
 def tokens(folder: Path) -> dict[str, str]:
     found = Roster.load(folder)
     assert found is not None
-    return {seat.name: seat.token for seat in found.seats}
+    return {seat.name: seat.token for seat in found.participants}
 
 
 # -- tokens of seats ------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def test_the_command_says_so_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["log.txt", "released.txt", "node.lock"])
 def test_what_a_member_appends_to_is_no_link(name: str, tmp_path: Path) -> None:
-    from kedge.flower.node import Node
-    from kedge.flower.releases import Release
+    from kedge.federation.member.releases import Release
+    from kedge.flower.agent import Node
 
     folder, victim = MemberFolder(tmp_path / "member"), tmp_path / "victim"
     for plant in (lambda p: p.symlink_to(victim), lambda p: os.link(victim, p), os.mkfifo):
@@ -194,7 +194,7 @@ def test_what_a_member_appends_to_is_no_link(name: str, tmp_path: Path) -> None:
 def test_keys_are_for_their_owner_and_written_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kedge.flower.keys import make_authority, make_node_key, make_server
+    from kedge.local.keys import make_authority, make_node_key, make_server
 
     before = os.umask(0)
     try:

@@ -23,30 +23,30 @@ from liars import CLASSES, HONEST, LIAR, named, stated, with_classes, with_state
 from kedge.core import tree
 from kedge.data.datasets import Dataset
 from kedge.errors import TermsError
-from kedge.flower.coordinator import Coordinator
-from kedge.flower.joining import agree
-from kedge.flower.messages import MemberRequest
-from kedge.flower.rules import Rules
-from kedge.flower.statement import Statement
+from kedge.federation.coordinator.agreement import agree
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.federation.coordinator.rules import Rules
+from kedge.federation.member.profile import Profile
+from kedge.federation.messages import MemberRequest
 
 Change = Callable[[dict[str, Any]], Any]
 
 
 def inner(name: str, **values: Any) -> Change:
-    return lambda statement: statement[name].update(values)
+    return lambda profile: profile[name].update(values)
 
 
 def outer(**values: Any) -> Change:
-    return lambda statement: statement.update(values)
+    return lambda profile: profile.update(values)
 
 
 def raw(change: Callable[[str], str]) -> Change:
     """The JSON itself is forged."""
-    return lambda statement: change(json.dumps(statement))
+    return lambda profile: change(json.dumps(profile))
 
 
 def moment(name: str, value: Any) -> Change:
-    return lambda statement: statement["moments"].update({name: [value]})
+    return lambda profile: profile["moments"].update({name: [value]})
 
 
 LIES: dict[str, Change] = {
@@ -134,8 +134,8 @@ def honest(folder: Path, data: list[Dataset] | None = None) -> Coordinator:
 
 
 def assert_without(run: Coordinator, other: Coordinator) -> None:
-    assert [seat.name for seat in run.roster.seats] == list(HONEST)
-    assert not any(seat.strikes for seat in run.roster.seats)
+    assert [seat.name for seat in run.roster.participants] == list(HONEST)
+    assert not any(seat.strikes for seat in run.roster.participants)
     assert run.roster.terms == other.roster.terms
     assert tree.equal(run.session.server.weights, other.session.server.weights)
 
@@ -178,7 +178,7 @@ def test_a_liar_that_comes_first_does_not_take_the_place_of_an_honest_member(
     config = settings(clients=3, per_round=0, rounds=1, model="linear")
     run = coordinator(members, config, tmp_path / "run", transport=transport, rules=rules)
     run.run()
-    assert [seat.name for seat in run.roster.seats] == list(HONEST)
+    assert [seat.name for seat in run.roster.participants] == list(HONEST)
 
 
 def test_without_others_in_its_place_the_run_says_who_was_refused(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_second_statement_in_the_middle_of_a_run_changes_nothing(tmp_path: Pat
     run = coordinator(members, config, tmp_path / "run", transport=Faulty(members, fault))
     run.run()
     assert run.roster.terms.data.outputs == 3
-    assert not any(seat.strikes for seat in run.roster.seats)
+    assert not any(seat.strikes for seat in run.roster.participants)
     assert [len(record["cohort"]) for record in run.recording.records] == [3, 4, 4]
 
 
@@ -306,7 +306,7 @@ def test_an_encoding_that_only_looks_like_that_of_others_is_refused(tmp_path: Pa
         for name in first.schema.columns or ()
     ]
     values["encoding"]["columns"] = columns
-    liar = Statement.from_json(json.dumps(values))
+    liar = Profile.from_json(json.dumps(values))
     agreement = agree([first, dataclasses.replace(first, name="b"), liar])
     assert list(agreement.refusals) == ["liar"]
     assert "in different ways" in agreement.refusals["liar"]

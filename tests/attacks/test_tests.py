@@ -14,7 +14,7 @@ from federations import Members, coordinator, datasets, net, settings
 from server import HELD_OUT, Server, cells, code, patients, step_at, sums
 
 from kedge.core.tree import Weights
-from kedge.flower.policy import OPEN, Policy
+from kedge.federation.member.policy import OPEN, Policy
 from kedge.session import wire
 
 #: What an owner of data writes, but for the bounds that have defaults.
@@ -261,7 +261,7 @@ def test_an_honest_run_reports_what_leaves(method: str, tmp_path: Path) -> None:
     config = settings(method, per_round=0, personal=method == "finetune")
     run = coordinator(members, config, tmp_path / "run")
     run.run()
-    assert [seat.strikes for seat in run.roster.seats] == [0] * 4
+    assert [seat.strikes for seat in run.roster.participants] == [0] * 4
     records = run.recording.records
     expected = [4, 2, 4] if method == "fedexp" else [4, 4, 4]
     assert [record["tested"] for record in records] == expected

@@ -243,9 +243,9 @@ ALLOWED = {
     "bench/child.py: fdopen": "standard output",
     "cli/app.py: O_WRONLY": "/dev/null, in the place of a closed standard output",
     "cli/board.py: TemporaryDirectory": "a private folder for a page with the token",
-    "flower/processes.py: fdopen": "of a descriptor of kedge.files",
-    "flower/processes.py: open": "/dev/null, where a log cannot be written",
-    "flower/spool.py: TemporaryFile": "it has no name",
+    "local/processes.py: fdopen": "of a descriptor of kedge.files",
+    "local/processes.py: open": "/dev/null, where a log cannot be written",
+    "federation/large_messages.py: TemporaryFile": "it has no name",
     "sim/store.py: TemporaryFile": "it has no name",
 }
 

@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 
 from kedge.board.app import Board
-from kedge.board.serve import Server, address, listen
+from kedge.board.serve import BoardServer, address, listen
 from kedge.cli.board import board as command
 from kedge.errors import KedgeError
 
@@ -61,7 +61,7 @@ def test_without_the_extra_the_command_says_what_to_install(
 def test_streams_end_in_the_loop_not_within_the_signal(tmp_path: Path) -> None:
     """A stream that checks its queue and is interrupted before it waits would never wake up."""
     board = Board(tmp_path, "127.0.0.1", 1)
-    server = Server(uvicorn.Config(board.app, lifespan="off", log_level="warning", ws="none"))
+    server = BoardServer(uvicorn.Config(board.app, lifespan="off", log_level="warning", ws="none"))
     server.board = board
 
     async def interrupted() -> list[bytes]:

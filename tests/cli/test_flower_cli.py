@@ -10,10 +10,11 @@ import pytest
 from commands import kedge_command
 
 from kedge.errors import Interrupted
-from kedge.flower import local, submit
-from kedge.flower.processes import write_programs
-from kedge.flower.rules_file import read_rules
-from kedge.flower.spec import NodeSpec, Spec
+from kedge.federation.coordinator.rules import read_rules
+from kedge.local import federation as local
+from kedge.local import runs as submit
+from kedge.local.federation import FederationSpec, NodeSpec
+from kedge.local.processes import write_programs
 from kedge.runs.reading import load_config
 
 
@@ -82,9 +83,9 @@ def with_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_federation_that_is_there_is_not_changed_by_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Spec("token", 1, (NodeSpec("a", "x", 2), NodeSpec("b", "x", 3)), data="digits")
+    spec = FederationSpec("token", 1, (NodeSpec("a", "x", 2), NodeSpec("b", "x", 3)), data="digits")
     spec.save(tmp_path)
-    started: list[Spec] = []
+    started: list[FederationSpec] = []
     monkeypatch.setattr(local, "up", lambda folder, found: started.append(found) or found)
     for words in (("--nodes", "3"), ("--data", "silos"), ("--no-resident",), ("--seed", "1")):
         done = kedge_command("flower", "up", *words, "--at", str(tmp_path))
@@ -100,7 +101,7 @@ def test_a_federation_that_is_there_is_not_changed_by_options(
 
 @pytest.mark.usefixtures("with_flower")
 def test_the_status_of_a_federation_whose_supervisor_is_gone(tmp_path: Path) -> None:
-    Spec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
+    FederationSpec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
     said = kedge_command("flower", "status", "--at", str(tmp_path)).stdout
     assert f"does not run; start it: kedge flower up --at {tmp_path}" in said
     process = {"pid": 2**22 + 1, "since": 0.0}
@@ -117,7 +118,7 @@ def test_ctrl_c_while_a_federation_or_a_run_starts(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    FederationSpec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
     monkeypatch.setattr(local, "up", interrupt)
     done = kedge_command("flower", "up", "--at", str(tmp_path))
     assert done.returncode == 130
@@ -130,7 +131,7 @@ def test_ctrl_c_while_a_federation_or_a_run_starts(
 
 @pytest.mark.usefixtures("with_flower")
 def test_a_folder_with_a_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    FederationSpec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").touch()
     done = kedge_command("flower", "run", "--at", str(tmp_path), "--out", str(tmp_path / "run"))
@@ -144,7 +145,7 @@ def test_a_folder_with_a_run_is_refused_before_anything_starts(tmp_path: Path) -
 def test_ctrl_c_asks_the_server_to_stop(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Spec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
+    FederationSpec("token", 1, (NodeSpec("north", "digits", 2),), data="digits").save(tmp_path)
     run, calls = submit.Submitted("7", tmp_path / "journal.jsonl"), []
 
     def follow(*_: object) -> None:
@@ -163,7 +164,7 @@ def test_ctrl_c_asks_the_server_to_stop(
 
 
 def test_logs_of_members(tmp_path: Path) -> None:
-    Spec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
+    FederationSpec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
     write_programs(tmp_path, "token", [])
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "north.txt").write_text("".join(f"line {i}\n" for i in range(90_000)))

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 import kedge
 from kedge.core import tree
-from kedge.core.model import Model, Rows
+from kedge.core.model import InjectedRows, Model
 from kedge.core.tree import Weights
 from kedge.errors import IncompatibleError, ModelError, UnknownName
 
@@ -186,7 +186,7 @@ def test_injected_rows_pass_through_the_rest_only() -> None:
     module = stages(norm=False)
     model = Model(module)
     rows = normal("rows", 3, 6)
-    done = model.forward(model.weights(), X, rows=(Rows("fedimpro", "stage2", rows),))
+    done = model.forward(model.weights(), X, rows=(InjectedRows("fedimpro", "stage2", rows),))
     plain = model.forward(model.weights(), X)
     assert done.logits.shape == (10, 3)
     assert done.where == {"fedimpro": slice(7, 10)}
@@ -201,7 +201,7 @@ def test_injected_rows_share_batch_norm_with_the_real_ones() -> None:
     module = stages().train()
     model = Model(module)
     rows = normal("rows", 3, 6)
-    done = model.forward(model.weights(), X, "train", rows=(Rows("a", "stage2", rows),))
+    done = model.forward(model.weights(), X, "train", rows=(InjectedRows("a", "stage2", rows),))
     together = torch.cat([module[:2](X), rows])  # stage1's statistics see the real rows alone
     assert torch.equal(done.logits, module[2:](together))
     buffers = dict(module.named_buffers())
@@ -212,7 +212,7 @@ def test_rows_of_two_owners_at_two_cuts() -> None:
     module = stages(norm=False)
     model = Model(module)
     late, early = normal("late", 2, 6), normal("early", 4, 4, 4, 4)
-    rows = (Rows("late", "stage2", late), Rows("early", "stage1", early))
+    rows = (InjectedRows("late", "stage2", late), InjectedRows("early", "stage1", early))
     done = model.forward(model.weights(), X, rows=rows)
     assert done.where == {"early": slice(7, 11), "late": slice(11, 13)}
     torch.testing.assert_close(done.logits[done.where["early"]], module[1:](early))
@@ -225,7 +225,7 @@ def test_two_owners_at_one_cut_and_flat_rows() -> None:
     module = stages(norm=False)
     model = Model(module)
     a, b = normal("a", 2, 64), normal("b", 3, 4, 4, 4)  # flat rows take the shape at the cut
-    rows = (Rows("a", "stage1", a), Rows("b", "stage1", b))
+    rows = (InjectedRows("a", "stage1", a), InjectedRows("b", "stage1", b))
     done = model.forward(model.weights(), X, rows=rows)
     assert done.where == {"a": slice(7, 9), "b": slice(9, 12)}
     torch.testing.assert_close(done.logits[7:9], module[1:](a.reshape(2, 4, 4, 4)))
@@ -236,7 +236,7 @@ def test_rows_in_a_module_that_is_not_sequential() -> None:
     module = fill(Custom(norm=False))
     model = Model(module)
     rows = normal("rows", 3, 6)
-    done = model.forward(model.weights(), X, rows=(Rows("a", "hidden", rows),))
+    done = model.forward(model.weights(), X, rows=(InjectedRows("a", "hidden", rows),))
     torch.testing.assert_close(done.logits[:7], module(X))
     torch.testing.assert_close(done.logits[7:], module.fc(torch.tanh(rows)))  # type: ignore[operator]
     again = model.forward(model.weights(), X)  # the hooks are gone after the pass
@@ -247,7 +247,7 @@ def test_rows_in_a_module_that_is_not_sequential() -> None:
 def test_hooks_are_gone_after_a_pass_that_failed() -> None:
     model = Model(fill(Custom(norm=False)))
     with pytest.raises(RuntimeError):
-        model.forward(model.weights(), X, rows=(Rows("a", "hidden", torch.zeros(3, 5)),))
+        model.forward(model.weights(), X, rows=(InjectedRows("a", "hidden", torch.zeros(3, 5)),))
     assert model.forward(model.weights(), X).logits.shape == (7, 3)
 
 
@@ -256,7 +256,12 @@ def test_a_gradient_flows_to_the_injected_rows_and_under_vmap() -> None:
     weights, rows = model.weights(), normal("rows", 2, 3, 6)
 
     def out(rows: Tensor) -> Tensor:
-        return model.forward(weights, X, rows=(Rows("a", "stage2", rows),)).logits[7:].pow(2).sum()
+        return (
+            model.forward(weights, X, rows=(InjectedRows("a", "stage2", rows),))
+            .logits[7:]
+            .pow(2)
+            .sum()
+        )
 
     mapped = vmap(grad(out))(rows)
     torch.testing.assert_close(mapped, torch.stack([grad(out)(r) for r in rows]))
@@ -276,7 +281,7 @@ def test_rows_at_a_submodule_that_is_called_twice_are_refused() -> None:
     model = Model(fill(Twice()))
     with pytest.raises(ModelError, match="act"):
         model.forward(
-            model.weights(), normal("t", 5, 4), rows=(Rows("p", "act", normal("r", 2, 4)),)
+            model.weights(), normal("t", 5, 4), rows=(InjectedRows("p", "act", normal("r", 2, 4)),)
         )
 
 

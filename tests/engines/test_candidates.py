@@ -27,7 +27,7 @@ from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
 from kedge.tuning import placement, plan, timings
 from kedge.tuning.memory import Need
-from kedge.tuning.trial import Piece, measure_need
+from kedge.tuning.trial import RoundPiece, measure_need
 
 LOOP, VECTOR, SHARED = Execution("loop"), Execution("vector"), Execution("loop", workers=4)
 FUSED_LOOP, FUSED = Execution("loop", compile=True), Execution("vector", compile=True)
@@ -127,7 +127,7 @@ def test_a_trial_with_fewer_clients_at_once_does_not_count(
         return train_chunk(self, bound, jobs, steps, *rest)
 
     sim = make(Config(clients=3))(0, LOOP)
-    pieces = [Piece([0, 1, 2], sim.session.workload.work)]
+    pieces = [RoundPiece([0, 1, 2], sim.session.workload.work)]
     assert set(timings._time_pieces(sim, [LOOP, VECTOR], 2, 1, pieces, 1, {})) == {
         LOOP,
         VECTOR,

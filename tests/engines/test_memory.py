@@ -22,7 +22,7 @@ from kedge.runs.planning import settings_of
 from kedge.tuning import memory, placement, plan
 from kedge.tuning.memory import Need
 from kedge.tuning.placement import format_bytes
-from kedge.tuning.trial import Piece, measure_need, start_trial, training
+from kedge.tuning.trial import RoundPiece, measure_need, start_trial, training
 
 # -- memory -----------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def test_the_memory_of_a_cohort_is_foretold(engine: str, method: str) -> None:
     found = measure_need(sim, engine, config.rounds)
     assert found is not None
     whole = start_trial(sim, Execution(engine), config.rounds)
-    piece = Piece(list(range(12)), dataclasses.replace(sim.session.workload.work, steps=3))
+    piece = RoundPiece(list(range(12)), dataclasses.replace(sim.session.workload.work, steps=3))
     assert found.of(12) == pytest.approx(memory.peak(training(whole, piece), CPU), rel=0.2)
 
 

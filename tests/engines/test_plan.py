@@ -27,7 +27,7 @@ from kedge.tuning import plan, timings
 from kedge.tuning import remembered as known
 from kedge.tuning import remembered as plan_cache
 from kedge.tuning.timings import Timings
-from kedge.tuning.trial import Piece
+from kedge.tuning.trial import RoundPiece
 
 # -- the engine -------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ def test_a_round_follows_from_its_pieces(budget: float, settings: dict) -> None:
     config = Config(clients=8, **settings)
     sim = make(config)(0, Execution("loop"))
     own, cost = list(range(8)), timings.Cost(0.003, 0.01)
-    steps = Piece(own, sim.session.workload.work).steps(sim)
+    steps = RoundPiece(own, sim.session.workload.work).steps(sim)
     assert steps == (
         320 if settings["steps"] else sum(-(-4 * n // 32) for n in sim.federation.sizes)
     )

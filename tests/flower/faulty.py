@@ -7,8 +7,7 @@ from typing import Any
 
 from federations import Members
 
-from kedge.flower.messages import MemberRequest
-from kedge.flower.transport import Direct, Failure
+from kedge.federation.messages import Direct, Failure, MemberRequest
 
 #: (name of the member, request, reply) -> what arrives in place of the reply.
 Fault = Callable[[str, MemberRequest, bytes], Any]

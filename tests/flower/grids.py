@@ -11,7 +11,7 @@ from federations import Members
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from kedge.flower.parcel import unwrap, wrap
+from kedge.flower.arrays import unwrap, wrap
 
 
 class MemberGrid:
@@ -51,7 +51,7 @@ def app_folder(folder: Path, **settings: Any) -> Path:
     from federations import QUICK
     from federations import settings as settings_of
 
-    from kedge.flower.init import PACKAGE, write_app
+    from kedge.flower.project import PACKAGE, write_app
 
     config = settings_of(**{"model": "mlp(hidden=[4])"} | settings)
     return write_app(folder, config, QUICK) / PACKAGE

@@ -13,13 +13,11 @@ import pytest
 from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.errors import FieldError, KedgeError, UnknownName
-from kedge.flower.init import PACKAGE, write_app
-from kedge.flower.local import _with_free_ports, with_names
-from kedge.flower.processes import free_ports
-from kedge.flower.rules import Rules
-from kedge.flower.rules_file import make_rules, read_rules, write_rules
-from kedge.flower.shares import shares_of
-from kedge.flower.spec import NodeSpec, Spec
+from kedge.federation.coordinator.rules import Rules, make_rules, read_rules, write_rules
+from kedge.flower.project import PACKAGE, write_app
+from kedge.local.federation import FederationSpec, NodeSpec, _with_free_ports, with_names
+from kedge.local.processes import free_ports
+from kedge.local.shares import shares_of
 from kedge.runs.config import Config
 from kedge.runs.reading import load_config
 
@@ -138,20 +136,20 @@ def test_silos_stay_where_they_are(tmp_path: Path) -> None:
 
 def test_a_federation_moves_if_others_have_taken_its_ports(tmp_path: Path) -> None:
     [port] = free_ports(1)
-    spec = Spec("token", port, (NodeSpec("north", "digits", *free_ports(1)),))
+    spec = FederationSpec("token", port, (NodeSpec("north", "digits", *free_ports(1)),))
     assert _with_free_ports(tmp_path, spec) == spec
     with socket.create_server(("127.0.0.1", port)):
         moved = _with_free_ports(tmp_path, spec)
     assert moved.port != port
-    assert Spec.load(tmp_path) == moved
+    assert FederationSpec.load(tmp_path) == moved
     connection = tomllib.loads((tmp_path / "flower" / "config.toml").read_text())["superlink"]
     assert connection["kedge"]["address"] == f"127.0.0.1:{moved.port}"
 
 
 def test_numbers_of_nodes_become_names(tmp_path: Path) -> None:
-    Spec("token", 1, (NodeSpec("north", "digits", 2), NodeSpec("south", "digits", 3))).save(
-        tmp_path
-    )
+    FederationSpec(
+        "token", 1, (NodeSpec("north", "digits", 2), NodeSpec("south", "digits", 3))
+    ).save(tmp_path)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "north.txt").write_text("SuperNode ID: 7\nlost\nSuperNode ID: 71\n")
     text = "node 71 did not reply; node 7 and a resident node did"

@@ -19,9 +19,9 @@ from flwr.common.config import parse_config_args
 from grids import MemberGrid, app_folder
 
 from kedge.errors import Interrupted, Paused, TermsError
+from kedge.federation.messages import MemberRequest, pack_refusal
 from kedge.flower import apps
-from kedge.flower.messages import MemberRequest, pack_refusal
-from kedge.flower.submit import Submitted
+from kedge.local.runs import Submitted
 
 pytestmark = pytest.mark.flower
 

@@ -15,8 +15,8 @@ from federations import NAMES, Members, coordinator, datasets, settings
 
 from kedge.core import tree
 from kedge.core.bound import Server
-from kedge.flower.policy import OPEN
-from kedge.flower.transport import Direct
+from kedge.federation.member.policy import OPEN
+from kedge.federation.messages import Direct
 
 
 class Killed(BaseException):

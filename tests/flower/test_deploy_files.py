@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from kedge.cli.flower import app
-from kedge.flower.policy import Policy
+from kedge.federation.member.policy import Policy
 
 DOCS = Path(__file__).parents[2] / "docs"
 FILES = DOCS / "deploy"

@@ -20,9 +20,8 @@ from kedge.core import tree
 from kedge.core.part import Stack
 from kedge.core.tree import Weights
 from kedge.errors import Paused
-from kedge.flower.checks import check_sums, with_client
-from kedge.flower.messages import REPLY, MemberRequest
-from kedge.flower.transport import Failure
+from kedge.federation.coordinator.reply_checks import check_sums, with_client
+from kedge.federation.messages import REPLY, Failure, MemberRequest
 from kedge.session import blob, wire
 
 Forgery = Callable[[MemberRequest, bytes], bytes]
@@ -273,7 +272,7 @@ def test_a_forgery_is_dropped_and_counted(name: str, tmp_path: Path) -> None:
     run = coordinator(members, config, tmp_path / "run", transport=transport, report=said.append)
     run.run()
     assert [r["cohort"] for r in run.recording.records] == [[0, 1, 2, 3], [0, 1, 3]]
-    assert [seat.strikes for seat in run.roster.seats] == [0, 0, 1, 0]
+    assert [seat.strikes for seat in run.roster.participants] == [0, 0, 1, 0]
     [line] = [line for line in said if "dropped" in line]
     assert line.startswith("round 2, train: south sent a bad reply, which was dropped: ")
     assert re.search(reason, line), line
@@ -295,7 +294,7 @@ def test_a_member_that_keeps_lying_is_excluded(tmp_path: Path) -> None:
     transport = Faulty(members, fault)
     run = coordinator(members, config, tmp_path / "run", transport=transport)
     run.run()
-    assert run.roster.seats[2].excluded == "sent 3 bad replies"
+    assert run.roster.participants[2].excluded == "sent 3 bad replies"
     asked = [r.round for node, r in transport.requests if "south" in node and r.kind == "train"]
     assert asked == [0, 1, 2]
     stored = json.loads((tmp_path / "run" / "federation.json").read_text())
@@ -314,7 +313,7 @@ def test_what_is_no_message_at_all_counts_against_its_sender(tmp_path: Path) -> 
         transport=Faulty(members, fault), rules=replace(QUICK, strikes=2),
     )  # fmt: skip
     run.run()
-    seat = run.roster.seats[1]
+    seat = run.roster.participants[1]
     assert (seat.name, seat.strikes) == ("north", 2)
     assert seat.excluded == "sent 2 bad replies"
     assert all(1 not in record["cohort"] for record in run.recording.records)
@@ -353,7 +352,7 @@ def test_nobody_speaks_for_another_in_the_uploads_of_a_part(tmp_path: Path) -> N
     transport = Faulty(members, fault)
     run = coordinator(members, config, tmp_path / "run", transport=transport)
     run.run()
-    assert all(seat.strikes == 0 for seat in run.roster.seats)
+    assert all(seat.strikes == 0 for seat in run.roster.participants)
     members.model = run.bound.model.template
     assert_same(run, replay(run, members))
     nested = {"a": {"client": Stack(torch.tensor(5)), "x": Stack(torch.tensor(5))}}

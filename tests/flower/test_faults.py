@@ -14,11 +14,10 @@ from federations import QUICK, Members, assert_same, coordinator, net, replay, s
 
 from kedge.core import tree
 from kedge.errors import Paused
-from kedge.flower.coordinator import Coordinator
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest, reply_header
-from kedge.flower.rules import Rules
-from kedge.flower.transport import Failure
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.federation.coordinator.rules import Rules
+from kedge.federation.member.member import Member
+from kedge.federation.messages import Failure, MemberRequest, reply_header
 
 
 def run_with(tmp_path: Path, fault: Fault, **options: Any) -> tuple[Coordinator, Members]:
@@ -58,7 +57,7 @@ def test_replies_that_come_twice_or_for_nobody_count_once(tmp_path: Path) -> Non
 
     run, _ = run_with(tmp_path, fault)
     assert cohorts(run) == [[0, 1, 2, 3]] * 4
-    assert all(seat.strikes == 0 for seat in run.roster.seats)
+    assert all(seat.strikes == 0 for seat in run.roster.participants)
     assert "nobody waits for" in log_of(run)
 
 
@@ -74,7 +73,7 @@ def test_a_reply_of_another_round_is_dropped(tmp_path: Path) -> None:
 
     run, _ = run_with(tmp_path, fault)
     assert cohorts(run)[1:3] == [[0, 1, 3]] * 2
-    assert run.roster.seats[2].strikes == 2
+    assert run.roster.participants[2].strikes == 2
     assert "round 0 of another request, not 1" in log_of(run)
 
 
@@ -135,7 +134,7 @@ def test_a_member_that_raises_says_so_by_a_code(
     assert not any(b"Smith" in reply or b"smith" in reply or b"Error" in reply for reply in seen)
     assert "patient Smith" in members.log("south")
     assert "Smith" not in log_of(run)
-    assert run.roster.seats[2].strikes == 0
+    assert run.roster.participants[2].strikes == 0
     assert_same(run, replay(run, members))
 
 
@@ -353,7 +352,7 @@ def test_an_excluded_member_is_back_after_its_state_was_restored(tmp_path: Path)
     transport = Faulty(members, fault)
     run = coordinator(members, config, tmp_path / "run", transport=transport)
     run.run()
-    assert run.roster.seats[2].excluded
+    assert run.roster.participants[2].excluded
     for state, content in kept.items():
         state.write_bytes(content)
     members.start("south")

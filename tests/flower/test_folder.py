@@ -18,10 +18,9 @@ import kedge
 from kedge.cli.app import app
 from kedge.core import tree
 from kedge.errors import FieldError, Interrupted, KedgeError
-from kedge.flower.coordinator import Coordinator
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest
-from kedge.flower.transport import Direct
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.federation.member.member import Member
+from kedge.federation.messages import Direct, MemberRequest
 from kedge.report.page.facts import as_json, facts_of
 from kedge.report.page.folders import read
 from kedge.runs.stopping import request_stop

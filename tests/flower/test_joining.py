@@ -15,20 +15,20 @@ from PIL import Image
 from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.dataset import mean_and_std
 from kedge.errors import TermsError, WireError
-from kedge.flower.gathering import class_notes
-from kedge.flower.joining import agree, difference
-from kedge.flower.messages import MemberRequest, pack_refusal
-from kedge.flower.own_data import own_federation, read_data
-from kedge.flower.plan import terms_of
-from kedge.flower.statement import Question, Statement, state
+from kedge.federation.coordinator.agreement import agree, difference
+from kedge.federation.coordinator.enrolment import class_notes
+from kedge.federation.coordinator.settings import terms_of
+from kedge.federation.member.own_data import own_federation, read_data
+from kedge.federation.member.profile import Profile, Question, state
+from kedge.federation.messages import MemberRequest, pack_refusal
 
 ASK = Question(0, "holdout(0.25)", counts=True)
 
 
-def stated(name: str, source: str | Path | Dataset) -> Statement:
-    statement = state(read_data(source), ASK, name)
-    again = Statement.from_json(statement.to_json())
-    assert again == statement
+def stated(name: str, source: str | Path | Dataset) -> Profile:
+    profile = state(read_data(source), ASK, name)
+    again = Profile.from_json(profile.to_json())
+    assert again == profile
     return again
 
 
@@ -73,17 +73,17 @@ SOUTH = "label,sex,age\nyes,x,7.5\nmaybe,m,8\nyes,x,2\nmaybe,m,9\n"
 
 def test_who_lacks_a_class_is_noted_and_names_that_look_alike(tmp_path: Path) -> None:
     rows = {"a": ("no", "yes"), "b": ("no",), "c": ("No", "yes")}
-    statements = []
+    profiles = []
     for name, words in rows.items():
         lines = "\n".join(f"{i},{words[i % len(words)]}" for i in range(20))
         path = table(tmp_path / f"{name}.csv", f"age,sick\n{lines}\n")
-        statements.append(stated(name, f"{path}(label=sick)"))
-    assert class_notes(agree(statements[:1])) == []
-    assert class_notes(agree(statements[:2])) == [
+        profiles.append(stated(name, f"{path}(label=sick)"))
+    assert class_notes(agree(profiles[:1])) == []
+    assert class_notes(agree(profiles[:2])) == [
         "the classes of all members are: no, yes",
         "b has no class yes",
     ]
-    agreement = agree(statements)
+    agreement = agree(profiles)
     assert class_notes(agreement)[1:] == ["b has no class yes"]
     sentence = "the class 'No' of c looks like 'no' of a; write it alike in all files"
     assert agreement.refusals == {"c": sentence}
@@ -238,7 +238,7 @@ def test_statements_of_strangers_are_read_with_care() -> None:
         {"versions": {"kedge": 1}},
     ):  # fmt: skip
         with pytest.raises(WireError):
-            Statement.from_json(json.dumps(json.loads(text) | change))
+            Profile.from_json(json.dumps(json.loads(text) | change))
     for inner, change in (
         ("moments", {"mean": [float("nan")]}), ("moments", {"squares": [-1.0]}),
         ("moments", {"mean": [0.0, 0.0]}), ("schema", {"task": "x"}), ("schema", {"outputs": 0}),
@@ -248,10 +248,10 @@ def test_statements_of_strangers_are_read_with_care() -> None:
         values = json.loads(text)
         values[inner] |= change
         with pytest.raises(WireError):
-            Statement.from_json(json.dumps(values))
+            Profile.from_json(json.dumps(values))
     for nonsense in ("", "[]", "[" * 100_000, "null", '{"name": 1}'):
         with pytest.raises(WireError):
-            Statement.from_json(nonsense)
+            Profile.from_json(nonsense)
 
 
 def test_columns_of_strangers_are_read_with_care(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_columns_of_strangers_are_read_with_care(tmp_path: Path) -> None:
         values = json.loads(text)
         values["encoding"]["columns"][1] |= change
         with pytest.raises(WireError):
-            Statement.from_json(json.dumps(values))
+            Profile.from_json(json.dumps(values))
 
 
 def test_a_member_that_fails_for_a_while_joins_later(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_member_that_fails_for_a_while_joins_later(tmp_path: Path) -> None:
     transport = Faulty(members, lambda name, request, reply: reply)
     run = coordinator(members, settings(), tmp_path / "run", transport=transport, rules=patient)
     run.run()
-    assert len(run.roster.seats) == 4
+    assert len(run.roster.participants) == 4
 
 
 def test_a_member_with_very_many_samples_is_noted(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from kedge.cli.app import app
 from kedge.errors import KedgeError
-from kedge.flower.keys import fingerprint, make_authority, make_node_key, make_server
+from kedge.local.keys import fingerprint, make_authority, make_node_key, make_server
 
 
 def command(*words: str | Path) -> str:

@@ -15,11 +15,12 @@ from safetensors.torch import load
 
 from kedge.core import tree
 from kedge.errors import WireError
-from kedge.flower import courier as couriers
-from kedge.flower import messages, spool
-from kedge.flower.checks import _norm, finite
-from kedge.flower.messages import MemberRequest
-from kedge.flower.spool import size_of, spooled
+from kedge.federation import large_messages as spool
+from kedge.federation import messages
+from kedge.federation.coordinator import requests as couriers
+from kedge.federation.coordinator.reply_checks import _norm, finite
+from kedge.federation.large_messages import size_of, spooled
+from kedge.federation.messages import MemberRequest
 from kedge.session import blob, wire
 
 TREE = {
@@ -130,10 +131,10 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from federations import QUICK, Members, datasets, settings
-from kedge.flower.coordinator import Coordinator
-from kedge.flower.forward import forward
-from kedge.flower.node import Node
-from kedge.flower.transport import Direct
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.flower.relay import forward
+from kedge.flower.agent import Node
+from kedge.federation.messages import Direct
 
 class Remote(Direct):
     def send(self, node, message, deadline):

@@ -16,15 +16,15 @@ pytest.importorskip("cryptography", reason="needs the extra: pip install 'kedge[
 
 import kedge
 from kedge.errors import KedgeError, Paused
-from kedge.flower import local, submit
+from kedge.federation.coordinator.rules import PAUSED
 from kedge.flower.apps import Journal
-from kedge.flower.init import write_app
-from kedge.flower.logs import log_lines
-from kedge.flower.processes import Program, processes_of
-from kedge.flower.rules import PAUSED
-from kedge.flower.shares import shares_of
-from kedge.flower.spec import NodeSpec, Spec, socket_of
-from kedge.flower.submit import Submitted, entries
+from kedge.flower.project import write_app
+from kedge.local import federation as local
+from kedge.local import runs as submit
+from kedge.local.federation import FederationSpec, NodeSpec, socket_of
+from kedge.local.processes import ProcessSpec, processes_of
+from kedge.local.runs import Submitted, entries, log_lines
+from kedge.local.shares import shares_of
 from kedge.runs.config import Config
 
 SLEEP = "import time; time.sleep(600)"
@@ -77,7 +77,7 @@ def test_names_and_paths_that_cannot_be_those_of_processes(tmp_path: Path) -> No
     assert local.create(deep, "digits", nodes=2, resident=False).nodes
     with pytest.raises(KedgeError, match="is not empty"):
         local.create(deep, "digits", nodes=2)
-    assert Spec.load(deep).nodes
+    assert FederationSpec.load(deep).nodes
     (tmp_path / "file").write_text("data")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(KedgeError, match="file is a file; choose another folder"):
@@ -105,12 +105,12 @@ def test_nothing_runs_after_a_start_that_failed(
     reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(kedge.__file__).parents[1]))
-    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec = FederationSpec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
     spec.save(tmp_path)
     code = "import sys; sys.exit('no key')" if reason == "does not start" else SLEEP
-    program = Program("superlink", [sys.executable, "-c", code])
+    program = ProcessSpec("superlink", [sys.executable, "-c", code])
     monkeypatch.setattr(local, "programs", lambda *_: [program])
-    monkeypatch.setattr("kedge.flower.processes.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("kedge.local.processes.FIRST_PAUSE_S", 0.01)
     error: type[BaseException] = KedgeError
     if reason == "ctrl-c":
         error = KeyboardInterrupt
@@ -135,7 +135,7 @@ def test_two_commands_do_not_start_one_federation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the first one starts it, the second one touches nothing."""
-    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec = FederationSpec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
     spec.save(tmp_path)
     monkeypatch.setattr(local, "stop", lambda *_: pytest.fail("the first one's processes ended"))
     code = "import sys; from pathlib import Path; from kedge.runs.lock import Lock; lock = Lock()"
@@ -150,7 +150,7 @@ def test_two_commands_do_not_start_one_federation(
 
 
 def test_a_supervisor_that_ends_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec = FederationSpec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
     spec.save(tmp_path)
     (tmp_path / "supervisor.txt").write_text("Traceback\nOSError: no space left\n\n")
     monkeypatch.setattr(local, "programs", lambda *_: [])
@@ -160,7 +160,7 @@ def test_a_supervisor_that_ends_is_noticed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec = FederationSpec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
     spec.save(tmp_path)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_socket_of_a_member_that_was_killed_is_no_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Spec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
+    spec = FederationSpec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
     spec.save(tmp_path)
     socket_of(tmp_path, "north").parent.mkdir(parents=True)
     socket_of(tmp_path, "north").touch()
@@ -198,7 +198,7 @@ def test_runs_are_shown_with_their_folders(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_message_of_a_pause_is_shown_once(tmp_path: Path) -> None:
-    Spec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
+    FederationSpec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
     journal, shown = Journal(str(tmp_path / "a.jsonl")), list[str]()
     text = f"{PAUSED} 2: 1 of 4 members replied, 2 are needed"
     for line in ("started", "round 1 of 3: 4 of 4 replied", text):
@@ -210,7 +210,7 @@ def test_the_message_of_a_pause_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_read_once_and_may_break_off(tmp_path: Path) -> None:
-    Spec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
+    FederationSpec("token", 1, (NodeSpec("north", "digits", 2),)).save(tmp_path)
     journal = tmp_path / "journals" / "a.jsonl"
     journal.parent.mkdir()
     journal.write_text(json.dumps({"pid": 1}) + "\n" + json.dumps({"line": "started"}) + "\n")

@@ -19,10 +19,9 @@ import pytest
 
 import kedge
 from kedge.errors import KedgeError
-from kedge.flower.forward import NodeDown, forward, read, write
-from kedge.flower.node import Node, peer
-from kedge.flower.resident import run_node
-from kedge.flower.spool import Message
+from kedge.federation.large_messages import Message
+from kedge.flower.agent import Node, peer, run_node
+from kedge.flower.relay import NodeDown, forward, read, write
 
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "AF_UNIX") or sys.platform == "win32", reason="needs Unix sockets"
@@ -173,7 +172,7 @@ def test_without_a_node_the_forwarder_says_so(tmp_path: Path) -> None:
 
 def test_the_client_app_imports_neither_torch_nor_the_core() -> None:
     code = (
-        "import sys, kedge.flower.apps, kedge.flower.forward; "
+        "import sys, kedge.flower.apps, kedge.flower.relay; "
         "print([m for m in sys.modules if m.startswith(('torch', 'kedge.core', 'numpy'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -182,7 +181,7 @@ def test_the_client_app_imports_neither_torch_nor_the_core() -> None:
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
     code = (
-        "from kedge.flower.resident import run_node; from pathlib import Path; "
+        "from kedge.flower.agent import run_node; from pathlib import Path; "
         "run_node('north', 'data.npz', Path('state'), Path('socket'))"
     )
     command, source = [sys.executable, "-c", code], str(Path(kedge.__file__).parents[1])

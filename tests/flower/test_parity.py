@@ -22,10 +22,10 @@ from federations import (
 from kedge.core import rng, tree
 from kedge.core.method import parse
 from kedge.core.part import Part, parts
-from kedge.flower import member
-from kedge.flower.coordinator import Coordinator
-from kedge.flower.messages import MemberRequest
-from kedge.flower.policy import OPEN
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.federation.member import member
+from kedge.federation.member.policy import OPEN
+from kedge.federation.messages import MemberRequest
 from kedge.sim.simulation import Simulation
 
 NOISY = dataclasses.replace(OPEN, clip=0.5, noise=0.2)
@@ -76,7 +76,7 @@ def test_every_part(name: str, tmp_path: Path) -> None:
     members = Members(tmp_path, datasets(cls.tasks[0]), model)
     method = name if name == "fedavg" else tiny(name)
     run = run_both(tmp_path, members, method, rounds=2)
-    assert not any(seat.strikes or seat.excluded for seat in run.roster.seats)
+    assert not any(seat.strikes or seat.excluded for seat in run.roster.participants)
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "frozen", "batch"])
@@ -126,7 +126,7 @@ def behind_policies(tmp_path: Path, method: str, task: str = "classification") -
     members = Members(tmp_path, datasets(task), model, dict.fromkeys(NAMES, NOISY))
     run = coordinator(members, settings(method, rounds=2), tmp_path / "run")
     run.run()
-    assert not any(seat.strikes or seat.excluded for seat in run.roster.seats)
+    assert not any(seat.strikes or seat.excluded for seat in run.roster.participants)
     same = dataclasses.replace(run.roster.terms, method=method + ADDED)
     sim = simulation(members.data, same, model)
     for record in run.recording.records:

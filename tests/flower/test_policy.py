@@ -17,9 +17,8 @@ from kedge.core.method import parse
 from kedge.core.part import parts
 from kedge.core.work import take_jobs
 from kedge.errors import FieldError, Paused
-from kedge.flower.messages import MemberRequest, reply_header
-from kedge.flower.policy import OPEN, Policy
-from kedge.flower.uploads import contents, declared
+from kedge.federation.member.policy import OPEN, Policy, contents, declared
+from kedge.federation.messages import MemberRequest, reply_header
 from kedge.session import wire
 
 
@@ -73,7 +72,7 @@ def test_what_the_method_declares_is_checked_when_members_agree(
 @pytest.mark.parametrize("policy", [Policy(min_samples=100), Policy(kinds=("train",))])
 def test_a_member_may_not_even_join(policy: Policy, tmp_path: Path) -> None:
     run, members, _ = run_with(tmp_path, policy, clients=0)
-    assert [seat.name for seat in run.roster.seats] == ["east", "north", "west"]
+    assert [seat.name for seat in run.roster.participants] == ["east", "north", "west"]
     assert "refused with POLICY" in members.log("south")
 
 
@@ -219,5 +218,5 @@ def test_class_counts_leave_only_if_there_are_enough(tmp_path: Path) -> None:
     config = settings("fedavg", per_round=0, class_weights="balanced", clients=0)
     run = coordinator(members, config, tmp_path / "run")
     run.run()
-    assert "south" not in [seat.name for seat in run.roster.seats]
+    assert "south" not in [seat.name for seat in run.roster.participants]
     assert "has fewer than 50 samples" in members.log("south")

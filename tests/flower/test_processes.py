@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.flower import processes
-from kedge.flower.processes import (
+from kedge.local import processes
+from kedge.local.processes import (
     Process,
-    Program,
+    ProcessSpec,
     end_all,
     free_ports,
     is_open,
@@ -45,8 +45,8 @@ SERVER = (
 )
 
 
-def program(name: str, code: str, *words: str, **options: Any) -> Program:
-    return Program(name, [sys.executable, "-c", code, *words], **options)
+def program(name: str, code: str, *words: str, **options: Any) -> ProcessSpec:
+    return ProcessSpec(name, [sys.executable, "-c", code, *words], **options)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def supervise(
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setenv("PYTHONPATH", str(Path(kedge.__file__).parents[1]))
 
-    def run(*programs: Program, owner: int = 0) -> dict[str, Process]:
+    def run(*programs: ProcessSpec, owner: int = 0) -> dict[str, Process]:
         write_programs(tmp_path, token, list(programs))
         run.supervisor = start_supervisor(tmp_path, token, owner)  # type: ignore[attr-defined]
         wait(lambda: len(read_processes(tmp_path)[1]) == len(programs))

@@ -13,12 +13,11 @@ from faulty import Faulty, training
 from federations import QUICK, Members, coordinator, datasets, net, settings
 
 from kedge.errors import Paused, TermsError
-from kedge.flower import statement
-from kedge.flower.coordinator import Coordinator
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest, pack_refusal
-from kedge.flower.policy import Policy
-from kedge.flower.transport import Direct, Failure
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.federation.member import profile as profile
+from kedge.federation.member.member import Member
+from kedge.federation.member.policy import Policy
+from kedge.federation.messages import Direct, Failure, MemberRequest, pack_refusal
 
 Change = Callable[[Members], None]
 CASES: dict[str, tuple[Change, str]] = {}
@@ -49,7 +48,7 @@ def another_release(members: Members) -> None:
 
     def old(message: bytes) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(statement, "__version__", "0.0.1")
+            patch.setattr(profile, "__version__", "0.0.1")
             return handle(message)
 
     members.handles["node of south"] = old
@@ -113,7 +112,7 @@ def test_several_reasons_are_all_told(tmp_path: Path) -> None:
 
 def test_all_have_another_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = Members(tmp_path, model=net())
-    monkeypatch.setattr(statement, "__version__", "0.0.1")
+    monkeypatch.setattr(profile, "__version__", "0.0.1")
     text = "0 of 4 members can take part: east has kedge 0.0.1.*; west has kedge 0.0.1"
     with pytest.raises(TermsError, match=text):
         coordinator(members, settings(), tmp_path / "run").run()

@@ -13,10 +13,9 @@ from federations import Members, coordinator, net, settings
 
 from kedge.core import tree
 from kedge.errors import Paused
-from kedge.flower.messages import MemberRequest, reply_header
-from kedge.flower.policy import OPEN, Policy
-from kedge.flower.releases import KINDS, Release, Releases, fingerprint
-from kedge.flower.transport import Failure
+from kedge.federation.member.policy import OPEN, Policy
+from kedge.federation.member.releases import KINDS, Release, Releases, fingerprint
+from kedge.federation.messages import Failure, MemberRequest, reply_header
 from kedge.session import wire
 from kedge.session.session import NEVER
 
@@ -154,7 +153,7 @@ def test_surveys_are_bounded(tmp_path: Path) -> None:
     assert codes == ["", "POLICY", "POLICY"]
     assert code(member.handle(again(last, attempt=3))) == ""
     run, members = run_with(tmp_path / "few", replace(OPEN, max_surveys=2), FEDBR)
-    assert run.roster.seats[2].excluded
+    assert run.roster.participants[2].excluded
     assert "3 surveys are more than max_surveys=2" in members.log("south")
 
 

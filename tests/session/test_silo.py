@@ -19,10 +19,10 @@ from kedge.data.federation import Federation
 from kedge.engines.layout import layout_of
 from kedge.engines.ops import FOREACH
 from kedge.errors import KedgeError, WireError
+from kedge.federation.member.silo import Silo, bind
 from kedge.session import wire
 from kedge.session.session import Broadcast, Request, Session, drive
 from kedge.session.terms import DataSchema, Terms
-from kedge.silo.silo import Silo, bind
 from kedge.sim.clients import all_weights
 from kedge.sim.simulation import Simulation
 

@@ -10,8 +10,8 @@ import pytest
 
 from kedge.data.datasets import Dataset, load
 from kedge.errors import TermsError
+from kedge.federation.member.own_data import conform, schema_of
 from kedge.session.terms import DataSchema, Terms
-from kedge.silo.conform import conform, schema_of
 
 DATA = DataSchema((3,), "classification", 3, ("cat", "dog", "horse"), ("a", "b=x", "b=y"))
 TERMS = Terms(DATA, 4, 80, method="scaffold", per_round=2, optimizer="sgd(lr=0.3)")

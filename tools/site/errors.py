@@ -80,10 +80,10 @@ def _write(name: str, text: str) -> str:
 
 def _pause() -> None:
     """A federation of two members, of which one is gone after it has joined."""
-    from kedge.flower.coordinator import Coordinator
-    from kedge.flower.member import Member
-    from kedge.flower.rules import Rules
-    from kedge.flower.transport import Direct
+    from kedge.federation.coordinator.coordinator import Coordinator
+    from kedge.federation.coordinator.rules import Rules
+    from kedge.federation.member.member import Member
+    from kedge.federation.messages import Direct
 
     rows = "\n".join(f"{i % 7},{i % 5},{'yes' if i % 3 else 'no'}" for i in range(30))
     for name in ("north", "south"):

@@ -18,7 +18,7 @@ from kedge.errors import KedgeError
 PORT, TRIES = 8765, 50
 
 
-class Server(uvicorn.Server):
+class BoardServer(uvicorn.Server):
     """Ends the streams of open pages first, for they never end by themselves."""
 
     board: Board
@@ -71,7 +71,7 @@ def serve(
             proxy_headers=False,
             timeout_graceful_shutdown=2,
         )
-        server = Server(config)
+        server = BoardServer(config)
         server.board = board
         ready(address(host, found, board.token))
         with contextlib.suppress(KeyboardInterrupt):

@@ -18,7 +18,7 @@ from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
 from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import Interrupted, KedgeError
-from kedge.flower.spec import HERE as HERE_NAME
+from kedge.local.federation import HERE as HERE_NAME
 
 app = typer.Typer(
     help="Real federations on Flower: the same methods, with data that stay where they are.",
@@ -47,7 +47,7 @@ def _needs_flower(context: typer.Context) -> None:
     """Real federations on Flower: the same methods, with data that stay where they are."""
     starts = context.invoked_subcommand in ("up", "run", "status")  # programs of Flower
     if starts and importlib.util.find_spec("flwr") is None:
-        from kedge.flower.spec import INSTALL
+        from kedge.local.federation import INSTALL
 
         raise KedgeError(INSTALL)
 
@@ -69,7 +69,7 @@ def init(
 
     kedge flower init hospitals --method scaffold --model "mlp(hidden=[64])" --clients 3
     """
-    from kedge.flower.init import write_app
+    from kedge.flower.project import write_app
 
     load_files(load)
     config = config_of(file, override, settings, resume=False, out=None)
@@ -103,13 +103,13 @@ def up(
     kedge flower up --nodes 4 --data digits --partition "dirichlet(0.5)"
     kedge flower up                                after `down`, with the same members and runs
     """
-    from kedge.flower import local
-    from kedge.flower.spec import FILE, Spec, option
+    from kedge.local import federation as local
+    from kedge.local.federation import FILE, FederationSpec, option
 
     load_files(load)
     folder = at.resolve()
     if (folder / FILE).exists():
-        spec = Spec.load(folder)
+        spec = FederationSpec.load(folder)
         local.check_down(folder)
         check_same(context, at, spec)
         dim(f"the federation in {at} starts again, with the members that it has")
@@ -153,14 +153,14 @@ def run(
     kedge flower run --method scaffold --rounds 5 --out runs/first
     kedge flower run --out runs/first --resume             after a crash or a pause
     """
-    from kedge.flower.spec import Spec
-    from kedge.flower.submit import follow, submit
+    from kedge.local.federation import FederationSpec
+    from kedge.local.runs import follow, submit
     from kedge.report.progress import Watcher
     from kedge.runs.folder import Folder, new_path
 
     load_files(load)
     folder = at.resolve()
-    config = config_of(file, override, settings, resume, out, Spec.load(folder))
+    config = config_of(file, override, settings, resume, out, FederationSpec.load(folder))
     path = Path(out) if out else new_path(config)
     if not resume:
         Folder.create(path, config)  # raises an error if it cannot be used; nothing is written
@@ -197,9 +197,9 @@ def run(
 @app.command()
 def status(*, at: AT = HERE, as_json: JSON = False) -> None:
     """Show the processes of a federation and its runs."""
-    from kedge.flower import local
-    from kedge.flower.spec import SUPERLINK
-    from kedge.flower.submit import runs
+    from kedge.local import federation as local
+    from kedge.local.federation import SUPERLINK
+    from kedge.local.runs import runs
 
     folder = at.resolve()
     rows = local.status(folder)
@@ -249,7 +249,7 @@ def log(
     at: AT = HERE,
 ) -> None:
     """Print the end of a log: of a member and its SuperNode, of the SuperLink, or of a run."""
-    from kedge.flower.logs import log_lines
+    from kedge.local.runs import log_lines
 
     for line in log_lines(at.resolve(), name, lines):
         typer.echo(line)
@@ -258,7 +258,7 @@ def log(
 @app.command()
 def down(*, at: AT = HERE) -> None:
     """End a federation and all its processes; data, keys and runs stay."""
-    from kedge.flower import local
+    from kedge.local import federation as local
 
     local.down(at.resolve())
     console.print(f"the federation in {at} has ended", highlight=False)
@@ -285,7 +285,7 @@ def node(
     kedge flower node --name north --data patients.csv --folder /var/lib/kedge --socket
     /run/kedge/north --policy policy.toml --allow flower
     """
-    from kedge.flower.resident import run_node
+    from kedge.flower.agent import run_node
 
     load_files(load)
     run_node(name, data, folder, socket, policy, allow or [], threads, device, dim)

@@ -27,7 +27,7 @@ SERVER_DAYS = 825
 def _needs_cryptography() -> None:
     """Keys of a federation on many machines: its authority, its server, its nodes."""
     if importlib.util.find_spec("cryptography") is None:
-        from kedge.flower.spec import INSTALL
+        from kedge.local.federation import INSTALL
 
         raise KedgeError(INSTALL)
 
@@ -43,7 +43,7 @@ def authority(
 
     kedge flower keys authority --name "our federation"
     """
-    from kedge.flower.keys import fingerprint, make_authority
+    from kedge.local.keys import fingerprint, make_authority
 
     certificate = make_authority(folder, name, days)
     _written(folder / "ca.key", "signs servers; it stays here, readable by you alone")
@@ -71,7 +71,7 @@ def server(
 
     kedge flower keys server server.example.org
     """
-    from kedge.flower.keys import LOOPBACK, make_server
+    from kedge.local.keys import LOOPBACK, make_server
 
     names = list(dict.fromkeys([*hosts, *LOOPBACK]))
     certificate, key = make_server(folder, names, days, renew)
@@ -92,7 +92,7 @@ def node(
 
     kedge flower keys node /etc/kedge/node.key --name north
     """
-    from kedge.flower.keys import fingerprint, make_node_key
+    from kedge.local.keys import fingerprint, make_node_key
 
     public = make_node_key(path, name)
     _written(path, "stays here, readable by its owner alone")

@@ -10,12 +10,12 @@ import typer
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
-    from kedge.flower.rules import Rules
-    from kedge.flower.spec import Spec
+    from kedge.federation.coordinator.rules import Rules
+    from kedge.local.federation import FederationSpec
     from kedge.runs.config import Config
 
 
-def check_same(context: typer.Context, at: Path, spec: Spec) -> None:
+def check_same(context: typer.Context, at: Path, spec: FederationSpec) -> None:
     """Raise a KedgeError for options that differ from those of a federation that is there."""
     stored = {
         "nodes": len(spec.nodes), "data": spec.data, "partition": spec.partition,
@@ -65,7 +65,7 @@ def rules_of(words: list[str] | None) -> Rules:
     """The rules of a command line."""
     import tomllib
 
-    from kedge.flower.rules_file import make_rules
+    from kedge.federation.coordinator.rules import make_rules
 
     try:
         return make_rules(tomllib.loads("\n".join(words or ())))

@@ -18,7 +18,7 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.bound import PRIVATE, Bound
 from kedge.core.hooks import call
-from kedge.core.model import Rows
+from kedge.core.model import InjectedRows
 from kedge.core.ops import REFERENCE, Ops
 from kedge.core.part import Part
 from kedge.core.task import Batch
@@ -197,7 +197,8 @@ def _objective(
     passes = _passes(context, weights, track=again is None)
     context = replace(context, passes=passes, local=carry.local if again is None else again)
     rows = tuple(
-        Rows(p.name, *_call(p, "inject", context, batch)) for p in bound.parts_with("inject")
+        InjectedRows(p.name, *_call(p, "inject", context, batch))
+        for p in bound.parts_with("inject")
     )
     main = passes.run(params, batch.x, train=True, update=True, rows=rows)
 

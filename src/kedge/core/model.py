@@ -26,7 +26,7 @@ from kedge.errors import FieldError, ModelError, UnknownName
 # -- What a pass records and injects on its way through a network ----------------------------------
 
 
-class Rows(NamedTuple):
+class InjectedRows(NamedTuple):
     """Extra rows that join a pass after ``cut`` and run through the rest of the network."""
 
     owner: str
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 class Tape:
     """Record activations and features during a pass, and inject rows at their cuts."""
 
-    def __init__(self, count: int, rows: tuple[Rows, ...], taps: tuple[str, ...]) -> None:
+    def __init__(self, count: int, rows: tuple[InjectedRows, ...], taps: tuple[str, ...]) -> None:
         self.real, self.count = count, count
         self.rows, self.taps = rows, set(taps) | {r.cut for r in rows}
         self.at: dict[str, Tensor] = {}
@@ -314,7 +314,7 @@ class Model:
         mode: Mode = "train",
         *,
         key: Tensor | None = None,
-        rows: tuple[Rows, ...] = (),
+        rows: tuple[InjectedRows, ...] = (),
         taps: tuple[str, ...] = (),
     ) -> Pass:
         """One forward pass.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.model import Mode, Model, Pass, Rows
+from kedge.core.model import InjectedRows, Mode, Model, Pass
 from kedge.core.part import Out, Part
 from kedge.core.task import Batch, Task
 from kedge.core.tree import Params, Tree, Weights
@@ -147,7 +147,7 @@ class Passes:
         x: Tensor,
         train: bool = True,
         update: bool = False,
-        rows: tuple[Rows, ...] = (),
+        rows: tuple[InjectedRows, ...] = (),
     ) -> Pass:
         if not isinstance(weights, Weights):
             weights = Weights(weights, self.buffers)

@@ -15,7 +15,7 @@ from kedge.core.update import Totals
 from kedge.core.view import Job
 
 
-class Group(NamedTuple):
+class RunGroup(NamedTuple):
     """The clients of one run, and what the server sends them."""
 
     bound: Bound
@@ -37,7 +37,7 @@ class Cohort(NamedTuple):
     """
 
     bound: Bound  # in the phases of the round
-    groups: list[Group]
+    groups: list[RunGroup]
     jobs: Job
     batches: Tensor  # [clients, max steps, batch] rows of the data
     states: Callable[[int, list[int]], Tree]

@@ -29,7 +29,7 @@ from kedge.registry import Registry
 engines: Registry[type[Engine]] = Registry("engine")
 
 
-class Request(NamedTuple):
+class RunFacts(NamedTuple):
     """The facts about a run that decide which executions are candidates."""
 
     device: torch.device
@@ -82,7 +82,7 @@ class Engine(ABC):
         return cls(execution)
 
     @classmethod
-    def candidates(cls, request: Request) -> list[Execution]:
+    def candidates(cls, request: RunFacts) -> list[Execution]:
         """Executions of this engine to compare for a run, the simplest first."""
         return [Execution(cls.name)] if cls.is_candidate else []
 
@@ -92,7 +92,7 @@ class Engine(ABC):
         return False
 
     @classmethod
-    def is_default(cls, request: Request) -> bool:
+    def is_default(cls, request: RunFacts) -> bool:
         """Whether this engine is the default for a run that is not measured."""
         return False
 

@@ -139,7 +139,7 @@ class ServerLayout(EngineLayout):
             if type(layer) is nn.Unflatten:
                 layer.__class__ = MapOfVector
             elif isinstance(layer, convolutions.Conv2d):
-                layer.__class__ = Conv2d
+                layer.__class__ = ServerConv2d
         if self.whole:
             for layer in net.modules():
                 if isinstance(layer, nn.Sequential):
@@ -159,7 +159,7 @@ class MapOfVector(nn.Unflatten):
         return y if transforms_active() else to_channels_last(y)
 
 
-class Conv2d(convolutions.Conv2d):
+class ServerConv2d(convolutions.Conv2d):
     """A convolution with a model axis under ``vmap``, and else torch's own, whose gradients are one
     operation that reads what the forward pass read.
 

@@ -29,7 +29,7 @@ from kedge.engines.capture import CapturedSteps, Captures, shapes_of, side_by_si
 from kedge.engines.cohort import Cohort, Outcome, Reduced, clone
 from kedge.engines.compiled import compile_function
 from kedge.engines.device import keep_freed_memory
-from kedge.engines.engine import Engine, Request, engines
+from kedge.engines.engine import Engine, RunFacts, engines
 from kedge.engines.execution import Execution
 from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
 from kedge.engines.narrow import LoopLayout
@@ -81,7 +81,7 @@ class Loop(Engine):
         return Loop.shared.create(execution, device)
 
     @classmethod
-    def candidates(cls, request: Request) -> list[Execution]:
+    def candidates(cls, request: RunFacts) -> list[Execution]:
         plain = Execution(cls.name)
         found = [plain]
         streams = min(MAX_STREAMS, request.cohort, request.chunk or MAX_STREAMS)
@@ -97,7 +97,7 @@ class Loop(Engine):
         return device.type == "cuda"
 
     @classmethod
-    def is_default(cls, request: Request) -> bool:
+    def is_default(cls, request: RunFacts) -> bool:
         # on a CPU, a grouped convolution over clients is slower than one client at a time
         return request.convolves and request.device.type == "cpu"
 

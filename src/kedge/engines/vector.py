@@ -37,7 +37,7 @@ from kedge.engines import convolutions
 from kedge.engines.capture import CapturedSteps, Captures, shapes_of
 from kedge.engines.cohort import Cohort, Outcome, Reduced, clone, take_rows
 from kedge.engines.compiled import compile_function
-from kedge.engines.engine import Engine, Request, engines
+from kedge.engines.engine import Engine, RunFacts, engines
 from kedge.engines.execution import Execution
 from kedge.engines.lane_bound import LaneBound
 from kedge.engines.layout import EngineLayout
@@ -73,7 +73,7 @@ class Vector(Engine):
         self._compiled: dict[Any, Step] = {}
 
     @classmethod
-    def candidates(cls, request: Request) -> list[Execution]:
+    def candidates(cls, request: RunFacts) -> list[Execution]:
         return [Execution(cls.name, chunk=request.chunk)]
 
     @classmethod
@@ -81,7 +81,7 @@ class Vector(Engine):
         return True
 
     @classmethod
-    def is_default(cls, request: Request) -> bool:
+    def is_default(cls, request: RunFacts) -> bool:
         return not (request.convolves and request.device.type == "cpu")
 
     @property

@@ -171,7 +171,7 @@ class Pool:
             if slot is not None:
                 free.append(slot)
 
-    def _write_header(self, cohort: Cohort, query: Query) -> tuple[Place, Tree]:
+    def _write_header(self, cohort: Cohort, query: Query) -> tuple[Span, Tree]:
         """Write what the clients of a round share, and the header that describes it.
 
         Returns the place of the header, and the places of a client's job in its slot.
@@ -181,13 +181,13 @@ class Pool:
         shared, end = allocate(values)
         places, job_end = allocate(_job_of(cohort, 0))
         text = bytearray(pickle.dumps((shared, places, job_end, query)))
-        header = Place(torch.uint8, (len(text),), end)
+        header = Span(torch.uint8, (len(text),), end)
         self._common.write(shared, values)
         self._common.write(header, torch.frombuffer(text, dtype=torch.uint8))
         return header, places
 
     def _hand_out(
-        self, cohort: Cohort, position: int, slot: int, header: Place, places: Tree
+        self, cohort: Cohort, position: int, slot: int, header: Span, places: Tree
     ) -> None:
         """Write a client's job into a slot, and its ticket into the pipe."""
         self._slots[slot].write(places, _job_of(cohort, position))
@@ -272,7 +272,7 @@ class Worker:
 
     def _read_header(self, ticket: Ticket) -> None:
         """Read the header of a round."""
-        header = Place(torch.uint8, (ticket.header_size,), ticket.header_start)
+        header = Span(torch.uint8, (ticket.header_size,), ticket.header_start)
         text = self.common.read(header).numpy().tobytes()
         shared, self._places, self._job_end, self._query = pickle.loads(text)
         self._bound = self.bound.in_phases(self._query.phases)
@@ -341,7 +341,7 @@ ALIGNMENT = 64  # bytes, as torch aligns its own tensors
 
 
 @dataclass(frozen=True)
-class Place:
+class Span:
     """The place of a tensor in shared memory."""
 
     dtype: torch.dtype
@@ -365,13 +365,13 @@ class SharedMemory:
 
     def write(self, places: Tree, values: Tree) -> None:
         """Copy tensors to their places; other leaves are ignored."""
-        tree.map(lambda p, x: self._at(p).copy_(x) if isinstance(p, Place) else p, places, values)
+        tree.map(lambda p, x: self._at(p).copy_(x) if isinstance(p, Span) else p, places, values)
 
     def read(self, places: Tree) -> Tree:
         """The tensors at some places, without a copy; other leaves are returned as they are."""
-        return tree.map(lambda p: self._at(p) if isinstance(p, Place) else p, places)
+        return tree.map(lambda p: self._at(p) if isinstance(p, Span) else p, places)
 
-    def _at(self, place: Place) -> Tensor:
+    def _at(self, place: Span) -> Tensor:
         count = math.prod(place.shape)
         if not count:
             return torch.empty(place.shape, dtype=place.dtype)
@@ -386,7 +386,7 @@ class SharedMemory:
 def allocate(values: Tree, start: int = 0) -> tuple[Tree, int]:
     """Assign places to the tensors of a tree, one after the other from byte ``start``.
 
-    Returns the tree with a :class:`Place` for every tensor, other leaves unchanged, and the byte
+    Returns the tree with a :class:`Span` for every tensor, other leaves unchanged, and the byte
     where the last tensor ends.
     """
     end = start
@@ -395,7 +395,7 @@ def allocate(values: Tree, start: int = 0) -> tuple[Tree, int]:
         nonlocal end
         if not isinstance(x, Tensor):
             return x
-        found = Place(x.dtype, tuple(x.shape), math.ceil(end / ALIGNMENT) * ALIGNMENT)
+        found = Span(x.dtype, tuple(x.shape), math.ceil(end / ALIGNMENT) * ALIGNMENT)
         end = found.end
         return found
 

@@ -1,6 +1,1 @@
-"""Real federations: members answer requests as bytes, a coordinator runs the rounds.
-
-Nothing here knows the transport: :class:`~kedge.flower.member.Member` turns bytes into bytes, and
-:class:`~kedge.flower.coordinator.Coordinator` runs over any
-:class:`~kedge.flower.transport.Transport`.
-"""
+"""Federations over Flower: its apps, its grid, and the agent that owns the data of a member."""

@@ -77,9 +77,9 @@ def answer(message: Message, config: Mapping[str, Any], folder: Path) -> Message
     from flwr.app import Error
     from flwr.app import Message as Reply
 
-    from kedge.flower.forward import NodeDown, forward
-    from kedge.flower.parcel import MARGIN_S, NoParcel, unwrap, wrap
-    from kedge.flower.spool import spooled
+    from kedge.federation.large_messages import spooled
+    from kedge.flower.arrays import MARGIN_S, NoParcel, unwrap, wrap
+    from kedge.flower.relay import NodeDown, forward
 
     deadline = message.metadata.created_at + message.metadata.ttl - MARGIN_S
     try:
@@ -100,8 +100,8 @@ def answer(message: Message, config: Mapping[str, Any], folder: Path) -> Message
 
 def _member(config: Mapping[str, Any], folder: Path) -> Any:
     """The member in this process."""
-    from kedge.flower.member import Member
-    from kedge.flower.policy import Policy
+    from kedge.federation.member.member import Member
+    from kedge.federation.member.policy import Policy
 
     _load_own(folder)
     policy = Policy.load(str(config["policy"])) if "policy" in config else None
@@ -207,9 +207,9 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
 
 
 def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Journal) -> None:
-    from kedge.flower.coordinator import Coordinator
+    from kedge.federation.coordinator.coordinator import Coordinator
+    from kedge.federation.coordinator.rules import read_rules
     from kedge.flower.grid import GridTransport
-    from kedge.flower.rules_file import read_rules
     from kedge.runs.reading import load_config
     from kedge.runs.result import plain
 

@@ -17,8 +17,8 @@ from flwr.app import Array, Message, MessageType
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
-from kedge.flower.parcel import MARGIN_S, NoParcel, as_array, unwrap, wrap
-from kedge.flower.transport import Failure
+from kedge.federation.messages import Failure
+from kedge.flower.arrays import MARGIN_S, NoParcel, as_array, unwrap, wrap
 
 POLL_S = 0.2  # between two looks for replies
 #: What Flower raises for a reply whose objects a hostile node has written by hand.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.model import Mode, Rows
+from kedge.core.model import InjectedRows, Mode
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Out, Part, Range, register
 from kedge.core.task import Batch
@@ -243,7 +243,7 @@ class FedCOG(Part):
         """Logits of activations ``x`` that enter the model at the cut."""
         shape = (_BLANK_ROWS, *v.spec.input_shape)
         blank = x.new_zeros(shape, dtype=v.spec.input_dtype)
-        rows = (Rows(self.name, self.cut, x),)
+        rows = (InjectedRows(self.name, self.cut, x),)
         return v.spec.model.forward(weights, blank, mode, key=key, rows=rows).logits[_BLANK_ROWS:]
 
     def _divergence(self, v: View, anchor_logits: Tensor, previous_logits: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ FORMAT = 1
 MAX_COUNTS = 2_000_000  # of clients times classes; beyond it only sizes are kept
 
 
-class Clients(NamedTuple):
+class KnownClients(NamedTuple):
     """The clients of a seed. ``counts`` is ``[clients][classes]``; None without classes."""
 
     names: list[str]
@@ -31,14 +31,14 @@ class Clients(NamedTuple):
     counts: list[list[int]] | None = None
 
 
-def clients_of(federation: Federation) -> Clients:
+def clients_of(federation: Federation) -> KnownClients:
     """The clients of a federation; counts where the task has classes or labels."""
     names, sizes = list(federation.client_names), [int(size) for size in federation.sizes]
     counts = _counts(federation)
     classes = None
     if counts is not None:
         classes = [str(name) for name in federation.classes or range(len(counts[0]))]
-    return Clients(names, sizes, classes, counts)
+    return KnownClients(names, sizes, classes, counts)
 
 
 def _counts(federation: Federation) -> list[list[int]] | None:
@@ -64,14 +64,14 @@ def save_clients(folder: Folder, seed: int, federation: Federation) -> None:
     save_known_clients(folder, seed, clients_of(federation))
 
 
-def save_known_clients(folder: Folder, seed: int, clients: Clients) -> None:
+def save_known_clients(folder: Folder, seed: int, clients: KnownClients) -> None:
     """Write the clients of a seed, of which perhaps only names and sizes are known."""
     content = {"format": FORMAT} | clients._asdict()
     folder.seed(seed)
     folder.write(f"seed-{seed}/{CLIENTS}", json.dumps(content).encode())
 
 
-def read_clients(path: Path) -> Clients | None:
+def read_clients(path: Path) -> KnownClients | None:
     """The clients in the folder of a seed; None if there is no such file.
 
     Raises:
@@ -84,11 +84,11 @@ def read_clients(path: Path) -> Clients | None:
     found: Any = read_json(file, advice)
     if not isinstance(found, dict) or found.get("format") != FORMAT or not _fits(found):
         raise DataError(f"{file} is damaged: it does not describe clients; {advice}")
-    return Clients(*(found.get(key) for key in Clients._fields))  # type: ignore[arg-type]
+    return KnownClients(*(found.get(key) for key in KnownClients._fields))  # type: ignore[arg-type]
 
 
 def _fits(found: dict[str, Any]) -> bool:
-    names, sizes, classes, counts = (found.get(key) for key in Clients._fields)
+    names, sizes, classes, counts = (found.get(key) for key in KnownClients._fields)
     if not _are(names, str) or not _are(sizes, int) or len(names) != len(sizes):
         return False
     if counts is None:

@@ -37,7 +37,7 @@ OWN = "personal:"  # prefix of personal weights among the best ones
 
 
 @dataclass
-class Member:
+class SeedRun:
     """One seed of a run: its simulation, its records, and where they are saved."""
 
     config: Config
@@ -171,7 +171,7 @@ class Member:
 
 
 def train(
-    members: Sequence[Member], hint: str, strict: bool = True, save_share: float = MAX_SAVE_SHARE
+    members: Sequence[SeedRun], hint: str, strict: bool = True, save_share: float = MAX_SAVE_SHARE
 ) -> list[int]:
     """Train all members to their last round, from their checkpoints if there are any.
 
@@ -260,7 +260,7 @@ def _sq_norm_of_mean(weighted: Tensor, weight: Tensor) -> Tensor:
 class _Saver:
     """Saves checkpoints of all members after a round, at most ``share`` of the time."""
 
-    def __init__(self, members: Sequence[Member], share: float) -> None:
+    def __init__(self, members: Sequence[SeedRun], share: float) -> None:
         self.members, self.share = members, share
         self.last, self.cost = float("-inf"), 0.0
 

@@ -18,7 +18,7 @@ from kedge.runs.clients import save_clients
 from kedge.runs.config import Config
 from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, CHECKPOINT, PARTITION, SCORES, Folder
 from kedge.runs.result import plain
-from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, Member, Watch, train
+from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, SeedRun, Watch, train
 from kedge.runs.scores import final_scores
 from kedge.sim.clients import share, unlike
 from kedge.sim.simulation import Simulation
@@ -69,7 +69,7 @@ def train_seeds(
     """
     results: list[SeedResult] = []
     stacks: list[int] = []
-    members: list[Member] = []
+    members: list[SeedRun] = []
 
     def train_members() -> None:
         stacks.extend(train(members, hint, strict, save_share))
@@ -92,7 +92,7 @@ def train_seeds(
     return results, stacks
 
 
-def _is_full(members: Sequence[Member], execution: Execution) -> bool:
+def _is_full(members: Sequence[SeedRun], execution: Execution) -> bool:
     """Whether one more simulation like the first does not fit into the stack."""
     lanes = (
         sum(member.sim.session.cohort_size for member in members)
@@ -102,7 +102,7 @@ def _is_full(members: Sequence[Member], execution: Execution) -> bool:
     return one_by_one or 0 < execution.chunk < lanes
 
 
-def _member(job: SeedJob, execution: Execution) -> Member:
+def _member(job: SeedJob, execution: Execution) -> SeedRun:
     sim = job.make(job.seed, execution)
     partition = sim.federation.partition
     if job.folder is not None and partition is not None:
@@ -113,7 +113,7 @@ def _member(job: SeedJob, execution: Execution) -> Member:
         save_clients(job.folder, job.seed, sim.federation)
         inputs = Inputs.of(sim.federation)
         save_bundle(job.folder, job.config, inputs, sim.task, sim.bound.model)
-    return Member(job.config, job.seed, sim, job.folder, job.watch)
+    return SeedRun(job.config, job.seed, sim, job.folder, job.watch)
 
 
 def _check_partition(folder: Folder, seed: int, partition: Partition) -> None:
@@ -130,7 +130,7 @@ def _check_partition(folder: Folder, seed: int, partition: Partition) -> None:
         )
 
 
-def _result(member: Member) -> SeedResult:
+def _result(member: SeedRun) -> SeedResult:
     sim, personal = member.sim, []
     federation, module = sim.federation, sim.module()
     best = None

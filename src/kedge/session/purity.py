@@ -139,7 +139,7 @@ def _preserve_random_state() -> Iterator[None]:
 # -- watching one hook ---------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
+class WatchedCall(NamedTuple):
     """One call of a hook: its inputs and its result."""
 
     part: str
@@ -159,8 +159,8 @@ class Watch:
 
     def __init__(self, every: bool = False) -> None:
         self._every = every
-        self._calls: list[Call] = []
-        self._first: Iterator[Call] | None = None
+        self._calls: list[WatchedCall] = []
+        self._first: Iterator[WatchedCall] | None = None
 
     def again(self) -> None:
         """Expect the calls so far once more, in the same order."""
@@ -189,10 +189,10 @@ class Watch:
                 f"{where} changed its argument {written[0]} in place; return a new tensor or dict "
                 "instead (x + y for x.add_(y), d | {name: x} for d[name] = x)"
             )
-        self._compare(Call(part.name, hook, values, _values(list(_nodes(result, "")))))
+        self._compare(WatchedCall(part.name, hook, values, _values(list(_nodes(result, "")))))
         return result
 
-    def _compare(self, call: Call) -> None:
+    def _compare(self, call: WatchedCall) -> None:
         """Raise a HookError if a repeated call has another result."""
         self._calls.append(call)
         first = next(self._first, None) if self._first is not None else None

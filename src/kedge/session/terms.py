@@ -120,7 +120,7 @@ class Terms:
     dtype: Dtype = "float32"
     precision: str = "fp32"
     augment: str = "none"
-    split: str = "auto"  # what a member tests on, see kedge.flower.own_data
+    split: str = "auto"  # what a member tests on, see kedge.federation.member.own_data
     metric: str = "auto"
     class_weights: Annotated[tuple[float, ...], Range(0)] = ()  # of the loss; empty: all 1
 

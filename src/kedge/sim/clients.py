@@ -27,7 +27,7 @@ from kedge.core.update import Totals
 from kedge.core.view import Info, Job, SweepPieces
 from kedge.core.work import LocalWork, Workload, batches, client_keys, infos, round_key, take_jobs
 from kedge.data.federation import Federation
-from kedge.engines.cohort import Cohort, Group, on_device, to_device
+from kedge.engines.cohort import Cohort, RunGroup, on_device, to_device
 from kedge.engines.engine import Engine
 from kedge.engines.lane_bound import LaneBound, difference
 from kedge.session.purity import Checks, check_client, check_survey, watching
@@ -91,7 +91,7 @@ class Clients:
         self.draws_ahead = data.device.type == "cuda"
         self._places = None if ids is None else {k: place for place, k in enumerate(ids)}
         self._next: list[tuple[list[int], Tree]] = []
-        self._stack = Stack([weakref.proxy(self)])  # weak: no reference cycle
+        self._stack = Together([weakref.proxy(self)])  # weak: no reference cycle
 
     def places(self, clients: Sequence[int]) -> list[int]:
         """Where clients stand in the data."""
@@ -177,7 +177,7 @@ class Draw(NamedTuple):
     positions: Tensor  # [lanes, max steps, batch] positions in the rows of all runs
 
 
-class Stack:
+class Together:
     """The clients of one run, or of several runs of one structure, as one computation."""
 
     def __init__(self, runs: Sequence[Clients]) -> None:
@@ -210,7 +210,7 @@ class Stack:
             bound, clients = run.bound, request.clients
             steps, start = draw.steps[start : start + len(clients)], start + len(clients)
             anchor = all_weights(bound, request.broadcast.weights)
-            groups.append(Group(bound, round, clients, steps, anchor, request.broadcast.sent))
+            groups.append(RunGroup(bound, round, clients, steps, anchor, request.broadcast.sent))
         gather, park = self._stores(groups)
         jobs = self._jobs(groups, draw)
         if states:
@@ -251,7 +251,7 @@ class Stack:
         positions = local + on_device(first, local.device)[:, None, None]
         return Draw(inputs, keys, steps, infos(lanes, round, self.runs[0].data.dtype), positions)
 
-    def _jobs(self, groups: list[Group], draw: Draw) -> Job:
+    def _jobs(self, groups: list[RunGroup], draw: Draw) -> Job:
         device = self._rows.device
         info: Info = tree.map(lambda x: to_device(x, device), draw.info)
         empty = torch.zeros((len(draw.keys), 0), device=device)
@@ -273,7 +273,7 @@ class Stack:
         return Job(anchor, sent, {}, info, keys, counts, sweep, self._fields)
 
     def _stores(
-        self, groups: Sequence[Group]
+        self, groups: Sequence[RunGroup]
     ) -> tuple[Callable[[int, list[int]], Tree], Callable[[Tree], Tree]]:
         """Functions with which an engine gathers clients' states and parks the next ones."""
         # not the runs, which may be weak references: a cohort may outlive them

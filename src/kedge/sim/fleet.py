@@ -16,7 +16,7 @@ from kedge.engines.cohort import Cohort
 from kedge.engines.lane_bound import OPTIM
 from kedge.errors import IncompatibleError, NotFinite
 from kedge.session.session import Done, Request
-from kedge.sim.clients import Stack, unlike
+from kedge.sim.clients import Together, unlike
 
 if TYPE_CHECKING:
     from kedge.sim.simulation import Simulation
@@ -60,7 +60,7 @@ class Fleet:
             reason = unlike(self.sims[0].clients, sim.clients)
             if reason:
                 raise IncompatibleError(f"simulations cannot train side by side: {reason} differ")
-        self._stack = Stack([sim.clients for sim in self.sims])
+        self._stack = Together([sim.clients for sim in self.sims])
 
     @property
     def round(self) -> int:

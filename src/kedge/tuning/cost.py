@@ -10,7 +10,7 @@ from kedge.core.update import Totals, total
 from kedge.core.work import take_jobs
 from kedge.session.session import Request, drive
 from kedge.sim.simulation import Simulation
-from kedge.tuning.trial import Piece, form_cohort, one_step, timed
+from kedge.tuning.trial import RoundPiece, form_cohort, one_step, timed
 
 MAX_WARM_UP_S = 2.0  # a client that takes longer is timed without a warm-up
 EVALUATION_ROWS = 128  # rows of the test set that are timed
@@ -22,7 +22,7 @@ class Cost(NamedTuple):
     fixed: float
     step: float
 
-    def of(self, piece: Piece, sim: Simulation) -> float:
+    def of(self, piece: RoundPiece, sim: Simulation) -> float:
         """Seconds of a piece, client by client."""
         return len(piece.clients) * self.fixed + piece.steps(sim) * self.step
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from kedge.engines.device import device_name
-from kedge.engines.engine import Request, engines
+from kedge.engines.engine import RunFacts, engines
 from kedge.engines.execution import Execution
 from kedge.engines.workers import can_start_workers
 from kedge.errors import KedgeError
@@ -95,9 +95,9 @@ def candidates(settings: Settings, sim: Simulation) -> list[Execution]:
     return eager + (compiled if settings.compile == "auto" and request.can_compile else [])
 
 
-def _request(settings: Settings, sim: Simulation) -> Request:
+def _request(settings: Settings, sim: Simulation) -> RunFacts:
     device = sim.federation.device
-    return Request(
+    return RunFacts(
         device=device,
         cohort=sim.session.cohort_size,
         convolves=any(w.ndim > 2 for w in sim.weights.params.values()),
@@ -254,7 +254,7 @@ def _select(
     return chosen, f"engine {label(chosen.execution)}: too short a run to measure"
 
 
-def _is_default(execution: Execution, request: Request) -> bool:
+def _is_default(execution: Execution, request: RunFacts) -> bool:
     return not execution.workers and engines[execution.engine].is_default(request)
 
 

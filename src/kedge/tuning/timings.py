@@ -24,7 +24,7 @@ from kedge.sim.simulation import Simulation
 from kedge.tuning.cost import Cost, client_cost, evaluation_seconds, overhead_seconds
 from kedge.tuning.placement import seeds_at_once
 from kedge.tuning.trial import (
-    Piece,
+    RoundPiece,
     failure_reason,
     isolated,
     one_step,
@@ -123,7 +123,7 @@ def measure(
             cost, totals = client_cost(trial, clients[0])
         except Exception:  # noqa: BLE001  (another engine may still work)
             return None
-        whole = Piece(clients, sim.session.workload.work)
+        whole = RoundPiece(clients, sim.session.workload.work)
         run_seconds = seeds * rounds * cost.of(whole, sim)
         if run_seconds < MIN_RUN_S:
             return None
@@ -181,36 +181,36 @@ def _max_speedup(device: torch.device, seconds: float) -> float:
 
 def _choose_pieces(
     sim: Simulation, clients: list[int], cost: Cost, budget: float
-) -> tuple[list[Piece], int]:
+) -> tuple[list[RoundPiece], int]:
     """A whole round, or pieces of one, that fit into ``budget`` seconds, and the number of timed
     repeats after a warm-up; 0 repeats: there is time for one trial without a warm-up."""
     work, count = sim.session.workload.work, len(clients)
     allowed = budget / (1 + REPEATS)
-    if cost.of(Piece(clients, work), sim) <= allowed:
-        return [Piece(clients, work)], REPEATS
+    if cost.of(RoundPiece(clients, work), sim) <= allowed:
+        return [RoundPiece(clients, work)], REPEATS
     least = 2 * cost.fixed + 3 * cost.step  # of a client: a piece of one step, another of two
     num_clients = min(count, int(allowed / least))
     if num_clients < min(2, count):
         return [one_step(sim, clients[:2])], 0
     some = [clients[i * count // num_clients] for i in range(num_clients)]
     steps = max(2.0, (allowed / num_clients - 2 * cost.fixed - cost.step) / cost.step)
-    share = min(1.0, steps * num_clients / Piece(some, work).steps(sim))
+    share = min(1.0, steps * num_clients / RoundPiece(some, work).steps(sim))
     if work.steps:
         longer = dataclasses.replace(work, steps=min(work.steps, max(2, round(work.steps * share))))
     else:
         longer = dataclasses.replace(work, epochs=work.epochs * share)
-    pieces = [one_step(sim, some), Piece(some, longer)]
+    pieces = [one_step(sim, some), RoundPiece(some, longer)]
     return pieces if pieces[0].steps(sim) < pieces[1].steps(sim) else pieces[1:], REPEATS
 
 
 def _extrapolate(
-    seconds: list[float], pieces: list[Piece], sim: Simulation, clients: list[int], cost: Cost
+    seconds: list[float], pieces: list[RoundPiece], sim: Simulation, clients: list[int], cost: Cost
 ) -> float:
     """Seconds of training a whole cohort, from those of pieces."""
-    last, whole = pieces[-1], Piece(clients, sim.session.workload.work)
+    last, whole = pieces[-1], RoundPiece(clients, sim.session.workload.work)
     if len(pieces) == 1:
         return seconds[0] * cost.of(whole, sim) / cost.of(last, sim)
-    steps, longer = last.steps(sim), Piece(last.clients, sim.session.workload.work)
+    steps, longer = last.steps(sim), RoundPiece(last.clients, sim.session.workload.work)
     slope = max(0.0, seconds[1] - seconds[0]) / (steps - pieces[0].steps(sim))
     extrapolated = seconds[1] + slope * (longer.steps(sim) - steps)
     return extrapolated * cost.of(whole, sim) / cost.of(longer, sim)
@@ -221,7 +221,7 @@ def _time_pieces(
     candidates: Sequence[Execution],
     rounds: int,
     seeds: int,
-    pieces: list[Piece],
+    pieces: list[RoundPiece],
     repeats: int,
     failures: dict[str, str],
 ) -> dict[Execution, list[list[float]]]:

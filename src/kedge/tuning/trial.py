@@ -25,7 +25,7 @@ from kedge.tuning.memory import Need
 T = TypeVar("T")
 
 
-class Piece(NamedTuple):
+class RoundPiece(NamedTuple):
     """Part of a round: some clients and their local work."""
 
     clients: list[int]
@@ -36,9 +36,9 @@ class Piece(NamedTuple):
         return sum(self.work.steps_for(sim.federation.sizes[k]) for k in self.clients)
 
 
-def one_step(sim: Simulation, clients: list[int]) -> Piece:
+def one_step(sim: Simulation, clients: list[int]) -> RoundPiece:
     """The piece in which each client takes one step."""
-    return Piece(clients, dataclasses.replace(sim.session.workload.work, steps=1))
+    return RoundPiece(clients, dataclasses.replace(sim.session.workload.work, steps=1))
 
 
 def start_trial(sim: Simulation, execution: Execution, rounds: int) -> Simulation:
@@ -49,13 +49,13 @@ def start_trial(sim: Simulation, execution: Execution, rounds: int) -> Simulatio
     return sim.trial(dataclasses.replace(execution, state="host"), rounds // 2)
 
 
-def form_cohort(sim: Simulation, piece: Piece) -> Cohort:
+def form_cohort(sim: Simulation, piece: RoundPiece) -> Cohort:
     """The cohort of a piece."""
     clients = sim.clients.with_work(piece.work)
     return clients.cohort(sim.session.request("", piece.clients))
 
 
-def training(sim: Simulation, piece: Piece) -> Callable[[], list[Outcome]]:
+def training(sim: Simulation, piece: RoundPiece) -> Callable[[], list[Outcome]]:
     """A function that trains a piece. Its cohort is formed here, outside the timed call."""
     cohort = form_cohort(sim, piece)
     return lambda: sim.engine.train(cohort)
@@ -83,7 +83,7 @@ def measure_need(sim: Simulation, engine: str, rounds: int) -> Need | str:
     fed, bound, batched = sim.federation, sim.bound, engines[engine].batches_clients
     largest = max(range(fed.num_clients), key=fed.sizes.__getitem__)
     lanes = 2 if batched else 1
-    piece = Piece([largest] * lanes, dataclasses.replace(sim.session.workload.work, steps=2))
+    piece = RoundPiece([largest] * lanes, dataclasses.replace(sim.session.workload.work, steps=2))
     with isolated(fed.device):
         try:
             work = training(start_trial(sim, Execution(engine), rounds), piece)

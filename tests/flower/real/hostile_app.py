@@ -16,10 +16,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 import kedge
-from kedge.flower import parcel
-from kedge.flower.member import Member
-from kedge.flower.messages import MemberRequest
-from kedge.flower.parcel import KEY, STYPE
+from kedge.federation.member.member import Member
+from kedge.federation.messages import MemberRequest
+from kedge.flower import arrays as parcel
+from kedge.flower.arrays import KEY, STYPE
 
 FORGED_ROUND, MEMBERS = 1, 3
 FIRST = "000"  # the name of the first piece of a message

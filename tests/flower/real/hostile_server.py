@@ -14,16 +14,16 @@ from typing import Any
 
 import kedge
 from kedge.core import tree
-from kedge.flower import asking
-from kedge.flower.asking import Asking
-from kedge.flower.messages import Request
-from kedge.flower.seat import agreement_text
+from kedge.federation.coordinator import requests as asking
+from kedge.federation.coordinator.requests import Requests
+from kedge.federation.member.run_state import agreement_text
+from kedge.federation.messages import Request
 
 FORGED_ROUND = 1
 NUMBERS = (float("-inf"), float("nan"), float("inf"))
 
 
-def _forged(self: Asking, request: Request) -> Request:
+def _forged(self: Requests, request: Request) -> Request:
     if (request.kind, request.round) != ("train", FORGED_ROUND) or request.attempt > 1:
         return request
     value: Any = request.value
@@ -40,10 +40,10 @@ def _forged(self: Asking, request: Request) -> Request:
     )[request.client]
 
 
-_honest = Asking._request
+_honest = Requests._request
 
 
-def _request(self: Asking, *args: Any) -> Callable[[float], Request]:
+def _request(self: Requests, *args: Any) -> Callable[[float], Request]:
     make = _honest(self, *args)
     return lambda deadline: _forged(self, make(deadline))
 
@@ -56,5 +56,5 @@ if Path(sys.argv[0]).name in ("flwr-clientapp", "flwr-serverapp"):  # not in a t
         """A part that does nothing: files that are loaded must have one."""
 
     if Path(sys.argv[0]).name == "flwr-serverapp":
-        Asking._request = _request  # type: ignore[method-assign]
+        Requests._request = _request  # type: ignore[method-assign]
         asking.FINAL_CODES = ()  # it goes on with members that refuse

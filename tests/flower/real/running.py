@@ -16,10 +16,10 @@ from typing import Any
 from safetensors.torch import load_file
 
 from kedge.core import tree
-from kedge.flower import local
-from kedge.flower.processes import processes_of, read_processes
-from kedge.flower.rules import Rules
-from kedge.flower.submit import Submitted, follow, submit
+from kedge.federation.coordinator.rules import Rules
+from kedge.local import federation as local
+from kedge.local.processes import processes_of, read_processes
+from kedge.local.runs import Submitted, follow, submit
 from kedge.runs import runner
 from kedge.runs.config import Config
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from running import settings, wait
 
-from kedge.flower import local, spec
-from kedge.flower.processes import Program, free_ports, is_open
-from kedge.flower.submit import call, follow, submit
+from kedge.local import federation as local
+from kedge.local import federation as spec
+from kedge.local.processes import ProcessSpec, free_ports, is_open
+from kedge.local.runs import call, follow, submit
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'kedge[flower]'")
 
@@ -79,7 +80,7 @@ class Filtered:
         path.write_text(user + MAIN.format(home=self.home, site=site), encoding="utf-8")
         return path
 
-    def programs(self, folder: Path, own: spec.Spec) -> list[Program]:
+    def programs(self, folder: Path, own: spec.Spec) -> list[ProcessSpec]:
         """As usual, but SuperNodes connect to the filter."""
         inner, outer = f"127.0.0.1:{own.port}", f"127.0.0.1:{self.port}"
         names = {node.name for node in own.nodes}

@@ -16,10 +16,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from kedge.federation.messages import Failure
 from kedge.flower import apps
+from kedge.flower.arrays import KEY, MAX_PIECES, STYPE, NoParcel, unwrap, wrap
 from kedge.flower.grid import GridTransport
-from kedge.flower.parcel import KEY, MAX_PIECES, STYPE, NoParcel, unwrap, wrap
-from kedge.flower.transport import Failure
 
 pytestmark = pytest.mark.flower
 

@@ -90,12 +90,12 @@ from running import (
 )
 from test_distrust import FORGERIES
 
-from kedge.flower.forward import forward
-from kedge.flower.local import node_id
-from kedge.flower.messages import MemberRequest
-from kedge.flower.node import Node
-from kedge.flower.parcel import wrap
-from kedge.flower.submit import follow
+from kedge.federation.messages import MemberRequest
+from kedge.flower.agent import Node
+from kedge.flower.arrays import wrap
+from kedge.flower.relay import forward
+from kedge.local.federation import node_id
+from kedge.local.runs import follow
 
 pytestmark = pytest.mark.flower
 ROUND = 1  # the second round: the first one is honest, so there is an older one

@@ -20,7 +20,7 @@ from pathlib import Path
 import hostile_server
 from running import NODES, STRICT, Running, assert_same, records, settings, simulate
 
-from kedge.flower.releases import Releases
+from kedge.federation.member.releases import Releases
 
 pytestmark = pytest.mark.flower
 POLICY = """

@@ -16,9 +16,9 @@ import hostile_app
 from running import STRICT, Running, assert_same, records, rounds_of, settings, simulate, wait
 
 from kedge.errors import KedgeError
-from kedge.flower import local
-from kedge.flower.processes import is_running, processes_of, read_processes
-from kedge.flower.submit import follow
+from kedge.local import federation as local
+from kedge.local.processes import is_running, processes_of, read_processes
+from kedge.local.runs import follow
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 

@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 
 from kedge.core import tree
 from kedge.errors import KedgeError
-from kedge.flower import spec
-from kedge.flower.keys import make_authority, make_node_key
-from kedge.flower.processes import TOKEN, free_ports, read_processes
-from kedge.flower.submit import follow
+from kedge.local import federation as spec
+from kedge.local.keys import make_authority, make_node_key
+from kedge.local.processes import TOKEN, free_ports, read_processes
+from kedge.local.runs import follow
 
 pytestmark = pytest.mark.flower
 

@@ -24,7 +24,7 @@ from kedge.data.partition import Partition
 from kedge.diagnostics.sheet import Sheet, read_sheet
 from kedge.errors import DataError, KedgeError
 from kedge.files import read_file, read_toml
-from kedge.runs.clients import Clients, read_clients
+from kedge.runs.clients import KnownClients, read_clients
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
 from kedge.runs.folder import METRICS, PARTITION, SCORES
@@ -51,7 +51,7 @@ class Seed:
     records: list[Record]
     partition_hash: str = ""
     partition: str = ""  # what it was drawn from, such as dirichlet(0.1)
-    clients: Clients | None = None
+    clients: KnownClients | None = None
     scores: dict[str, Any] | None = None
     failed: str = ""  # the reason, if it ended before its last round
 

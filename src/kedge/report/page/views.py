@@ -10,7 +10,7 @@ from kedge.core.task import tasks
 from kedge.report.page.curves import short
 from kedge.report.page.source import Seed, Source, metric_name
 from kedge.report.page.standings import Standing
-from kedge.runs.clients import Clients
+from kedge.runs.clients import KnownClients
 from kedge.runs.grid import format_value
 
 MAX_DOTS = 20_000  # clients times seeds times runs in the page
@@ -197,7 +197,7 @@ def _mean(values: Sequence[Any]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def _clients(found: Sequence[Standing], number: int) -> Clients | None:
+def _clients(found: Sequence[Standing], number: int) -> KnownClients | None:
     for s in found:
         for seed in s.seeds:
             if seed.number == number and seed.clients is not None:

@@ -1,0 +1,365 @@
+"""The server's loop of a real federation: join, rounds, tests, checkpoints, the run folder.
+
+The order of writes makes a crash harmless at any moment. Terms and members are on disk before a
+member hears them; the checkpoint of a round, with the ledger of accepted replies, is on disk before
+any request of the next round is sent. So what a resumed run asks of a member is what it asked
+before, or the step after it, and the member has both states.
+
+The run pauses, and says so, if too few members reply in all attempts: it never averages less than
+the minimum, and never nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge.core.bound import Bound
+from kedge.core.model import Model
+from kedge.core.task import tasks
+from kedge.core.update import Totals
+from kedge.engines import Execution
+from kedge.engines.loop import Loop
+from kedge.errors import FieldError, Interrupted, NotFinite, Paused
+from kedge.federation.coordinator.enrolment import Enrolment, unread
+from kedge.federation.coordinator.exchange import Exchange
+from kedge.federation.coordinator.members import Roster
+from kedge.federation.coordinator.recorder import Recorder
+from kedge.federation.coordinator.requests import Collected, Requests, Test
+from kedge.federation.coordinator.rules import PAUSED, Rules, Scaling
+from kedge.federation.coordinator.settings import check_config, question_of, terms_of
+from kedge.federation.member.run_state import Own, make_module
+from kedge.federation.messages import MemberRequest, Transport
+from kedge.federation.names import plain
+from kedge.limits import is_out_of_memory
+from kedge.runs.checks import check_batchnorm
+from kedge.runs.config import Config
+from kedge.runs.environment import CONFIG, environment
+from kedge.runs.folder import Folder
+from kedge.runs.headline import with_personal
+from kedge.runs.result import Result
+from kedge.runs.runner import advise, given_back, resume_hint
+from kedge.runs.stopping import clear_stop, is_stop_requested
+from kedge.session.sampler import make_sampler
+from kedge.session.session import Done, Request, Rounds, Session, drive
+from kedge.session.terms import NoData, Terms
+
+TRAINING = "training"  # in place of a part
+
+
+class Coordinator:
+    """Runs a federation over a transport, and writes a run folder.
+
+    Args:
+        config: the settings, as for a simulated run, with one seed. ``clients`` is the number of
+            members to wait for; 0 takes those that come within ``rules.join_s``.
+        transport: what carries messages.
+        out: the folder of the run.
+        resume: continue the run in ``out``, if there is one. ``config`` may have more rounds than
+            before. Members that were excluded may try again, but for those that sent bad replies.
+        model: a module of one's own (then every member has it, too), or a function that makes it.
+        rules: patience and distrust.
+        scaling: mean and standard deviation of inputs, in place of those of the members' data.
+        watch: called as ``watch(seed, record)`` after every round.
+        report: called with each line of the log.
+        hint: what to type to resume; derived from ``out`` if empty.
+        stop: whether someone asks for a stop, besides the file of :mod:`kedge.runs.stopping`.
+
+    Raises:
+        KedgeError: the settings are not for a real federation, or the folder cannot be used.
+
+    Example::
+
+        result = Coordinator(config, transport, "runs/hospitals").run()
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        transport: Transport,
+        out: str | Path,
+        *,
+        resume: bool = False,
+        model: Own = None,
+        rules: Rules | None = None,
+        scaling: Scaling | None = None,
+        watch: Callable[[int, dict[str, Any]], Any] | None = None,
+        report: Callable[[str], None] | None = None,
+        hint: str = "",
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        [config] = with_personal([config])
+        check_config(config)
+        if resume and (Path(out) / CONFIG).exists() and not (Path(out) / CONFIG).stat().st_size:
+            (Path(out) / CONFIG).unlink()  # killed before the settings were written
+        if resume and (Path(out) / CONFIG).exists():
+            self.folder, self.config = Folder.resume(out, config, remote=True)
+        else:
+            self.folder, self.config = Folder.create(out, config), config
+        self.transport, self.rules, self.scaling = transport, rules or Rules(), scaling
+        self.model, self.watch, self.report = model, watch, report
+        self.hint = hint or resume_hint(out)
+        self.stop = stop or (lambda: False)
+        self.exchange = Exchange(transport, self.log, Path(out))
+
+    def log(self, text: str) -> None:
+        """Note something in the log of the run, in one line that a terminal shows as it is."""
+        text = plain(text)
+        self.folder.log(text)
+        if self.report is not None:
+            self.report(text)
+
+    def run(self) -> Result:
+        """Run all rounds that are left.
+
+        Raises:
+            Paused: too few members replied; the run is saved, and the message says how to resume.
+            Interrupted: someone asked for a stop, see :mod:`kedge.runs.stopping`.
+            TermsError: members did not join, or do not fit each other.
+        """
+        start = time.perf_counter()
+        advise([self.config])
+        with given_back(self.folder):
+            self.folder.claim()
+            clear_stop(self.folder.path)
+            self._save_environment()
+            self._join()
+            try:
+                while self.session.round < self.config.rounds:
+                    self._stop_if_asked()
+                    self._round()
+                return self._finish(start)
+            except Paused as pause:
+                self.log(str(pause))
+                raise
+
+    def _stop_if_asked(self) -> None:
+        if self._is_stop_requested():
+            round = self.session.round
+            when = f"after round {round}" if round else "before the first round"
+            raise Interrupted(f"stopped {when} of seed {self.recording.seed}. {self.hint}")
+
+    def _is_stop_requested(self) -> bool:
+        return self.stop() or is_stop_requested(self.folder.path)
+
+    def _stop_joining(self) -> None:
+        if self._is_stop_requested():
+            raise Interrupted("stopped before all members had joined; nothing is saved")
+
+    def _save_environment(self) -> None:
+        if not self.folder.has_environment:
+            found = environment(Execution("loop"), torch.device("cpu"), self.config.precision)
+            self.folder.save_environment(found)
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        roster = Roster.load(self.folder.path)
+        question = question_of(self.config)
+        run = secrets.token_hex(8) if roster is None else roster.run
+        enrolment = Enrolment(self.exchange, run, question, self.rules, self.log)
+        is_new = roster is None
+        if roster is None:
+            clients = self.config.clients
+            agreement, nodes = enrolment.gather(clients, self.scaling, self._stop_joining)
+            terms = terms_of(self.config, agreement, own=self.model is not None)
+            roster = Roster.of(run, terms, agreement, nodes)
+        roster.forgive(self.rules.strikes)
+        extended = roster.terms.rounds < self.config.rounds
+        if extended:
+            roster.terms = dataclasses.replace(roster.terms, rounds=self.config.rounds)
+        self.roster, terms = roster, roster.terms
+        self.bound = server_bound(terms, make_module(terms, self.model))
+        sizes = [participant.train for participant in roster.participants]
+        sampler = make_sampler(self.config.sampler, self.config.per_round, sizes)
+        self.session: Session = terms.session(self.bound, sampler)
+        self.recording = Recorder(
+            self.folder, self.config, roster, terms.task, self.log, self.watch
+        )
+        if is_new or extended:
+            self.recording.save_roster()
+        self.recording.start(self.session)
+        if extended:
+            self.recording.forget_test()
+        self.recording.save_bundle(self.bound)
+        initial = self.bound.model.own_weights
+        self.asking = Requests(
+            self.session, roster, self.exchange, enrolment, self.rules, self.log, initial,
+            self.recording.save_roster, self._stop_if_asked,
+        )  # fmt: skip
+        if is_new:
+            enrolment.tell(roster, initial)
+            agreed, every = (
+                sum(participant.agreed for participant in roster.participants),
+                len(roster.participants),
+            )
+            count = f"{every}" if agreed == every else f"{agreed} of {every}"
+            self.log(f"{count} members agree on the terms {terms.hash}")
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        """One round; the session changes only if it succeeds."""
+        start, session = time.perf_counter(), self.session
+        sent, received = self.exchange.sent, self.exchange.received
+        test = self._test() if self.recording.lacks_test(session) else None
+        done = self._run_requests(lambda: session.rounds(check="state"), test)
+        drawn = len(session.draw_clients(session.round))
+        session.accept(done)
+        wire = self.exchange.received - received, self.exchange.sent - sent
+        seconds = time.perf_counter() - start
+        self.recording.record_round(session, done, wire, seconds)
+        loss, replied = self.recording.records[-1]["train_loss"], len(done.totals.clients)
+        self.log(
+            f"round {session.round} of {self.config.rounds}: {replied} of "
+            f"{drawn} replied, loss {loss:.4g}, {seconds:.1f} s"
+        )
+
+    def _run_requests(self, begin: Callable[[], Rounds], test: Test | None = None) -> Done:
+        """A round of the session that is not yet accepted.
+
+        Clients are asked once. Who alone makes the round fail, or its outcome not finite, is named
+        and dropped: the round is then computed again from what the others replied.
+
+        Raises:
+            Paused: too few replied.
+            NotFinite: the outcome is not finite, and no few are to blame.
+        """
+        collected: dict[str, Collected] = {}  # by part
+        tried: dict[str, Iterator[list[int]]] = {}
+        without: dict[str, list[int]] = {}
+        reasons: dict[str, Exception] = {}
+        at = ""  # the part at which a failure is the replies' own
+
+        def answer(request: Request) -> Totals:
+            nonlocal at, test
+            at = ""
+            if request.part not in collected:
+                collected[request.part] = self._collect(request, test)
+                test = None
+            at = request.part or TRAINING
+            return self.asking.total(collected[request.part], without.get(request.part, []))
+
+        while True:
+            try:
+                done = drive(begin(), answer)
+                break
+            except Exception as error:
+                if not at or is_out_of_memory(error) or isinstance(error, OSError):
+                    raise
+                part = "" if at == TRAINING else at
+                first = reasons.setdefault(part, error)
+                suspects = tried.setdefault(part, self.asking.suspects(collected[part]))
+                chosen = next(suspects, None)
+                if chosen is None and isinstance(first, NotFinite):
+                    advice = "lower the learning rate. The run is saved before it"
+                    text = f"{first}, though all replies were; {advice}. {self.hint}"
+                    raise NotFinite(text) from None
+                if chosen is None:
+                    raise first from None
+                without[part] = chosen
+        for part, clients in without.items():
+            self.asking.blame(collected[part], clients, reasons[part])
+            self._check_enough(collected[part])
+        return done
+
+    def _collect(self, request: Request, test: Test | None) -> Collected:
+        """What clients reply, but for excluded ones; Paused if it is too little."""
+        drawn = len(request.clients)
+        request = request._replace(clients=self._left(request.clients))
+        found = self.asking.ask(request, self.rules.needed(drawn), test)
+        found.drawn = drawn
+        self._check_enough(found)
+        if test is not None:
+            self.recording.add_test(found.sums, found.personal)
+        return found
+
+    def _check_enough(self, found: Collected) -> None:
+        needed = self.rules.needed(found.drawn)
+        if len(found.replies) < needed:
+            raise Paused(self._too_few(found, needed))
+
+    def _left(self, clients: list[int]) -> list[int]:
+        """Clients that are not excluded."""
+        return [k for k in clients if not self.roster.participants[k].excluded]
+
+    def _test(self, detail: str = "plain") -> Test:
+        output = None
+        if self.bound.parts_with("output"):
+            output = self.bound.only_public(self.session.output())
+        everybody = self._left(list(range(self.session.workload.num_clients)))
+        testers = [k for k in everybody if self.roster.participants[k].test]
+        if self.bound.task.headline.needs:
+            detail = "detailed"
+        return Test(detail, output, self.config.personal, testers)
+
+    def _too_few(self, found: Collected, needed: int) -> str:
+        names = self.roster.participants
+        excluded = [f"{s.name} is excluded: it {s.excluded}" for s in names if s.excluded]
+        failed = [
+            f"{names[k].name} {reason}"
+            for k, reason in sorted(found.failures.items())
+            if not names[k].excluded or not reason.startswith(names[k].excluded)
+        ]
+        strangers = self.asking.enrolment.reasons.values()
+        reasons = "; ".join([*failed, *excluded, *strangers])
+        return (
+            f"{PAUSED} {found.request.round + 1}: {len(found.replies)} of {found.drawn} members "
+            f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
+            f"round {self.session.round}. {self.hint}"
+        )
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _finish(self, start: float) -> Result:
+        """Surveys after the last round, the test of the model, and the files of a complete run."""
+        session, recording = self.session, self.recording
+        session.accept(self._run_requests(lambda: session.last_surveys(check="state")))
+        recording.save_model(self.bound.model.module(session.output()))
+        test = self._test("detailed")
+        request = session.request("", list(test.clients))
+        tested = Collected(request, "evaluate")
+        if test.clients:
+            tested = self.asking.ask(request, len(test.clients), test, only_test=True)
+            if not tested.sums and not tested.personal:
+                self.log("no member tested the model; its metrics are unknown")
+        recording.add_test(tested.sums, tested.personal)
+        recording.save_scores(tested.sums, tested.personal)
+        module = self.bound.model.module(session.output())
+        result = recording.result(module, time.perf_counter() - start)
+        self._tell_finish()
+        return result
+
+    def _tell_finish(self) -> None:
+        run, terms = self.roster.run, self.roster.terms.hash
+
+        def make(client: int) -> Callable[[float], MemberRequest]:
+            return lambda deadline: MemberRequest("finish", run, client=client, terms=terms)
+
+        participants = [s for s in self.roster.participants if s.present and s.agreed]
+        requests = {participant.node: make(participant.client) for participant in participants}
+        for _ in self.exchange.run(requests, min(60.0, self.rules.deadline_s), unread):
+            pass  # the run is complete, whoever hears of it
+
+
+def server_bound(terms: Terms, module: nn.Module) -> Bound:
+    """Bind the method of the terms on the server, which has no data."""
+    model = Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
+    check_batchnorm(terms.method, model)
+    device, dtype = torch.device("cpu"), getattr(torch, terms.dtype)
+    prepared = Loop().prepare(model, device, dtype)
+    bound = terms.bind(prepared, NoData(terms.data.dtype == "int64"), device)
+    if terms.task.headline.function is not None:
+        raise FieldError(
+            f"metric = {terms.metric!r} is a function of all labels and scores, which stay with "
+            f"the members; use one of: {', '.join(m.name for m in tasks[terms.data.task].metrics)}",
+            "metric",
+        )
+    return bound

@@ -1,1 +1,0 @@
-"""One member of a federation: its data, its state, its answers."""
