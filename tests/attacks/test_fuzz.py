@@ -35,7 +35,7 @@ from kedge.federation.member.policy import Policy
 from kedge.federation.member.profile import Profile
 from kedge.federation.member.releases import KINDS, Releases
 from kedge.federation.member.run_state import agreement_text
-from kedge.federation.messages import CODES, CONTENT, PIECE, TESTS, Request, content_of
+from kedge.federation.messages import CODES, CONTENT, PIECE, TESTS, MemberRequest, content_of
 from kedge.session import blob, wire
 from kedge.session.terms import Terms
 
@@ -166,9 +166,9 @@ def altered(message: bytes, draw: Draw) -> bytes:
 # -- a member -------------------------------------------------------------------------------------
 
 
-def requests(server: Server) -> dict[str, Request]:
+def requests(server: Server) -> dict[str, MemberRequest]:
     down = server.down()
-    plain = Request("train", RUN, client=0, terms=server.terms.hash)
+    plain = MemberRequest("train", RUN, client=0, terms=server.terms.hash)
     text, initial = agreement_text(server.terms, ""), {"initial": server.initial}
     changes: dict[str, dict[str, Any]] = {
         "join": {"text": ASK.to_json(), "client": -1, "terms": ""},
@@ -197,7 +197,7 @@ SHAPES = [(), (0,), (1,), (2, 0), (2, 2), (1, 1, 1, 1)]
 TYPES = [torch.float64, torch.float16, torch.int64, torch.bool]
 
 
-def well_formed(request: Request, draw: Draw) -> bytes:
+def well_formed(request: MemberRequest, draw: Draw) -> bytes:
     """A request of the right form with other fields, terms or arrays."""
     for name in draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=2)):
         request = replace(request, **{name: draw(FIELDS[name])})
@@ -283,9 +283,9 @@ FEDBR = "fedbr(rows=4, samples=3, width=5, out=3)"
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", FEDBR])
 def test_altered_replies(method: str, tmp_path: Path) -> None:
-    seen = list[tuple[Request, bytes]]()
+    seen = list[tuple[MemberRequest, bytes]]()
 
-    def keep(name: str, request: Request, reply: bytes) -> bytes:
+    def keep(name: str, request: MemberRequest, reply: bytes) -> bytes:
         seen.append((request, reply))
         return reply
 

@@ -241,14 +241,14 @@ def test_a_variance_below_zero_is_a_bad_reply(tmp_path: Path) -> None:
     """Averaged, it would make the model's outputs NaN: every later reply would be refused."""
 
     def below(value: Any) -> Any:
-        reply = value["reply"]
+        reply = value["update"]
         changed = {
             name: torch.full_like(x, -50.0) if name.endswith("running_var") else x
             for name, x in reply.delta.buffers.items()
         }
         assert any(name.endswith("running_var") for name in changed)
         delta = Weights(reply.delta.params, changed)
-        return value | {"reply": reply._replace(delta=delta)}
+        return value | {"update": reply._replace(delta=delta)}
 
     def lie(request: MemberRequest, reply: bytes) -> Any:
         return again(reply, below) if training(request, 0) else reply
@@ -449,12 +449,12 @@ def test_a_disk_that_is_full_is_nobodys_lie(
     """A large reply that cannot be kept is lost, as if the network had lost it."""
 
     def no_space(pieces: Any, folder: Any = None) -> Any:
-        monkeypatch.setattr("kedge.federation.coordinator.requests.spooled", spool.spooled)
+        monkeypatch.setattr("kedge.federation.coordinator.exchange.spooled", spool.spooled)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def lie(request: MemberRequest, reply: bytes) -> Any:
         if training(request, 1):
-            monkeypatch.setattr("kedge.federation.coordinator.requests.spooled", no_space)
+            monkeypatch.setattr("kedge.federation.coordinator.exchange.spooled", no_space)
         return reply
 
     run, members, said = lying(tmp_path, lie, "scaffold")

@@ -69,7 +69,7 @@ def _is_record(record: Any) -> bool:
 def _is_value(key: str, value: Any) -> bool:
     if key in NESTED:
         return isinstance(value, dict) and all(map(_is_number, value.values()))
-    if key.startswith("per_"):
+    if key == "cohort" or key.startswith("per_"):
         return isinstance(value, list) and all(v is None or _is_number(v) for v in value)
     return isinstance(value, (int, float))
 
