@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ import kedge
 from kedge.core import tree
 from kedge.core.part import Sum, parts
 from kedge.core.tree import Weights
-from kedge.errors import NotFinite
+from kedge.errors import NotFinite, Paused
 from kedge.federation import large_messages as spool
 from kedge.federation.coordinator.exchange import Exchange
 from kedge.federation.messages import Direct, Failure, MemberRequest
@@ -329,24 +329,50 @@ class Solver(kedge.Part):
         return weights, {}
 
 
-def test_who_sends_an_answer_that_breaks_the_method_is_named(tmp_path: Path) -> None:
+@pytest.fixture
+def solver() -> Iterator[None]:
+    kedge.register(Solver)
+    yield
+    parts.remove("solver")
+
+
+def unsolvable(request: MemberRequest, reply: bytes) -> Any:
     """No number is large, and whatever a part raises is the fault of one answer."""
 
     def change(value: Any) -> Any:
         update = value["update"]
         return value | {"update": update._replace(uploads=tree.scale(update.uploads, -9.0))}
 
-    def lie(request: MemberRequest, reply: bytes) -> Any:
-        return again(reply, change) if request.kind == "survey" else reply
+    return again(reply, change) if request.kind == "survey" else reply
 
-    kedge.register(Solver)
-    try:
-        run, _, said = lying(tmp_path, lie, "solver")
-    finally:
-        parts.remove("solver")
+
+@pytest.mark.usefixtures("solver")
+def test_who_sends_an_answer_that_breaks_the_method_is_named(tmp_path: Path) -> None:
+    run, _, said = lying(tmp_path, unsolvable, "solver")
     assert strikes(run) == {LIAR: 3}
     assert sum("with it, the sum fails or is not finite (" in line for line in said) == 3
     assert all(line.isprintable() for line in said)
+
+
+@pytest.mark.usefixtures("solver")
+@pytest.mark.parametrize("minimum", [0.5, 1.0])
+def test_who_is_excluded_by_a_survey_is_not_asked_to_train(minimum: float, tmp_path: Path) -> None:
+    """Nor is anybody, if those who are left are too few."""
+    trained: list[int] = []
+
+    def lie(request: MemberRequest, reply: bytes) -> Any:
+        trained.extend([request.client] if request.kind == "train" else [])
+        return unsolvable(request, reply) if request.client == 2 else reply
+
+    rules = patient(strikes=1, minimum=minimum)
+    if minimum == 1.0:
+        with pytest.raises(Paused, match="3 of 4 members replied, 4 are needed"):
+            lying(tmp_path, lie, "solver", rules=rules, liars=NAMES)
+        assert trained == []
+    else:
+        run, *_ = lying(tmp_path, lie, "solver", rules=rules, liars=NAMES)
+        assert strikes(run) == {LIAR: 1}
+        assert set(trained) == {0, 1, 3}
 
 
 def test_if_nobody_is_to_blame_the_run_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import nn
 from kedge.core.bound import Bound
 from kedge.core.model import Model
 from kedge.core.task import tasks
-from kedge.core.update import Totals
+from kedge.core.update import ZERO, Totals
 from kedge.engines import Execution
 from kedge.engines.loop import Loop
 from kedge.errors import FieldError, Interrupted, NotFinite, Paused
@@ -50,8 +50,6 @@ from kedge.runs.stopping import clear_stop, is_stop_requested
 from kedge.session.sampler import make_sampler
 from kedge.session.session import Done, Request, Rounds, Session, drive
 from kedge.session.terms import NoData, Terms
-
-TRAINING = "training"  # in place of a part
 
 
 class Coordinator:
@@ -225,38 +223,48 @@ class Coordinator:
     def _run_requests(self, begin: Callable[[], Rounds], test: Test | None = None) -> Done:
         """A round of the session that is not yet accepted.
 
-        Clients are asked once. Who alone makes the round fail, or its outcome not finite, is named
-        and dropped: the round is then computed again from what the others replied.
+        Clients are asked once. If the round fails, or its outcome is not finite, it is computed
+        again; who alone makes the last request fail is named and dropped.
 
         Raises:
             Paused: too few replied.
             NotFinite: the outcome is not finite, and no few are to blame.
         """
-        collected: dict[str, Collected] = {}  # by part
-        tried: dict[str, Iterator[list[int]]] = {}
-        without: dict[str, list[int]] = {}
-        reasons: dict[str, Exception] = {}
-        at = ""  # the part at which a failure is the replies' own
+        known: dict[str, Totals] = {}  # by part, of requests that did not fail
+        found: Collected | None = None  # the replies to the last request
+        totals, first = ZERO, None
+        without, suspects = list[int](), iter(list[list[int]]())
+
+        def settle() -> None:
+            """Keep the totals of the last request, and drop the replies that are not in them."""
+            nonlocal found
+            if found is not None:
+                done, found = found, None
+                known[done.request.part] = totals
+                self.asking.blame(done, without, first)
+                self._check_enough(done)
 
         def answer(request: Request) -> Totals:
-            nonlocal at, test
-            at = ""
-            if request.part not in collected:
-                collected[request.part] = self._collect(request, test)
-                test = None
-            at = request.part or TRAINING
-            return self.asking.total(collected[request.part], without.get(request.part, []))
+            nonlocal found, totals, first, without, suspects, test
+            if request.part in known:
+                return known[request.part]
+            if found is None or found.request.part != request.part:
+                settle()
+                found = self._collect(request, test)
+                suspects = self.asking.suspects(found)
+                test, first, without = None, None, []
+            totals = self.asking.total(found, without)
+            return totals
 
         while True:
             try:
                 done = drive(begin(), answer)
-                break
+                settle()
+                return done
             except Exception as error:
-                if not at or is_out_of_memory(error) or isinstance(error, OSError):
+                if found is None or is_out_of_memory(error) or isinstance(error, OSError):
                     raise
-                part = "" if at == TRAINING else at
-                first = reasons.setdefault(part, error)
-                suspects = tried.setdefault(part, self.asking.suspects(collected[part]))
+                first = first or error
                 chosen = next(suspects, None)
                 if chosen is None and isinstance(first, NotFinite):
                     advice = "lower the learning rate. The run is saved before it"
@@ -264,11 +272,7 @@ class Coordinator:
                     raise NotFinite(text) from None
                 if chosen is None:
                     raise first from None
-                without[part] = chosen
-        for part, clients in without.items():
-            self.asking.blame(collected[part], clients, reasons[part])
-            self._check_enough(collected[part])
-        return done
+                without = chosen
 
     def _collect(self, request: Request, test: Test | None) -> Collected:
         """What clients reply, but for excluded ones; Paused if it is too little."""

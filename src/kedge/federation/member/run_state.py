@@ -318,7 +318,8 @@ class MemberFolder:
         """This member's place in a run; None if it has none.
 
         Raises:
-            TermsError: the data are not those with which it joined.
+            TermsError: the data are not those with which it joined, or another release of kedge
+                has written its files.
         """
         folder = self.run(run)
         if not (folder / "seat.json").exists():
@@ -326,8 +327,14 @@ class MemberFolder:
         values = json.loads((folder / "seat.json").read_bytes())
         if values["data"] != fingerprint:
             raise TermsError("the data have changed since this member joined the run; restore them")
-        with (folder / "initial.safetensors").open("rb") as file:
-            initial = wire.unpack(file, "initial")
+        try:
+            with (folder / "initial.safetensors").open("rb") as file:
+                initial = wire.unpack(file, "initial")
+        except WireError as error:
+            raise TermsError(
+                f"what this member keeps of run {run} cannot be read ({error}); go on with the "
+                "kedge that began the run, or start a new one"
+            ) from None
         terms = Terms.from_json(values["terms"])
         return Membership(terms, int(values["client"]), str(values["token"]), initial)
 
