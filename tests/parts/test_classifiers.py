@@ -18,8 +18,8 @@ from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.part import Part
-from kedge.core.server import uploads_of
 from kedge.core.task import make_task
+from kedge.core.update import uploads_of
 from kedge.core.work import LocalWork, take_jobs
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
@@ -252,7 +252,7 @@ def test_a_client_sends_sums_and_nothing_while_training() -> None:
     run = images(norm="bn").simulate(part)
     assert [part.sends, part.uploads, part.keeps] == ["0", "0", "0"]
     answer = client.survey(run.bound, take_jobs(run.cohort([1]).jobs, 0), part)
-    assert sum(tree.numel(u.value) for _, u in uploads_of(answer)) == 3 * (1 + 6 + 36)
+    assert sum(tree.numel(u.value) for _, u in uploads_of(answer.uploads)) == 3 * (1 + 6 + 36)
 
 
 def test_features_may_have_several_axes() -> None:
@@ -316,8 +316,8 @@ def test_laws_hold_without_calibration_and_for_sums(law: str) -> None:
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_the_head_of_a_client_stays_put_even_under_weight_decay(engine: str) -> None:
     run = images(optim=SGD(lr=0.1, momentum=0.9, weight_decay=0.1)).simulate("spherefed", engine)
-    found = run.train([0, 1, 2])[1].totals
-    moved = {n: float(d.abs().max()) for n, d in found["weighted_delta"].params.items()}
+    found = run.clients.answer(run.session.request("", [0, 1, 2]))
+    moved = {n: float(d.abs().max()) for n, d in found.summed.delta.params.items()}
     assert {n for n, d in moved.items() if d == 0} == {"head.weight", "head.bias"}
 
 

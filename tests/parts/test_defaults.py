@@ -17,7 +17,7 @@ TABLE = Path(__file__).with_name("defaults.txt")
 DECLARED = (
     "side", "compute", "needs_clients", "needs_features", "needs_shared_head", "needs_labels",
     "needs_sweep", "needs_plain_sgd", "needs_pull", "personal_model", "tasks", "neutral", "solves",
-    "solves_for", "strays", "tiny", "sends", "uploads", "keeps",
+    "solves_for", "strays", "tiny", "sends", "uploads", "counted", "keeps",
 )  # fmt: skip
 
 

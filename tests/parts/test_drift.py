@@ -324,9 +324,9 @@ def test_corrected_layers(stage: str, first: str | None) -> None:
         assert list(held) == wanted
         assert tree.numel(held) == size
     plain = images(norm="bn").simulate("fedavg").run_round()
-    totals = run.run_round()
-    assert totals["down_bytes"] - plain["down_bytes"] == 3 * 8 * size
-    assert totals["up_bytes"] - plain["up_bytes"] == 3 * 8 * size
+    done = run.run_round()
+    assert done.down_bytes - plain.down_bytes == 3 * 8 * size
+    assert done.up_bytes - plain.up_bytes == 3 * 8 * size
 
 
 def test_from_the_first_layer_on_it_is_scaffold() -> None:

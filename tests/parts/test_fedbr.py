@@ -164,7 +164,7 @@ def test_the_pool_is_the_union_of_all_means() -> None:
     run = images(sizes=(5, 9, 14)).simulate(part)
     cohort = run.cohort([0, 1, 2])
     answers = [client.survey(run.bound, take_jobs(cohort.jobs, i), part) for i in range(3)]
-    union = torch.cat([a["means"].value for a in answers]).flatten(1)
+    union = torch.cat([a.uploads[part.name]["means"].value for a in answers]).flatten(1)
     run.survey(part, None)
     found = run.server.slots["fedbr"]["pseudo"].flatten(1)
     assert torch.equal(found.sort(0).values, union.sort(0).values)

@@ -44,8 +44,8 @@ def ran(method: Any, rounds: int = 2, norm: str = "bn", **options: Any) -> Simul
 
 def at_server(run: Simulation, boost: FLBoost, clients: list[int]) -> tuple[Round, Weights]:
     """What the part's server step gets in the next round, and the aggregated weights."""
-    found = run.train(clients)[1].totals
-    mean = tree.map(lambda x: x / found["weight"].to(x.dtype), found["weighted_delta"])
+    found = run.clients.answer(run.session.request("", clients))
+    mean = tree.map(lambda x: x / found.summed.weight.to(x.dtype), found.summed.delta)
     r = Round(
         part=boost,
         model=run.bound.model,
@@ -60,7 +60,7 @@ def at_server(run: Simulation, boost: FLBoost, clients: list[int]) -> tuple[Roun
         totals=found,
     )
     params = tree.add(run.weights.params, mean.params)
-    return r, Weights(params, tree.take(found["clients"].buffers, 0))
+    return r, Weights(params, tree.take(found.stacked.weights.buffers, 0))
 
 
 # -- on any base ------------------------------------------------------------------------------
@@ -182,7 +182,8 @@ def test_equal_clients_at_the_start_have_no_divergence() -> None:
     run = images(norm="bn").simulate(boost)
     r, _ = at_server(run, boost, [0, 1])
     one = tree.take(r.clients, 0)
-    r._totals["clients"] = tree.stack([one, one])
+    stacked = r._totals.stacked._replace(weights=tree.stack([one, one]))
+    r._totals = r._totals._replace(stacked=stacked)
     x = rng.normal(rng.key(0), (6, 1, 8, 8), DOUBLE)
     share = torch.full((2, 6), 0.5, dtype=DOUBLE)
     taught, said = (
@@ -199,8 +200,8 @@ def test_traffic_is_one_number_per_class() -> None:
     symbols = run.bound.spec.symbols(boost)
     counted = [boost.count(f, symbols) for f in (boost.sends, boost.uploads, boost.keeps)]
     assert counted == [0, 3, 0]
-    found = run.train([0, 2])[1].totals
-    uploads = found["uploads"][(boost.name, "counts")].value
+    found = run.clients.answer(run.session.request("", [0, 2]))
+    uploads = found.uploads[boost.name, "counts"].value
     assert torch.equal(uploads, run.federation.label_counts()[[0, 2]])
 
 
@@ -345,8 +346,9 @@ def test_a_rate_of_none_in_toml(tmp_path: Path) -> None:
 
 def test_runs_with_and_without_a_rate_do_not_share_lanes() -> None:
     runs = {lr: images(norm="bn").simulate(part(lr=lr)) for lr in (None, 0.1, 0.2)}
-    assert unlike(runs[None], runs[0.1]) == unlike(runs[0.1], runs[None]) == "their methods"
-    assert unlike(runs[0.1], runs[0.2]) == ""
+    none, some, other = (run.clients for run in runs.values())
+    assert unlike(none, some) == unlike(some, none) == "their methods"
+    assert unlike(some, other) == ""
 
 
 def test_frozen_statistics_stay_as_aggregated() -> None:

@@ -174,8 +174,8 @@ def test_the_generator_is_sent_and_the_counts_come_back(level: Any) -> None:
     run.run_round()
     slot = run.server.slots["fedgen"]
     assert tree.equal(run.bound.sent(run.server)["fedgen"], slot["generator"])
-    found = run.train([0, 2])[1].totals
-    uploads = found["uploads"][("fedgen", "counts")].value
+    found = run.clients.answer(run.session.request("", [0, 2]))
+    uploads = found.uploads["fedgen", "counts"].value
     assert torch.equal(uploads, run.federation.label_counts()[[0, 2]])
 
 

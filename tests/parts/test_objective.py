@@ -14,7 +14,7 @@ from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.part import Part, Sum, parts
-from kedge.core.work import share_of
+from kedge.core.work import Workload
 from kedge.errors import HookError
 from kedge.parts import SCAFFOLD, FedDC, FedDyn, FedPVR, FedSpeed
 from kedge.parts.drift import release_drift
@@ -87,9 +87,9 @@ def test_two_quadratics_of_one_and_three_samples() -> None:
 def test_share_is_exactly_one_for_equal_sizes() -> None:
     for size in (1, 3, 7, 49, 12345):
         for clients in (2, 3, 10, 77):
-            assert share_of(size, clients, size * clients, "size") == 1.0
-    assert share_of(30, 4, 80, "size") == 1.5
-    assert share_of(30, 4, 80, "uniform") == 1.0
+            assert Workload(clients, size * clients).share_of(size) == 1.0
+    assert Workload(4, 80).share_of(30) == 1.5
+    assert Workload(4, 80, weighting="uniform").share_of(30) == 1.0
 
 
 def test_equal_sizes_are_the_plain_mean_bit_for_bit() -> None:

@@ -137,7 +137,7 @@ def test_who_is_asked_and_when(engine: str, refresh: str) -> None:
     plain = _unit_vectors((3, 30, 4)).simulate("fedavg", engine)
     for cohort in ([1, 2], [0]):
         own, base = run.run_round(cohort), plain.run_round(cohort)
-        surveyed.append(own["up_bytes"] - base["up_bytes"])
+        surveyed.append(own.up_bytes - base.up_bytes)
         pools.append(run.server.slots["naivemix"])
     owners = [owners_of(pool["x"]) for pool in pools]
     one = 8 * (2 * (37 + 3) + 1)  # two means with labels, and the client's number

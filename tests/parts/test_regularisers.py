@@ -232,10 +232,10 @@ def test_prototypes_alone(engine: str) -> None:
     run = images(norm="bn").simulate("fedproto+local", engine)
     start = run.weights
     for t in range(2):
-        totals = run.run_round()
+        done = run.run_round()
         plain.run_round()
-        assert totals["up_bytes"] == 3 * 8 * (3 * 6 + 3)
-        assert totals["down_bytes"] == 3 * 8 * (3 * 6 + 3)
+        assert done.up_bytes == 3 * 8 * (3 * 6 + 3)
+        assert done.down_bytes == 3 * 8 * (3 * 6 + 3)
         moved = tree.gap(run.personal(), plain.personal())
         assert (moved == 0) == (t == 0)
     assert tree.equal(run.weights, start)

@@ -76,9 +76,7 @@ class Largest(Krum):
 class LastLeaf(Krum):
     def _rule(self, r):  # distances in one leaf only
         name = next(iter(r.mean_delta))
-        r._totals = r._totals | {
-            "mean_delta": r._totals["mean_delta"]._replace(params={name: r.mean_delta[name]})
-        }
+        r._mean = r._mean._replace(params={name: r.mean_delta[name]})
         return super()._rule(r)
 
 

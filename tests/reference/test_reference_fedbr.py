@@ -38,9 +38,8 @@ def draws(run: Simulation, part: FedBR, clients: list[int]) -> tuple[dict, dict,
         for t in range(steps):
             context = client.client_context(run.bound.at(run.round), job, {}, torch.tensor(t))
             key = View(context, part, "ascend").key
-            mixed[k].append(
-                rng.integers(key, (part.rows, part.mixture), run.session.workload.work.batch)
-            )
+            batch = run.session.workload.work.batch
+            mixed[k].append(rng.integers(key, (part.rows, part.mixture), batch))
     server = rng.fold(rng.fold(run.session.key, "server"), run.round)
     key = rng.fold(rng.fold(server, "survey"), part.name)
     owners = [clients[i] for i in rng.integers(key, (part.rows,), len(clients)).tolist()]

@@ -48,19 +48,21 @@ BOXES = (
         ("change the new parameters", ("project",)),
         ("remember something", ("observe",)),
     )),
-    (RIGHT, 654, 118, "each client ends", CLIENT, (
+    (RIGHT, 654, 146, "each client ends", CLIENT, (
         ("delta = local - anchor", ()),
         ("uploads, and its next state", ("reply",)),
         ("own way to be averaged", ("contribute",)),
+        ("change what leaves", ("release",)),
     )),
-    (LEFT, 654, 118, "the server updates", SERVER, (
+    (LEFT, 654, 146, "the server updates", SERVER, (
+        ("change what the parts see", ("receive",)),
         ("weighted mean, or", ("combine",)),
         ("next weights, next state", ("server_step",)),
         ("weights to test and to keep", ("output",)),
     )),
-    (RIGHT, 784, 64, "after training", CLIENT, (("a client's own model", ("personal",)),)),
+    (RIGHT, 812, 64, "after training", CLIENT, (("a client's own model", ("personal",)),)),
 )  # fmt: skip
-HEIGHT = 862
+HEIGHT = 890
 
 
 def drawn_hooks() -> list[str]:
