@@ -21,8 +21,8 @@ from kedge.data.datasets.known import Known
 from kedge.data.datasets.readers import FORMATS
 from kedge.data.datasets.readers import schema as format_schema
 from kedge.data.partition import partitions, shifts
-from kedge.data.partition.registries import aliases
-from kedge.data.partition.registries import schema as partition_schema
+from kedge.data.partition.grammar import aliases
+from kedge.data.partition.grammar import schema as partition_schema
 from kedge.data.splits import splits
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.models import models

@@ -19,7 +19,7 @@ from kedge.core.method import FedAvg
 from kedge.core.part import Part
 from kedge.data.datasets.known import Known
 from kedge.data.datasets.readers import EXAMPLES, FORMATS
-from kedge.data.partition.registries import aliases
+from kedge.data.partition.grammar import aliases
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.grammar import write_value
 from kedge.loading import files
