@@ -10,8 +10,8 @@ import pytest
 from dataset_files import write_csv
 
 from kedge.data.datasets import load
-from kedge.data.datasets.frames import dataset_of_frames
-from kedge.data.datasets.table_encoding import TableEncoding
+from kedge.data.datasets.tables.encoding import TableEncoding
+from kedge.data.datasets.tables.read import dataset_of_frames
 from kedge.data.encoding import encodings
 from kedge.errors import DataError, FieldError, SeveralDataErrors
 

@@ -16,8 +16,8 @@ from kedge.core.part import parts
 from kedge.core.task import tasks
 from kedge.data.build import silo_names
 from kedge.data.datasets import Dataset, available
-from kedge.data.datasets.find import places
-from kedge.data.datasets.listing import Listing
+from kedge.data.datasets.formats import places
+from kedge.data.datasets.known import DatasetListing as Listing
 from kedge.data.partition import Partition
 from kedge.report.mathtext import title
 

@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from kedge.data.arrays import conform, to_numpy
 from kedge.data.datasets import Dataset, load
-from kedge.data.datasets.checks import reading
-from kedge.data.datasets.find import IMAGES, entries
-from kedge.data.datasets.image_encoding import ImageEncoding, is_images
+from kedge.data.datasets.formats import entries, reading
+from kedge.data.datasets.images import ImageEncoding, is_image, is_images
 from kedge.data.datasets.npz import open_npz
-from kedge.data.encoding import Array, Encoding, Samples, encodings
+from kedge.data.encoding import Array, Encoding, Samples, conform, encodings, to_numpy
 from kedge.errors import DataError
 
 #: Arrays of inputs and labels in an .npz file; the first that is there is taken.
@@ -119,10 +117,7 @@ class ArrayEncoding(Encoding):
 
     @staticmethod
     def _holds_images(path: Path) -> bool:
-        if path.is_file():
-            return path.suffix.lower() in IMAGES
-        inside = entries(path) if path.is_dir() else []
-        return any(f.is_file() and f.suffix.lower() in IMAGES for f in inside)
+        return any(map(is_image, entries(path) if path.is_dir() else [path]))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

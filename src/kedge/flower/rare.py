@@ -19,8 +19,7 @@ import numpy as np
 
 from kedge.core.task import tasks
 from kedge.data.datasets import Dataset
-from kedge.data.datasets.column_encoding import ColumnEncoding, typed
-from kedge.data.datasets.table_encoding import TableEncoding
+from kedge.data.datasets.tables.encoding import ColumnEncoding, TableEncoding, typed
 from kedge.errors import DataError
 
 Array = np.ndarray

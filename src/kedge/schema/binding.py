@@ -262,7 +262,7 @@ def _read(thing: Any, name: str, presets: bool, hidden: tuple[str, ...]) -> Sche
     if dataclasses.is_dataclass(thing):
         hints = get_type_hints(thing, include_extras=True)
         options = [Option(f.name, hints[f.name], _default(f)) for f in dataclasses.fields(thing)]
-        noun = "field"
+        noun = getattr(thing, "noun", "field")
     else:
         parameters = inspect.signature(thing, eval_str=True).parameters.values()
         keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
