@@ -15,26 +15,8 @@ union with None and without ``str``, the word ``none`` is None. An option of ano
 without one, takes any value.
 """
 
-from kedge.schema.binding import (
-    BoundCall,
-    ErrorCollector,
-    Option,
-    Row,
-    Schema,
-    bind_sum,
-    schema_of,
-)
-from kedge.schema.values import (
-    Choice,
-    Count,
-    Doc,
-    Length,
-    NotNegative,
-    Positive,
-    Range,
-    Read,
-    Size,
-)
+from kedge.schema.binding import BoundCall, ErrorCollector, Option, Row, Schema, bind_sum, schema_of
+from kedge.schema.values import Choice, Count, Doc, Length, NotNegative, Positive, Range, Read, Size
 
 __all__ = [
     "BoundCall", "Choice", "Count", "Doc", "ErrorCollector", "Length", "NotNegative", "Option",

@@ -61,11 +61,7 @@ def as_int(name: str, value: Any) -> int:
 
 
 def draw(
-    text: str,
-    labels: npt.ArrayLike,
-    clients: int,
-    seed: int,
-    groups: npt.ArrayLike | None = None,
+    text: str, labels: npt.ArrayLike, clients: int, seed: int, groups: npt.ArrayLike | None = None
 ) -> Partition:
     """Draw a partition; the same arguments always give the same one.
 

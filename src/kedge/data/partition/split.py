@@ -16,11 +16,7 @@ from kedge.grammar import write_value
 
 
 def holdout(
-    partition: Partition,
-    labels: npt.ArrayLike,
-    fraction: float,
-    seed: int,
-    purpose: str = "split",
+    partition: Partition, labels: npt.ArrayLike, fraction: float, seed: int, purpose: str = "split"
 ) -> tuple[Partition, Partition]:
     """Hold out a fraction of each client's samples.
 

@@ -66,7 +66,7 @@ class ColumnEncoding:
         return (*names, f"{self.name}=missing") if self.indicator else names
 
     def encode(self, cells: ColumnCells, report: Report) -> Array:
-        """Encode cells: float32 ``[n, len(names)]``. ColumnCells that cannot be are reported."""
+        """Encode cells: float32 ``[n, len(names)]``. Cells that cannot be are reported."""
         if self.fill is None and cells.missing.any():
             report(MissingValues.of(cells))
         if self.kind == "words":

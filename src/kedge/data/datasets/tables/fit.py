@@ -2,7 +2,7 @@
 
 A silo sends a :class:`Profile` of each column, then what a mean, a median or the shares of words
 need, and the set of its labels. No function here sees the values of two silos together. Values come
-from training rows only. ColumnCells that are wrong are reported where they are, at the silo.
+from training rows only. Cells that are wrong are reported where they are, at the silo.
 """
 
 from __future__ import annotations
