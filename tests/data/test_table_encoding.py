@@ -195,3 +195,29 @@ def test_frames_that_cannot_be_used():
         dataset_of_frames({"north": good}, "sik")
     with pytest.raises(FieldError, match="missing = 'mode' is not one of"):
         dataset_of_frames({"north": good}, "sick", missing="mode")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "array", "shape": [1, 8, 8], "dtype": "uint8", "columns": [], "from_files": True},
+        {"kind": "image", "shape": [3, 5, 6], "resize": False, "dtype": "uint8"},
+        {
+            "kind": "table", "labels": ["sick"], "classes": True, "missing": "mean", "id": None,
+            "columns": [
+                {"name": "age", "kind": "number", "words": [], "format": "", "fill": [58.5],
+                 "indicator": True},
+                {"name": "sex", "kind": "words", "words": ["f", "m"], "format": "", "fill": None,
+                 "indicator": False},
+            ],
+        },
+    ],
+)  # fmt: skip
+def test_the_encodings_of_saved_bundles_are_read_strictly(values):
+    options = {key: value for key, value in values.items() if key != "kind"}
+    read = encodings[values["kind"]].from_dict
+    assert json.loads(json.dumps(read(options).to_dict())) == options
+    first = next(iter(options))
+    for wrong in ({**options, first: 3}, {**options, "more": 1}, {first: options[first]}):
+        with pytest.raises(ValueError, match="encoding"):
+            read(wrong)

@@ -49,9 +49,9 @@ def partition(
     kedge partition --data "hospitals(label=sick, missing=mean)"
     """
     from kedge.cli import display
-    from kedge.data.build import silo_names
     from kedge.data.datasets import load as read
     from kedge.data.partition import draw
+    from kedge.data.splits import silo_names
     from kedge.report.partition_picture import plot_partition
     from kedge.runs.runner import partition_of
 

@@ -10,6 +10,7 @@ batches and predictions.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -18,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.errors import DataError
+from kedge.errors import DataError, KedgeError
 from kedge.registry import Registry
+from kedge.schema import read_fields
 
 Array = np.ndarray
 Moments = tuple[Tensor, Tensor]  # mean and standard deviation, shaped like one input or broadcast
@@ -48,14 +50,18 @@ class Encoding(ABC):
             DataError: the inputs do not fit the encoding; the message names file and row.
         """
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without ``kind``."""
+        values: Any = self
+        return dataclasses.asdict(values)
 
     @classmethod
-    @abstractmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Encoding:
-        """The encoding that :meth:`to_dict` wrote."""
+        """The encoding that :meth:`to_dict` wrote; a ValueError for anything else."""
+        try:
+            return read_fields(cls, values, "encoding", complete=True)
+        except KedgeError as error:
+            raise ValueError(str(error)) from None
 
 
 # -- arrays of new data ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -118,14 +118,6 @@ class ArrayEncoding(Encoding):
     @staticmethod
     def _holds_images(path: Path) -> bool:
         return any(map(is_image, entries(path) if path.is_dir() else [path]))
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ArrayEncoding:
-        shape, columns = tuple(values["shape"]), tuple(values["columns"])
-        return cls(shape, str(values["dtype"]), columns, bool(values["from_files"]))
 
 
 def encoding_of(dataset: Dataset) -> Encoding:

@@ -16,9 +16,11 @@ without one, takes any value.
 """
 
 from kedge.schema.binding import BoundCall, ErrorCollector, Option, Row, Schema, bind_sum, schema_of
+from kedge.schema.reading import read_fields
 from kedge.schema.values import Choice, Count, Doc, Length, NotNegative, Positive, Range, Read, Size
 
 __all__ = [
     "BoundCall", "Choice", "Count", "Doc", "ErrorCollector", "Length", "NotNegative", "Option",
-    "Positive", "Range", "Read", "Row", "Schema", "Size", "bind_sum", "schema_of",
+    "Positive", "Range", "Read", "Row", "Schema", "Size", "bind_sum", "read_fields",
+    "schema_of",
 ]  # fmt: skip

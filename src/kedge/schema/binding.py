@@ -100,10 +100,12 @@ class ErrorCollector:
         """Catch and store a KedgeError of the block."""
         try:
             yield
-        except SeveralErrors as several:
-            self.errors += several.errors
         except KedgeError as error:
-            self.errors.append(error)
+            self.add(error)
+
+    def add(self, error: KedgeError) -> None:
+        """Store an error."""
+        self.errors += error.errors if isinstance(error, SeveralErrors) else [error]
 
     def raise_all(self) -> None:
         """Raise the collected errors: a single one unchanged, several as SeveralErrors."""
@@ -261,7 +263,7 @@ def _read_signature(thing: Any, name: str, presets: bool, hidden: tuple[str, ...
 def _read(thing: Any, name: str, presets: bool, hidden: tuple[str, ...]) -> Schema:
     if dataclasses.is_dataclass(thing):
         hints = get_type_hints(thing, include_extras=True)
-        options = [Option(f.name, hints[f.name], _default(f)) for f in dataclasses.fields(thing)]
+        options = [Option(f.name, hints[f.name], default_of(f)) for f in dataclasses.fields(thing)]
         noun = getattr(thing, "noun", "field")
     else:
         parameters = inspect.signature(thing, eval_str=True).parameters.values()
@@ -306,7 +308,8 @@ def bind_sum(registry: Lookup, text: str) -> list[BoundCall]:
     return bound
 
 
-def _default(f: dataclasses.Field[Any]) -> Any:
+def default_of(f: dataclasses.Field[Any]) -> Any:
+    """The default of a dataclass's field; ``REQUIRED`` if there is none."""
     if f.default is not dataclasses.MISSING:
         return f.default
     factory = f.default_factory

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -335,13 +335,6 @@ class ImageEncoding(Encoding):
                 "save it with as many bits as these"
             )
         return pixels
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ImageEncoding:
-        return cls(tuple(values["shape"]), bool(values["resize"]), str(values["dtype"]))
 
 
 def is_images(raw: Any) -> bool:

@@ -7,7 +7,7 @@ same word, ``true`` is the word ``True``, and a date of a DataFrame is its ISO t
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kedge.data.datasets.tables.files import DataTable
 
 Array = np.ndarray
+
+Report = Callable[[DataError], None]
 
 MISSING_VALUES = {"", "nan", "-nan", "na", "n/a", "#n/a", "<na>", "null", "nat", "?"}
 
@@ -88,6 +90,11 @@ class ColumnCells:
         used = np.unique(self.codes[self.is_word])
         numbers = np.unique(self.numbers[self.is_number])
         return [*(self.words[i] for i in used), *(text(v) for v in numbers)]
+
+    def check(self, wrong: Array, what: str, report: Report) -> None:
+        """Report the first cell of a mask, if there is one."""
+        if wrong.any():
+            report(self.error(wrong, what))
 
     def error(self, wrong: Array, what: str) -> DataError:
         """A DataError for the first cell of a mask, which names file, line, column and cell."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from kedge.data.datasets.tables.cells import ColumnCells, has_comma, read_cells
+from kedge.data.datasets.tables.cells import ColumnCells, Report, has_comma, read_cells
 from kedge.data.datasets.tables.files import DataTable, as_table
 from kedge.data.encoding import Array, Encoding, Samples, encodings
-from kedge.errors import DataError, SeveralDataErrors, nearest
+from kedge.errors import DataError, KedgeError, SeveralDataErrors, nearest
 from kedge.grammar import write_value
-
-Report = Callable[[DataError], None]
+from kedge.schema import ErrorCollector
 
 ID_NAMES = (
     "id", "ids", "patientid", "key", "name", "patient", "subject", "case", "record", "sample",
@@ -87,8 +84,7 @@ class ColumnEncoding:
             # 0 and 1 are accepted for False and True
             places = cells.positions((*BOOLEANS, "0", "1"))
             wrong = (places < 0) & ~cells.missing
-            if wrong.any():
-                report(cells.error(wrong, "is neither true nor false; correct it"))
+            cells.check(wrong, "is neither true nor false; correct it", report)
             return np.where(places < 0, np.nan, places % 2)
         return numbers(cells, report)
 
@@ -106,17 +102,15 @@ class ColumnEncoding:
         return block
 
     def _days(self, cells: ColumnCells, report: Report) -> Array:
-        if cells.is_number.any():
-            report(cells.error(cells.is_number, "is not a date, as this column is; correct it"))
+        cells.check(cells.is_number, "is not a date, as this column is; correct it", report)
         days = np.full(len(cells.words), np.nan)
         for form in (*self.format.split("|"), DATE_FORMATS[0]):  # of a DataFrame: ISO texts
             if np.isnan(days).any():
                 days = np.where(np.isnan(days), parse_days(cells.words, form), days)
         values = np.append(days, np.nan)[cells.codes]  # code -1: the last
         wrong = cells.is_word & np.isnan(values)
-        if wrong.any():
-            example = "2024-03-31" if "ISO8601" in self.format else self.format
-            report(cells.error(wrong, f"is not a date such as {example}; correct it"))
+        example = "2024-03-31" if "ISO8601" in self.format else self.format
+        cells.check(wrong, f"is not a date such as {example}; correct it", report)
         return values
 
 
@@ -126,11 +120,10 @@ def numbers(cells: ColumnCells, report: Report) -> Array:
         commas = np.array([has_comma(word) for word in cells.words])[cells.codes] & cells.is_word
         if commas.any():
             report(cells.error(commas, COMMA))
-        elif cells.is_word.any():
+        else:
             report(cells.error(cells.is_word, "is not a number"))
     huge = cells.is_number & ~(np.abs(cells.numbers) <= np.finfo(np.float32).max)
-    if huge.any():
-        report(cells.error(huge, "is not a finite number; correct it or delete the row"))
+    cells.check(huge, "is not a finite number; correct it or delete the row", report)
     return np.where(huge, 0.0, cells.numbers)
 
 
@@ -238,19 +231,6 @@ class TableEncoding(Encoding):
                 f"The model needs: {', '.join(c.name for c in self.columns)}"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TableEncoding:
-        def column(entry: Mapping[str, Any]) -> ColumnEncoding:
-            fields: dict[str, Any] = {**entry, "words": tuple(entry["words"])}
-            fields["fill"] = None if entry["fill"] is None else tuple(entry["fill"])
-            return ColumnEncoding(**fields)
-
-        columns = tuple(column(entry) for entry in values["columns"])
-        return cls(**{**values, "columns": columns, "labels": tuple(values["labels"])})
-
     def _kept(self, cells: Sequence[ColumnCells], table: DataTable) -> Array:
         """The rows that are encoded, bool ``[n]``."""
         if self.missing != "drop":
@@ -319,13 +299,12 @@ def find_id(columns: Iterable[str]) -> str | None:
 # -- problems -------------------------------------------------------------------------------------
 
 
-class Problems:
+class Problems(ErrorCollector):
     """Errors of a dataset, collected to be raised together."""
 
-    def __init__(self) -> None:
-        self.errors: list[DataError] = []
+    errors: list[Any]
 
-    def add(self, error: DataError) -> None:
+    def add(self, error: KedgeError) -> None:
         """Add an error; missing values of one column are one error, whatever the file."""
         if isinstance(error, MissingValues):
             for i, other in enumerate(self.errors):
@@ -333,14 +312,6 @@ class Problems:
                     self.errors[i] = other + error
                     return
         self.errors += error.errors if isinstance(error, SeveralDataErrors) else [error]
-
-    @contextmanager
-    def collect(self) -> Iterator[None]:
-        """Add a DataError of the block."""
-        try:
-            yield
-        except DataError as error:
-            self.add(error)
 
     def raise_all(self) -> None:
         """Raise the errors: a single one unchanged, several as SeveralDataErrors."""

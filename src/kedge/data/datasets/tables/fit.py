@@ -187,8 +187,7 @@ def _report_words(
     for cells in silos:
         chosen = [has_comma(word) or not only_commas for word in cells.words]
         wrong = np.array([*chosen, False])[cells.codes]
-        if wrong.any():
-            problems.add(cells.error(wrong, what))
+        cells.check(wrong, what, problems.add)
 
 
 def _warn_alike(silos: Sequence[ColumnCells], what: str) -> None:
@@ -247,14 +246,6 @@ def fit_classes(silos: Sequence[ColumnCells], problems: Problems) -> tuple[str, 
 # -- statistics over silos, each from messages that a silo could send ----------------------------
 
 
-class Extent(NamedTuple):
-    """A silo's first message about a median."""
-
-    low: float
-    high: float
-    values: tuple[Array, Array] | None  # distinct values and how often each occurs, if at most BINS
-
-
 def mean(silos: Sequence[Array]) -> float:
     """The mean of all values.
 
@@ -280,13 +271,11 @@ def median(silos: Sequence[Array]) -> float:
     >>> median([np.array([1.0, 2.0]), np.array([6.0, 7.0])])
     4.0
     """
-    extents = [_extent(values) for values in silos if len(values)]
-    counted = [r.values for r in extents if r.values is not None]
-    if len(counted) == len(extents):
+    counted = [np.unique(values, return_counts=True) for values in silos if len(values)]
+    if all(len(distinct) <= BINS for distinct, _ in counted):
         values, place = np.unique(np.concatenate([v for v, _ in counted]), return_inverse=True)
-        counts = np.bincount(place, np.concatenate([n for _, n in counted]))
-        return _middle(values, counts)
-    low, high = min(r.low for r in extents), max(r.high for r in extents)
+        return _middle(values, np.bincount(place, np.concatenate([n for _, n in counted])))
+    low, high = min(v[0] for v, _ in counted), max(v[-1] for v, _ in counted)
     edges = np.linspace(low, high, BINS + 1)
     counts = np.sum([np.histogram(values, edges)[0] for values in silos], axis=0)
     return _middle((edges[:-1] + edges[1:]) / 2, counts)
@@ -306,12 +295,6 @@ def word_shares(silos: Sequence[Array], words: int) -> Array:
     """
     counts = sum(np.bincount(codes, minlength=words) for codes in silos)
     return np.asarray(counts / max(1, np.sum(counts)))
-
-
-def _extent(values: Array) -> Extent:
-    distinct, counts = np.unique(values, return_counts=True)
-    few = (distinct, counts) if len(distinct) <= BINS else None
-    return Extent(float(distinct[0]), float(distinct[-1]), few)
 
 
 def _middle(values: Array, counts: Array) -> float:

@@ -240,8 +240,7 @@ def _labels(
         task = "classification" if count == 1 else "multilabel"
     kind = tasks[task]
     for cells in (c for columns in tables for c in columns):
-        if cells.missing.any():
-            problems.add(cells.error(cells.missing, MISSING_LABEL))
+        cells.check(cells.missing, MISSING_LABEL, problems.add)
     if kind.one_class:
         if count > 1:
             raise DataError(f"task={task} needs one label column, not several")
@@ -250,16 +249,13 @@ def _labels(
         codes = [columns[0].positions(classes) for columns in tables]
         for columns, y in zip(tables, codes, strict=True):
             unseen = (y < 0) & ~columns[0].missing
-            if unseen.any():
-                problems.add(columns[0].error(unseen, "is a label that no training row has"))
+            columns[0].check(unseen, "is a label that no training row has", problems.add)
         return codes, task, len(classes), classes
     ys = []
     for columns in tables:
         for cells in columns:
             for wrong, text in kind.faults(cells.numbers):
-                wrong = wrong & cells.is_number
-                if wrong.any():
-                    problems.add(cells.error(wrong, text))
+                cells.check(wrong & cells.is_number, text, problems.add)
         values = [numbers(cells, problems.add) for cells in columns]
         ys.append(np.stack(values, axis=1).astype(np.float32))
     names = tuple(c.name for c in tables[0]) if kind.has_classes else None
