@@ -123,6 +123,5 @@ def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:
 
 
 def _article(kind: str) -> str:
-    return {"tokens": "of token ids", "series": "of series", "volume": "of volumes"}.get(
-        kind, f"a {kind}"
-    )
+    several = {"tokens": "of token ids", "series": "of series", "volume": "of volumes"}
+    return several.get(kind, f"a {kind}")

@@ -60,7 +60,7 @@ class ArrayEncoding(Encoding):
 
     def _encode_path(self, name: str | os.PathLike[str]) -> Samples:
         path = Path(name).expanduser()
-        if self._is_image and self._holds_images(path):
+        if self._is_image and any(map(is_image, entries(path) if path.is_dir() else [path])):
             return self._as_image.encode(path)
         if path.is_file() and path.suffix.lower() == ".npz":
             return self._encode_npz(path)
@@ -114,10 +114,6 @@ class ArrayEncoding(Encoding):
     @property
     def _as_image(self) -> ImageEncoding:
         return ImageEncoding(self.shape, False, self.dtype)
-
-    @staticmethod
-    def _holds_images(path: Path) -> bool:
-        return any(map(is_image, entries(path) if path.is_dir() else [path]))
 
 
 def encoding_of(dataset: Dataset) -> Encoding:

@@ -15,12 +15,20 @@ union with None and without ``str``, the word ``none`` is None. An option of ano
 without one, takes any value.
 """
 
-from kedge.schema.binding import BoundCall, ErrorCollector, Option, Row, Schema, bind_sum, schema_of
+from kedge.schema.binding import (
+    BoundCall,
+    ErrorCollector,
+    Option,
+    OptionRow,
+    Schema,
+    bind_sum,
+    schema_of,
+)
 from kedge.schema.reading import read_fields
 from kedge.schema.values import Choice, Count, Doc, Length, NotNegative, Positive, Range, Read, Size
 
 __all__ = [
     "BoundCall", "Choice", "Count", "Doc", "ErrorCollector", "Length", "NotNegative", "Option",
-    "Positive", "Range", "Read", "Row", "Schema", "Size", "bind_sum", "read_fields",
+    "OptionRow", "Positive", "Range", "Read", "Schema", "Size", "bind_sum", "read_fields",
     "schema_of",
 ]  # fmt: skip

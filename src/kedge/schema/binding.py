@@ -26,7 +26,7 @@ from kedge.schema.values import (
 REQUIRED: Any = inspect.Parameter.empty
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """One line of a help page."""
 
     name: str
@@ -70,7 +70,7 @@ class Option:
                 note.function(coerced)
         return coerced
 
-    def row(self) -> Row:
+    def row(self) -> OptionRow:
         """The option as a row of help."""
         notes = notes_of(self.hint)
         default = "" if self.default is REQUIRED else _as_typed(self.default)
@@ -78,7 +78,7 @@ class Option:
             default = "none"
         ranges = dict.fromkeys(map(str, ranges_of(self.hint)))
         text = " ".join(n.text for n in notes if isinstance(n, Doc))
-        return Row(self.name, type_name(self.hint), default, ", ".join(ranges), text)
+        return OptionRow(self.name, type_name(self.hint), default, ", ".join(ranges), text)
 
 
 class ErrorCollector:
@@ -215,7 +215,7 @@ class Schema:
         ]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[OptionRow]:
         """One row of help for each option."""
         return [option.row() for option in self.options.values()]
 

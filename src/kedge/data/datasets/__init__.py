@@ -14,5 +14,8 @@ from kedge.data.datasets.dataset import Dataset
 from kedge.data.datasets.formats import readers
 from kedge.data.datasets.known import DatasetListing, available, datasets
 from kedge.data.datasets.load import load
+from kedge.data.datasets.tables.read import dataset_of_frames
 
-__all__ = ["Dataset", "DatasetListing", "available", "datasets", "load", "readers"]
+__all__ = [
+    "Dataset", "DatasetListing", "available", "dataset_of_frames", "datasets", "load", "readers",
+]  # fmt: skip

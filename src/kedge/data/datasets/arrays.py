@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from kedge.core.labels import check_rows, finite_float
 from kedge.core.task import Classification, MultiLabel, Task, tasks
-from kedge.data.datasets.dataset import Array, TaskOption
+from kedge.data.datasets.dataset import Array, Pair, ReadResult, TaskOption
 from kedge.errors import DataError
 from kedge.schema import Doc, Option
 
@@ -199,6 +199,40 @@ def targets(
         for (where, _), y in zip(ys, arrays, strict=True) if len(seen) > 1 else ():
             check_rows(~np.isin(y, seen), y, where, what)
     return arrays, task_type.name, outputs
+
+
+class LabelledArray(NamedTuple):
+    """Inputs and labels of one split of one path, as they stand in the file."""
+
+    path: int  # its number
+    split: str
+    x: Array
+    where: str  # the labels, for messages
+    y: Array
+
+
+def assemble_labels(
+    arrays: Sequence[LabelledArray],
+    paths: int,
+    task: str | None = None,
+    limit: int | None = None,
+    names: tuple[str, ...] | None = None,
+) -> ReadResult:
+    """What a reader returns, with labels converted by :func:`targets`.
+
+    Args:
+        arrays: all arrays of a dataset.
+        paths: number of paths.
+        task: name of the task; inferred if None.
+        limit: number of classes, if known.
+        names: names of the classes, dropped if they are not as many as the outputs.
+    """
+    trains = [a.split == "train" for a in arrays]
+    labels, task, outputs = targets([(a.where, a.y) for a in arrays], task, limit, trains)
+    sources: list[dict[str, Pair]] = [{} for _ in range(paths)]
+    for a, y in zip(arrays, labels, strict=True):
+        sources[a.path][a.split] = (a.x, y)
+    return ReadResult(sources, task, outputs, names if names and len(names) == outputs else None)
 
 
 def _listed(labels: Array) -> str:

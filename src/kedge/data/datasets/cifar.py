@@ -18,7 +18,7 @@ import numpy as np
 
 from kedge.data.datasets.arrays import check_lengths, inputs, targets
 from kedge.data.datasets.dataset import Array, ReadResult
-from kedge.data.datasets.formats import Peek, Reader, readers, reading
+from kedge.data.datasets.formats import DataReader, Peek, readers, reading
 from kedge.errors import DataError, FieldError
 from kedge.schema import Doc
 
@@ -27,7 +27,7 @@ BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 @readers.register("cifar")
 @dataclass(frozen=True)
-class Cifar(Reader):
+class Cifar(DataReader):
     """CIFAR-10 and CIFAR-100 in their Python version."""
 
     labels: Annotated[

@@ -1,4 +1,4 @@
-"""Formats of data on disk, one :class:`Reader` each, and the folders where data are looked for."""
+"""Formats of data on disk, one :class:`DataReader` each, and the folders they are looked for in."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LAYOUTS = (
     "a folder with train.csv; a folder with one such file or folder per client (silos)"
 )
 
-readers: Registry[type[Reader]] = Registry(
+readers: Registry[type[DataReader]] = Registry(
     "reader", see="kedge data", module="kedge.data.datasets.load"
 )
 
 
-class Reader:
+class DataReader:
     """One format of data: how it is recognised, listed and read.
 
     A format is a frozen dataclass, registered by name in :data:`readers`; its fields are the
@@ -109,7 +109,7 @@ def open_path(
         raise DataError(f"{path}: there is no such file or folder")
     kind = kind or detect(path)
     kind, paths, names = readers[kind].clients(path) or (kind, [path], None)
-    reader: Callable[..., Reader] = readers[kind]
+    reader: Callable[..., DataReader] = readers[kind]
     result = reader(**bind_options(kind, reader, options)).read(
         paths, known.count if known else None
     )
@@ -183,7 +183,7 @@ def recognise(path: Path) -> str | None:
     return next((name for name, reader in _by_precedence() if reader.detect(path)), None)
 
 
-def _by_precedence() -> list[tuple[str, type[Reader]]]:
+def _by_precedence() -> list[tuple[str, type[DataReader]]]:
     return sorted(((n, readers[n]) for n in readers), key=lambda pair: -pair[1].precedence)
 
 

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from kedge.data.datasets.arrays import targets
+from kedge.data.datasets.arrays import LabelledArray, assemble_labels
 from kedge.data.datasets.dataset import ReadResult, TaskOption
-from kedge.data.datasets.formats import SPLIT_NAMES, Reader
+from kedge.data.datasets.formats import SPLIT_NAMES, DataReader
 from kedge.data.datasets.images import Channels, FirstImage, Pixels, check_shape, to_array
 from kedge.data.datasets.tables.files import DataTable, frame_table
-from kedge.data.datasets.tables.read import CSV, LABEL_NAMES, DropOption, MissingOption
+from kedge.data.datasets.tables.read import LABEL_NAMES, DropOption, MissingOption, Tables
 from kedge.errors import DataError
 from kedge.schema import Doc
 
 
 @dataclass(frozen=True)
-class Hub(Reader):
+class Hub(DataReader):
     """A dataset of the Hugging Face hub, hf:NAME, through the optional package ``datasets``.
 
     It is read as images if it has an image column, else as a table of its scalar columns.
@@ -52,7 +52,7 @@ class Hub(Reader):
         label = self.label or _single(c for c, kind in kinds.items() if kind == "ClassLabel")
         if image is None:
             tables = [_table(f"{name} ({s})", rows, kinds) for s, rows in splits.items()]
-            reader = CSV(label, self.task, self.drop, self.missing)
+            reader = Tables(label, self.task, self.drop, self.missing)
             result = reader.encode(tables, [s == "train" for s in splits])
             return result.read_result([dict(zip(splits, result.pairs, strict=True))])
         label = label or _single(c for c in kinds if c.lower() in LABEL_NAMES)
@@ -66,7 +66,7 @@ class Hub(Reader):
                     f"{name}: no column {column!r}; the columns are: {', '.join(kinds)}"
                 )
         first: FirstImage | None = None
-        xs, ys = [], []
+        found = []
         for split, rows in splits.items():
             pixels = []
             for i, row in enumerate(_rows(f"{name} ({split})", rows)):
@@ -75,13 +75,10 @@ class Hub(Reader):
                     raise DataError(f"{where}: no image")
                 pixels.append(to_array(row[image], where, self.size, self.channels))
                 first = check_shape(pixels[-1], where, first)
-            xs.append(np.stack(pixels))
-            ys.append((f"{name} ({split})", np.asarray(rows[label])))
+            y = np.asarray(rows[label])
+            found.append(LabelledArray(0, split, np.stack(pixels), f"{name} ({split})", y))
         names = tuple(getattr(features[label], "names", None) or ()) or None
-        trains = [split == "train" for split in splits]
-        labels, task, outputs = targets(ys, self.task, len(names) if names else None, trains)
-        samples = zip(xs, labels, strict=True)
-        return ReadResult([dict(zip(splits, samples, strict=True))], task, outputs, names)
+        return assemble_labels(found, 1, self.task, len(names) if names else None, names)
 
 
 def _splits(name: str, config: str | None) -> dict[str, Any]:

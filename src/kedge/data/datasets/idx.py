@@ -11,9 +11,15 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kedge.data.datasets.arrays import channels_first, check_lengths, inputs, targets
+from kedge.data.datasets.arrays import (
+    LabelledArray,
+    assemble_labels,
+    channels_first,
+    check_lengths,
+    inputs,
+)
 from kedge.data.datasets.dataset import Array, ReadResult
-from kedge.data.datasets.formats import Peek, Reader, Shape, readers, reading
+from kedge.data.datasets.formats import DataReader, Peek, Shape, readers, reading
 from kedge.errors import DataError
 
 PREFIXES = {"train": "train", "test": "t10k"}
@@ -21,7 +27,7 @@ PREFIXES = {"train": "train", "test": "t10k"}
 
 @readers.register("idx")
 @dataclass(frozen=True)
-class Idx(Reader):
+class Idx(DataReader):
     """The IDX files of MNIST and its relatives, plain or compressed with gzip."""
 
     pieces = "ubyte"
@@ -37,20 +43,13 @@ class Idx(Reader):
         return channels_first(shapes["train"][1:]), {s: shape[0] for s, shape in shapes.items()}
 
     def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
-        sources, ys = [], []
-        for path in paths:
-            source = {}
+        found = []
+        for i, path in enumerate(paths):
             for split, (images, labels) in _files(path).items():
                 x, y = _array(images, 3), _array(labels, 1)
                 check_lengths(str(images), x, str(labels), y)
-                source[split] = inputs(x, str(images))
-                ys.append((str(labels), y))
-            sources.append(source)
-        trains = [split == "train" for source in sources for split in source]
-        arrays, task, outputs = targets(ys, limit=limit, trains=trains)
-        label = iter(arrays)
-        pairs = [{s: (x, next(label)) for s, x in source.items()} for source in sources]
-        return ReadResult(pairs, task, outputs)
+                found.append(LabelledArray(i, split, inputs(x, str(images)), str(labels), y))
+        return assemble_labels(found, len(paths), limit=limit)
 
 
 def _folder(path: Path) -> Path | None:

@@ -21,8 +21,8 @@ from kedge.data.datasets.arrays import deep_pixels
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.formats import (
     SPLIT_NAMES,
+    DataReader,
     Peek,
-    Reader,
     entries,
     folders,
     readers,
@@ -44,7 +44,7 @@ Channels = Annotated[Literal[1, 3] | None, Doc("make all images grey (1) or colo
 
 @readers.register("images")
 @dataclass(frozen=True)
-class Images(Reader):
+class Images(DataReader):
     """Folders of images; classes are the names of the folders: class/name.png.
 
     Without ``size`` and ``channels``, all images must have the same size and mode.

@@ -12,7 +12,7 @@ from typing import Any
 from kedge.data.datasets import cifar, idx, images, npz, silos  # noqa: F401  (register readers)
 from kedge.data.datasets.dataset import Dataset, assemble
 from kedge.data.datasets.formats import (
-    Reader,
+    DataReader,
     bind_options,
     file_suffixes,
     locate,
@@ -29,7 +29,7 @@ from kedge.errors import DataError, GrammarError, UnknownName, nearest
 from kedge.grammar import parse_call
 from kedge.schema import Schema, schema_of
 
-FORMATS: dict[str, type[Reader]] = {**{name: readers[name] for name in readers}, "hf": Hub}
+FORMATS: dict[str, type[DataReader]] = {**{name: readers[name] for name in readers}, "hf": Hub}
 """The reader of each format, for ``kedge show``."""
 
 EXAMPLES = {name: reader.examples for name, reader in FORMATS.items() if reader.examples}

@@ -12,14 +12,15 @@ import numpy as np
 from kedge.data.datasets.arrays import (
     InputKind,
     KindOption,
+    LabelledArray,
+    assemble_labels,
     channels_first,
     check_lengths,
     guess_kind,
     inputs,
-    targets,
 )
 from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
-from kedge.data.datasets.formats import Peek, Reader, Shape, readers, reading
+from kedge.data.datasets.formats import DataReader, Peek, Shape, readers, reading
 from kedge.errors import DataError
 
 # Array names of a split: kedge and Keras; MedMNIST.
@@ -28,7 +29,7 @@ ARRAY_NAMES = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 
 @readers.register("npz")
 @dataclass(frozen=True)
-class Npz(Reader):
+class Npz(DataReader):
     """NumPy archives with x_train, y_train and perhaps x_test, y_test (or x and y).
 
     Inputs are tables [n, columns], images [n, height, width] with channels first or last, volumes,
@@ -68,23 +69,18 @@ class Npz(Reader):
 
     def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
         files = [_arrays(path) for path in paths]
-        xs: list[tuple[int, str, Array]] = []
-        ys: list[tuple[str, Array]] = []
+        found: list[LabelledArray] = []
         names, kind = _class_names(paths, files), self.kind
         for i, (path, arrays) in enumerate(zip(paths, files, strict=True)):
             for split, (key_x, key_y) in _split_keys(path, list(arrays)).items():
                 where_x, where_y = f"{path}: {key_x}", f"{path}: {key_y}"
                 check_lengths(where_x, arrays[key_x], where_y, arrays[key_y])
                 kind = _kind(arrays[key_x], where_x) if kind == "auto" else kind
-                xs.append((i, split, inputs(arrays[key_x], where_x, kind)))
-                ys.append((where_y, arrays[key_y]))
-        trains = [split == "train" for _, split, _ in xs]
-        labels, task, outputs = targets(ys, self.task, limit or len(names or ()) or None, trains)
-        sources: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
-        for (i, split, x), y in zip(xs, labels, strict=True):
-            sources[i][split] = (x, y)
-        names = names if names and len(names) == outputs else None
-        return ReadResult(sources, task, outputs, names)
+                x = inputs(arrays[key_x], where_x, kind)
+                found.append(LabelledArray(i, split, x, where_y, arrays[key_y]))
+        return assemble_labels(
+            found, len(paths), self.task, limit or len(names or ()) or None, names
+        )
 
 
 def _kind(x: Array, where: str) -> InputKind:

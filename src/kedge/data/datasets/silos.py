@@ -8,8 +8,8 @@ from pathlib import Path
 from kedge.data.datasets.formats import (
     SPLIT_NAMES,
     ClientFiles,
+    DataReader,
     Peek,
-    Reader,
     detect,
     entries,
     file_suffixes,
@@ -24,7 +24,7 @@ KINDS = ("npz", "csv", "images")
 
 @readers.register("silos")
 @dataclass(frozen=True)
-class Silos(Reader):
+class Silos(DataReader):
     """A folder with one .npz file, CSV table or folder of images per client: the partition.
 
     Options are those of the files: see data:csv, data:npz, data:images.

@@ -21,8 +21,23 @@ from kedge.data.partition.partition import FloatArray, IntArray
 from kedge.errors import DataError, IncompatibleError, PartitionError
 from kedge.schema import Count, Doc, NotNegative, Positive
 
+Rng = np.random.Generator
 Labels = npt.NDArray[np.generic]
+Parts = list[IntArray]  # the samples of each client
 Alpha = Annotated[Positive, Doc("concentration of the Dirichlet draw; smaller is more skewed")]
+Minimum = Annotated[
+    Count | Literal["classes"], Doc("fewest samples of a client; classes: one per class")
+]
+Spread = Annotated[NotNegative, Doc("spread of the log-normal sizes; 0: equal sizes")]
+Prior = Annotated[
+    Literal["proportions", "ones"], Doc("what alpha multiplies: shares of the classes, or ones")
+]
+Shards = Annotated[Count, Doc("classes that a client holds")]
+SizeSpread = Annotated[NotNegative, Doc("spread of the sizes; 0: equal sizes")]
+Exponent = Annotated[NotNegative, Doc("of the power law; 0: equal sizes")]
+Step = Annotated[float, Doc("degrees between one client and the next")]
+AngleAlpha = Annotated[Positive, Doc("concentration of a client's angles; smaller: fewer")]
+Deviation = Annotated[NotNegative, Doc("standard deviation of the last client's noise")]
 ANGLES = np.arange(0.0, 136.0, 15.0)  # 0, 15, ..., 135 degrees
 
 # -- label skew -----------------------------------------------------------------------------------
@@ -30,15 +45,8 @@ ANGLES = np.arange(0.0, 136.0, 15.0)  # 0, 15, ..., 135 degrees
 
 @partitions.register("class_dirichlet_capped")
 def class_dirichlet_capped(
-    labels: Labels,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Alpha = 0.1,
-    minimum: Annotated[
-        Count | Literal["classes"], Doc("fewest samples of a client; classes: one per class")
-    ] = 10,
-) -> list[IntArray]:
+    labels: Labels, clients: int, rng: Rng, *, alpha: Alpha = 0.1, minimum: Minimum = 10
+) -> Parts:
     """Each class is cut among the clients by shares from Dir(alpha); sizes are very unequal.
 
     A client that already holds N/M samples gets no more, and the whole is drawn again until the
@@ -68,13 +76,8 @@ def class_dirichlet_capped(
 
 @partitions.register("client_dirichlet_balanced")
 def client_dirichlet_balanced(
-    labels: Labels,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Alpha = 0.3,
-    sigma: Annotated[NotNegative, Doc("spread of the log-normal sizes; 0: equal sizes")] = 0.0,
-) -> list[IntArray]:
+    labels: Labels, clients: int, rng: Rng, *, alpha: Alpha = 0.3, sigma: Spread = 0.0
+) -> Parts:
     """Each client has its own class prior from Dir(alpha); sizes are equal, or log-normal (sigma).
 
     One sample at a time goes to a client drawn from those not yet full, its class from the client's
@@ -100,15 +103,8 @@ def client_dirichlet_balanced(
 
 @partitions.register("client_dirichlet_sequential")
 def client_dirichlet_sequential(
-    labels: Labels,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Alpha = 0.1,
-    prior: Annotated[
-        Literal["proportions", "ones"], Doc("what alpha multiplies: shares of the classes, or ones")
-    ] = "proportions",
-) -> list[IntArray]:
+    labels: Labels, clients: int, rng: Rng, *, alpha: Alpha = 0.1, prior: Prior = "proportions"
+) -> Parts:
     """Clients are filled one after the other, each from its own class prior q; sizes are equal.
 
     q ~ Dir(alpha p), where p are the proportions of the classes among the samples that are left, or
@@ -135,9 +131,7 @@ def client_dirichlet_sequential(
 
 
 @partitions.register("paired_class_dirichlet")
-def paired_class_dirichlet(
-    labels: Labels, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.1
-) -> list[IntArray]:
+def paired_class_dirichlet(labels: Labels, clients: int, rng: Rng, *, alpha: Alpha = 0.1) -> Parts:
     """The shuffled samples are cut into blocks, and each block among two clients; sizes near equal.
 
     Inside a block as class_dirichlet_capped, drawn again until the smaller of the two clients holds
@@ -150,7 +144,7 @@ def paired_class_dirichlet(
         raise PartitionError(f"it pairs the clients; use an even number, such as {clients + 1}")
     pair_sizes = equal_sizes(len(codes), clients).reshape(-1, 2).sum(axis=1)
     order = rng.permutation(len(codes))
-    parts: list[IntArray] = []
+    parts: Parts = []
     for block in np.split(order, np.cumsum(pair_sizes)[:-1]):
         inside = class_codes(codes[block])
         min_size = max(1, math.ceil(len(block) / 4))
@@ -166,13 +160,7 @@ def paired_class_dirichlet(
 
 
 @partitions.register("label_shards")
-def label_shards(
-    labels: Labels,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    shards: Annotated[Count, Doc("classes that a client holds")] = 2,
-) -> list[IntArray]:
+def label_shards(labels: Labels, clients: int, rng: Rng, *, shards: Shards = 2) -> Parts:
     """Each client holds ``shards`` classes, the same as every (C/shards)-th client; no randomness.
 
     Client i holds the classes shards * (i mod C/shards) and following. The clients that hold a
@@ -210,7 +198,7 @@ def label_shards(
 
 
 @partitions.register("central")
-def central(labels: Labels, clients: int, rng: np.random.Generator) -> list[IntArray]:
+def central(labels: Labels, clients: int, rng: Rng) -> Parts:
     """All samples are on one client: centralised training, the upper baseline."""
     if clients != 1:
         raise PartitionError("it has one client; write clients = 1")
@@ -218,31 +206,19 @@ def central(labels: Labels, clients: int, rng: np.random.Generator) -> list[IntA
 
 
 @partitions.register("iid")
-def iid(labels: Labels, clients: int, rng: np.random.Generator) -> list[IntArray]:
+def iid(labels: Labels, clients: int, rng: Rng) -> Parts:
     """Samples are dealt at random; sizes differ by at most one."""
     return _shuffled(rng, equal_sizes(len(labels), clients))
 
 
 @partitions.register("quantity_lognormal")
-def quantity_lognormal(
-    labels: Labels,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    sigma: Annotated[NotNegative, Doc("spread of the sizes; 0: equal sizes")] = 1.0,
-) -> list[IntArray]:
+def quantity_lognormal(labels: Labels, clients: int, rng: Rng, *, sigma: SizeSpread = 1.0) -> Parts:
     """Samples are dealt at random; sizes are log-normal, in proportion to exp(N(0, sigma^2))."""
     return _shuffled(rng, lognormal_sizes(rng, len(labels), clients, sigma))
 
 
 @partitions.register("quantity_powerlaw")
-def quantity_powerlaw(
-    labels: Labels,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    exponent: Annotated[NotNegative, Doc("of the power law; 0: equal sizes")] = 1.5,
-) -> list[IntArray]:
+def quantity_powerlaw(labels: Labels, clients: int, rng: Rng, *, exponent: Exponent = 1.5) -> Parts:
     """Samples are dealt at random; the r-th largest client has a size of about r^-exponent."""
     weights = np.arange(1.0, clients + 1.0) ** -exponent
     return _shuffled(rng, proportional_sizes(rng.permutation(weights), len(labels)))
@@ -250,12 +226,8 @@ def quantity_powerlaw(
 
 @partitions.register("silos")
 def silos(
-    labels: Labels,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    groups: npt.NDArray[np.generic] | None = None,
-) -> list[IntArray]:
+    labels: Labels, clients: int, rng: Rng, *, groups: npt.NDArray[np.generic] | None = None
+) -> Parts:
     """Each group of the data (hospital, user, device) is a client, in the order of their ids."""
     if groups is None:
         raise PartitionError("the data have no groups; give the group id of each sample as groups=")
@@ -277,23 +249,13 @@ def silos(
 
 
 @shifts.register("rotation")
-def rotation(
-    sizes: IntArray,
-    rng: np.random.Generator,
-    *,
-    step: Annotated[float, Doc("degrees between one client and the next")] = 15.0,
-) -> dict[str, Any]:
+def rotation(sizes: IntArray, rng: Rng, *, step: Step = 15.0) -> dict[str, Any]:
     """Client i's images are rotated by ``step`` * i degrees (FedBR's RotatedMNIST)."""
     return {"rotation": step * np.arange(len(sizes))}
 
 
 @shifts.register("rotation_dirichlet")
-def rotation_dirichlet(
-    sizes: IntArray,
-    rng: np.random.Generator,
-    *,
-    alpha: Annotated[Positive, Doc("concentration of a client's angles; smaller: fewer")] = 0.1,
-) -> dict[str, Any]:
+def rotation_dirichlet(sizes: IntArray, rng: Rng, *, alpha: AngleAlpha = 0.1) -> dict[str, Any]:
     """Each image has an angle of 0, 15, ..., 135 degrees, drawn from the prior of its client.
 
     The priors are drawn from Dir(alpha). FedBR's CIFAR-10: the paper has alpha 1.0, its code 0.1.
@@ -306,12 +268,7 @@ def rotation_dirichlet(
 
 
 @shifts.register("noise")
-def noise(
-    sizes: IntArray,
-    rng: np.random.Generator,
-    *,
-    sigma: Annotated[NotNegative, Doc("standard deviation of the last client's noise")] = 0.1,
-) -> dict[str, Any]:
+def noise(sizes: IntArray, rng: Rng, *, sigma: Deviation = 0.1) -> dict[str, Any]:
     """Client i of M gets Gaussian noise of standard deviation ``sigma`` * (i + 1) / M.
 
     Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022, arXiv:2102.02079. *Deviations*:
@@ -350,7 +307,7 @@ def equal_sizes(samples: int, clients: int) -> IntArray:
     return samples // clients + (np.arange(clients) < samples % clients).astype(np.int64)
 
 
-def lognormal_sizes(rng: np.random.Generator, samples: int, clients: int, sigma: float) -> IntArray:
+def lognormal_sizes(rng: Rng, samples: int, clients: int, sigma: float) -> IntArray:
     """Client sizes in proportion to exp(N(0, sigma^2)), each at least 1."""
     exponent = min(sigma, 1e300) * rng.standard_normal(clients)
     return proportional_sizes(np.exp(exponent - exponent.max()), samples)
@@ -366,13 +323,13 @@ def proportional_sizes(weights: FloatArray, samples: int) -> IntArray:
     return sizes + 1
 
 
-def samples_by_client(owner: IntArray, clients: int) -> list[IntArray]:
+def samples_by_client(owner: IntArray, clients: int) -> Parts:
     """The sorted samples of each client, from the client of each sample ``[N]`` (-1: none)."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.searchsorted(owner[order], np.arange(clients + 1)))[1:-1]
 
 
-def deal(rng: np.random.Generator, codes: IntArray, counts: IntArray) -> list[IntArray]:
+def deal(rng: Rng, codes: IntArray, counts: IntArray) -> Parts:
     """Shuffle the samples of each class and deal them by ``counts`` ``[clients, classes]``."""
     clients, classes = counts.shape
     order = rng.permutation(len(codes))
@@ -382,7 +339,7 @@ def deal(rng: np.random.Generator, codes: IntArray, counts: IntArray) -> list[In
     return samples_by_client(owner, clients)
 
 
-def arrivals(rng: np.random.Generator, sizes: IntArray) -> IntArray:
+def arrivals(rng: Rng, sizes: IntArray) -> IntArray:
     """The client of each turn ``[N]``, where every turn goes to a uniform client not yet full.
 
     This is the order of events of independent Poisson processes of equal rate, each stopped after
@@ -394,9 +351,7 @@ def arrivals(rng: np.random.Generator, sizes: IntArray) -> IntArray:
     return client[np.argsort(clock - start[client], kind="stable")]
 
 
-def draw_classes(
-    rng: np.random.Generator, priors: FloatArray, turns: IntArray, class_sizes: IntArray
-) -> IntArray:
+def draw_classes(rng: Rng, priors: FloatArray, turns: IntArray, class_sizes: IntArray) -> IntArray:
     """The class of each turn: drawn from its client's prior, redrawn if the class is exhausted.
 
     All turns are drawn at once. Then, in the order in which the classes are exhausted, the turns
@@ -428,7 +383,7 @@ def draw_classes(
 
 
 def _draw_once(
-    rng: np.random.Generator, priors: FloatArray, left: npt.NDArray[np.bool_], turns: IntArray
+    rng: Rng, priors: FloatArray, left: npt.NDArray[np.bool_], turns: IntArray
 ) -> IntArray:
     classes = np.flatnonzero(left)
     prior = priors[:, classes]
@@ -482,7 +437,7 @@ def block_sizes(cells: int, budget: int = 20_000_000, block: int = 200_000) -> I
 
 
 def _redraw(
-    rng: np.random.Generator, class_sizes: IntArray, clients: int, alpha: float, min_size: int
+    rng: Rng, class_sizes: IntArray, clients: int, alpha: float, min_size: int
 ) -> tuple[IntArray | None, int, int]:
     """Draw until every client has ``min_size`` samples.
 
@@ -500,6 +455,6 @@ def _redraw(
     return None, best, draws
 
 
-def _shuffled(rng: np.random.Generator, sizes: IntArray) -> list[IntArray]:
+def _shuffled(rng: Rng, sizes: IntArray) -> Parts:
     owner = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     return samples_by_client(owner, len(sizes))

@@ -21,7 +21,7 @@ from kedge.data.datasets.dataset import (
     TaskOption,
     assemble,
 )
-from kedge.data.datasets.formats import Peek, Reader, entries, readers, reading, suffix_of
+from kedge.data.datasets.formats import DataReader, Peek, entries, readers, reading, suffix_of
 from kedge.data.datasets.tables.cells import ColumnCells, read_cells
 from kedge.data.datasets.tables.encoding import (
     Problems,
@@ -52,7 +52,7 @@ MISSING_LABEL = (
 
 @readers.register("csv")
 @dataclass(frozen=True)
-class CSV(Reader):
+class Tables(DataReader):
     """Tables in CSV (.csv, .tsv, also .gz) or Parquet files.
 
     Numbers stay, true and false become 1 and 0, columns of a few words become one-hot, and dates
@@ -349,13 +349,14 @@ def dataset_of_frames(
     ('frames: 1 columns, 2 classes, 4 train, 2 silos', ('north', 'south'))
     """
     missing = Option("missing", Missing).check(missing)
-    named = clients if isinstance(clients, Mapping) else dict(_numbered(clients))
+    if not isinstance(clients, Mapping):
+        clients = {f"client {k}": frame for k, frame in enumerate(clients)}
     problems = Problems()
-    tables = _frame_tables(named, problems, "")
+    tables = _frame_tables(clients, problems, "")
     tests: Mapping[str, Any] = {}
     if test is not None:
         tests = test if isinstance(test, Mapping) else {"": test}
-        if isinstance(test, Mapping) and set(test) != set(named):
+        if isinstance(test, Mapping) and set(test) != set(clients):
             raise DataError("test must be one DataFrame, or one for each client of the same name")
     test_tables = _frame_tables(tests, problems, "test data of " if len(tests) > 1 else "test data")
     if not tables:
@@ -363,7 +364,7 @@ def dataset_of_frames(
         raise DataError("there are no clients; give one DataFrame per client")
     given = [*tables.values(), *test_tables.values()]
     trains = [True] * len(tables) + [False] * len(test_tables)
-    result = CSV(label, task, drop, missing, id).encode(given, trains, problems)
+    result = Tables(label, task, drop, missing, id).encode(given, trains, problems)
     names = [str(name) for name in tables]
     sources: list[dict[str, Pair]] = [{"train": p} for p in result.pairs[: len(names)]]
     test_pairs = dict(zip(test_tables, result.pairs[len(names) :], strict=True))
@@ -374,10 +375,6 @@ def dataset_of_frames(
     if test is not None and not isinstance(test, Mapping):
         found = found._replace(common_test=test_pairs[""])
     return assemble("frames", names, found, tuple(names))
-
-
-def _numbered(clients: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"client {k}", frame) for k, frame in enumerate(clients)]
 
 
 def _frame_tables(
