@@ -29,9 +29,12 @@ def read_fields(cls: type[T], values: Any, where: str = "", complete: bool = Fal
         KedgeError: a key is unknown or missing, or a value has the wrong type or is out of range;
             all of these together.
 
-    >>> read_fields(Option, {"name": "mu", "hint": 1, "defualt": 2}, "option")
+    >>> Node = dataclasses.make_dataclass("Node", [("ports", tuple[int, ...]), ("name", str, "")])
+    >>> read_fields(Node, {"ports": [1, 2]})
+    Node(ports=(1, 2), name='')
+    >>> read_fields(Node, {"ports": [1, 2.5]}, "node")
     Traceback (most recent call last):
-    kedge.errors.UnknownName: no key of option 'defualt'. Did you mean 'default'?
+    kedge.errors.FieldError: node.ports[1] = 2.5 is not a whole number
     """
     _check_mapping(values, where or "the content")
     hints = get_type_hints(cls, include_extras=True)
