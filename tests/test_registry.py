@@ -159,8 +159,8 @@ def in_a_new_process(folder: Path, code: str) -> subprocess.CompletedProcess[str
 def test_built_in_parts_and_partitions_need_no_import() -> None:
     for code in (
         "from kedge.core.method import parse; print(parse('scaffold'))",
-        "from kedge.data.partition.registries import partitions as p; print('iid' in p, len(p))",
-        "from kedge.data.partition.registries import shifts; print(shifts['rotation'].__name__)",
+        "from kedge.data.partition.grammar import partitions as p; print('iid' in p, len(p))",
+        "from kedge.data.partition.grammar import shifts; print(shifts['rotation'].__name__)",
     ):
         done = in_a_new_process(Path("."), code)
         assert done.returncode == 0, done.stderr
@@ -179,7 +179,7 @@ def test_an_installed_distribution_adds_its_own(tmp_path: Path) -> None:
     code = """
 from kedge.core.method import parse
 from kedge.data.partition import draw
-from kedge.data.partition.registries import shifts
+from kedge.data.partition.grammar import shifts
 from kedge.models import build
 print(parse("tether(mu=0.5)+scaffold"))
 print([len(c) for c in draw("halves+nothing", [0, 1] * 4, 2, 0).clients])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import pickle
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -32,6 +34,7 @@ from kedge.schema import (
     Range,
     Read,
     bind_sum,
+    read_fields,
     schema_of,
 )
 
@@ -302,3 +305,64 @@ def test_presets_equal_to_the_defaults_are_known_as_such() -> None:
 
 def test_a_call_may_be_bound_without_text() -> None:
     assert SCHEMA.bind(Call("thing", None, (), {"rows": 5}))["rows"] == 5
+
+
+# --- dataclasses from the values of files --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    port: Annotated[int, Range(1)]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Network:
+    nodes: tuple[Node, ...]
+    rows: tuple[tuple[float, ...], ...] = ()
+    fill: tuple[float, ...] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    kind: Literal["a", "b"] = "a"
+
+
+def test_a_dataclass_is_read_from_what_json_made_of_it() -> None:
+    network = Network(
+        (Node("n", 1), Node("m", 2, 0.5)), ((1.0, 2.0), ()), (3.0,), {"torch": "2"}, "b"
+    )
+    values = json.loads(json.dumps(asdict(network)))
+    assert read_fields(Network, values, complete=True) == network
+    assert read_fields(Network, {"nodes": [], "fill": None}) == Network(())
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([], r"net is \[\], which is no table of names and values"),
+        ({}, "^net.nodes is missing$"),
+        ({"nodes": {}}, "net.nodes = {} is not a list"),
+        ({"nodes": [3]}, r"^net.nodes\[0\] is 3, which is no table"),
+        ({"nodes": [], "nods": 1}, "no key of net 'nods'. Did you mean 'nodes'"),
+        ({"nodes": [{"name": "n", "port": 1, "x": 0}]}, r"no key of net.nodes\[0\] 'x'"),
+        ({"nodes": [{"name": "n", "port": 0}]}, r"net.nodes\[0\].port = 0 is below 1"),
+        ({"nodes": [{"name": "n", "port": True}]}, r"net.nodes\[0\].port = True is not a whole"),
+        ({"nodes": [{"name": 1, "port": 2}]}, r"net.nodes\[0\].name = 1 is not text"),
+        ({"nodes": [], "rows": [[1, "2"]]}, r"net.rows\[0\]\[1\] = '2' is not a finite number"),
+        ({"nodes": [], "rows": "12"}, "net.rows = '12' is not a list"),
+        ({"nodes": [], "fill": "none"}, "net.fill = 'none' is not a list"),
+        ({"nodes": [], "versions": ["a"]}, r"net.versions is \['a'\], which is no table"),
+        ({"nodes": [], "versions": {"a": 1}}, "net.versions.a = 1 is not text"),
+        ({"nodes": [], "kind": "c"}, "net.kind = 'c' is not one of: a, b"),
+    ],
+)
+def test_a_wrong_file_is_told_what_and_where(values: Any, says: str) -> None:
+    with pytest.raises(KedgeError, match=says):
+        read_fields(Network, values, "net")
+
+
+def test_all_that_is_wrong_in_a_file_is_told_at_once() -> None:
+    with pytest.raises(SeveralErrors) as caught:
+        read_fields(Network, {"nodes": [{}], "kind": 1, "b": 2}, "net")
+    assert len(caught.value.errors) == 4
+    with pytest.raises(SeveralErrors, match=r"net.rows is missing\n  net.fill is missing"):
+        read_fields(Network, {"nodes": []}, "net", complete=True)

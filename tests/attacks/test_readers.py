@@ -15,8 +15,9 @@ import pytest
 from hostile_runs import bounded
 from PIL import Image
 
-from kedge.data.datasets import checks, load, table_files
-from kedge.data.datasets.listing import available
+from kedge.data.datasets import formats, load
+from kedge.data.datasets.known import available
+from kedge.data.datasets.tables import files as table_files
 from kedge.data.encodings import ArrayEncoding
 from kedge.errors import DataError
 
@@ -26,7 +27,7 @@ HUGE = 2**62
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (checks, table_files):
+    for module in (formats, table_files):
         monkeypatch.setattr(module, "host_available", lambda: FREE)
 
 

@@ -10,7 +10,8 @@ from commands import kedge_command
 
 from kedge.cli import kinds, pages
 from kedge.core.part import Part, parts, register
-from kedge.data.datasets.readers import EXAMPLES, FORMATS, bind_options, schema
+from kedge.data.datasets.formats import bind_options
+from kedge.data.datasets.load import EXAMPLES, FORMATS, schema
 from kedge.grammar import Call, parse_call
 
 KINDS = {

@@ -258,6 +258,26 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, protocol):
     assert not list(tmp_path.glob("ran*"))
 
 
+def test_a_forged_type_of_an_array_never_reaches_numpy(tmp_path):
+    """With this state, numpy.dtype takes the bytes of an array for addresses, and follows them."""
+    folder = tmp_path / "cifar-10-batches-py"
+    write_cifar10(folder)
+    forged = Forged(np.dtype, ("V8",), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 5))
+    rebuild = pixels(1).__reduce__()[0]
+    array = Forged(rebuild, (np.ndarray, (0,), b"b"), (1, (1,), forged, False, b"A" * 8))
+    content = pickle.dumps({"data": array, "labels": [0]}, 2)
+    (folder / "data_batch_2").write_bytes(content)
+    fails(folder, folder / "data_batch_2", "data has type V8")
+
+
+class Forged:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
 def test_cifar_errors(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     write_cifar10(folder)

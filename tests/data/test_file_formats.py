@@ -19,7 +19,7 @@ from dataset_files import (
 from PIL import Image
 
 from kedge.data.datasets import load
-from kedge.data.datasets.find import natural
+from kedge.data.datasets.formats import natural
 from kedge.errors import FieldError, UnknownName
 
 # --- image folders --------------------------------------------------------------------------------

@@ -10,20 +10,21 @@ import pytest
 from labels import COMPLETE, LABELS, shares
 
 from kedge.data.partition import Partition, draw
-from kedge.data.partition.registries import generator
-from kedge.data.partition.sampling import (
+from kedge.data.partition.draws import (
     arrivals,
     block_sizes,
     capped_counts,
     draw_classes,
     proportional_sizes,
 )
+from kedge.data.partition.grammar import generator
 from kedge.errors import (
     DataError,
     FieldError,
     IncompatibleError,
     PartitionError,
 )
+from kedge.report.partition_picture import plot_partition
 
 # --- every partition -----------------------------------------------------------------------------
 
@@ -454,8 +455,9 @@ def test_labels_of_unequal_length_are_refused() -> None:
 def test_a_picture_has_the_names_of_the_clients(tmp_path):
     partition = Partition((np.arange(3), np.arange(3, 9)), "by hand", 0, 9)
     names = ["north", "a hospital with a long name"]
-    text = partition.plot(np.arange(9) % 2, tmp_path / "p.svg", client_names=names).read_text()
+    path = plot_partition(partition, np.arange(9) % 2, tmp_path / "p.svg", client_names=names)
+    text = path.read_text()
     assert "<!-- north -->" in text
     assert "<!-- a hospital with… -->" in text
     with pytest.raises(FieldError, match="1 client names for 2 clients"):
-        partition.plot(np.arange(9) % 2, tmp_path / "p.svg", client_names=["north"])
+        plot_partition(partition, np.arange(9) % 2, tmp_path / "p.svg", client_names=["north"])

@@ -10,8 +10,8 @@ import pytest
 from dataset_files import write_csv
 
 from kedge.data.datasets import load
-from kedge.data.datasets.frames import dataset_of_frames
-from kedge.data.datasets.table_encoding import TableEncoding
+from kedge.data.datasets.tables.encoding import TableEncoding
+from kedge.data.datasets.tables.read import dataset_of_frames
 from kedge.data.encoding import encodings
 from kedge.errors import DataError, FieldError, SeveralDataErrors
 
@@ -195,3 +195,29 @@ def test_frames_that_cannot_be_used():
         dataset_of_frames({"north": good}, "sik")
     with pytest.raises(FieldError, match="missing = 'mode' is not one of"):
         dataset_of_frames({"north": good}, "sick", missing="mode")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "array", "shape": [1, 8, 8], "dtype": "uint8", "columns": [], "from_files": True},
+        {"kind": "image", "shape": [3, 5, 6], "resize": False, "dtype": "uint8"},
+        {
+            "kind": "table", "labels": ["sick"], "classes": True, "missing": "mean", "id": None,
+            "columns": [
+                {"name": "age", "kind": "number", "words": [], "format": "", "fill": [58.5],
+                 "indicator": True},
+                {"name": "sex", "kind": "words", "words": ["f", "m"], "format": "", "fill": None,
+                 "indicator": False},
+            ],
+        },
+    ],
+)  # fmt: skip
+def test_the_encodings_of_saved_bundles_are_read_strictly(values):
+    options = {key: value for key, value in values.items() if key != "kind"}
+    read = encodings[values["kind"]].from_dict
+    assert json.loads(json.dumps(read(options).to_dict())) == options
+    first = next(iter(options))
+    for wrong in ({**options, first: 3}, {**options, "more": 1}, {first: options[first]}):
+        with pytest.raises(ValueError, match="encoding"):
+            read(wrong)

@@ -17,7 +17,8 @@ from kedge.core.model import Model
 from kedge.core.part import Part, parts
 from kedge.data.datasets import Dataset
 from kedge.data.datasets.dataset import ReadResult, assemble
-from kedge.data.datasets.known import Known, datasets
+from kedge.data.datasets.known import KnownDataset as Known
+from kedge.data.datasets.known import datasets
 from kedge.engines.execution import Execution
 from kedge.errors import IncompatibleError, ModelError
 from kedge.models import build

@@ -16,7 +16,7 @@ from kedge.core.part import Method, Part, parse, parts
 from kedge.core.schedules import schedules
 from kedge.data.augment import augmentations
 from kedge.data.partition import partitions, shifts
-from kedge.data.partition.draw import check_partition
+from kedge.data.partition.grammar import check_partition
 from kedge.data.splits import splits
 from kedge.errors import GrammarError, IncompatibleError, KedgeError
 from kedge.grammar import Call, parse_call, parse_calls, write_value

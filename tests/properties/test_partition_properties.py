@@ -12,9 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import TEXT, settings_of
 
-from kedge.data.partition import Partition, draw, holdout, label_skew, partitions, resplit, shifts
-from kedge.data.partition.registries import schema
-from kedge.data.partition.sampling import (
+from kedge.data.partition import Partition, draw, draws, holdout, partitions, resplit, shifts
+from kedge.data.partition.draws import (
     arrivals,
     capped_counts,
     class_codes,
@@ -24,6 +23,7 @@ from kedge.data.partition.sampling import (
     proportional_sizes,
     samples_by_client,
 )
+from kedge.data.partition.grammar import schema
 from kedge.errors import IncompatibleError, KedgeError, PartitionError
 
 BUILT_IN = [name for name in partitions if name != "silos"]
@@ -161,7 +161,7 @@ def test_clients_draw_no_more_of_a_class_than_there_is(
         seen.append(counts)
         return deal(rng, codes, counts)
 
-    with mock.patch.object(label_skew, "deal", recorded):
+    with mock.patch.object(draws, "deal", recorded):
         partition = drawn((text, labels, clients, seed))
     if partition is not None:
         codes = class_codes(labels)

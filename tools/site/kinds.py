@@ -14,9 +14,9 @@ from tools.site.templates import render
 
 from kedge.cli.kinds import BY_WORD, KINDS, Kind
 from kedge.core.task import Metric, tasks
-from kedge.data.datasets.known import Known
-from kedge.data.datasets.readers import EXAMPLES, FORMATS
-from kedge.data.partition.registries import aliases
+from kedge.data.datasets.known import KnownDataset as Known
+from kedge.data.datasets.load import EXAMPLES, FORMATS
+from kedge.data.partition.grammar import aliases
 from kedge.report.mathtext import title
 
 

@@ -67,7 +67,7 @@ def read_clients(
 def _frames(
     named: Mapping[str, Any], label: Any, test: Any, task: str, columns: dict[str, Any]
 ) -> Dataset:
-    from kedge.data.datasets.frames import dataset_of_frames
+    from kedge.data.datasets.tables.read import dataset_of_frames
 
     if test is not None and not _is_frame(test) and not isinstance(test, Mapping):
         raise DataError("the test set is no DataFrame, but the clients are; give one kind")

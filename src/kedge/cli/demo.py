@@ -14,6 +14,7 @@ from kedge.engines.device import resolve_device
 from kedge.files import make_folder, new_file
 from kedge.report import figures
 from kedge.report.page import write as page
+from kedge.report.partition_picture import plot_partition
 from kedge.report.progress import Watcher
 from kedge.runs import runner
 from kedge.runs.compare import compare, rows_of
@@ -76,7 +77,7 @@ def run_demo(out: str | Path) -> Demo:
     figures.curves(results, paths[:2], title)
     paths.append(page.report(results, out / "report.html", title))
     for path in paths[2:4]:
-        partition.plot(dataset.y_train, path, class_names=dataset.classes)
+        plot_partition(partition, dataset.y_train, path, class_names=dataset.classes)
     return Demo(results, paths, _predict(runs / PREDICTS, out / "sample.png"))
 
 

@@ -14,11 +14,11 @@ from kedge.check import Report
 from kedge.check.conformance import Row
 from kedge.core.part import parts
 from kedge.core.task import tasks
-from kedge.data.build import silo_names
 from kedge.data.datasets import Dataset, available
-from kedge.data.datasets.find import places
-from kedge.data.datasets.listing import Listing
+from kedge.data.datasets.formats import places
+from kedge.data.datasets.known import DatasetListing as Listing
 from kedge.data.partition import Partition
+from kedge.data.splits import silo_names
 from kedge.report.mathtext import title
 
 

@@ -17,12 +17,12 @@ from kedge.core.task import Metric, tasks
 from kedge.core.task_custom import own_metrics
 from kedge.data.augment import augmentations
 from kedge.data.datasets import datasets
-from kedge.data.datasets.known import Known
-from kedge.data.datasets.readers import FORMATS
-from kedge.data.datasets.readers import schema as format_schema
+from kedge.data.datasets.known import KnownDataset as Known
+from kedge.data.datasets.load import FORMATS
+from kedge.data.datasets.load import schema as format_schema
 from kedge.data.partition import partitions, shifts
-from kedge.data.partition.registries import aliases
-from kedge.data.partition.registries import schema as partition_schema
+from kedge.data.partition.grammar import aliases
+from kedge.data.partition.grammar import schema as partition_schema
 from kedge.data.splits import splits
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.models import models

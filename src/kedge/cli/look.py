@@ -49,9 +49,10 @@ def partition(
     kedge partition --data "hospitals(label=sick, missing=mean)"
     """
     from kedge.cli import display
-    from kedge.data.build import silo_names
     from kedge.data.datasets import load as read
     from kedge.data.partition import draw
+    from kedge.data.splits import silo_names
+    from kedge.report.partition_picture import plot_partition
     from kedge.runs.runner import partition_of
 
     load_files(load)
@@ -65,7 +66,9 @@ def partition(
             drawn.save(path)
         else:
             names = silo_names(dataset, drawn)
-            drawn.plot(dataset.y_train, path, class_names=dataset.classes, client_names=names)
+            plot_partition(
+                drawn, dataset.y_train, path, class_names=dataset.classes, client_names=names
+            )
         console.print(f"wrote {path}", highlight=False)
 
 

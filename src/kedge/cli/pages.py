@@ -17,9 +17,9 @@ from kedge.cli.display import DATA_HINT, data_table
 from kedge.cli.kinds import BY_WORD, KINDS, Kind, find
 from kedge.core.method import FedAvg
 from kedge.core.part import Part
-from kedge.data.datasets.known import Known
-from kedge.data.datasets.readers import EXAMPLES, FORMATS
-from kedge.data.partition.registries import aliases
+from kedge.data.datasets.known import KnownDataset as Known
+from kedge.data.datasets.load import EXAMPLES, FORMATS
+from kedge.data.partition.grammar import aliases
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.grammar import write_value
 from kedge.loading import files

@@ -15,7 +15,7 @@ from kedge.data.datasets import Dataset
 from kedge.data.encodings import encoding_of
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition
-from kedge.data.splits import SplitData, split_data
+from kedge.data.splits import SplitData, silo_names, split_data
 from kedge.errors import DataError
 
 _SHIFT_ROWS = 4096  # samples shifted at once, which bounds the memory
@@ -94,16 +94,6 @@ def _client_names(dataset: Dataset, data: SplitData) -> list[str] | None:
     return silo_names(dataset, data.train) or [f"client {k}" for k in data.seen] or None
 
 
-def silo_names(dataset: Dataset, partition: Partition) -> list[str] | None:
-    """The names of the silos if each client of a partition is one of them, else None."""
-    if dataset.groups is None or dataset.group_names is None:
-        return None
-    silos = [np.unique(dataset.groups[rows]) for rows in partition.clients]
-    if any(len(own) != 1 for own in silos) or len({int(own[0]) for own in silos}) < len(silos):
-        return None
-    return [dataset.group_names[int(own[0])] for own in silos]
-
-
 def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:
     """The inputs after each client's feature shift: rotation and noise."""
     partition = data.partition
@@ -133,6 +123,5 @@ def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:
 
 
 def _article(kind: str) -> str:
-    return {"tokens": "of token ids", "series": "of series", "volume": "of volumes"}.get(
-        kind, f"a {kind}"
-    )
+    several = {"tokens": "of token ids", "series": "of series", "volume": "of volumes"}
+    return several.get(kind, f"a {kind}")

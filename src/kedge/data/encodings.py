@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
-from kedge.data.arrays import conform, to_numpy
 from kedge.data.datasets import Dataset, load
-from kedge.data.datasets.checks import check_memory, reading
-from kedge.data.datasets.find import IMAGES, entries
-from kedge.data.datasets.image_encoding import ImageEncoding, is_images
+from kedge.data.datasets.formats import check_memory, entries, reading
+from kedge.data.datasets.images import ImageEncoding, is_image, is_images
 from kedge.data.datasets.npz import open_npz
-from kedge.data.encoding import Array, Encoding, Samples, encodings
+from kedge.data.encoding import Array, Encoding, Samples, conform, encodings, to_numpy
 from kedge.errors import DataError
 
 #: Arrays of inputs and labels in an .npz file; the first that is there is taken.
@@ -62,7 +60,7 @@ class ArrayEncoding(Encoding):
 
     def _encode_path(self, name: str | os.PathLike[str]) -> Samples:
         path = Path(name).expanduser()
-        if self._is_image and self._holds_images(path):
+        if self._is_image and any(map(is_image, entries(path) if path.is_dir() else [path])):
             return self._as_image.encode(path)
         if path.is_file() and path.suffix.lower() == ".npz":
             return self._encode_npz(path)
@@ -117,21 +115,6 @@ class ArrayEncoding(Encoding):
     @property
     def _as_image(self) -> ImageEncoding:
         return ImageEncoding(self.shape, False, self.dtype)
-
-    @staticmethod
-    def _holds_images(path: Path) -> bool:
-        if path.is_file():
-            return path.suffix.lower() in IMAGES
-        inside = entries(path) if path.is_dir() else []
-        return any(f.is_file() and f.suffix.lower() in IMAGES for f in inside)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ArrayEncoding:
-        shape, columns = tuple(values["shape"]), tuple(values["columns"])
-        return cls(shape, str(values["dtype"]), columns, bool(values["from_files"]))
 
 
 def encoding_of(dataset: Dataset) -> Encoding:

@@ -19,9 +19,8 @@ from kedge.core import rng, tree
 from kedge.core.task import Batch, Task
 from kedge.core.view import SweepPieces
 from kedge.data.augment import augmentation, rotate
-from kedge.data.encoding import Encoding
+from kedge.data.encoding import Encoding, moments_like, normalise, to_unit
 from kedge.data.partition import Partition
-from kedge.data.scaling import moments_like, normalise, to_unit
 from kedge.errors import DataError
 
 SWEEP_ROWS = 256  # rows per piece of a sweep

@@ -191,8 +191,10 @@ def _without_unseen(data: SplitData, dataset: Dataset, share: float, seed: int) 
             f"unseen = {share:g} of {count} client{'s' if count > 1 else ''} leaves none to train; "
             "use more clients or a smaller share"
         )
-    names = _client_keys(partition, dataset)
-    order = sorted(range(count), key=lambda k: _digest(f"{seed}/unseen/{names[k]}"))
+    # named by silo, so that the order of files has no effect
+    names = silo_names(dataset, partition) or [str(k) for k in range(count)]
+    digests = [hashlib.sha256(f"{seed}/unseen/{name}".encode()).digest() for name in names]
+    order = sorted(range(count), key=digests.__getitem__)
     left_out, seen = sorted(order[:take]), sorted(order[take:])
     pieces = [data.train.clients, data.held_out, data.validation]
     rows = [piece[k] for piece in pieces if len(piece) for k in left_out]
@@ -215,18 +217,14 @@ def _without_unseen(data: SplitData, dataset: Dataset, share: float, seed: int) 
     )
 
 
-def _client_keys(partition: Partition, dataset: Dataset) -> list[str]:
-    """What names each client in a draw: its silo, so that the order of files has no effect."""
-    if dataset.groups is not None and dataset.group_names is not None:
-        inside = dataset.groups
-        silos = [np.unique(inside[rows[rows < len(inside)]]) for rows in partition.clients]
-        if all(len(s) == 1 for s in silos) and len({int(s[0]) for s in silos}) == len(silos):
-            return [dataset.group_names[int(s[0])] for s in silos]
-    return [str(k) for k in range(len(partition.clients))]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def silo_names(dataset: Dataset, partition: Partition) -> list[str] | None:
+    """The names of the silos if each client of a partition is one of them, else None."""
+    if dataset.groups is None or dataset.group_names is None:
+        return None
+    silos = [np.unique(dataset.groups[rows]) for rows in partition.clients]
+    if any(len(own) != 1 for own in silos) or len({int(own[0]) for own in silos}) < len(silos):
+        return None
+    return [dataset.group_names[int(own[0])] for own in silos]
 
 
 def _test_set(dataset: Dataset) -> tuple[Any, Any] | None:

@@ -19,21 +19,23 @@ from torch import nn
 
 from kedge.errors import GrammarError, ModelError
 from kedge.grammar import parse_call
-from kedge.models.basic import linear, mlp
-from kedge.models.cct import cct7
-from kedge.models.cnn import (
+from kedge.models.basic import (
     fedcog_cnn,
     fedcog_cnn100,
     feddc_lenet,
     lenet5,
+    linear,
+    mlp,
     mnist_cnn,
     pamap2_cnn,
     pfl_cnn,
+    vgg9,
+    vgg11,
 )
+from kedge.models.cct import cct7
 from kedge.models.hf import hf, hf_config, hf_from_config
 from kedge.models.layers import norm_layer
 from kedge.models.resnet import resnet18, resnet34, resnet50
-from kedge.models.vgg import vgg9, vgg11
 from kedge.registry import Registry
 from kedge.schema import BoundCall, Schema, schema_of
 
@@ -46,19 +48,11 @@ models = Registry[Callable[..., nn.Sequential]](
 HF = "hf:"  # how the names of Hugging Face's models start
 OWN = "own"  # a module that is given as such, in place of a name
 
-_small = (
-    linear,
-    mlp,
-    lenet5,
-    fedcog_cnn,
-    fedcog_cnn100,
-    feddc_lenet,
-    mnist_cnn,
-    pfl_cnn,
-    pamap2_cnn,
-)
-_large = (vgg9, vgg11, resnet18, resnet34, resnet50, cct7)
-for _builder in _small + _large:
+_builders = (
+    linear, mlp, lenet5, fedcog_cnn, fedcog_cnn100, feddc_lenet, mnist_cnn, pfl_cnn, pamap2_cnn,
+    vgg9, vgg11, resnet18, resnet34, resnet50, cct7,
+)  # fmt: skip
+for _builder in _builders:
     models.add(_builder.__name__, _builder)
 
 

@@ -66,7 +66,7 @@ class Tokens(nn.Module):
         return x
 
 
-class TokenAttention(nn.Module):
+class SelfAttention(nn.Module):
     """Multi-head self-attention, in plain matrix products so that it works under ``vmap``."""
 
     def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
@@ -99,7 +99,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
-        self.attention = TokenAttention(dim, heads, dropout, attention_dropout)
+        self.attention = SelfAttention(dim, heads, dropout, attention_dropout)
         self.skip1 = layers.SliceDropout(skip, dims=1) if skip else nn.Identity()
         self.norm2 = nn.LayerNorm(dim)
         self.fc1 = nn.Linear(dim, hidden)

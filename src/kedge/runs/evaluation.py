@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge.core.task import Batch
 from kedge.data.datasets import load
-from kedge.data.datasets.find import SPLIT_NAMES, detect, entries
+from kedge.data.datasets.formats import SPLIT_NAMES, detect, entries
 from kedge.data.datasets.silos import find_silos
 from kedge.data.encoding import Array, Encoding, Samples
 from kedge.data.federation import Federation

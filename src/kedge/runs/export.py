@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from kedge._version import __version__
 from kedge.core.task import Task
-from kedge.data.scaling import moments_like, normalise, to_unit
+from kedge.data.encoding import moments_like, normalise, to_unit
 from kedge.errors import KedgeError, ModelError
 from kedge.runs.predictor import Predictor
 from kedge.runs.targets import write_target

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from kedge.core.model import Model
 from kedge.core.task import Task
-from kedge.data.encoding import Array, Samples
-from kedge.data.scaling import moments_like, normalise, to_unit
+from kedge.data.encoding import Array, Samples, moments_like, normalise, to_unit
 from kedge.engines.device import precise
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.limits import is_out_of_memory

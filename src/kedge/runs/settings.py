@@ -31,7 +31,7 @@ def read_method(text: str) -> None:
 
 
 def read_partition(text: str) -> None:
-    from kedge.data.partition.draw import check_partition
+    from kedge.data.partition.grammar import check_partition
 
     if text != "auto" and not text.endswith(".json"):
         check_partition(text)

@@ -19,24 +19,16 @@ from kedge.schema.binding import (
     BoundCall,
     ErrorCollector,
     Option,
-    Row,
+    OptionRow,
     Schema,
     bind_sum,
     schema_of,
 )
-from kedge.schema.values import (
-    Choice,
-    Count,
-    Doc,
-    Length,
-    NotNegative,
-    Positive,
-    Range,
-    Read,
-    Size,
-)
+from kedge.schema.reading import read_fields
+from kedge.schema.values import Choice, Count, Doc, Length, NotNegative, Positive, Range, Read, Size
 
 __all__ = [
     "BoundCall", "Choice", "Count", "Doc", "ErrorCollector", "Length", "NotNegative", "Option",
-    "Positive", "Range", "Read", "Row", "Schema", "Size", "bind_sum", "schema_of",
+    "OptionRow", "Positive", "Range", "Read", "Schema", "Size", "bind_sum", "read_fields",
+    "schema_of",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from kedge.schema.values import (
 REQUIRED: Any = inspect.Parameter.empty
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """One line of a help page."""
 
     name: str
@@ -70,7 +70,7 @@ class Option:
                 note.function(coerced)
         return coerced
 
-    def row(self) -> Row:
+    def row(self) -> OptionRow:
         """The option as a row of help."""
         notes = notes_of(self.hint)
         default = "" if self.default is REQUIRED else _as_typed(self.default)
@@ -78,7 +78,7 @@ class Option:
             default = "none"
         ranges = dict.fromkeys(map(str, ranges_of(self.hint)))
         text = " ".join(n.text for n in notes if isinstance(n, Doc))
-        return Row(self.name, type_name(self.hint), default, ", ".join(ranges), text)
+        return OptionRow(self.name, type_name(self.hint), default, ", ".join(ranges), text)
 
 
 class ErrorCollector:
@@ -100,10 +100,12 @@ class ErrorCollector:
         """Catch and store a KedgeError of the block."""
         try:
             yield
-        except SeveralErrors as several:
-            self.errors += several.errors
         except KedgeError as error:
-            self.errors.append(error)
+            self.add(error)
+
+    def add(self, error: KedgeError) -> None:
+        """Store an error."""
+        self.errors += error.errors if isinstance(error, SeveralErrors) else [error]
 
     def raise_all(self) -> None:
         """Raise the collected errors: a single one unchanged, several as SeveralErrors."""
@@ -213,7 +215,7 @@ class Schema:
         ]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[OptionRow]:
         """One row of help for each option."""
         return [option.row() for option in self.options.values()]
 
@@ -261,8 +263,8 @@ def _read_signature(thing: Any, name: str, presets: bool, hidden: tuple[str, ...
 def _read(thing: Any, name: str, presets: bool, hidden: tuple[str, ...]) -> Schema:
     if dataclasses.is_dataclass(thing):
         hints = get_type_hints(thing, include_extras=True)
-        options = [Option(f.name, hints[f.name], _default(f)) for f in dataclasses.fields(thing)]
-        noun = "field"
+        options = [Option(f.name, hints[f.name], default_of(f)) for f in dataclasses.fields(thing)]
+        noun = getattr(thing, "noun", "field")
     else:
         parameters = inspect.signature(thing, eval_str=True).parameters.values()
         keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
@@ -306,7 +308,8 @@ def bind_sum(registry: Lookup, text: str) -> list[BoundCall]:
     return bound
 
 
-def _default(f: dataclasses.Field[Any]) -> Any:
+def default_of(f: dataclasses.Field[Any]) -> Any:
+    """The default of a dataclass's field; ``REQUIRED`` if there is none."""
     if f.default is not dataclasses.MISSING:
         return f.default
     factory = f.default_factory

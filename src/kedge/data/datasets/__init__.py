@@ -11,9 +11,11 @@ names file and row.
 """
 
 from kedge.data.datasets.dataset import Dataset
-from kedge.data.datasets.known import datasets
-from kedge.data.datasets.listing import Listing, available
+from kedge.data.datasets.formats import readers
+from kedge.data.datasets.known import DatasetListing, available, datasets
 from kedge.data.datasets.load import load
-from kedge.data.datasets.readers import readers
+from kedge.data.datasets.tables.read import dataset_of_frames
 
-__all__ = ["Dataset", "Listing", "available", "datasets", "load", "readers"]
+__all__ = [
+    "Dataset", "DatasetListing", "available", "dataset_of_frames", "datasets", "load", "readers",
+]  # fmt: skip

@@ -131,13 +131,9 @@ class Dataset:
 
 
 PLURALS = {
-    "tokens": "token ids",
-    "table": "columns",
-    "series": "series",
-    "image": "images",
-    "volume": "volumes",
-    "array": "arrays",
-}
+    "tokens": "token ids", "table": "columns", "series": "series", "image": "images",
+    "volume": "volumes", "array": "arrays",
+}  # fmt: skip
 
 
 def kind_of(shape: tuple[int, ...], dtype: np.dtype) -> str:

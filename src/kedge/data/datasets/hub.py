@@ -3,80 +3,95 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 
-from kedge.data.datasets.checks import targets
+from kedge.data.datasets.arrays import LabelledArray, assemble_labels
 from kedge.data.datasets.dataset import ReadResult, TaskOption
-from kedge.data.datasets.find import SPLIT_NAMES
+from kedge.data.datasets.formats import SPLIT_NAMES, DataReader
 from kedge.data.datasets.images import Channels, FirstImage, Pixels, check_shape, to_array
-from kedge.data.datasets.table_files import Table, frame_table
-from kedge.data.datasets.tables import LABEL_NAMES, DropOption, MissingOption, encode
+from kedge.data.datasets.tables.files import DataTable, frame_table
+from kedge.data.datasets.tables.read import LABEL_NAMES, DropOption, MissingOption, Tables
 from kedge.errors import DataError
 from kedge.schema import Doc
 
 
-def read_hub(
-    name: str,
-    *,
-    config: Annotated[str | None, Doc("which configuration of the dataset")] = None,
-    label: Annotated[str | None, Doc("column with the label")] = None,
-    image: Annotated[str | None, Doc("column with the image")] = None,
-    task: TaskOption = None,
-    size: Pixels = None,
-    channels: Channels = None,
-    drop: DropOption = (),
-    missing: MissingOption = "error",
-) -> ReadResult:
+@dataclass(frozen=True)
+class Hub(DataReader):
     """A dataset of the Hugging Face hub, hf:NAME, through the optional package ``datasets``.
 
     It is read as images if it has an image column, else as a table of its scalar columns.
     """
-    splits = _splits(name, config)
-    features = splits["train"].features
-    kinds = {column: type(feature).__name__ for column, feature in features.items()}
-    image = image or next((c for c, kind in kinds.items() if kind == "Image"), None)
-    if image is None:
-        tables = [_table(f"hf:{name} ({s})", rows, kinds) for s, rows in splits.items()]
-        label = label or _single(c for c, kind in kinds.items() if kind == "ClassLabel")
-        result = encode(tables, [s == "train" for s in splits], label, task, drop, missing)
-        return result.read_result([dict(zip(splits, result.pairs, strict=True))])
-    label = label or _guess_label(name, kinds)
-    for column in (image, label):
-        if column not in kinds:
-            raise DataError(f"hf:{name}: no column {column!r}; the columns are: {', '.join(kinds)}")
-    first: FirstImage | None = None
-    xs, ys = [], []
-    for split, rows in splits.items():
-        pixels = []
-        for i, row in enumerate(_rows(f"hf:{name} ({split})", rows)):
-            where = f"hf:{name} ({split}), row {i}"
-            if row[image] is None:
-                raise DataError(f"{where}: no image")
-            pixels.append(to_array(row[image], where, size, channels))
-            first = check_shape(pixels[-1], where, first)
-        xs.append(np.stack(pixels))
-        ys.append((f"hf:{name} ({split})", np.asarray(rows[label])))
-    names = tuple(getattr(features[label], "names", None) or ()) or None
-    trains = [split == "train" for split in splits]
-    labels, task, outputs = targets(ys, task, len(names) if names else None, trains)
-    samples = zip(xs, labels, strict=True)
-    return ReadResult([dict(zip(splits, samples, strict=True))], task, outputs, names)
+
+    config: Annotated[str | None, Doc("which configuration of the dataset")] = None
+    label: Annotated[str | None, Doc("column with the label")] = None
+    image: Annotated[str | None, Doc("column with the image")] = None
+    task: TaskOption = None
+    size: Pixels = None
+    channels: Channels = None
+    drop: DropOption = ()
+    missing: MissingOption = "error"
+
+    examples = (
+        ("hf:ylecun/mnist", "images; the columns are found by their types"),
+        ("hf:NAME(config=plain, image=scan, label=finding)", "configuration and columns by name"),
+        ("hf:NAME(size=64, channels=1)", "images of one form"),
+        ("hf:NAME(label=dose, task=regression, drop=[id], missing=mean)", "a table"),
+    )
+
+    def read(self, paths: Sequence[str], limit: int | None = None) -> ReadResult:
+        """Read ``hf:NAME``, the only one of the paths."""
+        name = paths[0]
+        splits = _splits(name, self.config)
+        features = splits["train"].features
+        kinds = {column: type(feature).__name__ for column, feature in features.items()}
+        image = self.image or next((c for c, kind in kinds.items() if kind == "Image"), None)
+        label = self.label or _single(c for c, kind in kinds.items() if kind == "ClassLabel")
+        if image is None:
+            tables = [_table(f"{name} ({s})", rows, kinds) for s, rows in splits.items()]
+            reader = Tables(label, self.task, self.drop, self.missing)
+            result = reader.encode(tables, [s == "train" for s in splits])
+            return result.read_result([dict(zip(splits, result.pairs, strict=True))])
+        label = label or _single(c for c in kinds if c.lower() in LABEL_NAMES)
+        if label is None:
+            raise DataError(
+                f"{name}: which column is the label? Write label=...; there are: {', '.join(kinds)}"
+            )
+        for column in (image, label):
+            if column not in kinds:
+                raise DataError(
+                    f"{name}: no column {column!r}; the columns are: {', '.join(kinds)}"
+                )
+        first: FirstImage | None = None
+        found = []
+        for split, rows in splits.items():
+            pixels = []
+            for i, row in enumerate(_rows(f"{name} ({split})", rows)):
+                where = f"{name} ({split}), row {i}"
+                if row[image] is None:
+                    raise DataError(f"{where}: no image")
+                pixels.append(to_array(row[image], where, self.size, self.channels))
+                first = check_shape(pixels[-1], where, first)
+            y = np.asarray(rows[label])
+            found.append(LabelledArray(0, split, np.stack(pixels), f"{name} ({split})", y))
+        names = tuple(getattr(features[label], "names", None) or ()) or None
+        return assemble_labels(found, 1, self.task, len(names) if names else None, names)
 
 
 def _splits(name: str, config: str | None) -> dict[str, Any]:
     try:
         package = importlib.import_module("datasets")
     except ImportError as error:
-        raise DataError(f"hf:{name} needs the datasets package: pip install 'kedge[hf]'") from error
+        raise DataError(f"{name} needs the datasets package: pip install 'kedge[hf]'") from error
     try:
-        found = package.load_dataset(name, config)
+        found = package.load_dataset(name.removeprefix("hf:"), config)
     except Exception as error:  # errors of the package and of its network libraries
         message = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
-            f"hf:{name} cannot be fetched ({message}). Check the name and the network; "
+            f"{name} cannot be fetched ({message}). Check the name and the network; "
             "what was downloaded before is found again offline with HF_HUB_OFFLINE=1"
         ) from error
     splits: dict[str, Any] = {}
@@ -84,7 +99,7 @@ def _splits(name: str, config: str | None) -> dict[str, Any]:
         if SPLIT_NAMES.get(split) and len(rows):
             splits.setdefault(SPLIT_NAMES[split], rows)
     if "train" not in splits:
-        raise DataError(f"hf:{name} has no training rows; its splits are: {', '.join(found)}")
+        raise DataError(f"{name} has no training rows; its splits are: {', '.join(found)}")
     return splits
 
 
@@ -95,7 +110,7 @@ def _rows(where: str, rows: Any) -> Any:
         raise DataError(f"{where}: an image cannot be decoded ({error})") from error
 
 
-def _table(where: str, rows: Any, kinds: dict[str, str]) -> Table:
+def _table(where: str, rows: Any, kinds: dict[str, str]) -> DataTable:
     import pandas as pd
 
     columns = [c for c, kind in kinds.items() if kind in ("Value", "ClassLabel")]
@@ -108,16 +123,6 @@ def _cell(value: Any, names: list[str] | None) -> Any:
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
     return value
-
-
-def _guess_label(name: str, kinds: dict[str, str]) -> str:
-    guess = _single(c for c, kind in kinds.items() if kind == "ClassLabel")
-    guess = guess or _single(c for c in kinds if c.lower() in LABEL_NAMES)
-    if guess is None:
-        raise DataError(
-            f"hf:{name}: which column is the label? Write label=...; there are: {', '.join(kinds)}"
-        )
-    return guess
 
 
 def _single(columns: Iterable[str]) -> str | None:

@@ -5,47 +5,70 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from kedge.data.datasets.checks import check_lengths, check_memory, reading, targets
+from kedge.data.datasets.arrays import (
+    LabelledArray,
+    assemble_labels,
+    channels_first,
+    check_lengths,
+    inputs,
+)
 from kedge.data.datasets.dataset import Array, ReadResult
-from kedge.data.datasets.find import idx_folder
-from kedge.data.datasets.input_arrays import inputs
+from kedge.data.datasets.formats import DataReader, Peek, Shape, check_memory, readers, reading
 from kedge.errors import DataError
 
-FILES = {"train": "train", "test": "t10k"}
+PREFIXES = {"train": "train", "test": "t10k"}
 
 
-def read_idx(paths: Sequence[Path], *, limit: int | None = None) -> ReadResult:
+@readers.register("idx")
+@dataclass(frozen=True)
+class Idx(DataReader):
     """The IDX files of MNIST and its relatives, plain or compressed with gzip."""
-    sources, ys = [], []
-    for path in paths:
-        source = {}
-        for split, (images, labels) in idx_files(path).items():
-            x, y = read_array(images, 3), read_array(labels, 1)
-            check_lengths(str(images), x, str(labels), y)
-            source[split] = inputs(x, str(images))
-            ys.append((str(labels), y))
-        sources.append(source)
-    trains = [split == "train" for source in sources for split in source]
-    arrays, task, outputs = targets(ys, limit=limit, trains=trains)
-    label = iter(arrays)
-    pairs = [{s: (x, next(label)) for s, x in source.items()} for source in sources]
-    return ReadResult(pairs, task, outputs)
+
+    pieces = "ubyte"
+    precedence = 4
+
+    @classmethod
+    def detect(cls, path: Path) -> bool:
+        return _folder(path) is not None
+
+    @classmethod
+    def peek(cls, path: Path) -> Peek:
+        shapes = {split: _header(images, 3) for split, (images, _) in _files(path).items()}
+        return channels_first(shapes["train"][1:]), {s: shape[0] for s, shape in shapes.items()}
+
+    def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
+        found = []
+        for i, path in enumerate(paths):
+            for split, (images, labels) in _files(path).items():
+                x, y = _array(images, 3), _array(labels, 1)
+                check_lengths(str(images), x, str(labels), y)
+                found.append(LabelledArray(i, split, inputs(x, str(images)), str(labels), y))
+        return assemble_labels(found, len(paths), limit=limit)
 
 
-def idx_files(path: Path) -> dict[str, tuple[Path, Path]]:
+def _folder(path: Path) -> Path | None:
+    """The folder with the files: ``path`` or ``path/raw`` (torchvision's layout)."""
+    for folder in (path, path / "raw"):
+        if folder.is_dir() and any(folder.glob("train-images[-.]idx3-ubyte*")):
+            return folder
+    return None
+
+
+def _files(path: Path) -> dict[str, tuple[Path, Path]]:
     """The files of images and labels of each split."""
-    folder = idx_folder(path)
+    folder = _folder(path)
     if folder is None:
         raise DataError(
             f"{path}: no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in there"
         )
     found = {}
-    for split, prefix in FILES.items():
+    for split, prefix in PREFIXES.items():
         images = _file(folder, f"{prefix}-images", "idx3-ubyte")
         labels = _file(folder, f"{prefix}-labels", "idx1-ubyte")
         if images and labels:
@@ -58,7 +81,7 @@ def idx_files(path: Path) -> dict[str, tuple[Path, Path]]:
     return found
 
 
-def read_array(path: Path, ndim: int) -> Array:
+def _array(path: Path, ndim: int) -> Array:
     """Read an IDX file of bytes with ``ndim`` axes; its length must match its header."""
     with reading(path, "an IDX file"), _open(path) as file:
         shape = _shape(path, file.read(4 + 4 * ndim), ndim)
@@ -75,14 +98,14 @@ def read_array(path: Path, ndim: int) -> Array:
     return np.frombuffer(data, np.uint8).reshape(shape).copy()
 
 
-def idx_shape(path: Path, ndim: int) -> tuple[int, ...]:
+def _header(path: Path, ndim: int) -> Shape:
     """The shape of the array in an IDX file, from its header."""
     with reading(path, "an IDX file"), _open(path) as file:
         head = file.read(4 + 4 * ndim)
     return _shape(path, head, ndim)
 
 
-def _shape(path: Path, head: bytes, ndim: int) -> tuple[int, ...]:
+def _shape(path: Path, head: bytes, ndim: int) -> Shape:
     if not head:
         raise DataError(f"{path}: the file is empty")
     if len(head) < 4 + 4 * ndim or head[:2] != b"\0\0" or head[3] != ndim:

@@ -1,27 +1,109 @@
-"""Image folders: ``class/name.png``, or ``train/class/name.png`` beside ``test/class/name.png``."""
+"""Image folders: ``class/name.png``, or ``train/class/name.png`` beside ``test/class/name.png``.
+
+New images are encoded in the size and mode of those that a model was trained on.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from kedge.data.datasets.checks import check_memory, reading
+from kedge.data.datasets.arrays import deep_pixels
 from kedge.data.datasets.dataset import Array, ReadResult
-from kedge.data.datasets.find import IMAGES, SPLIT_NAMES, entries, folders
-from kedge.data.datasets.input_arrays import deep_pixels
+from kedge.data.datasets.formats import (
+    SPLIT_NAMES,
+    DataReader,
+    Peek,
+    check_memory,
+    entries,
+    folders,
+    readers,
+    reading,
+)
+from kedge.data.encoding import Encoding, Samples, conform, encodings, to_numpy
 from kedge.errors import DataError, SeveralDataErrors
 from kedge.schema import Count, Doc
 
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 GREY = ("1", "L", "LA", "La")
 DEEP = ("I;16", "I;16L", "I;16B", "I", "F")  # grey, of 16 bits or real numbers
 COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
+
+
+Pixels = Annotated[Count | None, Doc("scale all images to size x size pixels, e.g. size=64")]
+Channels = Annotated[Literal[1, 3] | None, Doc("make all images grey (1) or colour (3)")]
+
+
+@readers.register("images")
+@dataclass(frozen=True)
+class Images(DataReader):
+    """Folders of images; classes are the names of the folders: class/name.png.
+
+    Without ``size`` and ``channels``, all images must have the same size and mode.
+    """
+
+    size: Pixels = None
+    channels: Channels = None
+
+    pieces = f"(?i)({'|'.join(map(re.escape, IMAGES))})$"
+    examples = (
+        ("xrays(size=64)", "scale all images to 64 x 64 pixels"),
+        ("xrays(channels=1)", "make all images grey"),
+    )
+
+    @classmethod
+    def detect(cls, path: Path) -> bool:
+        subs = folders(path) if path.is_dir() else []
+        if any(SPLIT_NAMES.get(sub.name.lower()) == "train" for sub in subs):
+            return True
+        return any(is_image(file) for sub in subs for file in entries(sub))
+
+    @classmethod
+    def peek(cls, path: Path) -> Peek:
+        scans = {split: _scan(folder) for split, folder in _split_folders(path).items()}
+        first = next(file for files in scans["train"].values() for file in files)
+        with reading(first, "an image"), Image.open(first) as image:
+            shape = (1 if image.mode in (*GREY, *DEEP) else 3, image.height, image.width)
+        return shape, {s: sum(map(len, classes.values())) for s, classes in scans.items()}
+
+    def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
+        splits = [_split_folders(path) for path in paths]
+        scans = [{s: _scan(folder) for s, folder in source.items()} for source in splits]
+        classes = _classes(splits, scans)
+        number = {name: i for i, name in enumerate(classes)}
+        first: FirstImage | None = None
+        faults = ImageFaults()
+        sources = []
+        for source in scans:
+            pairs = {}
+            for split, found in source.items():
+                images: list[Array] = []
+                count = sum(map(len, found.values()))
+                for file in (f for files in found.values() for f in files):
+                    with faults.collect(file):
+                        pixels = open_array(file, file, self.size, self.channels)
+                        first = check_shape(pixels, file, first)
+                        images.append(pixels)
+                    if len(images) == 1:
+                        check_memory(file.parent.parent, images[0].nbytes * count)
+                y = np.repeat([number[c] for c in found], [len(files) for files in found.values()])
+                if not faults.first:
+                    pairs[split] = (np.stack(images), y.astype(np.int64))
+            sources.append(pairs)
+        faults.raise_all()
+        assert first is not None
+        encoding = ImageEncoding(first.shape, self.size is not None, str(first.dtype))
+        names = tuple(classes)
+        return ReadResult(sources, "classification", len(names), names, encoding=encoding)
 
 
 class FirstImage(NamedTuple):
@@ -61,46 +143,7 @@ class ImageFaults:
             raise errors[0] if len(errors) == 1 else SeveralDataErrors(errors)
 
 
-Pixels = Annotated[Count | None, Doc("scale all images to size x size pixels, e.g. size=64")]
-Channels = Annotated[Literal[1, 3] | None, Doc("make all images grey (1) or colour (3)")]
-
-
-def read_images(
-    paths: Sequence[Path], *, size: Pixels = None, channels: Channels = None
-) -> ReadResult:
-    """Folders of images; classes are the names of the folders: class/name.png.
-
-    Without ``size`` and ``channels``, all images must have the same size and mode.
-    """
-    splits = [split_folders(path) for path in paths]
-    scans = [{s: scan(folder) for s, folder in source.items()} for source in splits]
-    classes = _classes(paths, splits, scans)
-    number = {name: i for i, name in enumerate(classes)}
-    first: FirstImage | None = None
-    faults = ImageFaults()
-    sources = []
-    for source in scans:
-        pairs = {}
-        for split, found in source.items():
-            images: list[Array] = []
-            count = sum(map(len, found.values()))
-            for file in (f for files in found.values() for f in files):
-                with faults.collect(file):
-                    with reading(file, "an image"), Image.open(file) as image:
-                        pixels = to_array(image, file, size, channels)
-                    first = check_shape(pixels, file, first)
-                    images.append(pixels)
-                if len(images) == 1:
-                    check_memory(file.parent.parent, images[0].nbytes * count)
-            y = np.repeat([number[c] for c in found], [len(files) for files in found.values()])
-            if not faults.first:
-                pairs[split] = (np.stack(images), y.astype(np.int64))
-        sources.append(pairs)
-    faults.raise_all()
-    return ReadResult(sources, "classification", len(classes), tuple(classes))
-
-
-def split_folders(path: Path) -> dict[str, Path]:
+def _split_folders(path: Path) -> dict[str, Path]:
     """The folder of each split; without split folders, the path itself is the training set."""
     found: dict[str, Path] = {}
     subs = folders(path)
@@ -118,7 +161,7 @@ def split_folders(path: Path) -> dict[str, Path]:
     return found
 
 
-def scan(folder: Path) -> dict[str, list[Path]]:
+def _scan(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class, sorted. Some classes may be empty, but not all."""
     found: dict[str, list[Path]] = {}
     for sub in entries(folder):
@@ -135,6 +178,19 @@ def scan(folder: Path) -> dict[str, list[Path]]:
     if not any(found.values()):
         raise DataError(f"{folder}: no images; expected class/name.png in it")
     return found
+
+
+def is_image(path: Path) -> bool:
+    """Whether a path is an image file, by its ending."""
+    return path.is_file() and path.suffix.lower() in IMAGES
+
+
+def open_array(item: Any, where: object, size: int | None, channels: int | None) -> Array:
+    """The pixels of a file or of an opened image, as :func:`to_array`."""
+    if isinstance(item, Image.Image):
+        return to_array(item, where, size, channels)
+    with reading(item, "an image"), Image.open(item) as image:
+        return to_array(image, item, size, channels)
 
 
 def to_array(image: Image.Image, where: object, size: int | None, channels: int | None) -> Array:
@@ -198,9 +254,7 @@ def check_shape(pixels: Array, where: object, first: FirstImage | None) -> First
 
 
 def _classes(
-    paths: Sequence[Path],
-    splits: list[dict[str, Path]],
-    scans: list[dict[str, dict[str, list[Path]]]],
+    splits: list[dict[str, Path]], scans: list[dict[str, dict[str, list[Path]]]]
 ) -> list[str]:
     """The sorted classes with training images."""
     trained = {c for source in scans for c, files in source["train"].items() if files}
@@ -214,3 +268,101 @@ def _classes(
                     f"the training data has: {', '.join(sorted(trained))}"
                 )
     return sorted(trained)
+
+
+# -- new images -----------------------------------------------------------------------------------
+
+
+@encodings.register("image")
+@dataclass(frozen=True)
+class ImageEncoding(Encoding):
+    """Image files of any mode, PIL images or arrays, as arrays of one shape.
+
+    Attributes:
+        shape: channels, height and width of the training images.
+        resize: whether the training images were scaled to this size, as new ones then are, too.
+        dtype: type of the pixels.
+    """
+
+    shape: tuple[int, ...]
+    resize: bool = False
+    dtype: str = "uint8"
+
+    kind: ClassVar[str] = "image"
+
+    def encode(self, raw: Any) -> Samples:
+        """Encode image files (a path or a list of paths), a folder of them, PIL images or arrays.
+
+        In a folder with one folder per class, the names of these are the labels. Of ``train`` and
+        ``test`` in a folder, ``test`` is taken.
+        """
+        if isinstance(raw, Image.Image):
+            raw = [raw]
+        if isinstance(raw, (str, os.PathLike)):
+            return self._encode_path(Path(raw).expanduser())
+        if is_images(raw):
+            ids, names = [], set()
+            for i, item in enumerate(raw):
+                name = str(i) if isinstance(item, Image.Image) else str(Path(item).name)
+                ids.append(str(item) if name in names else name)
+                names.add(name)
+            return Samples(
+                np.stack([self._pixels(item, f"image {i}") for i, item in enumerate(raw)]),
+                tuple(ids),
+            )
+        x = conform(to_numpy(raw, "the input"), self.shape, self.dtype, "the input")
+        return Samples(x, tuple(map(str, range(len(x)))))
+
+    def _encode_path(self, path: Path) -> Samples:
+        if path.is_file():
+            return Samples(self._pixels(path, str(path))[None], (path.name,))
+        if not path.is_dir():
+            raise DataError(f"{path}: there is no such file or folder")
+        files, labels = _image_files(path)
+        x = np.stack([self._pixels(file, str(file)) for file in files])
+        ids = tuple(str(file.relative_to(path)) for file in files)
+        return Samples(x, ids, None if labels is None else np.array(labels))
+
+    def _pixels(self, item: Any, where: str) -> Array:
+        channels, height, width = self.shape
+        size = height if self.resize else None
+        pixels = open_array(item, where, size, channels)
+        if pixels.shape != self.shape:
+            raise DataError(
+                f"{where} is {pixels.shape[2]}x{pixels.shape[1]} pixels; the model takes "
+                f"{width}x{height}. Scale it first, or train with the option size={height}, which "
+                "scales new images as well"
+            )
+        if pixels.dtype != self.dtype:
+            raise DataError(
+                f"{where} has pixels of type {pixels.dtype}, the training images had {self.dtype}; "
+                "save it with as many bits as these"
+            )
+        return pixels
+
+
+def is_images(raw: Any) -> bool:
+    """Whether this is a list of paths or PIL images."""
+    if not isinstance(raw, Sequence) or isinstance(raw, (str, bytes)) or not len(raw):
+        return False
+    return all(isinstance(item, (str, os.PathLike, Image.Image)) for item in raw)
+
+
+def _image_files(path: Path) -> tuple[list[Path], list[str] | None]:
+    """The image files in a folder, and their classes if it has one folder per class.
+
+    Raises:
+        DataError: there are none, or files beside folders.
+    """
+    splits = {SPLIT_NAMES.get(sub.name.lower()): sub for sub in folders(path)}
+    path = splits.get("test") or splits.get("train") or path
+    files = [f for f in entries(path) if is_image(f)]
+    found = [(f, sub.name) for sub in folders(path) for f in entries(sub) if f.is_file()]
+    if files and found:
+        raise DataError(f"{path}: images beside folders; give a folder with either of them")
+    for file, _ in found:
+        if file.suffix.lower() not in IMAGES:
+            raise DataError(f"{file}: not an image kedge reads ({', '.join(IMAGES)})")
+    if not files and not found:
+        raise DataError(f"{path}: no images in this folder ({', '.join(IMAGES)})")
+    return files or [f for f, _ in found], None if files else [label for _, label in found]

@@ -1,16 +1,28 @@
-"""Datasets known by name: classes, normalisation constants and published file layouts."""
+"""Datasets known by name: classes, normalisation constants and published file layouts; and the list
+of those on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kedge.data.datasets.dataset import Dataset, Pair, ReadResult, assemble
-from kedge.data.datasets.find import locate, places
-from kedge.data.datasets.readers import open_path
+from kedge.data.datasets.formats import (
+    detect,
+    entries,
+    file_suffixes,
+    locate,
+    open_path,
+    places,
+    readers,
+    roots,
+    stem_of,
+    suffix_of,
+)
 from kedge.errors import DataError
 from kedge.registry import Registry
 
@@ -18,7 +30,7 @@ datasets = Registry[Callable[..., Dataset]]("dataset", see="kedge data")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDataset:
     """A known dataset, read from NAME.npz, a folder NAME, or one of its ``layouts``.
 
     Calling it loads the dataset; ``options`` are those of the reader of its format.
@@ -57,35 +69,35 @@ class Known:
 
 _IDX = "its four files such as train-images-idx3-ubyte.gz as a folder {}"
 for _known in (
-    Known(
+    KnownDataset(
         "mnist", (1, 28, 28), 10, tuple("0123456789"), (0.1307,), (0.3081,),
         ("MNIST/raw", "MNIST"), _IDX.format("mnist"),
     ),
-    Known(
+    KnownDataset(
         "fashion_mnist", (1, 28, 28), 10,
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
          "Ankle boot"),
         (0.2860,), (0.3530,),
         ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist"), _IDX.format("fashion_mnist"),
     ),
-    Known(
+    KnownDataset(
         "cifar10", (3, 32, 32), 10,
         ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
         ("cifar-10-batches-py",), "the folder cifar-10-batches-py",
     ),
-    Known(
+    KnownDataset(
         "cifar100", (3, 32, 32), 100, None,
         (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
         ("cifar-100-python",), "the folder cifar-100-python",
     ),
-    Known(
+    KnownDataset(
         "organamnist", (1, 28, 28), 11,
         ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver",
          "lung-left", "lung-right", "pancreas", "spleen"),
         published="MedMNIST's own organamnist.npz",
     ),
-    Known("covid_darkcovidnet64", (1, 64, 64), 3),
+    KnownDataset("covid_darkcovidnet64", (1, 64, 64), 3),
 ):  # fmt: skip
     datasets.add(_known.name, _known)
 
@@ -107,3 +119,66 @@ def digits() -> Dataset:
     splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
     result = ReadResult([splits], "classification", 10, tuple("0123456789"))
     return assemble("digits", ["digits"], result)
+
+
+# -- the list -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DatasetListing:
+    """One line of ``kedge data``."""
+
+    name: str
+    kind: str = ""  # empty if the dataset is missing
+    where: str = ""
+    shape: tuple[int, ...] | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    note: str = ""  # an error, or where to put the dataset
+    classes: int = 0  # 0: not known without reading the labels
+    files: str = ""  # of a missing dataset
+
+
+def available() -> list[DatasetListing]:
+    """List built-in datasets and those in $KEDGE_DATA or the user's cache, then missing ones.
+
+    No dataset is loaded: shapes and sizes come from file headers and counts.
+    """
+    present, missing = [], []
+    listed: set[Path] = set()
+    for name in datasets:
+        entry = datasets[name]
+        if not isinstance(entry, KnownDataset):
+            shape, sizes = (
+                ((1, 8, 8), {"train": 1438, "test": 359}) if name == "digits" else (None, {})
+            )
+            where, classes = ("scikit-learn", 10) if sizes else ("", 0)
+            present.append(DatasetListing(name, "built in", where, shape, sizes, classes=classes))
+            continue
+        path = locate(name, entry.layouts)
+        if path is None:
+            note = f"could be put: {entry.advice()}"
+            missing.append(
+                DatasetListing(name, "", "", entry.shape, {}, note, entry.count, entry.files())
+            )
+        else:
+            present.append(replace(_listing(name, path), classes=entry.count))
+            listed.add(path)
+    names = {listing.name for listing in present}
+    for root in roots():
+        for path in entries(root) if root.is_dir() else []:
+            name = stem_of(path)
+            usable = path.is_dir() or suffix_of(path) in file_suffixes()
+            if usable and name not in names and not any(path in (t, *t.parents) for t in listed):
+                present.append(_listing(name, path))
+                names.add(name)
+    return present + missing
+
+
+def _listing(name: str, path: Path) -> DatasetListing:
+    kind = ""
+    try:
+        kind = detect(path)
+        shape, sizes = readers[kind].peek(path)
+    except DataError as error:
+        return DatasetListing(name, kind or "unreadable", str(path), note=str(error))
+    return DatasetListing(name, kind, str(path), shape, sizes)

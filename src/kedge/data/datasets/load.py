@@ -9,12 +9,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kedge.data.datasets.dataset import Dataset
-from kedge.data.datasets.find import FILES, locate, places, roots, stem_of, suffix_of
-from kedge.data.datasets.known import Known, datasets
-from kedge.data.datasets.readers import KINDS, bind_options, open_hub, open_path
+from kedge.data.datasets import cifar, idx, images, npz, silos  # noqa: F401  (register readers)
+from kedge.data.datasets.dataset import Dataset, assemble
+from kedge.data.datasets.formats import (
+    DataReader,
+    bind_options,
+    file_suffixes,
+    locate,
+    open_path,
+    places,
+    readers,
+    roots,
+    stem_of,
+    suffix_of,
+)
+from kedge.data.datasets.hub import Hub
+from kedge.data.datasets.known import KnownDataset, datasets
 from kedge.errors import DataError, GrammarError, UnknownName, nearest
 from kedge.grammar import parse_call
+from kedge.schema import Schema, schema_of
+
+FORMATS: dict[str, type[DataReader]] = {**{name: readers[name] for name in readers}, "hf": Hub}
+"""The reader of each format, for ``kedge show``."""
+
+EXAMPLES = {name: reader.examples for name, reader in FORMATS.items() if reader.examples}
+"""How options of each format are written after ``--data``, and what they do."""
+
+
+def schema(kind: str) -> Schema:
+    """The options of a format; silos take the options of their files."""
+    return schema_of(FORMATS[kind], kind)
 
 
 def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
@@ -58,16 +82,16 @@ def load(text: str | os.PathLike[str], **options: Any) -> Dataset:
     head, parsed = _split(text)
     options = {**parsed, **options}
     if head.startswith("hf:"):
-        return open_hub(head.removeprefix("hf:"), options)
-    if head in KINDS and "path" in options:
+        return assemble(head, [head], Hub(**bind_options("hf", Hub, options)).read([head]))
+    if head in readers and "path" in options:
         where = str(options.pop("path"))
         return _open(_path(where) or _in_roots(where) or _missing(where), head, options)
-    if head in KINDS and _path(head) is None:
+    if head in readers and _path(head) is None:
         raise DataError(f'{head} needs a path; write {head}(path="...")')
     if head in datasets:
         known = datasets[head]
         local = _path(head)  # fallback: a path of that name in the working directory
-        if isinstance(known, Known) and local and locate(head, known.layouts) is None:
+        if isinstance(known, KnownDataset) and local and locate(head, known.layouts) is None:
             return open_path(local, head, options, known=known)
         return known(**(options if _takes_any(known) else bind_options(head, known, options)))
     path = _path(head) or locate(head) if _is_name(head) else _path(head)
@@ -135,7 +159,7 @@ def _near_path(text: str) -> Path | None:
 
 
 def _missing(text: str) -> Path:
-    is_dataset = _is_name(text) and suffix_of(Path(text)) not in FILES
+    is_dataset = _is_name(text) and suffix_of(Path(text)) not in file_suffixes()
     if is_dataset and nearest(text, datasets):
         raise UnknownName("dataset", text, datasets, see=datasets.see)
     if near := _near_path(text):

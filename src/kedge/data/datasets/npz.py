@@ -4,49 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from kedge.data.datasets.checks import check_lengths, check_memory, reading, targets
+from kedge.data.datasets.arrays import (
+    InputKind,
+    KindOption,
+    LabelledArray,
+    assemble_labels,
+    channels_first,
+    check_lengths,
+    guess_kind,
+    inputs,
+)
 from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
-from kedge.data.datasets.input_arrays import InputKind, KindOption, guess_kind, inputs
+from kedge.data.datasets.formats import DataReader, Peek, Shape, check_memory, readers, reading
 from kedge.errors import DataError
 
 # Array names of a split: kedge and Keras; MedMNIST.
 ARRAY_NAMES = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 
 
-def read_npz(
-    paths: Sequence[Path],
-    *,
-    task: TaskOption = None,
-    kind: KindOption = "auto",
-    limit: int | None = None,
-) -> ReadResult:
+@readers.register("npz")
+@dataclass(frozen=True)
+class Npz(DataReader):
     """NumPy archives with x_train, y_train and perhaps x_test, y_test (or x and y).
 
     Inputs are tables [n, columns], images [n, height, width] with channels first or last, volumes,
     series [n, channels, time], or with kind=tokens whole numbers [n, tokens] for an embedding.
     Classes have the same numbers in all files. Python objects are rejected.
     """
-    files = [_arrays(path) for path in paths]
-    xs: list[tuple[int, str, Array]] = []
-    ys: list[tuple[str, Array]] = []
-    names = _class_names(paths, files)
-    for i, (path, arrays) in enumerate(zip(paths, files, strict=True)):
-        for split, (key_x, key_y) in split_keys(path, list(arrays)).items():
-            where_x, where_y = f"{path}: {key_x}", f"{path}: {key_y}"
-            check_lengths(where_x, arrays[key_x], where_y, arrays[key_y])
-            kind = _kind(arrays[key_x], where_x) if kind == "auto" else kind
-            xs.append((i, split, inputs(arrays[key_x], where_x, kind)))
-            ys.append((where_y, arrays[key_y]))
-    trains = [split == "train" for _, split, _ in xs]
-    labels, task, outputs = targets(ys, task, limit or len(names or ()) or None, trains)
-    sources: list[dict[str, tuple[Array, Array]]] = [{} for _ in paths]
-    for (i, split, x), y in zip(xs, labels, strict=True):
-        sources[i][split] = (x, y)
-    return ReadResult(sources, task, outputs, names if names and len(names) == outputs else None)
+
+    task: TaskOption = None
+    kind: KindOption = "auto"
+
+    suffixes = (".npz",)
+    precedence = 2
+    examples = (
+        ("scans.npz(task=multilabel)", "rows of 0 and 1 are labels, not classes"),
+        ("ecg.npz(kind=series)", "inputs [n, channels, time]"),
+        ("texts.npz(kind=tokens)", "whole numbers for an embedding, never scaled"),
+    )
+
+    @classmethod
+    def peek(cls, path: Path) -> Peek:
+        shapes: dict[str, Shape] = {}
+        dtypes: dict[str, np.dtype] = {}
+        with open_npz(path) as archive:
+            assert archive.zip is not None  # the archive is open
+            for split, (x, _) in _split_keys(path, archive.files).items():
+                with archive.zip.open(f"{x}.npy") as file:
+                    version = "1_0" if np.lib.format.read_magic(file) == (1, 0) else "2_0"
+                    header = getattr(np.lib.format, f"read_array_header_{version}")
+                    shapes[split], _, dtypes[split] = header(file)
+        if not all(shapes.values()):
+            raise DataError(f"{path}: an array without rows")
+        shape = shapes["train"][1:]
+        kind = guess_kind(shape, dtypes["train"], f"{path}: x") if 1 <= len(shape) <= 4 else ""
+        if kind in ("image", "volume"):
+            shape = channels_first(shape, 2 if kind == "image" else 3) or shape
+        return shape, {split: shape[0] for split, shape in shapes.items()}
+
+    def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
+        files = [_arrays(path) for path in paths]
+        found: list[LabelledArray] = []
+        names, kind = _class_names(paths, files), self.kind
+        for i, (path, arrays) in enumerate(zip(paths, files, strict=True)):
+            for split, (key_x, key_y) in _split_keys(path, list(arrays)).items():
+                where_x, where_y = f"{path}: {key_x}", f"{path}: {key_y}"
+                check_lengths(where_x, arrays[key_x], where_y, arrays[key_y])
+                kind = _kind(arrays[key_x], where_x) if kind == "auto" else kind
+                x = inputs(arrays[key_x], where_x, kind)
+                found.append(LabelledArray(i, split, x, where_y, arrays[key_y]))
+        return assemble_labels(
+            found, len(paths), self.task, limit or len(names or ()) or None, names
+        )
 
 
 def _kind(x: Array, where: str) -> InputKind:
@@ -56,7 +90,7 @@ def _kind(x: Array, where: str) -> InputKind:
     return guess_kind(x.shape[1:], x.dtype, where)
 
 
-def split_keys(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:
+def _split_keys(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:
     """The names of the arrays of inputs and labels of each split."""
     found = {}
     for split in SPLITS:

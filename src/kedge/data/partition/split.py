@@ -9,18 +9,14 @@ from numbers import Real
 import numpy as np
 import numpy.typing as npt
 
-from kedge.data.partition.data import Partition
-from kedge.data.partition.registries import FloatArray, IntArray, as_int, generator
+from kedge.data.partition.grammar import as_int, generator
+from kedge.data.partition.partition import FloatArray, IntArray, Partition
 from kedge.errors import FieldError
 from kedge.grammar import write_value
 
 
 def holdout(
-    partition: Partition,
-    labels: npt.ArrayLike,
-    fraction: float,
-    seed: int,
-    purpose: str = "split",
+    partition: Partition, labels: npt.ArrayLike, fraction: float, seed: int, purpose: str = "split"
 ) -> tuple[Partition, Partition]:
     """Hold out a fraction of each client's samples.
 

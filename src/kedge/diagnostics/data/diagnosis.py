@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.data.datasets.table_encoding import TableEncoding
+from kedge.data.datasets.tables.encoding import TableEncoding
 from kedge.data.federation import Federation
 from kedge.diagnostics.data.apart import shifted_columns, stand_apart
 from kedge.diagnostics.data.duplicates import MAX_NEAR, equal_samples, hashes, near_samples

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from kedge.data.encoding import moments_like
 from kedge.data.federation import Federation
-from kedge.data.scaling import moments_like
 from kedge.diagnostics.sheet import png_uri
 
 MIN_SIDE = 64  # pixels; smaller pictures are enlarged by a whole factor

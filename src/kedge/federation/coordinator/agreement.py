@@ -29,7 +29,7 @@ from typing import Any
 
 from kedge._version import __version__
 from kedge.core.task import tasks
-from kedge.data.datasets.column_encoding import DATE_FORMATS
+from kedge.data.datasets.tables.encoding import DATE_FORMATS
 from kedge.data.encoding import Encoding, encodings
 from kedge.errors import TermsError
 from kedge.federation.coordinator.rules import Rules, Scaling

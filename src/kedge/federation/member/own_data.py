@@ -36,9 +36,8 @@ import torch
 
 from kedge.core.task import tasks
 from kedge.data.datasets import Dataset, load
-from kedge.data.datasets.column_encoding import ColumnEncoding, typed
 from kedge.data.datasets.dataset import OneClass
-from kedge.data.datasets.table_encoding import TableEncoding
+from kedge.data.datasets.tables.encoding import ColumnEncoding, TableEncoding, typed
 from kedge.data.federation import Federation
 from kedge.data.partition import Partition, holdout
 from kedge.data.splits import read_split

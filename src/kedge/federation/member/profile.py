@@ -17,7 +17,7 @@ import torch
 from kedge._version import __version__
 from kedge.core.task import tasks
 from kedge.data.datasets import Dataset
-from kedge.data.datasets.column_encoding import ColumnEncoding
+from kedge.data.datasets.tables.encoding import ColumnEncoding
 from kedge.data.encoding import encodings
 from kedge.data.encodings import encoding_of
 from kedge.errors import WireError

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kedge._version import __version__
-from kedge.data.partition.registries import aliases
+from kedge.data.partition.grammar import aliases
 from kedge.report.page import commands, curves, methods, views
 from kedge.report.page.diagnoses import shared_sheets
 from kedge.report.page.folders import EXECUTION, Found

@@ -1,7 +1,8 @@
 """Fit the encoding of tables on their training rows, from what each silo could send.
 
-A silo sends a :class:`Profile` of each column, then what :mod:`kedge.data.datasets.statistics` asks
-for, and the set of its labels. Cells that are wrong are reported where they are, at the silo.
+A silo sends a :class:`Profile` of each column, then what a mean, a median or the shares of words
+need, and the set of its labels. No function here sees the values of two silos together. Values come
+from training rows only. Cells that are wrong are reported where they are, at the silo.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kedge.data.datasets import statistics
-from kedge.data.datasets.cells import Cells, as_number, has_comma
-from kedge.data.datasets.column_encoding import (
+from kedge.data.datasets.tables.cells import ColumnCells, as_number, has_comma
+from kedge.data.datasets.tables.encoding import (
     BOOLEANS,
     COMMA,
     DATE_FORMATS,
     ColumnEncoding,
+    Problems,
     date_formats,
     parse_days,
     typed,
 )
-from kedge.data.datasets.table_encoding import Problems
+from kedge.data.encoding import Array
 from kedge.errors import DataError
 
-Array = np.ndarray
+BINS = 1000  # of the histogram of a median, and most distinct values that are counted one by one
 SLASHED = DATE_FORMATS[2:]  # 03/04/2024 may be of both
+Missing = Literal["error", "mean", "median", "indicator", "drop"]
 MAX_CATEGORIES = 20  # distinct values of a one-hot column, or of a class column with fractions
 
 
@@ -42,7 +44,7 @@ class Profile(NamedTuple):
     formats: frozenset[str]  # formats that all values have, as dates
 
 
-def profile(cells: Cells) -> Profile:
+def profile(cells: ColumnCells) -> Profile:
     """The profile of a column of one silo."""
     values = cells.values()
     formats: Sequence[str] = DATE_FORMATS
@@ -59,7 +61,7 @@ def profile(cells: Cells) -> Profile:
     )
 
 
-def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> ColumnEncoding:
+def fit_column(silos: Sequence[ColumnCells], missing: str, problems: Problems) -> ColumnEncoding:
     """The encoding of a column of training rows.
 
     Args:
@@ -108,7 +110,7 @@ def fit_column(silos: Sequence[Cells], missing: str, problems: Problems) -> Colu
 
 
 def _filled(
-    column: ColumnEncoding, silos: Sequence[Cells], missing: str, problems: Problems
+    column: ColumnEncoding, silos: Sequence[ColumnCells], missing: str, problems: Problems
 ) -> ColumnEncoding:
     """The encoding with what missing values become."""
     if all(bool(cells.missing.all()) for cells in silos):
@@ -123,11 +125,11 @@ def _filled(
     return dataclasses.replace(column, fill=fill, indicator=missing == "indicator" and has_missing)
 
 
-def _fill(column: ColumnEncoding, silos: Sequence[Cells], missing: str) -> tuple[float, ...]:
+def _fill(column: ColumnEncoding, silos: Sequence[ColumnCells], missing: str) -> tuple[float, ...]:
     """What a missing value becomes."""
     if column.kind == "words":
         known = [cells.positions(column.words) for cells in silos]
-        shares = statistics.shares([codes[codes >= 0] for codes in known], len(column.words))
+        shares = word_shares([codes[codes >= 0] for codes in known], len(column.words))
         if missing == "median":  # the most frequent word
             shares = (np.arange(len(shares)) == shares.argmax()).astype(np.float64)
         elif missing == "indicator":
@@ -137,12 +139,12 @@ def _fill(column: ColumnEncoding, silos: Sequence[Cells], missing: str) -> tuple
     present = [v[np.isfinite(v)] for v in values]
     if not any(map(len, present)):
         return (0.0,)
-    statistic = statistics.median if missing == "median" else statistics.mean
+    statistic = median if missing == "median" else mean
     return (statistic(present),)
 
 
 def _date_format(
-    silos: Sequence[Cells], formats: Sequence[frozenset[str]], problems: Problems
+    silos: Sequence[ColumnCells], formats: Sequence[frozenset[str]], problems: Problems
 ) -> str:
     """The format of the dates, or those of the silos if they differ.
 
@@ -163,14 +165,14 @@ def _date_format(
     return "|".join(found)
 
 
-def _mostly_dates(silos: Sequence[Cells]) -> bool:
+def _mostly_dates(silos: Sequence[ColumnCells]) -> bool:
     """Whether most words are dates, of whatever format."""
     words = tuple(word for cells in silos for word in cells.words)
     known = np.any([~np.isnan(parse_days(words, f)) for f in DATE_FORMATS], axis=0)
     return bool(known.mean() > 0.5)
 
 
-def _report_no_dates(silos: Sequence[Cells], problems: Problems) -> None:
+def _report_no_dates(silos: Sequence[ColumnCells], problems: Problems) -> None:
     """The cells of each file that do not have the format of most of its dates."""
     for cells in silos:
         wrong = min((np.isnan(parse_days(cells.words, f)) for f in DATE_FORMATS), key=np.sum)
@@ -180,16 +182,15 @@ def _report_no_dates(silos: Sequence[Cells], problems: Problems) -> None:
 
 
 def _report_words(
-    silos: Sequence[Cells], problems: Problems, what: str, only_commas: bool = False
+    silos: Sequence[ColumnCells], problems: Problems, what: str, only_commas: bool = False
 ) -> None:
     for cells in silos:
         chosen = [has_comma(word) or not only_commas for word in cells.words]
         wrong = np.array([*chosen, False])[cells.codes]
-        if wrong.any():
-            problems.add(cells.error(wrong, what))
+        cells.check(wrong, what, problems.add)
 
 
-def _warn_alike(silos: Sequence[Cells], what: str) -> None:
+def _warn_alike(silos: Sequence[ColumnCells], what: str) -> None:
     """Warn about values that differ in upper and lower case alone, and say where they are."""
     places: dict[str, dict[str, str]] = {}  # of each value in lower case: its spellings
     for cells in silos:
@@ -208,11 +209,11 @@ def _warn_alike(silos: Sequence[Cells], what: str) -> None:
         )
 
 
-def _first(cells: Cells, wrong: Array, what: str) -> DataError:
+def _first(cells: ColumnCells, wrong: Array, what: str) -> DataError:
     return cells.table.error(int(cells.rows[np.flatnonzero(wrong)[0]]), cells.name, what)
 
 
-def fit_classes(silos: Sequence[Cells], problems: Problems) -> tuple[str, ...]:
+def fit_classes(silos: Sequence[ColumnCells], problems: Problems) -> tuple[str, ...]:
     """The sorted class names of the training rows. Each silo sends the set of its own."""
     names = frozenset().union(*(cells.values() for cells in silos))
     rows = sum(len(cells) for cells in silos)
@@ -242,4 +243,63 @@ def fit_classes(silos: Sequence[Cells], problems: Problems) -> tuple[str, ...]:
     return tuple(order)
 
 
-Missing = Literal["error", "mean", "median", "indicator", "drop"]
+# -- statistics over silos, each from messages that a silo could send ----------------------------
+
+
+def mean(silos: Sequence[Array]) -> float:
+    """The mean of all values.
+
+    Each silo sends the number of its values and their sum.
+
+    >>> mean([np.array([1.0, 2.0]), np.array([6.0])])
+    3.0
+    """
+    messages = [(len(values), float(values.sum(dtype=np.float64))) for values in silos]
+    count = sum(n for n, _ in messages)
+    return sum(total for _, total in messages) / count
+
+
+def median(silos: Sequence[Array]) -> float:
+    """The median of all values.
+
+    Each silo sends the lowest and the highest of its values and, if there are at most
+    1,000 distinct ones, how often each occurs. If all silos could do so, the median is exact.
+    Otherwise each silo sends a second message: a histogram of 1,000 equal bins from the lowest to
+    the highest value of all silos. The median is then the middle of its bin, so that it is off by
+    at most (highest - lowest) / 2,000.
+
+    >>> median([np.array([1.0, 2.0]), np.array([6.0, 7.0])])
+    4.0
+    """
+    counted = [np.unique(values, return_counts=True) for values in silos if len(values)]
+    if all(len(distinct) <= BINS for distinct, _ in counted):
+        values, place = np.unique(np.concatenate([v for v, _ in counted]), return_inverse=True)
+        return _middle(values, np.bincount(place, np.concatenate([n for _, n in counted])))
+    low, high = min(v[0] for v, _ in counted), max(v[-1] for v, _ in counted)
+    edges = np.linspace(low, high, BINS + 1)
+    counts = np.sum([np.histogram(values, edges)[0] for values in silos], axis=0)
+    return _middle((edges[:-1] + edges[1:]) / 2, counts)
+
+
+def word_shares(silos: Sequence[Array], words: int) -> Array:
+    """The share of each word, ``[words]``.
+
+    Args:
+        silos: for each silo the index of every word, ``[n_k]``.
+        words: number of words.
+
+    Each silo sends how often each word occurs.
+
+    >>> word_shares([np.array([0, 0]), np.array([1, 0])], 2).tolist()
+    [0.75, 0.25]
+    """
+    counts = sum(np.bincount(codes, minlength=words) for codes in silos)
+    return np.asarray(counts / max(1, np.sum(counts)))
+
+
+def _middle(values: Array, counts: Array) -> float:
+    """The mean of the two middle values of sorted ``values`` that occur ``counts`` times."""
+    ends = np.cumsum(counts)
+    n = int(ends[-1])
+    below, above = np.searchsorted(ends, [(n - 1) // 2, n // 2], side="right")
+    return float((values[below] + values[above]) / 2)

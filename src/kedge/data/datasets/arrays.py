@@ -1,15 +1,17 @@
-"""Input arrays of files, converted to the shapes and types of a Dataset."""
+"""Input and label arrays of files, converted to the shapes and types of a Dataset."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from kedge.core.labels import finite_float
-from kedge.data.datasets.dataset import Array
+from kedge.core.labels import check_rows, finite_float
+from kedge.core.task import Classification, MultiLabel, Task, tasks
+from kedge.data.datasets.dataset import Array, Pair, ReadResult, TaskOption
 from kedge.errors import DataError
-from kedge.schema import Doc
+from kedge.schema import Doc, Option
 
 InputKind = Literal["auto", "table", "tokens", "series", "image", "volume"]
 KindOption = Annotated[InputKind, Doc("what the inputs are, e.g. kind=series; guessed from shape")]
@@ -144,3 +146,124 @@ def _pixels(x: Array, where: str) -> Array:
 def deep_pixels(x: Array) -> Array:
     """16-bit pixels as float32 from 0 to 1."""
     return np.divide(x, np.float32(65535), dtype=np.float32)
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+def check_task(task: str | None) -> None:
+    """Raise a FieldError unless ``task`` is None or the name of a task."""
+    Option("task", TaskOption).check(task)
+
+
+def check_lengths(where_x: str, x: Array, where_y: str, y: Array) -> None:
+    """Raise a DataError unless there are as many labels as inputs."""
+    if x.ndim and y.ndim and len(x) != len(y):
+        raise DataError(
+            f"{where_x} has {len(x)} rows and {where_y} has {len(y)}; each sample needs a label"
+        )
+
+
+def targets(
+    ys: Sequence[tuple[str, Array]],
+    task: str | None = None,
+    limit: int | None = None,
+    trains: Sequence[bool] | None = None,
+) -> tuple[list[Array], str, int]:
+    """Convert all label arrays of a dataset.
+
+    Args:
+        ys: pairs of a location, for messages, and a label array ``[n]`` or ``[n, outputs]``.
+        task: name of the task. If None, whole numbers are classes, and rows of 0 and 1 are
+            multilabel (classes if every row has exactly one 1).
+        limit: number of classes, if known.
+        trains: for each array, whether it holds labels of training rows; all do if None. Without
+            ``limit``, every class must occur in one of them.
+
+    Returns:
+        The converted arrays, the name of the task, and the number of outputs.
+
+    Raises:
+        DataError: the labels do not suit the task, or the task cannot be inferred.
+    """
+    check_task(task)
+    ys = [(where, _check_array(y, where)) for where, y in ys]
+    if len({y.shape[1:] for _, y in ys}) > 1:
+        shapes = ", ".join(f"{where} {y.shape}" for where, y in ys)
+        raise DataError(f"label arrays of different shapes: {shapes}")
+    task_type = tasks[task] if task else _infer_task(ys)
+    arrays, outputs = task_type.read(ys, limit)
+    if task_type.one_class and limit is None and trains is not None and ys[0][1].ndim == 1:
+        seen = np.unique(np.concatenate([y for y, t in zip(arrays, trains, strict=True) if t]))
+        what = f"occurs in no training row; those have {_listed(seen)}"
+        for (where, _), y in zip(ys, arrays, strict=True) if len(seen) > 1 else ():
+            check_rows(~np.isin(y, seen), y, where, what)
+    return arrays, task_type.name, outputs
+
+
+class LabelledArray(NamedTuple):
+    """Inputs and labels of one split of one path, as they stand in the file."""
+
+    path: int  # its number
+    split: str
+    x: Array
+    where: str  # the labels, for messages
+    y: Array
+
+
+def assemble_labels(
+    arrays: Sequence[LabelledArray],
+    paths: int,
+    task: str | None = None,
+    limit: int | None = None,
+    names: tuple[str, ...] | None = None,
+) -> ReadResult:
+    """What a reader returns, with labels converted by :func:`targets`.
+
+    Args:
+        arrays: all arrays of a dataset.
+        paths: number of paths.
+        task: name of the task; inferred if None.
+        limit: number of classes, if known.
+        names: names of the classes, dropped if they are not as many as the outputs.
+    """
+    trains = [a.split == "train" for a in arrays]
+    labels, task, outputs = targets([(a.where, a.y) for a in arrays], task, limit, trains)
+    sources: list[dict[str, Pair]] = [{} for _ in range(paths)]
+    for a, y in zip(arrays, labels, strict=True):
+        sources[a.path][a.split] = (a.x, y)
+    return ReadResult(sources, task, outputs, names if names and len(names) == outputs else None)
+
+
+def _listed(labels: Array) -> str:
+    shown = ", ".join(map(str, labels[:10].tolist()))
+    return f"{shown}, ..." if len(labels) > 10 else shown
+
+
+def _infer_task(ys: Sequence[tuple[str, Array]]) -> type[Task]:
+    """The task that the labels suggest."""
+    where, first = ys[0]
+    if any(y.dtype.kind == "f" for _, y in ys):
+        raise DataError(
+            f"{where} has type {first.dtype}: classes are whole numbers; save them as int64, or "
+            "write task=regression to predict numbers"
+        )
+    if first.ndim == 2 and not all(MultiLabel.one_hot(y, at) for at, y in ys):
+        return MultiLabel
+    return Classification
+
+
+def _check_array(y: Array, where: str) -> Array:
+    """The labels, with ``[n, 1]`` flattened to ``[n]``."""
+    if y.dtype.kind not in "uifb":
+        raise DataError(
+            f"{where} has type {y.dtype}; labels must be whole numbers from 0 "
+            "(numpy.unique(y, return_inverse=True)[1] makes them); names may go into 'classes'"
+        )
+    if y.ndim not in (1, 2):
+        raise DataError(f"{where} has shape {y.shape}; labels must be [rows] or [rows, labels]")
+    if y.size == 0:
+        raise DataError(f"{where} is empty (shape {y.shape})")
+    if y.dtype.kind == "f":
+        check_rows(~np.isfinite(y), y, where, "is not a finite number")
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y

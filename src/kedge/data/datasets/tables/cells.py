@@ -7,7 +7,7 @@ same word, ``true`` is the word ``True``, and a date of a DataFrame is its ISO t
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,17 @@ import numpy as np
 from kedge.errors import DataError
 
 if TYPE_CHECKING:
-    from kedge.data.datasets.table_files import Table
+    from kedge.data.datasets.tables.files import DataTable
 
 Array = np.ndarray
+
+Report = Callable[[DataError], None]
 
 MISSING_VALUES = {"", "nan", "-nan", "na", "n/a", "#n/a", "<na>", "null", "nat", "?"}
 
 
 @dataclass(frozen=True)
-class Cells:
+class ColumnCells:
     """One column of one table.
 
     Attributes:
@@ -38,7 +40,7 @@ class Cells:
     """
 
     name: str
-    table: Table
+    table: DataTable
     rows: Array
     numbers: Array
     codes: Array
@@ -58,9 +60,9 @@ class Cells:
         """Which cells are numbers, bool ``[n]``."""
         return ~self.missing & (self.codes < 0)
 
-    def take(self, keep: Array) -> Cells:
+    def take(self, keep: Array) -> ColumnCells:
         """The cells of some rows, given as a mask."""
-        return Cells(
+        return ColumnCells(
             self.name, self.table, self.rows[keep], self.numbers[keep], self.codes[keep],
             self.words, self.missing[keep],
         )  # fmt: skip
@@ -89,6 +91,11 @@ class Cells:
         numbers = np.unique(self.numbers[self.is_number])
         return [*(self.words[i] for i in used), *(text(v) for v in numbers)]
 
+    def check(self, wrong: Array, what: str, report: Report) -> None:
+        """Report the first cell of a mask, if there is one."""
+        if wrong.any():
+            report(self.error(wrong, what))
+
     def error(self, wrong: Array, what: str) -> DataError:
         """A DataError for the first cell of a mask, which names file, line, column and cell."""
         which = np.flatnonzero(wrong)
@@ -106,7 +113,7 @@ def text(number: float) -> str:
     return str(int(number)) if number % 1 == 0 else repr(number)
 
 
-def read_cells(table: Table, name: str) -> Cells:
+def read_cells(table: DataTable, name: str) -> ColumnCells:
     """The cells of a column.
 
     Raises:
@@ -124,7 +131,7 @@ def read_cells(table: Table, name: str) -> Cells:
         if types.is_complex_dtype(series.dtype):
             raise DataError(f"{table.where}, column {name!r}: complex numbers cannot be read")
         numbers = series.to_numpy(np.float64, na_value=np.nan)
-        return Cells(name, table, rows, numbers, codes, (), np.isnan(numbers))
+        return ColumnCells(name, table, rows, numbers, codes, (), np.isnan(numbers))
     try:
         places, uniques = pd.factorize(series, use_na_sentinel=True)
     except TypeError as error:
@@ -138,7 +145,7 @@ def read_cells(table: Table, name: str) -> Cells:
     code_of = [index.get(v, -1) if isinstance(v, str) else -1 for v in values]
     numbers = np.array([*number_of, np.nan])[places]  # place -1: the last, missing
     codes = np.array([*code_of, -1], np.int64)[places]
-    return Cells(name, table, rows, numbers, codes, words, np.isnan(numbers) & (codes < 0))
+    return ColumnCells(name, table, rows, numbers, codes, words, np.isnan(numbers) & (codes < 0))
 
 
 def _value(cell: Any) -> float | str | None:

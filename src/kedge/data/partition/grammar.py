@@ -1,7 +1,8 @@
-"""Draw a partition from its text."""
+"""Partitions and feature shifts by name, and how one is drawn from its text."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,18 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import kedge.data.partition.label_skew
-import kedge.data.partition.other_skew
-import kedge.data.partition.shifts  # noqa: F401  (the three modules register partitions)
-from kedge.data.partition.data import Partition
-from kedge.data.partition.registries import (
-    aliases,
-    as_int,
-    generator,
-    partitions,
-    schema,
-    shifts,
-)
+from kedge.data.partition.partition import IntArray, Partition
 from kedge.errors import (
     DataError,
     FieldError,
@@ -30,15 +20,48 @@ from kedge.errors import (
     UnknownName,
 )
 from kedge.grammar import parse_calls
-from kedge.schema import BoundCall, ErrorCollector
+from kedge.registry import Registry
+from kedge.schema import BoundCall, ErrorCollector, Option, Schema, schema_of
+
+_PLACE = {"module": "kedge.data.partition", "group": "kedge.partitions"}
+partitions: Registry[Callable[..., list[IntArray]]] = Registry(
+    "partition", see="kedge list partitions", **_PLACE
+)
+"""``(labels, clients, rng, *, option=default, ...) -> one array of sample indices per client``.
+
+A function with a keyword ``groups`` also gets the group of each sample."""
+
+shifts: Registry[Callable[..., dict[str, Any]]] = Registry(
+    "shift", see="kedge list partitions", **_PLACE
+)
+"""``(sizes, rng, *, option=default, ...) -> the fields of Partition it sets``."""
+
+aliases = {"dirichlet": "class_dirichlet_capped"}
+
+
+def generator(seed: int, *tag: str) -> np.random.Generator:
+    """The random stream of a seed and a tag, the same on every platform."""
+    digest = hashlib.sha256("/".join(["kedge partition", str(seed), *tag]).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
+def schema(name: str) -> Schema:
+    """The options of a partition or a shift, by its full name."""
+    registry = shifts if name in shifts else partitions
+    return schema_of(registry[name], name, hidden=("groups",))
+
+
+def as_int(name: str, value: Any) -> int:
+    """Convert an integer of Python or numpy to an int; a FieldError names the option.
+
+    >>> as_int("seed", np.int64(3))
+    3
+    """
+    return int(Option(name, int).check(value))
 
 
 def draw(
-    text: str,
-    labels: npt.ArrayLike,
-    clients: int,
-    seed: int,
-    groups: npt.ArrayLike | None = None,
+    text: str, labels: npt.ArrayLike, clients: int, seed: int, groups: npt.ArrayLike | None = None
 ) -> Partition:
     """Draw a partition; the same arguments always give the same one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kedge.data.partition import files
-from kedge.data.partition.registries import FloatArray, IntArray
 from kedge.errors import DataError
+from kedge.files import make_folder, read_json, write_file
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+FORMAT, VERSION = "kedge partition", 1
+#: The values of a file and their types; JSON, readable in any language.
+TYPES = {
+    "name": str, "seed": int, "num_samples": int, "hash": str, "rotation": list | None,
+    "noise": list | None, "clients": list, "angles": list | None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,62 +150,49 @@ class Partition:
 
     def to_json(self) -> str:
         """The content of a file for :meth:`load`, with one client per line."""
-        return files.text_of(self._record())
+        lines = [f'"format": {_json(FORMAT)}', f'"version": {VERSION}']
+        for field in TYPES:
+            value = getattr(self, field)
+            if isinstance(value, tuple):
+                rows = ",\n".join(_json(row) for row in value)
+                lines.append(f"{_json(field)}: [\n{rows}\n]")
+            elif value is not None:
+                lines.append(f"{_json(field)}: {_json(value)}")
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file for :meth:`load`; return its path."""
-        return files.save(self.to_json(), Path(path))
+        """Write a JSON file for :meth:`load`; return its path.
+
+        Raises:
+            DataError: it cannot be written, e.g. since the disk is full.
+        """
+        path = Path(path)
+        try:
+            make_folder(path.parent)
+            write_file(path, self.to_json().encode())
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+        return path
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
         """Read a file written by :meth:`save` and verify its hash.
 
         Raises:
-            DataError: the file cannot be read, or is damaged.
+            DataError: the file cannot be read, is damaged, or has another version.
         """
-        record, hash_ = files.load(Path(path))
+        values = _values(Path(path))
+        expected = values.pop("hash")
         try:
-            partition = cls(**record)
+            partition = cls(**values)
         except DataError as error:
             raise DataError(f"{path} is damaged: {error}") from None
-        if partition.hash != hash_:
+        if partition.hash != expected:
             raise DataError(
-                f"{path} is damaged: its content has hash {partition.hash}, not {hash_} as it says"
+                f"{path} is damaged: its content has hash {partition.hash}, not {expected} as it "
+                "says"
             )
         return partition
-
-    def plot(
-        self,
-        labels: npt.ArrayLike,
-        path: str | Path,
-        *,
-        class_names: Sequence[str] | None = None,
-        client_names: Sequence[str] | None = None,
-        kind: str = "auto",
-    ) -> Path:
-        """Plot clients x classes, with the sizes of the clients on top.
-
-        Args:
-            labels: the label of each sample, ``[N]`` or ``[N, C]``.
-            path: file to write, ending in .png, .svg or .pdf.
-            class_names: names of the classes.
-            client_names: names of the clients; numbers for None.
-            kind: ``bubbles``, ``heatmap``, or ``auto``: bubbles up to 30 clients and classes.
-
-        Returns:
-            The path.
-
-        Raises:
-            FieldError: the ending, ``kind`` or number of names is wrong.
-            DataError: the labels are not those of this dataset.
-        """
-        from kedge.data.partition import picture  # matplotlib is slow to import
-
-        return picture.plot(self, np.asarray(labels), Path(path), class_names, kind, client_names)
-
-    def _record(self) -> dict[str, Any]:
-        fields = ("name", "seed", "num_samples", "hash", "rotation", "noise", "clients", "angles")
-        return {field: getattr(self, field) for field in fields}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partition):
@@ -242,3 +238,30 @@ def _frozen(arrays: Sequence[npt.NDArray[Any]], order: list[IntArray]) -> tuple[
     for array in ordered:
         array.flags.writeable = False
     return ordered
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """The checked values of a file."""
+    try:
+        found = read_json(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise DataError(
+            f"{path} is not a partition file, or is cut short: not valid JSON"
+        ) from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{path} is not a partition file; write one with Partition.save")
+    if found.get("version") != VERSION:
+        raise DataError(
+            f"{path} has version {found.get('version')!r}, this kedge reads {VERSION}; update kedge"
+        )
+    for key, kind in TYPES.items():
+        if not isinstance(found.get(key), kind) or isinstance(found.get(key), bool):
+            raise DataError(f"{path} is damaged: {key} is missing or of the wrong type")
+    return {key: found[key] for key in TYPES if key in found}
+
+
+def _json(value: Any) -> str:
+    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)

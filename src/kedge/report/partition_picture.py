@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -16,12 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from kedge.data.partition.registries import IntArray
+from kedge.data.partition import Partition
+from kedge.data.partition.partition import IntArray
 from kedge.errors import FieldError
 from kedge.files import make_folder, new_file
-
-if TYPE_CHECKING:
-    from kedge.data.partition.data import Partition
 
 INK, MUTED, FAINT, BLUE = "#222222", "#6b6b6b", "#e4e6e8", "#2b6cb0"
 MAX_NAME = 16  # characters of a client's name
@@ -38,15 +36,33 @@ STYLE: Any = {
 }
 
 
-def plot(
+def plot_partition(
     partition: Partition,
-    labels: npt.NDArray[Any],
-    path: Path,
-    class_names: Sequence[str] | None,
-    kind: str,
+    labels: npt.ArrayLike,
+    path: str | Path,
+    *,
+    class_names: Sequence[str] | None = None,
     client_names: Sequence[str] | None = None,
+    kind: str = "auto",
 ) -> Path:
-    """Draw a partition to a file; see :meth:`Partition.plot`."""
+    """Plot clients x classes, with the sizes of the clients on top.
+
+    Args:
+        partition: the partition.
+        labels: the label of each sample, ``[N]`` or ``[N, C]``.
+        path: file to write, ending in .png, .svg or .pdf.
+        class_names: names of the classes.
+        client_names: names of the clients; numbers for None.
+        kind: ``bubbles``, ``heatmap``, or ``auto``: bubbles up to 30 clients and classes.
+
+    Returns:
+        The path.
+
+    Raises:
+        FieldError: the ending, ``kind`` or number of names is wrong.
+        DataError: the labels are not those of this dataset.
+    """
+    labels, path = np.asarray(labels), Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".png", ".svg", ".pdf"):
         raise FieldError(f"cannot draw {path}: end its name in .png, .svg or .pdf")

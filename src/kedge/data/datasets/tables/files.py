@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kedge.data.datasets.cells import MISSING_VALUES, as_number
-from kedge.data.datasets.checks import check_memory, reading
+from kedge.data.datasets.formats import check_memory, reading
+from kedge.data.datasets.tables.cells import MISSING_VALUES, as_number
 from kedge.errors import DataError
 from kedge.limits import host_available
 
@@ -27,7 +27,7 @@ DECIMAL_COMMA = r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?"
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """A table and its place.
 
     Attributes:
@@ -73,7 +73,7 @@ class Table:
         return raw_rows(self.where, *self.source)[1:]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> DataTable:
     """Read a .csv, .tsv or Parquet file; .gz is unpacked.
 
     The delimiter is the one of comma, semicolon and tab that splits the header into most columns.
@@ -106,7 +106,7 @@ def read_table(path: Path) -> Table:
     header = (text.lstrip().splitlines() or [""])[0]
     delimiter = max(",;\t", key=lambda d: len(next(csv.reader([header], delimiter=d))))
     frame = _parse(path, text, delimiter)
-    return Table(path, _with_points(frame) if delimiter == ";" else frame, (text, delimiter))
+    return DataTable(path, _with_points(frame) if delimiter == ";" else frame, (text, delimiter))
 
 
 def _with_points(frame: Any) -> Any:
@@ -127,7 +127,7 @@ def _with_points(frame: Any) -> Any:
     return frame
 
 
-def as_table(raw: Any) -> Table:
+def as_table(raw: Any) -> DataTable:
     """A path, a DataFrame, a mapping of columns or a sequence of rows as a table.
 
     Raises:
@@ -154,7 +154,7 @@ def as_table(raw: Any) -> Table:
     )
 
 
-def frame_table(where: object, frame: Any) -> Table:
+def frame_table(where: object, frame: Any) -> DataTable:
     """A DataFrame as a table, with column names as text.
 
     Raises:
@@ -164,7 +164,7 @@ def frame_table(where: object, frame: Any) -> Table:
     check_header(where, names, numbers=True)
     if not len(frame):
         raise DataError(f"{where}: only a header, no rows")
-    return Table(where, frame.set_axis(names, axis=1))
+    return DataTable(where, frame.set_axis(names, axis=1))
 
 
 def raw_rows(where: object, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
@@ -261,7 +261,7 @@ def _is_blank(cells: list[str]) -> bool:
     return not any(cell.strip() for cell in cells)
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> DataTable:
     import pandas as pd
 
     try:
