@@ -17,6 +17,9 @@ pytestmark = pytest.mark.long
 PAIRS = list(combinations(ALL, 2))
 # nothing is shared, so there is nothing to distil into
 REFUSED = [{"flboost", "local"}, {"feddf", "local"}]
+# client numbers, which are neither clipped nor made noisy
+NUMBERING = ("krum", "fedbr", "fedmix", "naivemix")
+REFUSED += [{release, other} for release in ("clip", "gauss") for other in NUMBERING]
 # the pull of the second cannot be divided out of its update
 PULLING = [{"fednova", other} for other in ("feddyn", "feddc", "fedspeed", "fedtr")]
 
@@ -34,8 +37,9 @@ def test_pair(pair: tuple[Part, Part]) -> None:
             Method(pair)
         return
     if any(a.refuses(b) for a, b in (pair, pair[::-1])):
-        assert {p.name for p in pair} in PULLING
-        with pytest.raises(IncompatibleError, match="shrinks a step"):
+        names = {p.name for p in pair}
+        assert names in PULLING or "centralgauss" in names
+        with pytest.raises(IncompatibleError, match="shrinks a step|sees single clients"):
             Method(pair)
         return
     method = Method(pair)

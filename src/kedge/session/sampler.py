@@ -120,9 +120,10 @@ def make_sampler(text: str, count: int = 0, sizes: Sequence[int] = ()) -> Sample
     call = parse_call(text)
     simple = {"uniform": Uniform(count), "size": BySize(count, tuple(sizes))}
     simple |= {"poisson": Poisson(count)}
-    if call.name in simple and not (call.args or call.kwargs or call.preset):
+    plain = not (call.kwargs or call.preset)
+    if call.name in simple and plain and not call.args:
         return simple[call.name]
-    lists = call.args[0] if len(call.args) == 1 and call.name == "fixed" else ()
+    lists = call.args[0] if call.name == "fixed" and plain and len(call.args) == 1 else ()
     valid = isinstance(lists, (list, tuple)) and all(isinstance(c, (list, tuple)) for c in lists)
     if not (lists and valid and all(type(k) is int for cohort in lists for k in cohort)):
         raise FieldError(
