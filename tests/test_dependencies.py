@@ -18,7 +18,7 @@ PACKAGE_NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 # some builds of torch, the server of the board, trackers, and Flower with what comes with it.
 OPTIONAL = {"datasets", "fedlab", "flwr", "pfl", "torchvision", "triton"}
 OPTIONAL |= {"starlette", "uvicorn", "tensorboard", "mlflow", "wandb", "cryptography", "httpx"}
-OPTIONAL |= {"google"}  # protobuf
+OPTIONAL |= {"google", "pyarrow"}  # protobuf; Parquet
 
 
 def imported() -> set[str]:
