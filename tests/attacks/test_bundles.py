@@ -158,7 +158,13 @@ def test_a_configuration_of_hugging_face_brings_no_code(run: Path) -> None:
             _ = kedge.load(run).model
 
 
-ENCODING = {"kind": "array", "shape": [1, 8, 8], "dtype": "uint8", "columns": [], "from_files": True}
+ENCODING = {
+    "kind": "array",
+    "shape": [1, 8, 8],
+    "dtype": "uint8",
+    "columns": [],
+    "from_files": True,
+}
 
 # -- memory and time ------------------------------------------------------------------------------
 
