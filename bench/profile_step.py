@@ -32,7 +32,7 @@ from kedge.bench.eager import EagerRounds
 from kedge.bench.rounds import InProcess
 from kedge.bench.runners import read_engine
 from kedge.bench.workloads import WORKLOADS, Workload
-from kedge.engines import norms
+from kedge.engines import layout as norms
 
 WARM, ROUNDS, TOP = 2, 5, 22
 Rounds = Callable[[], Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.core.declarations import Declarations
+from kedge.core.part import Declarations
 
 
 def test_a_part_that_declares_nothing_asks_for_nothing() -> None:

@@ -15,8 +15,7 @@ import kedge.parts  # noqa: F401  (registers the built-in parts)
 from kedge.check.problems import images
 from kedge.core import rng
 from kedge.core.hooks import RETURNS, call
-from kedge.core.overrides import check_overrides
-from kedge.core.part import HOOKS, Mean, Part, Stack, Sum, parts
+from kedge.core.part import HOOKS, Mean, Part, Stack, Sum, check_overrides, parts
 from kedge.core.task import Batch
 from kedge.core.tree import Weights
 from kedge.core.update import Summed

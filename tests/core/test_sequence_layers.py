@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from kedge.core import eager, rng, tree
-from kedge.core.layers.attention import Attention
 from kedge.core.layers.keyed import keyed
+from kedge.core.layers.sequence import Attention
 from kedge.core.model import Model
 from kedge.core.optim import SGD, Adam
 from kedge.core.task import Classification

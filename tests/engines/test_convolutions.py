@@ -10,7 +10,8 @@ from torch.func import functional_call, grad, vmap
 
 from kedge.check.problems import images
 from kedge.core import tree
-from kedge.engines import convolutions, norms, torch_compiler
+from kedge.engines import convolutions, torch_compiler
+from kedge.engines import layout as norms
 from kedge.engines.layout import EngineLayout
 from kedge.sim.simulation import Simulation
 

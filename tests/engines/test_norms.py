@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from kedge.core import tree
-from kedge.engines import norms
+from kedge.engines import layout as norms
 from kedge.engines.torch_compiler import is_traced, trace
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

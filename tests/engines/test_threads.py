@@ -21,7 +21,8 @@ from kedge.engines import Execution
 from kedge.errors import FieldError
 from kedge.runs import planning, runner
 from kedge.runs.config import Config
-from kedge.tuning import threads, timings
+from kedge.tuning import plan as threads
+from kedge.tuning import timings
 from kedge.tuning.placement import Settings
 from kedge.tuning.remembered import Measurements
 from kedge.tuning.timings import Timings

@@ -12,7 +12,7 @@ from tools.site.markdown import code, markdown, table
 from tools.site.templates import render
 
 import kedge
-from kedge.core.declarations import Declarations
+from kedge.core.part import Declarations
 
 
 class ApiPage(NamedTuple):

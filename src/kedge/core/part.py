@@ -20,25 +20,42 @@ hook of other arguments, is rejected when it is defined. Return values are check
 (:mod:`kedge.core.hooks`). Before the first round, third-party parts run eagerly on one client. An
 argument changed in place, state on ``self``, a draw from a global random generator, or a result
 that differs in a second call is an error (:mod:`kedge.session.purity`).
+
+What a part sees of a forward pass.
+
+What a part declares about itself: needs, presets, neutral setting, objective and traffic.
+
+Check the hooks of a part class: their names and arguments.
+
+A misspelt hook is never called, and the method silently equals FedAvg. So a class with a method
+whose name is close to a hook's, or with a hook that has other arguments, is rejected when it is
+defined.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import itertools
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from kedge.core.declarations import Declarations
-from kedge.core.out import Out as Out
-from kedge.core.overrides import check_overrides
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.uploads import Mean as Mean
 from kedge.core.uploads import Stack as Stack
 from kedge.core.uploads import Sum as Sum
-from kedge.errors import FieldError, IncompatibleError, TwoAggregators, UnknownName, nearest
+from kedge.errors import (
+    FieldError,
+    HookError,
+    IncompatibleError,
+    TwoAggregators,
+    UnknownName,
+    nearest,
+)
 from kedge.grammar import Call, parse_calls
 from kedge.registry import Registry
 from kedge.schema import Doc as Doc
@@ -51,6 +68,129 @@ if TYPE_CHECKING:
     from kedge.core.round import Round
     from kedge.core.update import Totals, Update
     from kedge.core.view import Spec, View
+
+
+class Out(NamedTuple):
+    """The network's outputs for a batch: the real rows, and the rows that this part injected."""
+
+    logits: Tensor  # [B, C]
+    features: Tensor  # [B, F], input of the head
+    at: dict[str, Tensor]  # activations at the part's cuts
+    mine: Any = ()  # an Out of the rows that this part injected
+
+
+class Declarations:
+    """The class attributes of a part; the laws check them."""
+
+    name: ClassVar[str] = ""
+    #: Which side it acts on, for the tables: client, server, data, personal, privacy.
+    side: ClassVar[str] = "client"
+    #: What it computes beyond FedAvg's one gradient a step, in a few words for the tables.
+    compute: ClassVar[str] = ""
+    #: Needs single clients' updates on the server, not sums: no chunking, no secure aggregation.
+    needs_clients: ClassVar[bool] = False
+    #: Needs the plain sum of updates over the cohort (``r.sum_delta``) besides their weighted mean.
+    needs_sum: ClassVar[bool] = False
+    #: Needs the sum of updates times shares (``r.share_delta``), for means over all clients.
+    needs_share_sum: ClassVar[bool] = False
+    #: Reads the features before the head, so the model must have one.
+    needs_features: ClassVar[bool] = False
+    #: Works on the head on the server, so the head may not stay on the clients.
+    needs_shared_head: ClassVar[bool] = False
+    #: Is about BatchNorm, so that a run refuses a model without it.
+    needs_batchnorm: ClassVar[bool] = False
+    #: Reads how many samples of each class the client has (``v.label_counts``).
+    needs_labels: ClassVar[bool] = False
+    #: Calls ``v.sweep``.
+    needs_sweep: ClassVar[bool] = False
+    #: Assumes that the local update is a sum of gradients (control variates): warns with momentum.
+    needs_plain_sgd: ClassVar[bool] = False
+    #: Reads ``info.pulled_steps``, so every part beside it must tell its ``anchor_pull``.
+    needs_pull: ClassVar[bool] = False
+    #: Its clients' own models are its product, so results show theirs before the global model's.
+    personal_model: ClassVar[bool] = False
+    #: Tasks for which it has a meaning.
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
+    #: Named settings: ``moon:fedcog`` in a method string.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    #: A setting under which the method equals FedAvg bit for bit; None where there is none.
+    neutral: ClassVar[dict[str, Any] | None] = None
+    #: A setting under which the fixed point minimises the run's objective, the mean of the clients'
+    #: losses with the run's client weights (law *objective*); None where the part claims no such
+    #: thing. ``solves_for`` restricts the claim to the head.
+    solves: ClassVar[dict[str, Any] | None] = None
+    solves_for: ClassVar[Literal["all", "head"]] = "all"
+    #: How much farther from the optimum of two quadratics than FedAvg it may settle (law *stable*).
+    strays: ClassVar[float] = 0.0
+    #: A setting that is quick on a tiny problem, for the tests of all pairs.
+    tiny: ClassVar[dict[str, Any]] = {}
+    #: How many numbers the server sends to a client in a round, beyond FedAvg's: a formula in P
+    #: (parameters that travel), W and B (all of the network's parameters and buffers), H (the
+    #: head's), E (the part's own, from ``extend``), F (features), C (outputs), X (inputs), N
+    #: (clients), R (rows of a batch), ``D_cut`` and ``K_cut`` (activations and channels at a cut)
+    #: and the part's fields.
+    sends: ClassVar[str] = "0"
+    #: How many numbers a client uploads in a round, beyond FedAvg's: such a formula.
+    uploads: ClassVar[str] = "0"
+    #: Names of uploads that count samples, which clipping measures in the client's samples.
+    counted: ClassVar[tuple[str, ...]] = ()
+    #: How many numbers a client stores from round to round: such a formula.
+    keeps: ClassVar[str] = "0"
+
+
+MIN_SIMILARITY = 0.75  # difflib's ratio from which a name counts as misspelt
+
+
+def check_overrides(cls: type, base: type) -> None:
+    """Raise a HookError if a class has a misspelt hook, or one whose arguments differ from those in
+    ``base``.
+
+    >>> class Base:
+    ...     def term(self, v): ...
+    >>> check_overrides(type("Ridge", (Base,), {"terms": lambda self, v: 0}), Base)
+    Traceback (most recent call last):
+    kedge.errors.HookError: Ridge.terms is no hook and is never called. Did you mean 'term'? ...
+    """
+    known = {n: f for n, f in vars(base).items() if inspect.isfunction(f) and n[0] != "_"}
+    for name, method in _methods(cls, base):
+        if name in known:
+            _check_arguments(cls, name, method, known[name])
+        elif not hasattr(base, name):
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=MIN_SIMILARITY)
+            if near:
+                raise HookError(
+                    f"{cls.__name__}.{name} is no hook and is never called. Did you mean "
+                    f"{near[0]!r}? A helper must have another name: '_{name}'"
+                )
+
+
+def _methods(cls: type, base: type) -> Iterator[tuple[str, Any]]:
+    """Public methods of a class and of its bases other than ``base``."""
+    for owner in cls.__mro__:
+        if owner in base.__mro__:
+            continue
+        for name, value in vars(owner).items():
+            if name[0] != "_" and (
+                inspect.isfunction(value) or isinstance(value, (staticmethod, classmethod))
+            ):
+                yield name, value
+
+
+def _check_arguments(cls: type, name: str, method: Any, wanted: Any) -> None:
+    """Raise a HookError if a method does not accept the arguments of the base's method."""
+    names = list(inspect.signature(wanted).parameters)
+    given = names[1:] if isinstance(method, staticmethod) else names
+    function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*given)
+    except TypeError:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        actual = signature.replace(parameters=bare, return_annotation=signature.empty)
+        raise HookError(
+            f"{cls.__name__}.{name} takes {actual}, but the hook {name} takes ({', '.join(names)})"
+        ) from None
+
 
 parts: Registry[type[Part]] = Registry(
     "part", see="kedge list", module="kedge.parts", group="kedge.parts"

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from kedge.core.layers.attention import Attention, attend
 from kedge.core.layers.dropout import Dropout, drop, has_keys
-from kedge.core.layers.recurrent import GRU, LSTM, RNN
+from kedge.core.layers.sequence import GRU, LSTM, RNN, Attention, attend
 from kedge.errors import ModelError
 
 # -- Random functions that a user's module calls by itself, such as ``F.dropout`` ------------------
