@@ -147,7 +147,7 @@ class Simulation(Evaluation):
 
     def accept(self, done: Done) -> None:
         """Commit a round, or the surveys after the last one."""
-        if done.round > self.round:
+        if done.totals.clients:  # if somebody trained
             self.clients.accept()
         self.session.accept(done)
 
