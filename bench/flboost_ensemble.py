@@ -156,13 +156,13 @@ def train(sim: Simulation, args: argparse.Namespace) -> None:
     while sim.round < args.rounds:
         start = time.perf_counter()
         cohort = sim.session.draw_clients(sim.round)
-        totals = sim.run_round(cohort)
-        loss = float(totals["terms"]["task"].mean())  # waits for the device
+        done = sim.run_round(cohort)
+        loss = float(done.losses["task"].mean())  # waits for the device
         training += time.perf_counter() - start
         late = args.seconds > 0 and time.perf_counter() - begin > args.seconds
         if sim.round % args.every == 0 or sim.round == args.rounds or late:
             record = {"round": sim.round, "train_loss": round(loss, 4)}
-            record |= scores(sim, totals["clients"], counts[cohort])
+            record |= scores(sim, done.totals.stacked.weights, counts[cohort])
             record["train_seconds"] = round(training, 1)
             record["seconds"] = round(time.perf_counter() - begin, 1)
             result["records"].append(record)

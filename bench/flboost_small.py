@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from kedge import SGD, LocalWork, Model, Part, Round, Simulation, Weights, parse
 from kedge.core import tree
 from kedge.core.tree import Params
+from kedge.core.update import Stacked, Totals
 from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.engines import Execution
@@ -165,7 +166,7 @@ def diagnose(
         anchor=anchor,
         server=sim.server.slots["flboost"],
         uploads={"counts": counts},
-        totals={"count": len(counts), "clients": clients},
+        totals=Totals(stacked=Stacked(weights=clients)).of(list(range(len(counts))), 0),
     )
     share = boost._ensemble(counts)
     many = dataclasses.replace(boost, steps=1, batch=500)
@@ -203,19 +204,17 @@ def run(method: str, args: argparse.Namespace) -> dict[str, Any]:
     rows, begin = [], time.process_time()
     while sim.round < args.rounds:
         cohort, anchor = sim.session.draw_clients(sim.round), sim.weights
-        totals = sim.run_round(cohort)
+        clients = sim.run_round(cohort).totals.stacked.weights
         if sim.round % 2 and sim.round < args.rounds:
             continue
-        before = tree.map(averaged, totals["clients"])
+        before = tree.map(averaged, clients)
         row: dict[str, Any] = {"round": sim.round, "after": tester.accuracy(sim.weights)}
         if boosts:
             row["before"] = tester.accuracy(before)
             row["after_bn"] = tester.accuracy(sim.weights._replace(buffers=before.buffers))
             row["before_bn"] = tester.accuracy(before._replace(buffers=sim.weights.buffers))
             if sim.round % 10 == 0:
-                row |= diagnose(
-                    sim, tester, boosts[0], before, anchor, totals["clients"], counts[cohort]
-                )
+                row |= diagnose(sim, tester, boosts[0], before, anchor, clients, counts[cohort])
         rows.append(row)
         if sim.round % 10 == 0:
             print(f"  {row}", flush=True)

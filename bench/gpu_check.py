@@ -65,10 +65,9 @@ def simulate(
     )  # fmt: skip
     sim = Simulation(
         federation, Model(problem.module.float()), part or "fedavg", optim=problem.optim,
-        work=problem.work, per_round=2, engine=execution,
+        work=problem.work, per_round=2,
+        engine=execution if capture else Loop(execution, capture=False),
     )  # fmt: skip
-    if not capture:
-        sim.engine = Loop(execution, capture=False)
     for _ in range(ROUNDS):
         sim.run_round()
     return sim

@@ -45,12 +45,14 @@ from kedge.core import tree
 from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.steps import REFERENCE, Steps
+from kedge.core.update import Totals
 from kedge.data.federation import Federation
 from kedge.engines import Execution, layout, server_steps
 from kedge.engines.capture import Captures
 from kedge.engines.compiled import compile_function
 from kedge.engines.device import precise
 from kedge.engines.server_steps import FastSteps
+from kedge.session.session import drive
 from kedge.sim.simulation import Simulation
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -128,7 +130,7 @@ def three_rounds(
         federation, Model(problem.module.to(dtype)), method, work=problem.work, per_round=2,
         optim=SGD(lr=0.05, schedule="exponential(0.5)"), engine=engine,
     )  # fmt: skip
-    sim._steps, states = steps, []
+    sim.steps, states = steps, []
     with precise("fp32", DEVICE):
         for _ in range(3):
             sim.run_round()
@@ -219,26 +221,31 @@ def server(
     for method in args.methods:
         plain = argparse.Namespace(**vars(args) | {"compile": False})  # clients train once
         sim = simulation(plain, federation, method)
-        _, done = sim.train(sim.session.draw_clients(0))
+        totals = sim.clients.answer(sim.session.request(""))
         row: dict[str, Any] = {"method": method, "precision": args.precision}
         for kind, steps in kinds.items():
-            sim.steps = steps
+
+            def aggregate(
+                sim: Simulation = sim, totals: Totals = totals, how: Steps = steps
+            ) -> None:
+                drive(sim.session.rounds(steps=how, check="none"), lambda _: totals)
+
             start = time.perf_counter()
             COMPILED.clear()
-            sim.aggregate(done.totals)  # capture and compile
+            aggregate()  # capture and compile
             synchronize()
             row[f"{kind} first"] = time.perf_counter() - start
             row[f"{kind} compilation"] = list(COMPILED)
             wait()
-            row[kind] = timed(lambda: sim.aggregate(done.totals), args.times)  # noqa: B023
+            row[kind] = timed(aggregate, args.times)
             if isinstance(steps, Timed):
                 steps.spent = {}
-                sim.aggregate(done.totals)
+                aggregate()
                 spent = sorted(steps.spent.items(), key=lambda item: -item[1])
                 row[f"{kind} by step"] = [f"{1e3 * t:8.2f} ms {name}" for name, t in spent]
                 steps.spent = None
             if args.profile and kind != "captured":
-                row[f"{kind} kernels"] = profile(lambda: sim.aggregate(done.totals))  # noqa: B023
+                row[f"{kind} kernels"] = profile(aggregate)
             if DEVICE.type == "cuda":
                 row[f"{kind} peak GB"] = torch.cuda.max_memory_reserved() / 1e9
         yield row
