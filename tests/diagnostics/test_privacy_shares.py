@@ -38,9 +38,10 @@ def test_declared_measured_and_counted_numbers_agree(name: str) -> None:
     assert tree.equal(run.state(), before)
     [own] = declared(run, found)
     assert own.agrees, own
-    totals = run.run_round([1])
-    assert found.nbytes("up") == totals["up_bytes"]
-    assert found.nbytes("down") == totals["down_bytes"]
+    broadcasts = 1 + len(run.session.surveys([1]))  # one with each request
+    done = run.run_round([1])
+    assert found.nbytes("up") == done.up_bytes
+    assert found.nbytes("down") * broadcasts == done.down_bytes
 
 
 def test_messages_of_fedimpro_by_hand() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +20,12 @@ from kedge.errors import WireError
 from kedge.federation import large_messages as spool
 from kedge.federation import messages
 from kedge.federation.coordinator import exchange as couriers
+from kedge.federation.coordinator.recorder import Recorder
 from kedge.federation.coordinator.reply_checks import _norm, finite
 from kedge.federation.large_messages import size_of, spooled
 from kedge.federation.messages import MemberRequest
 from kedge.session import blob, wire
+from kedge.session.session import Session
 
 TREE = {
     "w": torch.randn(50, 40),
@@ -112,6 +116,29 @@ def test_a_run_whose_replies_all_wait_on_disk(
     # the initial weights; a round; then rounds with tests of those that do not train; the last test
     assert len(packed) == 1 + 1 + 2 * 2 + 1
     assert not list((tmp_path / "run").glob("tmp*"))
+
+
+@pytest.mark.parametrize("method", ["fedavgm", "fedbr(rows=4, samples=3, width=5, refresh=round)"])
+def test_the_weights_before_a_round_are_free_when_it_is_accepted(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as large as the model, and the checkpoint is written after that."""
+    living: list[int] = []
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def record(self: Recorder, session: Session, *rest: Any) -> None:
+        living.append(sum(ref() is not None for ref in seen))
+        weights = session.server.weights.params.values()
+        seen[:] = [weakref.ref(w) for w in weights]
+        real(self, session, *rest)
+
+    real = Recorder.record_round
+    monkeypatch.setattr(Recorder, "record_round", record)
+    members = Members(tmp_path, model=net())
+    run = coordinator(members, settings(method, rounds=3, per_round=0), tmp_path / "run")
+    run.run()
+    assert len(seen) > 3
+    assert living == [0, 0, 0]
 
 
 def test_norms_and_extremes_in_blocks() -> None:

@@ -207,8 +207,10 @@ class Coordinator:
         """One round; the session changes only if it succeeds."""
         start, session = time.perf_counter(), self.session
         sent, received = self.exchange.sent, self.exchange.received
-        test = self._test() if self.recording.lacks_test(session) else None
-        done = self._run_requests(lambda: session.rounds(check="state"), test)
+        done = self._run_requests(
+            lambda: session.rounds(check="state"),
+            self._test() if self.recording.lacks_test(session) else None,
+        )
         drawn = len(session.draw_clients(session.round))
         session.accept(done)
         wire = self.exchange.received - received, self.exchange.sent - sent

@@ -66,17 +66,15 @@ class ReplyChecks:
 
     def __init__(self, session: Session, rules: Rules, sizes: list[tuple[int, int]]) -> None:
         self.session, self.rules, self.sizes = session, rules, sizes
-        #: What the clients of the present request received.
-        self.broadcast = session.request("", []).broadcast
         self._templates: dict[tuple[str, str, int], Tree] = {}
 
-    def open(self, message: Message, request: RequestHeader) -> Opened:
-        """Read a reply to a request.
+    def open(self, message: Message, request: RequestHeader, broadcast: Broadcast) -> Opened:
+        """Read a reply to a request with this broadcast.
 
         Raises:
             WireError: it is bad; the text says why, for the log of the coordinator.
         """
-        (names, arrays), size = self._size(request), size_of(message)
+        (names, arrays), size = self._size(request, broadcast), size_of(message)
         if size > names + arrays:
             raise WireError(f"{size} bytes, of {names + arrays} at most")
         file = blob.opened(message)
@@ -94,14 +92,14 @@ class ReplyChecks:
         tested = notes.get("tested", "0")
         if tested != "0" and (not request.test or tested != str(self.sizes[request.client][1])):
             raise WireError(f"a test on {tested!r:.20} samples, which the member does not have")
-        template = self._template(request, tested != "0")
+        template = self._template(request, tested != "0", broadcast)
         whole = {kind: template[kind] for kind in ("sums", "personal") if kind in template}
         if whole and "sums" in notes:
             template |= {kind: _told(sums, notes["sums"]) for kind, sums in whole.items()}
         value = wire.unpack(message, REPLY, template)
         sizes = self._check_numbers(value)
         if "update" in value:
-            value["update"] = self._checked_update(value["update"], request)
+            value["update"] = self._checked_update(value["update"], request, broadcast)
         for kind, sums in whole.items():
             one_class = self.session.bound.task.one_class
             check_sums(value[kind], int(tested), one_class, rounded="sums" in notes)
@@ -110,19 +108,19 @@ class ReplyChecks:
 
     # -- before decoding ----------------------------------------------------------------------
 
-    def _size(self, request: RequestHeader) -> tuple[int, int]:
+    def _size(self, request: RequestHeader, broadcast: Broadcast) -> tuple[int, int]:
         """The largest sizes that the header and the arrays of a reply may have, in bytes."""
-        template = self._template(request, bool(request.test))
+        template = self._template(request, bool(request.test), broadcast)
         sizes = [leaf.nbytes for leaf in _leaves(template)]
         return MAX_HEADER_BYTES + 1000 * len(sizes), sum(sizes)
 
-    def _template(self, request: RequestHeader, tested: bool) -> Tree:
+    def _template(self, request: RequestHeader, tested: bool, broadcast: Broadcast) -> Tree:
         bound = self.session.bound.at(request.round)
         personal = getattr(request, "personal", False)
         found: dict[str, Tree] = {}
         if request.kind in ("train", "survey"):
             key = request.kind, request.part, id(bound)
-            found["update"] = self._once(key, lambda: self._derive(request, bound))
+            found["update"] = self._once(key, lambda: self._derive(request, bound, broadcast))
         if tested:
             detailed = request.test == "detailed"
             key = "sums", str(detailed), id(bound)
@@ -137,9 +135,9 @@ class ReplyChecks:
             self._templates[key] = derive()
         return self._templates[key]
 
-    def _derive(self, request: RequestHeader, bound: Bound) -> Tree:
-        batch, public = self.session.workload.work.batch, self.broadcast.weights
-        received = Broadcast(all_weights(bound, public), self.broadcast.sent)
+    def _derive(self, request: RequestHeader, bound: Bound, broadcast: Broadcast) -> Tree:
+        received = broadcast._replace(weights=all_weights(bound, broadcast.weights))
+        batch = self.session.workload.work.batch
         return wire.update_template(bound, received, batch, request.part)
 
     def _sums_template(self, bound: Bound, detailed: bool) -> Tree:
@@ -164,12 +162,14 @@ class ReplyChecks:
             raise WireError(f"a number above {self.rules.max_number:g}")
         return {name: _norm(contents[name]) if name in SHARED else n for name, n in sizes.items()}
 
-    def _checked_update(self, update: Update, request: RequestHeader) -> Update:
+    def _checked_update(
+        self, update: Update, request: RequestHeader, broadcast: Broadcast
+    ) -> Update:
         workload, size = self.session.workload, self.sizes[request.client][0]
         self._check_weight(update.weight, workload.weight_of(size))
         self._check_weight(update.share, workload.share_of(size))
         if request.kind == "train":
-            anchor = self.broadcast.weights
+            anchor = broadcast.weights
             _check_norm(update.delta.params, anchor.params, self.rules.max_norm, "an update")
             floats = {n: b for n, b in anchor.buffers.items() if b.is_floating_point()}
             changes = {n: update.delta.buffers[n] for n in floats}

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple
 
 from kedge.core.tree import Tree, Weights
 from kedge.core.update import Totals, Update, total_of
@@ -131,7 +132,6 @@ class Requests:
         found, clients = Collected(request, kind), request.clients
         if kind == "survey" and self.session.bound.part(request.part).surveys() != "every":
             needed = len(clients)
-        self.checks.broadcast = request.broadcast
         for attempt in range(self.rules.attempts):
             if attempt:
                 self.stop()
@@ -160,10 +160,11 @@ class Requests:
 
     def _updates(self, found: Collected, without: Collection[int]) -> Iterator[tuple[int, Update]]:
         place = layout_of(self.session.bound.model).place
-        self.checks.broadcast = found.request.broadcast
+        broadcast = found.request.broadcast
         for client in found.request.clients:
             if client in found.replies and client not in without:
-                opened = [self.checks.open(found.replies[client], found.asked[client])]
+                reply, asked = found.replies[client], found.asked[client]
+                opened = [self.checks.open(reply, asked, broadcast)]
                 yield client, place(opened.pop().value["update"])  # nothing keeps it in memory
 
     def suspects(self, found: Collected) -> Iterator[list[int]]:
@@ -203,7 +204,7 @@ class Requests:
                 continue
             kind = found.kind if client in clients else "evaluate"
             requests[participant.node] = self._request(found, kind, client, attempt, test, values)
-        deadline_s, opener = self.rules.deadline_s, self._arrived
+        deadline_s, opener = self.rules.deadline_s, partial(self._arrived, found)
         for _, request, reply in self.exchange.run(requests, deadline_s, opener):
             self._receive(request, reply, found)
         for client in clients:
@@ -243,8 +244,8 @@ class Requests:
 
         return make
 
-    def _arrived(self, request: MemberRequest, message: Message) -> Arrived:
-        code, value, sizes = self.checks.open(message, request)
+    def _arrived(self, found: Collected, request: MemberRequest, message: Message) -> Arrived:
+        code, value, sizes = self.checks.open(message, request, found.request.broadcast)
         return Arrived(message, code, sizes, value.get("sums"), value.get("personal"))
 
     def _receive(self, request: MemberRequest, reply: Arrived | Failure, found: Collected) -> None:
