@@ -33,8 +33,6 @@ from kedge.federation.names import plain
 from kedge.session.session import Request, Session
 from kedge.sim.clients import all_weights
 
-Opened = TypeVar("Opened")
-Opener = Callable[[MemberRequest, Message], Opened]
 #: Codes that say that a member can never answer in this run.
 FINAL_CODES = ("NO_STATE", "POLICY", "STALE")
 
