@@ -24,6 +24,7 @@ SIDES = {
     "server": ("On the server", "Change how updates are combined, or what follows"),
     "data": ("On the data", "Change the batches that clients train on"),
     "personal": ("Personal models", "Give each client a model of its own"),
+    "privacy": ("What leaves", "Bound what leaves a client, or what the server sees"),
 }
 LETTERS = {
     "P": "parameters that travel",

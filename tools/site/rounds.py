@@ -22,8 +22,8 @@ STAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "project", "observe",
         ),
     ),
-    ("a client ends", "client", ("reply", "contribute")),
-    ("the server updates", "server", ("combine", "server_step")),
+    ("a client ends", "client", ("reply", "contribute", "release")),
+    ("the server updates", "server", ("receive", "combine", "server_step")),
     ("models are used", "both", ("output", "personal")),
 )  # fmt: skip
 
