@@ -10,7 +10,7 @@ from kedge.errors import DataError
 
 #: Numbers of every record.
 NUMBERS = ("train_loss", "divergence", "mb_up", "mb_down", "seconds")
-#: Those that are numbers by name; those that begin with ``per_`` are lists.
+#: Those that are numbers by name; ``cohort`` and those that begin with ``per_`` are lists.
 NESTED = ("validation", "personal_validation", "unseen")
 
 
@@ -69,7 +69,7 @@ def _is_record(record: Any) -> bool:
 def _is_value(key: str, value: Any) -> bool:
     if key in NESTED:
         return isinstance(value, dict) and all(map(_is_number, value.values()))
-    if key.startswith("per_"):
+    if key == "cohort" or key.startswith("per_"):
         return isinstance(value, list) and all(v is None or _is_number(v) for v in value)
     return isinstance(value, (int, float))
 
