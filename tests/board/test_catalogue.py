@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,34 +20,10 @@ from kedge.board.tail import Tail
 from kedge.errors import Interrupted, KedgeError
 from kedge.runs.stopping import request_stop
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from kedge.runs.lock import Lock
-lock = Lock()
-lock.take(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(60)
-"""
-
 
 def rows(catalogue: Catalogue) -> dict[str, dict[str, Any]]:
     catalogue.refresh()
     return {row["name"]: row for row in catalogue.rows()}
-
-
-@pytest.fixture
-def holder(runs: Path) -> Any:
-    """A process that holds the lock of the run ``both/fedavg``."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(runs / "both/fedavg")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "held\n"
-        yield process
-    process.kill()
-    process.wait()
 
 
 def test_runs_of_every_command_are_found(runs: Path) -> None:
@@ -152,7 +127,7 @@ def test_a_run_has_failed_or_diverged(tmp_path: Path) -> None:
     kedge.sweep(grid={"lr": [1e30]}, out=tmp_path / "sweep", **settings)
     found = rows(Catalogue(tmp_path))
     assert {name: row["state"] for name, row in found.items()} == {
-        "failed": "failed", "diverged": "diverged", "sweep/lr_1e_30": "failed",
+        "failed": "failed", "diverged": "diverged", "sweep/lr_1e_30": "diverged",
     }  # fmt: skip
     assert found["failed"]["reason"] == "failed: no more"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +28,11 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
 from kedge.runs.folder import METRICS, PARTITION, SCORES
 from kedge.runs.grid import format_value
+from kedge.runs.numbers import Series
 from kedge.runs.result import COLUMNS, Result
 from kedge.runs.resuming import FEDERATION
 from kedge.runs.saved import read_json, read_records
-from kedge.runs.stopping import FAILED
+from kedge.runs.stopping import failures
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 DIAGNOSIS = "diagnosis"
@@ -59,10 +59,16 @@ class Seed:
     def last(self) -> Record:
         return self.records[-1] if self.records else {}
 
+    def until(self, round: int | None) -> Seed:
+        """The same with its records up to a round; None keeps all."""
+        if round is None:
+            return self
+        return dataclasses.replace(self, records=[r for r in self.records if r["round"] <= round])
+
 
 @dataclass(frozen=True)
 class Source:
-    """A run to report on, with seeds that have at least one record."""
+    """A run to report on, with seeds that have a record or have failed."""
 
     name: str
     settings: Mapping[str, Any]
@@ -94,6 +100,11 @@ class Source:
     def column(self) -> str:
         """The key of the records that the headline is in."""
         return COLUMNS[self.headline] or self.metric.name
+
+    def series(self, seed: Seed) -> Series:
+        """The headline of a seed."""
+        values = {r["round"]: float(r[self.column]) for r in seed.records if self.column in r}
+        return Series(values, _is_done(seed.last, self.rounds), bool(seed.failed))
 
     @property
     def is_complete(self) -> bool:
@@ -134,7 +145,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
     for number in settings["seeds"]:
         folder = path / f"seed-{number}"
         records = read_records(folder / METRICS)
-        if not records:
+        if not records and number not in log:
             continue
         clients = None
         try:
@@ -256,18 +267,10 @@ def _optional(path: Path) -> dict[str, Any]:
 
 def _log(path: Path) -> dict[int, str]:
     """Why seeds ended before their last round, from the log."""
-    file, found = path / "log.txt", dict[int, str]()
     try:
-        lines = read_file(file).decode(errors="replace").splitlines()
+        return failures(read_file(path / "log.txt").decode(errors="replace"))
     except OSError:
         return {}
-    for line in lines:
-        match = re.search(rf"  (?:{FAILED})?seed (\d+): (.*)", line)
-        if match and re.match(r"(started|resumed|stopped)", match[2]):
-            found.pop(int(match[1]), None)
-        elif match:
-            found[int(match[1])] = match[2]
-    return found
 
 
 #: Hash and name of partitions, by the digest of their file.

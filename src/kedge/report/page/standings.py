@@ -11,6 +11,7 @@ from kedge.core.method import parse
 from kedge.errors import KedgeError
 from kedge.report.page.groups import Group
 from kedge.report.page.source import Seed, Source
+from kedge.runs.numbers import counted
 from kedge.runs.result import Stat
 from kedge.runs.significance import Paired, holm, paired
 
@@ -19,7 +20,7 @@ COMPANIONS = ("balanced_accuracy", "auroc")
 
 @dataclass(frozen=True)
 class Standing:
-    """A run in numbers. ``seeds`` are those that count: they have the most rounds."""
+    """A run in numbers. ``seeds`` are those that count, see :mod:`kedge.runs.numbers`."""
 
     source: Source
     seeds: list[Seed]
@@ -121,38 +122,40 @@ def _score(standing: Standing, candidates: Sequence[Standing]) -> tuple[bool, fl
 
 def _standing(source: Source) -> Standing:
     column, name = source.column, source.metric.name
-    tested = {s.number: [r for r in s.records if column in r] for s in source.seeds}
-    seeds = [s for s in source.seeds if tested[s.number]]
-    ends = {s.number: tested[s.number][-1] for s in seeds}
-    most = max(s.last["round"] for s in seeds)
+    numbers, at = counted({s.number: source.series(s) for s in source.seeds})
+    seeds = [s.until(at) for s in source.seeds if s.number in numbers]
+    tested = {s.number: [r for r in s.records if column in r] for s in seeds}
     early = [s for s in seeds if s.last.get("stopped")]
-    counted = [s for s in seeds if s.last["round"] == most or s in early or s.failed]
-    last = [math.nan if s.failed else float(ends[s.number][column]) for s in counted]
     pick = max if source.metric.higher_is_better else min
-    best = [_pick(pick, [r[column] for r in tested[s.number]]) for s in counted]
-    chosen = _chosen(source, counted)
+    best = [_pick(pick, [r[column] for r in tested[s.number]]) for s in seeds]
+    chosen = _chosen(source, seeds)
     target = float(source.settings.get("target") or 0.0)
     return Standing(
         source=source,
-        seeds=counted,
-        round=max(ends[s.number]["round"] for s in counted),
-        last=Stat.of(last),
+        seeds=seeds,
+        round=max((r["round"] for own in tested.values() for r in own[-1:]), default=0),
+        last=Stat.of(numbers.values()),
         best=Stat.of(best),
         status=_status(source, early),
         validation=Stat.of([v for v, _ in chosen]) if chosen else None,
         chosen=Stat.of([r[column] for _, r in chosen]) if chosen else None,
         chosen_rounds=tuple(r["round"] for _, r in chosen),
-        beside=_beside(source, counted),
-        globally=Stat.of([ends[s.number].get(name, math.nan) for s in counted])
+        beside=_beside(source, seeds),
+        globally=Stat.of([_end(s, column).get(name, math.nan) for s in seeds])
         if source.headline != "global"
         else None,
-        unseen=_unseen(counted, name),
-        to_target=tuple(_reached(source, tested[s.number], target) for s in counted)
+        unseen=_unseen(seeds, name),
+        to_target=tuple(_reached(source, tested[s.number], target) for s in seeds)
         if target
         else (),
-        mb_up=_total(counted, "mb_up"),
-        mb_down=_total(counted, "mb_down"),
+        mb_up=_total(seeds, "mb_up"),
+        mb_down=_total(seeds, "mb_down"),
     )
+
+
+def _end(seed: Seed, column: str) -> dict[str, Any]:
+    """The last record that has a column."""
+    return next((r for r in reversed(seed.records) if column in r), {})
 
 
 def _status(source: Source, early: Sequence[Seed]) -> str:
@@ -209,7 +212,7 @@ def _choice_key(source: Source) -> str:
 
 def _beside(source: Source, seeds: Sequence[Seed]) -> dict[str, Stat]:
     """Balanced accuracy and AUROC where classes are imbalanced."""
-    ends = [next((r for r in reversed(s.records) if source.column in r), {}) for s in seeds]
+    ends = [_end(s, source.column) for s in seeds]
     if source.metric.name != "accuracy" or not all("imbalanced" in end for end in ends):
         return {}
     prefix = "" if source.headline == "global" else f"{source.headline}_"
