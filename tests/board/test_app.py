@@ -26,6 +26,7 @@ from kedge.core.task import tasks
 from kedge.loggers.host import KNOWN as KNOWN_LOGGERS
 from kedge.runs.config import Config
 from kedge.runs.folder import METRICS
+from kedge.runs.header import MetricInfo
 from kedge.runs.result import Result, paired_gain
 from kedge.runs.saved import read_records
 
@@ -65,11 +66,7 @@ def records(run: Path, seed: int) -> list[dict[str, Any]]:
 
 
 def test_the_tables_of_names_are_those_of_the_library() -> None:
-    found = {
-        m.name: headline.Metric(m.unit, m.higher_is_better, m.decimals)
-        for group in BUILT_IN.values()
-        for m in group
-    }
+    found = {m.name: MetricInfo.of(m) for group in BUILT_IN.values() for m in group}
     assert found == headline.METRICS
     built_in = ("classification", "multilabel", "regression")
     assert tuple(tasks[name].metrics[0].name for name in built_in) == headline.FIRST

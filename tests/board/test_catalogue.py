@@ -191,22 +191,23 @@ def test_damaged_files_do_no_harm(runs: Path, holder: subprocess.Popen[str]) -> 
 # -- how much is read ------------------------------------------------------------------------------
 
 
-def test_opening_three_hundred_runs_reads_their_settings_and_results_only(
+def test_opening_three_hundred_runs_reads_three_small_files_of_each(
     compared: Path, tmp_path: Path
 ) -> None:
     made = fabricate(compared / "both/fedavg", tmp_path, 300)
     catalogue = Catalogue(tmp_path)
     changed, gone = catalogue.refresh()
     assert (len(changed), gone) == (300, [])
-    wanted = sum((path / n).stat().st_size for path in made for n in ("config.toml", "result.json"))
+    names = ("config.toml", "run.json", "result.json")
+    wanted = sum((path / n).stat().st_size for path in made for n in names)
     assert catalogue.reader.bytes == wanted
-    assert catalogue.reader.files == 600
+    assert catalogue.reader.files == 900
     assert catalogue.refresh() == ([], [])  # at rest nothing is opened
-    assert catalogue.reader.files == 600
+    assert catalogue.reader.files == 900
     (made[7] / "notes.json").write_text('{"format": 1, "tags": ["best"], "note": ""}')
     [row], _ = catalogue.refresh()
     assert (row["name"], row["tags"]) == ("digits-007", ["best"])
-    assert catalogue.reader.files == 601
+    assert catalogue.reader.files == 901
 
 
 def test_only_what_was_appended_is_read(runs: Path, holder: subprocess.Popen[str]) -> None:

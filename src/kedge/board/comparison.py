@@ -80,8 +80,8 @@ def table(entries: Sequence[Entry], reader: Reader) -> dict[str, Any]:
         }
     else:
         numbers = {key: counted(own)[0] for key, own in series.items()}
-    shown = headline.metric(first.row()["metric"], first.result)
-    sign = 1.0 if shown.higher_is_better else -1.0
+    higher = first.metric.higher_is_better if first.metric else None
+    sign = 1.0 if higher else -1.0
     base, rows, p_values = numbers[first.id], list[dict[str, Any]](), list[float | None]()
     for entry, why in zip(entries, reasons, strict=True):
         own = numbers.get(entry.id, {})
@@ -90,7 +90,7 @@ def table(entries: Sequence[Entry], reader: Reader) -> dict[str, Any]:
         p_values.append(None)
         shared = [seed for seed in own if seed in base]
         is_final = is_live or (entry.has_ended and first.has_ended)
-        if entry is not first and shared and is_final:
+        if entry is not first and shared and is_final and higher is not None:
             found = paired([sign * (own[seed] - base[seed]) for seed in shared])
             gain = found.mean if math.isfinite(found.mean) else None
             row |= {"gain": gain, "low": found.low, "high": found.high, "p": found.p}
@@ -102,6 +102,7 @@ def table(entries: Sequence[Entry], reader: Reader) -> dict[str, Any]:
         "rows": rows,
         "round": at,
         "live": is_live,
+        "higher": higher,
         "seeds": seeds,
         "column": columns[first.id],
         "settings": settings(entries),
@@ -113,7 +114,8 @@ def like_with_like(entries: Sequence[Entry]) -> dict[str, str]:
     columns = {entry.id: entry.column for entry in entries}
     if headline.COLUMNS["personal"] in columns.values():
         for entry in entries:
-            if columns[entry.id] in headline.METRICS and CLIENT_MEAN in entry.columns():
+            is_global = columns[entry.id] not in headline.COLUMNS.values()
+            if is_global and CLIENT_MEAN in entry.columns():
                 columns[entry.id] = CLIENT_MEAN
     return columns
 

@@ -15,6 +15,7 @@ from typing import Any
 from kedge.board import headline
 from kedge.board.files import Reader, Stamp, stamp
 from kedge.board.tail import Tail
+from kedge.runs.header import HEADER, Header, MetricInfo, header_of
 from kedge.runs.lock import is_locked
 from kedge.runs.notes import NOTES, Notes, parse_notes
 from kedge.runs.numbers import Series, counted
@@ -47,6 +48,7 @@ class Entry:
         self.id = hashlib.blake2b(os.fsencode(relative), digest_size=8).hexdigest()
         self.config: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
+        self.header: Header | None = None
         self.notes = Notes()
         self.reason = ""
         self.failures: dict[int, str] = {}  # why seeds ended before their last round
@@ -123,7 +125,7 @@ class Entry:
             names = {entry.name for entry in listing}
         changed = names != self.names
         self.names = names
-        for name in (CONFIG, RESULT, NOTES, ENVIRONMENT):
+        for name in (CONFIG, HEADER, RESULT, NOTES, ENVIRONMENT):
             found = stamp(self.path / name) if name in names else None
             if name in self._stamps and self._stamps[name] == found:
                 continue
@@ -131,6 +133,8 @@ class Entry:
             changed = True
             if name == CONFIG:
                 self.config = reader.toml(self.path / CONFIG) if found else {}
+            elif name == HEADER:
+                self.header = header_of(reader.json(self.path / HEADER))
             elif name == RESULT:
                 self.result = reader.json(self.path / RESULT) if found else {}
                 self.state = self.state if found else ""  # look at everything again
@@ -239,12 +243,16 @@ class Entry:
     @property
     def column(self) -> str:
         """The column of the headline."""
-        return headline.column_of(self.config, self.result, self.columns())
+        return headline.column_of(self.header, self.config, self.result, self.columns())
+
+    @property
+    def metric(self) -> MetricInfo | None:
+        """What the run is judged by."""
+        return headline.metric(self.header, self.config, self.result, self.columns())
 
     def row(self) -> dict[str, Any]:
         """The run as plain data for the page."""
-        name = headline.metric_name(self.config, self.result, self.columns())
-        shown = headline.metric(name, self.result)
+        shown = self.metric or MetricInfo("", "")
         updated = max((tail.updated for tail in self.tails.values()), default=0.0)
         result = self._stamps.get(RESULT)
         return {
@@ -258,9 +266,9 @@ class Entry:
             "seeds": self.seeds,
             "rounds": self.rounds,
             "done": self.done,
-            "metric": name,
+            "metric": shown.name,
             "column": self.column,
-            "label": headline.label(name, self.column),
+            "label": headline.label(shown.name, self.column),
             "unit": shown.unit,
             "decimals": shown.decimals,
             "higher": shown.higher_is_better,

@@ -17,7 +17,6 @@ from typing import Any
 
 from kedge.core.method import parse
 from kedge.core.task import tasks
-from kedge.core.task_base import Metric
 from kedge.core.task_custom import own_metrics
 from kedge.data.partition import Partition
 from kedge.diagnostics.sheet import Sheet, read_sheet
@@ -28,6 +27,7 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
 from kedge.runs.folder import METRICS, PARTITION, SCORES
 from kedge.runs.grid import format_value
+from kedge.runs.header import HEADER, Header, MetricInfo, header_of, metric_info, title_of
 from kedge.runs.numbers import Series
 from kedge.runs.result import COLUMNS, Result
 from kedge.runs.resuming import FEDERATION
@@ -37,10 +37,6 @@ from kedge.runs.stopping import failures
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 DIAGNOSIS = "diagnosis"
 Record = dict[str, Any]
-METRIC_NAMES = {
-    "rmse": "RMSE", "mae": "MAE", "r2": "R²", "auroc": "AUROC", "f1": "F1", "f1_macro": "macro F1",
-    "map": "mAP", "ece": "calibration error",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Source:
     name: str
     settings: Mapping[str, Any]
     seeds: list[Seed]
-    metric: Metric
+    metric: MetricInfo
     headline: str = "global"
     folder: Path | None = None
     environment: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +134,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         KedgeError: there is no run, or its settings or records are damaged.
     """
     settings = _settings(path)
-    result = _optional(path / "result.json")
+    result, header = _optional(path / "result.json"), header_of(_optional(path / HEADER))
     notes: list[str] = []
     log = _log(path)
     seeds = []
@@ -156,7 +152,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         seeds.append(
             Seed(number, records, *_partition(folder), clients, scores or None, log.get(number, ""))
         )
-    metric = _metric(settings, seeds, result)
+    metric = _metric(settings, seeds, result, header)
     if metric is None:
         return None
     sheets = []
@@ -171,7 +167,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         settings=settings,
         seeds=seeds,
         metric=metric,
-        headline=_headline(settings, seeds, metric, result),
+        headline=_headline(settings, seeds, result, header),
         folder=path,
         environment=_optional(path / ENVIRONMENT),
         yardstick=yardstick,
@@ -206,9 +202,8 @@ def of_result(result: Result) -> Source:
             result.config.seeds, result.records, hashes, strict=False
         )
     ]
-    metric = Metric(
-        result.metric, lambda sums: None, result.unit, result.higher_is_better, result.decimals
-    )
+    title, higher = title_of(result.metric), result.higher_is_better
+    metric = MetricInfo(result.metric, title, result.unit, higher, result.decimals)
     return Source(
         name=result.title,
         settings=_plain(dataclasses.asdict(result.config)),
@@ -224,11 +219,6 @@ def of_result(result: Result) -> Source:
 def setting_name(values: Mapping[str, Any]) -> str:
     """The name of a setting of a sweep: ``lr=0.1, fedprox.mu=1``."""
     return ", ".join(f"{key}={format_value(value)}" for key, value in values.items())
-
-
-def metric_name(metric: Metric) -> str:
-    """The name of a metric for people: ``rmse`` is RMSE."""
-    return METRIC_NAMES.get(metric.name, metric.name.replace("_", " "))
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -294,33 +284,32 @@ def _partition(folder: Path) -> tuple[str, str]:
 
 
 def _metric(
-    settings: Mapping[str, Any], seeds: Sequence[Seed], result: Mapping[str, Any]
-) -> Metric | None:
+    settings: Mapping[str, Any],
+    seeds: Sequence[Seed],
+    result: Mapping[str, Any],
+    header: Header | None,
+) -> MetricInfo | None:
     """The headline metric; None before the first test."""
-    tested = [r for s in seeds for r in s.records if "per_class" in r or "loss" in r]
-    name = str(result.get("metric") or settings["metric"])
-    heads = [tasks[task].metrics[0] for task in tasks]
-    known = {m.name: m for task in tasks for m in tasks[task].metrics}
-    known |= {key: own_metrics[key] for key in own_metrics}
-    for record in tested:
-        if name == "auto":
-            head = next((m for m in heads if m.name in record), None)
-            if head is not None:
-                return head
-        elif name in record:
-            higher = bool(result.get("higher_is_better", True))
-            return known.get(name) or Metric(name, lambda sums: None, "", higher, 3)
-    return None
+    tested = {key: None for s in seeds for r in s.records for key in r}
+    named = header.headline if header else str(result.get("metric") or settings["metric"])
+    names = [tasks[task].metrics[0].name for task in tasks] if named == "auto" else [named]
+    name = next((name for name in names if name in tested), None)
+    known = {m.name: MetricInfo.of(m) for task in tasks for m in tasks[task].metrics}
+    known |= {key: MetricInfo.of(own_metrics[key]) for key in own_metrics}
+    return metric_info(name, header, result, known) if name is not None else None
 
 
 def _headline(
-    settings: Mapping[str, Any], seeds: Sequence[Seed], metric: Metric, result: Mapping[str, Any]
+    settings: Mapping[str, Any],
+    seeds: Sequence[Seed],
+    result: Mapping[str, Any],
+    header: Header | None,
 ) -> str:
     if str(result.get("headline")) in COLUMNS:
         return str(result["headline"])
-    tested = all(any("personal_mean" in r for r in s.records) for s in seeds)
+    tested = all(any("personal_mean" in r for r in s.records) for s in seeds if s.records)
     try:
-        personal = parse(settings["method"]).personal_model
+        personal = header.personal if header else parse(settings["method"]).personal_model
     except KedgeError:
         personal = False
     return "personal" if tested and personal else "global"
