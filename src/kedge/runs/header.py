@@ -16,9 +16,10 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kedge.files import read_file
+from kedge.files import read_file, read_json
 
 if TYPE_CHECKING:
     from kedge.core.task_base import Metric, Task
@@ -71,6 +72,14 @@ def save_header(folder: Folder, task: Task, personal: bool) -> None:
         if read_file(folder.path / HEADER) == content:
             return
     folder.write(HEADER, content)
+
+
+def read_header(folder: Path) -> Header | None:
+    """What a run is judged by; None without the file, or if it is damaged."""
+    try:
+        return header_of(read_json(folder / HEADER))
+    except (OSError, ValueError):
+        return None
 
 
 def header_of(found: Any) -> Header | None:

@@ -27,7 +27,7 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
 from kedge.runs.folder import METRICS, PARTITION, SCORES
 from kedge.runs.grid import format_value
-from kedge.runs.header import HEADER, Header, MetricInfo, header_of, metric_info, title_of
+from kedge.runs.header import Header, MetricInfo, metric_info, read_header, title_of
 from kedge.runs.numbers import Series
 from kedge.runs.result import COLUMNS, Result
 from kedge.runs.resuming import FEDERATION
@@ -134,7 +134,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         KedgeError: there is no run, or its settings or records are damaged.
     """
     settings = _settings(path)
-    result, header = _optional(path / "result.json"), header_of(_optional(path / HEADER))
+    result, header = _optional(path / "result.json"), read_header(path)
     notes: list[str] = []
     log = _log(path)
     seeds = []
