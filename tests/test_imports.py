@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("silo", "sim"),
     ("diagnostics",),
     ("runs",),
-    ("check", "bench", "loggers", "report"),
+    ("check", "loggers", "report"),
     ("reproduction", "board", "flower"),
     ("api",),
     ("cli",),

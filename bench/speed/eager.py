@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.bench.workloads import Workload
+from bench.speed.workloads import Workload
 
 
 def train(

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from kedge.bench import record
-from kedge.bench.child import RivalFailed
-from kedge.bench.runners import (
+from bench.speed import record
+from bench.speed.child import RivalFailed
+from bench.speed.runners import (
     INSTALL,
     Rounds,
     Runner,
@@ -22,7 +22,7 @@ from kedge.bench.runners import (
     read_rival,
     split_list,
 )
-from kedge.bench.workloads import GROUPS, WORKLOADS, Workload
+from bench.speed.workloads import GROUPS, WORKLOADS, Workload
 from kedge.core.method import parse
 from kedge.core.model import PRECISIONS
 from kedge.engines import engines as engine_registry

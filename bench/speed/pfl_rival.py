@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.bench.workloads import Workload
+from bench.speed.workloads import Workload
 
 
 class Net(nn.Module):

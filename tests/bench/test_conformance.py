@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from bench.conformance import Row, fixed_points, own_rows, pythons, rival_rows
 from typer.testing import CliRunner
 
-from kedge.check import conformance
-from kedge.check.conformance import Row, fixed_points, own_rows, pythons, rival_rows
+from bench import conformance
 from kedge.check.oracles import Claim, _oracles, oracle
-from kedge.cli import app as cli
 from kedge.errors import KedgeError, UnknownName
 
 
@@ -44,7 +43,9 @@ def fake_python(folder: Path, body: str) -> str:
 
 
 def command(*args: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(cli.app, ["conformance", *args])
+    app = typer.Typer()
+    app.command()(conformance.conformance)
+    done = CliRunner().invoke(app, args)
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -195,8 +196,3 @@ def test_a_part_without_an_oracle_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(conformance, "oracles_of", lambda part: iter(()))
     [row] = own_rows(["fedavg"])
     assert row == Row("fedavg", "none", note="has no oracle", objective="neither, 0.8819")
-
-
-def test_kedge_imports_no_script() -> None:
-    code = "import sys, kedge.cli.prove; sys.exit(any('rivals' in m for m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

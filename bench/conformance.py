@@ -1,7 +1,8 @@
 """Conformance tables: expected and actual values of every oracle, for kedge and other libraries.
 
-Other libraries run the quadratic oracles in their own environments, through the scripts in
-``kedge/check/rivals``. Their rows are informative and never fail the command.
+``python -m bench.conformance`` prints them. Other libraries run the quadratic oracles in their own
+environments, through the scripts in ``bench/rivals``. Their rows are informative and never fail the
+command.
 
 The column *objective* tells which problem a method solves if clients have 1 and 3 samples and are
 weighted by size: ``weighted``, the run's own; ``unweighted``, where every client counts alike; or
@@ -19,13 +20,22 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
 
 from kedge.check import objective
 from kedge.check.identities.common import BEST, LR, STEPS, A, H
 from kedge.check.objective import name_objective, solved
 from kedge.check.oracles import claims_on_engines, oracles_of
+from kedge.cli.app import main
+from kedge.cli.options import LOAD, load_files
+from kedge.cli.prove import part_names
+from kedge.cli.screen import console, errors
 from kedge.core.method import Method, parse
-from kedge.core.part import Part
+from kedge.core.part import Part, parts
 from kedge.errors import KedgeError, UnknownName
 from kedge.parts.proximal import FedProx
 
@@ -176,7 +186,9 @@ def rival_rows(name: str, python: str) -> tuple[list[Row], str]:
     lines = [f"{name} is not installed for {python} ({error}). Install it in its own environment:"]
     lines += [f"python -m venv venv-{name}"]
     lines += [f"venv-{name}/bin/{line}" for line in INSTALL[name]]
-    retry = f"kedge conformance --against {name} --python-of {name}=venv-{name}/bin/python"
+    retry = (
+        f"python -m bench.conformance --against {name} --python-of {name}=venv-{name}/bin/python"
+    )
     return rows, "\n  ".join([*lines, retry])
 
 
@@ -199,3 +211,65 @@ def _run_script(name: str, python: str) -> tuple[dict[str, float], str, bool]:
         return {str(k): float(v) for k, v in json.loads(last).items()}, "", False
     except (ValueError, TypeError, AttributeError):
         return {}, f"the output is not the expected JSON: {last[:80]!r}", False
+
+
+def _table(rows: Iterable[Row]) -> Table:
+    """The expected value of each oracle, and the one found."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("method", "oracle", "expected", "got", "ok", "objective"):
+        number = column in ("expected", "got")
+        table.add_column(
+            column,
+            no_wrap=column in ("method", "expected", "ok", "objective"),
+            justify="right" if number else "left",
+        )
+    marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
+    for row in rows:
+        expected = "" if row.expected is None else f"{row.expected:.6g}"
+        got = row.note if row.got is None else f"{row.got:.6g}"
+        marked = marks[row.ok]
+        table.add_row(row.method, Text(row.oracle), expected, Text(got), marked, row.objective)
+    return table
+
+
+def conformance(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="parts, or a FILE.py that registers some; all if none"),
+    ] = None,
+    against: Annotated[str, typer.Option(help="other libraries to compare with: pfl,fedlab")] = "",
+    python_of: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH: the Python of that library (or $KEDGE_PFL_PYTHON, ...)"),
+    ] = None,
+    load: LOAD = None,
+) -> None:
+    """Compare each method with the values of its oracles. Exit code 1 if kedge deviates; other
+    libraries are shown for comparison.
+
+    python -m bench.conformance fedavg scaffold --against pfl --python-of pfl=venv-pfl/bin/python
+    """
+    load_files(load)
+    others = pythons(against, python_of or [])
+    own = own_rows(n for name in names or ["fedavg", *parts] for n in part_names(name))
+    rivals = [rival_rows(name, python) for name, python in others.items()]
+    rows = [*own, *(row for theirs, _ in rivals for row in theirs)]
+    console.print(_table(rows), highlight=False)
+    for _, message in rivals:
+        if message:
+            errors.print(Text(f"\n{message}"), highlight=False, soft_wrap=True)
+    failed = list(dict.fromkeys(row.method for row in own if row.ok is False))
+    if failed:
+        console.print(Text(f"\n{', '.join(failed)}: not right", "bold red"))
+        raise typer.Exit(1)
+
+
+def run() -> None:
+    """Run the command. User errors are printed in one line, without a traceback."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(conformance)
+    main(app)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,9 +1,9 @@
 """A rival in a child process, with the Python of its own environment.
 
-The process is ``python -m kedge.bench.child SETTINGS``. It prints one line of JSON when it is
+The process is ``python -m bench.speed.child SETTINGS``. It prints one line of JSON when it is
 ready. For every line of its input it runs a round and prints its seconds; it exits at the end of
-its input. kedge is copied into its path, so its environment needs only the rival, torch, numpy,
-safetensors and pillow.
+its input. kedge and this package are copied into its path, so its environment needs only the
+rival, torch, numpy, safetensors and pillow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from kedge.bench.workloads import Workload
+import kedge
+from bench.speed.workloads import Workload
 
 ANSWER_TIMEOUT_S = 900
 EXIT_TIMEOUT_S = 20
@@ -51,8 +52,9 @@ class Child:
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kedge-bench-")
         home = Path(self._folder.name)
-        package = Path(__file__).parents[1]
-        shutil.copytree(package, home / "kedge", ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(kedge.__file__).parent, home / "kedge", ignore=ignored)
+        shutil.copytree(Path(__file__).parent, home / "bench" / "speed", ignore=ignored)
         settings = {
             "rival": rival, "work": dataclasses.asdict(work), "device": device,
             "precision": precision, "threads": threads,
@@ -63,7 +65,7 @@ class Child:
         self._log = home / "log.txt"
         with open(self._log, "w") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "kedge.bench.child", json.dumps(settings)],
+                [python, "-m", "bench.speed.child", json.dumps(settings)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env,
                 start_new_session=True,  # Ctrl-C goes to the parent process only
             )  # fmt: skip
@@ -147,11 +149,11 @@ def main(text: str, requests: TextIO) -> None:
     device, precision = settings["device"], settings["precision"]
     lines: Iterator[str] = iter(requests.readline, "")
     if settings["rival"] == "flower":
-        from kedge.bench.flower_rival import serve
+        from bench.speed.flower_rival import serve
 
         serve(work, device, precision, lines, send)
         return
-    from kedge.bench.rounds import InProcess, rival_rounds, versions_of
+    from bench.speed.rounds import InProcess, rival_rounds, versions_of
 
     rounds = rival_rounds(settings["rival"], work, work.normalised(device), precision)
     timed: Callable[[], float] = InProcess(rounds, device, precision, settings["threads"])

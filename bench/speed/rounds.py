@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.bench.eager import EagerRounds
-from kedge.bench.workloads import Workload
+from bench.speed.eager import EagerRounds
+from bench.speed.workloads import Workload
 from kedge.engines.device import precise
 
 PACKAGES = {"pfl": ("pfl",), "flower": ("flwr", "ray")}
@@ -50,7 +50,7 @@ def rival_rounds(
     """The rounds of a rival in this process."""
     if rival == "eager":
         return EagerRounds(work, data, precision)
-    from kedge.bench.pfl_rival import PflRounds
+    from bench.speed.pfl_rival import PflRounds
 
     return PflRounds(work, data, precision)
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kedge.bench.child import Child, RivalFailed
-from kedge.bench.rounds import InProcess, rival_rounds, versions_of
-from kedge.bench.workloads import Workload
+from bench.speed.child import Child, RivalFailed
+from bench.speed.rounds import InProcess, rival_rounds, versions_of
+from bench.speed.workloads import Workload
 from kedge.data.federation import Federation
 from kedge.engines import Execution, engines
 from kedge.engines.device import precise, restored_threads, use_threads

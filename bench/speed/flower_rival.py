@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.bench.eager import draw_batches, train
-from kedge.bench.workloads import Workload
+from bench.speed.eager import draw_batches, train
+from bench.speed.workloads import Workload
 
 Send = Callable[[dict[str, Any]], None]  # sends an answer to the parent process
 NO_REPLY = "no client of the round replied"

@@ -17,9 +17,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.speed.runners import Runner
+from bench.speed.workloads import WORKLOADS, Workload
 from kedge._version import __version__
-from kedge.bench.runners import Runner
-from kedge.bench.workloads import WORKLOADS, Workload
 from kedge.engines import Execution
 from kedge.errors import KedgeError
 from kedge.files import write_file

@@ -1,4 +1,4 @@
-"""``kedge bench``: its rivals do the same work as kedge, and its numbers add up."""
+"""``python -m bench``: its rivals do the same work as kedge, and its numbers add up."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 import torch
+from bench.speed import record, timing
+from bench.speed.child import Child, RivalFailed
+from bench.speed.command import run
+from bench.speed.eager import EagerRounds, draw_batches
+from bench.speed.flower_rival import trained
+from bench.speed.rounds import InProcess
+from bench.speed.runners import Runner, read_engine, read_pythons, split_list
+from bench.speed.workloads import GROUPS, WORKLOADS, Workload
 from rich.console import Console
 from torch import Tensor
 
-from kedge.bench import record, timing
-from kedge.bench.child import Child, RivalFailed
-from kedge.bench.eager import EagerRounds, draw_batches
-from kedge.bench.flower_rival import trained
-from kedge.bench.rounds import InProcess
-from kedge.bench.runners import Runner, read_engine, read_pythons, split_list
-from kedge.bench.workloads import GROUPS, WORKLOADS, Workload
-from kedge.cli import app as cli
+from kedge.cli.screen import console
 from kedge.core.tree import Weights
 from kedge.engines import Execution
 from kedge.sim.simulation import Simulation
@@ -46,18 +47,18 @@ def gap(weights: Weights, state: dict[str, Tensor]) -> float:
 
 
 def command(*words: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of ``kedge bench WORDS``."""
+    """Exit code, output and errors of ``python -m bench WORDS``."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patch.setattr(cli.console, "_width", 120)
-        patch.setattr(sys, "argv", ["kedge", "bench", *words])
+        patch.setattr(console, "_width", 120)
+        patch.setattr(sys, "argv", ["bench", *words])
         code = 0
         try:
-            cli.main()
+            run()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0
     return code, out.getvalue(), err.getvalue()
@@ -89,7 +90,7 @@ def test_the_eager_rival_draws_what_the_loop_draws_in_kind() -> None:
 
 def test_pfl_computes_the_same_rounds_as_the_loop() -> None:
     pytest.importorskip("pfl", reason="pfl is not installed: pip install pfl==0.6.0")
-    from kedge.bench.pfl_rival import PflRounds
+    from bench.speed.pfl_rival import PflRounds
 
     sim, data = loop(FULL), FULL.normalised("cpu")
     rival = PflRounds(FULL, data)
@@ -108,7 +109,7 @@ def test_pfl_computes_the_same_rounds_as_the_loop() -> None:
 
 def test_pfl_takes_as_many_steps_as_asked_for_where_batches_do_not_fit() -> None:
     pytest.importorskip("pfl", reason="pfl is not installed: pip install pfl==0.6.0")
-    from kedge.bench.pfl_rival import PflRounds
+    from bench.speed.pfl_rival import PflRounds
 
     work = dataclasses.replace(TINY, clients=3, batch=5)  # 12 samples: 5, 5, 2 + 3, 5, 5
     data = work.normalised("cpu")
@@ -185,7 +186,7 @@ def test_the_table_and_the_record_agree_and_ratios_are_of_seconds(tmp_path: Path
         assert cells[6] == f"{200 / row['seconds']:.0f}"
         assert cells[-1] == f"{row['of_fedavg']:.2f}x"
         assert cells[7:-1] == [f"{x:.3g}x" for x in row["ratios"].values()]
-    assert done["command"].startswith("kedge bench digits --against eager,loop")
+    assert done["command"].startswith("python -m bench digits --against eager,loop")
     assert done["versions"].keys() >= {"kedge", "torch", "python"}
     assert done["hardware"].keys() == {"cpu", "cores", "gpu", "load"}
     assert done["threads"] == 1
