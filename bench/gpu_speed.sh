@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Write the speed records of a GPU: kedge beside the eager PyTorch loop and pfl, one record per NAME.
-#   PYTHONPATH=src bash bench/gpu_speed.sh FOLDER [NAME ...]
+#   PYTHONPATH=src:. bash bench/gpu_speed.sh FOLDER [NAME ...]
 # The pfl column needs pfl 0.6.0 (pip install pfl==0.6.0). All records take about 15 minutes, most of
 # it compilation: about a minute for each method of a ResNet. Each record has a timeout of LIMIT seconds
 # (default 300). A record that reaches it keeps the rounds timed so far: none before the warm-up ends.
@@ -9,7 +9,7 @@ out=$1; shift
 [ $# -gt 0 ] || set -- pfl small10 small100 resnet_{bn,gn}_{bf16,tf32} streams
 mkdir -p "$out"
 fused="vector(compile=true)"
-bench() { timeout -s INT "${LIMIT:-300}" python3 -m kedge bench --device cuda "$@"; }
+bench() { timeout -s INT "${LIMIT:-300}" python3 -m bench --device cuda "$@"; }
 for name in "$@"; do
     file=$out/speed_h200_$name.json methods=fedavg,scaffold,fedprox
     case $name in

@@ -1,7 +1,8 @@
 """Profile one round of a workload on a GPU: the top kernels, launches, and how long the GPU idles.
 
-    PYTHONPATH=src python3 bench/profile_step.py flboost_resnet18 --engine "vector(compile=true)" \
-        [--method scaffold] [--precision bf16] [--set steps=10,batch=64] [--norm none] [--out FILE]
+    PYTHONPATH=src:. python3 bench/profile_step.py flboost_resnet18 \
+        --engine "vector(compile=true)" [--method scaffold] [--precision bf16] \
+        [--set steps=10,batch=64] [--norm none] [--out FILE]
 
 Kernels are grouped by name and grid. Times are per round. ``idle`` is the share of the round's time
 in which no kernel runs. ``--set`` changes fields of the workload. ``--norm torch`` has torch's own
@@ -28,10 +29,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.bench.eager import EagerRounds
-from kedge.bench.rounds import InProcess
-from kedge.bench.runners import read_engine
-from kedge.bench.workloads import WORKLOADS, Workload
+from bench.speed.eager import EagerRounds
+from bench.speed.rounds import InProcess
+from bench.speed.runners import read_engine
+from bench.speed.workloads import WORKLOADS, Workload
 from kedge.engines import layout as norms
 
 WARM, ROUNDS, TOP = 2, 5, 22

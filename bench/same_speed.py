@@ -12,7 +12,7 @@ there is a regression or a process fails.
 
 Times are CPU times, which depend least on other load. Workloads with worker processes use wall
 times; ``--clock wall`` uses them for all workloads, which needs a quiet machine. The workloads are
-those of ``kedge bench``, reduced to a few seconds per pair.
+those of ``python -m bench``, reduced to a few seconds per pair.
 """
 
 from __future__ import annotations

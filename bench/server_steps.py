@@ -1,9 +1,9 @@
 """Steps on the server: check on a GPU that the fast ones agree, and time them beside the base.
 
-    PYTHONPATH=src python3 bench/server_steps.py all
-    PYTHONPATH=src python3 bench/server_steps.py check [--quick] [--no-compile]
-    PYTHONPATH=src python3 bench/server_steps.py server [--methods a,b] [--profile] [--compile]
-    PYTHONPATH=src python3 bench/server_steps.py rounds [--engine "loop(streams=4)"] [--compile]
+    PYTHONPATH=src:. python3 bench/server_steps.py all
+    PYTHONPATH=src:. python3 bench/server_steps.py check [--quick] [--no-compile]
+    PYTHONPATH=src:. python3 bench/server_steps.py server [--methods a,b] [--profile] [--compile]
+    PYTHONPATH=src:. python3 bench/server_steps.py rounds [--engine "loop(streams=4)"] [--compile]
 
 ``all``     in one call of about two minutes: ``check --quick`` in a process of its own, while
             FLBoost's steps are compiled here; then ``server --compile --profile`` for FLBoost.
@@ -38,8 +38,8 @@ from typing import Any
 
 import torch
 
-from kedge.bench.runners import read_engine, split_list
-from kedge.bench.workloads import WORKLOADS, Workload
+from bench.speed.runners import read_engine, split_list
+from bench.speed.workloads import WORKLOADS, Workload
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.model import Model

@@ -1,6 +1,6 @@
 """Profile several jobs on a GPU: compile side by side, then time one after the other.
 
-    PYTHONPATH=src python3 bench/several.py JOBS.txt FOLDER [--limit SECONDS] [--beside COMMAND]
+    PYTHONPATH=src:. python3 bench/several.py JOBS.txt FOLDER [--limit SECONDS] [--beside COMMAND]
 
 Each line of the file is a label and the arguments of ``profile_step.py``. Compilation takes a
 minute a job and one or two cores, so jobs start together, and each waits after its warm-up until

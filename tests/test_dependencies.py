@@ -14,9 +14,9 @@ import torch
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE_NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}
-# Imported where they are found only: other libraries to compare with, an export, what comes with
-# some builds of torch, the server of the board, trackers, and Flower with what comes with it.
-OPTIONAL = {"datasets", "fedlab", "flwr", "pfl", "torchvision", "triton"}
+# Imported where they are found only: an export, what comes with some builds of torch, the server of
+# the board, trackers, and Flower with what comes with it.
+OPTIONAL = {"datasets", "flwr", "torchvision", "triton"}
 OPTIONAL |= {"starlette", "uvicorn", "tensorboard", "mlflow", "wandb", "cryptography", "httpx"}
 OPTIONAL |= {"google", "pyarrow"}  # protobuf; Parquet
 

@@ -97,7 +97,6 @@ NOT_RUN = {
     "docs/migrate/flower.md": "starts processes of Flower; tests/flower/real does so",
     "docs/migrate/fl-bench.md": "CIFAR-10, 100 rounds; the page runs the same on digits",
     "docs/migrate/pfllib.md": "MNIST, 100 rounds; the page runs the same on digits",
-    "docs/migrate/pfl.md": "a benchmark of minutes that needs pfl",
     "docs/board.md": "a server that runs until it is stopped; tests/board starts it",
     "docs/loggers.md": "needs the extra tensorboard; tests/loggers has it",
     "docs/models.md": "needs a pretrained model; tests/models has a small one",

@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning", "federation"),
     ("diagnostics", "federation.member"),
     ("runs",),
-    ("check", "bench", "loggers", "report"),
+    ("check", "loggers", "report"),
     ("reproduction", "board", "federation.coordinator"),
     ("flower",),
     ("local",),

@@ -245,8 +245,9 @@ def test_values_out_of_range_are_named(values: dict[str, Any], run: Path) -> Non
 # -- files ----------------------------------------------------------------------------------------
 
 FILES = (
-    "bundle.json", "config.toml", "environment.json", "result.json", "log.txt", "notes.json",
-    "diagnosis/data.json", "seed-0/metrics.jsonl", "seed-0/clients.json", "seed-0/scores.json",
+    "bundle.json", "config.toml", "environment.json", "run.json", "result.json", "log.txt",
+    "notes.json", "diagnosis/data.json", "seed-0/metrics.jsonl", "seed-0/clients.json",
+    "seed-0/scores.json",
     "seed-0/partition.json", "seed-0/model.safetensors", "seed-0/personal.safetensors",
     "seed-0/checkpoint.safetensors",
 )  # fmt: skip

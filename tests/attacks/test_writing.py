@@ -237,10 +237,6 @@ MOVERS = {"replace", "rename"}
 FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC", "O_TMPFILE"}
 #: What may write by itself, and why.
 ALLOWED = {
-    "bench/child.py: TemporaryDirectory": "a folder of its own for a rival, deleted at the end",
-    "bench/child.py: copytree": "into that folder",
-    "bench/child.py: open": "a log in that folder",
-    "bench/child.py: fdopen": "standard output",
     "cli/app.py: O_WRONLY": "/dev/null, in the place of a closed standard output",
     "cli/board.py: TemporaryDirectory": "a private folder for a page with the token",
     "local/processes.py: fdopen": "of a descriptor of kedge.files",

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kedge.core.task import tasks
 from kedge.loggers.host import KNOWN as KNOWN_LOGGERS
 from kedge.runs.config import Config
 from kedge.runs.folder import METRICS
+from kedge.runs.header import MetricInfo
 from kedge.runs.result import Result, paired_gain
 from kedge.runs.saved import read_records
 
@@ -64,11 +66,7 @@ def records(run: Path, seed: int) -> list[dict[str, Any]]:
 
 
 def test_the_tables_of_names_are_those_of_the_library() -> None:
-    found = {
-        m.name: headline.Metric(m.unit, m.higher_is_better, m.decimals)
-        for group in BUILT_IN.values()
-        for m in group
-    }
+    found = {m.name: MetricInfo.of(m) for group in BUILT_IN.values() for m in group}
     assert found == headline.METRICS
     built_in = ("classification", "multilabel", "regression")
     assert tuple(tasks[name].metrics[0].name for name in built_in) == headline.FIRST
@@ -109,7 +107,7 @@ def test_the_table_is_that_of_a_comparison(page: Page, runs: Path) -> None:
         for name in ("fedavg", "scaffold")
     )  # fmt: skip
     found = page.get(f"/table?ids={ids['both/fedavg']},{ids['both/scaffold']}")
-    assert (found["round"], found["seeds"]) == (4, [0, 1])
+    assert (found["round"], found["seeds"]) == (None, [0, 1])  # all have ended
     [base, row] = found["rows"]
     assert (base["mean"], base["sd"]) == pytest.approx((first.last.mean, first.last.sd))
     assert row["gain"] == pytest.approx(paired_gain(second, first).mean)
@@ -121,15 +119,19 @@ def test_the_table_is_that_of_a_comparison(page: Page, runs: Path) -> None:
     assert back["rows"][1]["gain"] == pytest.approx(-row["gain"])
 
 
-def test_the_table_is_of_the_last_round_that_all_have(page: Page, runs: Path) -> None:
-    path = runs / "both/scaffold/seed-1/metrics.jsonl"
+def test_while_a_run_trains_the_table_is_of_the_last_round_that_all_have(
+    page: Page, runs: Path, holder: subprocess.Popen[str]
+) -> None:
+    path = runs / "both/fedavg/seed-1/metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    (runs / "both/scaffold/result.json").unlink()
+    (runs / "both/fedavg/result.json").unlink()
     ids = page.ids()
     found = page.get(f"/table?ids={ids['both/fedavg']},{ids['both/scaffold']}")
-    assert found["round"] == 2
-    values = [records(runs / "both/fedavg", seed)[1]["accuracy"] for seed in (0, 1)]
-    assert found["rows"][0]["mean"] == pytest.approx(sum(values) / 2)
+    assert (found["round"], found["rows"][1]["n"]) == (2, 2)
+    for name, row in zip(("fedavg", "scaffold"), found["rows"], strict=True):
+        values = [records(runs / f"both/{name}", seed)[1]["accuracy"] for seed in (0, 1)]
+        assert row["mean"] == pytest.approx(sum(values) / 2)
+    assert found["rows"][1]["gain"] is not None
 
 
 @pytest.mark.parametrize(

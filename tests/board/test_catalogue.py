@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,34 +20,10 @@ from kedge.board.tail import Tail
 from kedge.errors import Interrupted, KedgeError
 from kedge.runs.stopping import request_stop
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from kedge.runs.lock import Lock
-lock = Lock()
-lock.take(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(60)
-"""
-
 
 def rows(catalogue: Catalogue) -> dict[str, dict[str, Any]]:
     catalogue.refresh()
     return {row["name"]: row for row in catalogue.rows()}
-
-
-@pytest.fixture
-def holder(runs: Path) -> Any:
-    """A process that holds the lock of the run ``both/fedavg``."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(runs / "both/fedavg")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "held\n"
-        yield process
-    process.kill()
-    process.wait()
 
 
 def test_runs_of_every_command_are_found(runs: Path) -> None:
@@ -152,7 +127,7 @@ def test_a_run_has_failed_or_diverged(tmp_path: Path) -> None:
     kedge.sweep(grid={"lr": [1e30]}, out=tmp_path / "sweep", **settings)
     found = rows(Catalogue(tmp_path))
     assert {name: row["state"] for name, row in found.items()} == {
-        "failed": "failed", "diverged": "diverged", "sweep/lr_1e_30": "failed",
+        "failed": "failed", "diverged": "diverged", "sweep/lr_1e_30": "diverged",
     }  # fmt: skip
     assert found["failed"]["reason"] == "failed: no more"
 
@@ -216,22 +191,23 @@ def test_damaged_files_do_no_harm(runs: Path, holder: subprocess.Popen[str]) -> 
 # -- how much is read ------------------------------------------------------------------------------
 
 
-def test_opening_three_hundred_runs_reads_their_settings_and_results_only(
+def test_opening_three_hundred_runs_reads_three_small_files_of_each(
     compared: Path, tmp_path: Path
 ) -> None:
     made = fabricate(compared / "both/fedavg", tmp_path, 300)
     catalogue = Catalogue(tmp_path)
     changed, gone = catalogue.refresh()
     assert (len(changed), gone) == (300, [])
-    wanted = sum((path / n).stat().st_size for path in made for n in ("config.toml", "result.json"))
+    names = ("config.toml", "run.json", "result.json")
+    wanted = sum((path / n).stat().st_size for path in made for n in names)
     assert catalogue.reader.bytes == wanted
-    assert catalogue.reader.files == 600
+    assert catalogue.reader.files == 900
     assert catalogue.refresh() == ([], [])  # at rest nothing is opened
-    assert catalogue.reader.files == 600
+    assert catalogue.reader.files == 900
     (made[7] / "notes.json").write_text('{"format": 1, "tags": ["best"], "note": ""}')
     [row], _ = catalogue.refresh()
     assert (row["name"], row["tags"]) == ("digits-007", ["best"])
-    assert catalogue.reader.files == 601
+    assert catalogue.reader.files == 901
 
 
 def test_only_what_was_appended_is_read(runs: Path, holder: subprocess.Popen[str]) -> None:

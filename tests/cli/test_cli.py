@@ -36,6 +36,15 @@ def test_the_module_is_the_command() -> None:
     assert done.stderr == "error: no part 'scafold'. Did you mean 'scaffold'? See: kedge list\n"
 
 
+@pytest.mark.parametrize("name", ["bench", "bench digits --rounds 2", "conformance fedavg"])
+def test_a_command_that_has_moved_says_where(name: str) -> None:
+    done = kedge_command(*name.split())
+    assert done.returncode == 2
+    module = {"bench": "bench", "conformance": "bench.conformance"}[name.split()[0]]
+    assert f"is in the repository: python -m {module}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_list_and_its_patterns() -> None:
     done = kedge_command("list")
     assert done.returncode == 0

@@ -93,16 +93,10 @@ def test_run_with_part_model_and_partition(folder: Path) -> None:
         (["sweep", "tether.mu=0.1,1", "--method", "tether", *QUICK], "tether"),
         (["check", "tether"], "hold for tether"),
         (["check", "mine.py"], "hold for tether"),
-        (["conformance", "tether"], "tether"),
         (["show", "tether"], "Tie the local model to the anchor with a rope of its own"),
         (["list", "teth*"], "Tie the local model"),
         (["list", "models"], "Two small layers"),
         (["partition", "halves", "--clients", "3"], "halves"),
-        (
-            ["bench", "digits", "--methods", "tether", "--against", "none", "--rounds", "2",
-             "--warm", "0", "--engines", "loop", "--threads", "1"],
-            "tether",
-        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_predict_load_evaluate_and_report(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert found == {
-        "config.toml", "environment.json", "log.txt", "bundle.json", "result.json",
+        "config.toml", "environment.json", "log.txt", "bundle.json", "run.json", "result.json",
         "federation.json", "seats.json", "seed-0/metrics.jsonl", "seed-0/checkpoint.safetensors",
         "seed-0/model.safetensors", "seed-0/scores.json", "seed-0/clients.json",
     }  # fmt: skip

@@ -54,6 +54,22 @@ def test_the_better_value_on_validation_data_is_taken(tmp_path: Path) -> None:
     assert read_choice(tmp_path, table, other) is None
 
 
+def test_the_smallest_error_on_validation_data_is_taken(tmp_path: Path) -> None:
+    text = TABLE.replace("[quick]", CHOOSE + "[quick]").replace(
+        "lr = 0.1\n", 'metric = "log_loss"\n'
+    )
+    root = write(tmp_path / "recipes", text)
+    found = reproduce(root, tmp_path, rows=["fedavg"])
+    table = recipes.read(NAME, root).at("full")
+    choice = json.loads(choice_path(tmp_path, table, table.row("fedavg")).read_text())
+    assert choice["validation"][0] > choice["validation"][1]
+    assert choice["chosen"] == 0.3
+    record = read_record(tmp_path / NAME / "fedavg.seed0.full.json")
+    assert (record.metric, record.higher_is_better) == ("log_loss", False)
+    assert found.rows[0].ours is not None
+    assert found.rows[0].ours.mean == min(value for _, value, _ in record.curve if value)
+
+
 def test_a_choice_that_is_stopped_goes_on(tmp_path: Path) -> None:
     root = write(tmp_path / "recipes", TABLE.replace("[quick]", CHOOSE + "[quick]"))
     table, limits = recipes.read(NAME, root).at("full"), Limits()

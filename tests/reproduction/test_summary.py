@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from digits import write
 
+from kedge.errors import DataError
 from kedge.report.tables import as_text
 from kedge.reproduction import recipes
+from kedge.reproduction.command import Reproduction
+from kedge.reproduction.page import facts_of as reproduction_facts
 from kedge.reproduction.printing import comparison
-from kedge.reproduction.records import Record
+from kedge.reproduction.records import Record, read_record
 from kedge.reproduction.summary import Summary, summarise, tail_mean, value_of
 from kedge.reproduction.table import Table
 
@@ -42,17 +45,65 @@ def summaries(table: Table, *records: Record) -> dict[str, Summary]:
 
 def test_metrics_of_a_curve() -> None:
     points = [(i, v, None) for i, v in enumerate([10.0, 60.0, 20.0, 50.0, 30.0, 40.0, 25.0], 1)]
-    assert value_of("last", points) == 25.0
-    assert value_of("best", points) == 60.0
-    assert value_of("top5", points) == (60 + 50 + 40 + 30 + 25) / 5
-    assert value_of("top5", points[:2]) == 35.0
+    assert value_of("last", points, True) == 25.0
+    assert value_of("best", points, True) == 60.0
+    assert value_of("top5", points, True) == (60 + 50 + 40 + 30 + 25) / 5
+    assert value_of("top5", points[:2], True) == 35.0
     assert tail_mean(points, 3) == (30 + 40 + 25) / 3
     assert tail_mean(points, 100) == pytest.approx(235 / 7)
     broken = [*points, (8, None, None)]
-    assert math.isnan(value_of("last", broken))
-    assert value_of("best", broken) == 60.0
+    assert math.isnan(value_of("last", broken, True))
+    assert value_of("best", broken, True) == 60.0
     assert math.isnan(tail_mean(broken, 3))
-    assert math.isnan(value_of("best", []))
+    assert math.isnan(value_of("best", [], True))
+
+
+def test_the_best_error_is_the_smallest() -> None:
+    points = [(i, v, None) for i, v in enumerate([3.0, 1.0, 1.5, 4.0, 5.0, 2.0, 6.0], 1)]
+    assert value_of("best", points[:3], False) == 1.0
+    assert value_of("top5", points, False) == (1 + 1.5 + 2 + 3 + 4) / 5
+
+
+def test_gains_of_errors_are_positive_where_they_are_smaller(table: Table) -> None:
+    rows = [
+        dataclasses.replace(row, paper=p) for row, p in zip(table.rows, (2.0, 1.5), strict=True)
+    ]
+    rows = [dataclasses.replace(r, settings={**r.settings, "target": 1.2}) for r in rows]
+    table = dataclasses.replace(table, rows=tuple(rows))
+    curves: dict[str, Curve] = {"fedavg": {1: 3.0, 2: 2.0}, "fedprox": {1: 1.5, 2: 1.0}}
+    for direction in ({"metric": "rmse"}, {"metric": "my_error", "higher_is_better": False}):
+        found = summaries(table, *(record(name, 0, c, **direction) for name, c in curves.items()))
+        own = found["fedprox"]
+        assert own.ours is not None
+        assert own.gain is not None
+        assert own.tail_gain is not None
+        assert (own.ours.mean, own.gain.mean, own.tail_gain.mean) == (1.0, 1.0, 1.25)
+        assert (own.paper_gain, own.difference) == (0.5, -0.5)
+        assert (own.to_target, found["fedavg"].to_target) == ((2,), (None,))
+        shown = comparison(table, list(found.values()))
+        assert shown.styles == ["", "bold"]
+        assert ("in percent" in shown.note) is False
+        group = reproduction_facts(
+            [
+                Reproduction(
+                    table,
+                    list(found.values()),
+                    [record(name, 0, c, **direction) for name, c in curves.items()],
+                )
+            ]
+        )["paper"][0]["group"]
+        assert group["metric"]["higher"] is False
+        assert group["columns"][0]["higher"] is False
+
+
+def test_a_record_of_an_unknown_metric_without_a_direction_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "fedavg.seed0.full.json"
+    one = record("fedavg", 0, {1: 3.0}, metric="my_error")
+    path.write_text(one.to_json())
+    with pytest.raises(DataError, match="does not say whether a high or a low my_error is better"):
+        read_record(path)
+    path.write_text(dataclasses.replace(one, higher_is_better=False).to_json())
+    assert read_record(path).higher is False
 
 
 def test_gains_are_paired_by_seed(table: Table) -> None:

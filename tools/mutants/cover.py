@@ -17,7 +17,7 @@ from tools.mutants import child
 SKIPPED = (
     "cli", "bench", "runs", "tools", "docs", "test_docs.py", "test_imports.py",
     "test_public_api.py", "test_dependencies.py", "parts/test_pairs.py",
-    "parts/test_conformance.py", "engines/test_workers.py", "engines/test_compiled.py", "models",
+    "engines/test_workers.py", "engines/test_compiled.py", "models",
 )  # fmt: skip
 MARKS = {"gpu", "slow", "data", "network"}
 #: A test that runs longer than this is not used.

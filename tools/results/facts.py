@@ -74,7 +74,8 @@ class Facts:
 
     def top5(self, row: str, seeds: Iterable[int]) -> float:
         """The mean over seeds of the mean of the five best tests."""
-        values = [value_of("top5", self.records[row][seed].curve) for seed in seeds]
+        found = [self.records[row][seed] for seed in seeds]
+        values = [value_of("top5", record.curve, record.higher) for record in found]
         return sum(values) / len(values)
 
     def ahead(self, row: str) -> tuple[int, int]:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.conformance import own_rows
 
 import kedge
 import kedge.check  # registers the oracles
-from kedge.check.conformance import own_rows
 from kedge.check.oracles import oracles_of
 from kedge.core import tree
 from kedge.core.method import parse
@@ -35,9 +35,7 @@ from kedge.models import build
 from kedge.sim.simulation import Simulation
 
 #: Packages around the runs: what is computed here does not depend on them.
-OUTER = frozenset(
-    ("api", "bench", "board", "cli", "flower", "loggers", "report", "reproduction", "runs")
-)
+OUTER = frozenset(("api", "board", "cli", "flower", "loggers", "report", "reproduction", "runs"))
 BYTES = 4  # of a number in float32
 SHAPE, CLASSES, CLIENTS, BATCH = (3, 32, 32), 10, 20, 32
 LARGE = "resnet18"  # of the table of costs
@@ -109,7 +107,7 @@ def _source_hash(without: frozenset[str]) -> str:
 
 
 def identities(name: str) -> list[dict[str, Any]]:
-    """Every claim of every oracle, in the order in which ``kedge conformance`` prints them."""
+    """Every claim of every oracle, in the order in which ``kedge check`` prints them."""
     method = parse(name)
     part = method.parts[0] if method.parts else None
     functions = {oracle: claims.func for oracle, claims in oracles_of(part)}  # type: ignore[attr-defined]

@@ -123,7 +123,7 @@ def _all_timings() -> list[Timing]:
 
 
 def _records() -> list[Timing]:
-    """From records of ``kedge bench`` that timed several methods, the latest of each workload."""
+    """From records of bench that timed several methods, the latest of each workload."""
     found: dict[tuple[str, str], tuple[str, Timing]] = {}
     for path in sorted((BENCH / "results").glob("speed_*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))

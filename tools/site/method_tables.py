@@ -132,7 +132,7 @@ def identities_text(rows: list[dict[str, Any]]) -> str:
     return (
         "Values worked out from the paper, without kedge's code, and what kedge computes: "
         f"{held} of {len(rows)} agree on both engines. Computed when this page was built; "
-        "`kedge conformance` prints the same."
+        "`kedge check` prints the same."
     )
 
 

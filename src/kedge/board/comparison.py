@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedge.board import headline
-from kedge.board.entry import ENVIRONMENT, Entry
+from kedge.board.entry import ENVIRONMENT, Entry, statistics
 from kedge.board.files import Reader
 from kedge.board.tail import Tail
+from kedge.runs.numbers import common_round, counted
 from kedge.runs.significance import holm, paired
 
 PARTITION = "partition.json"
@@ -52,42 +53,56 @@ def _points(tail: Tail, column: str, start: int) -> dict[str, list[float]]:
 
 
 def table(entries: Sequence[Entry], reader: Reader) -> dict[str, Any]:
-    """Mean, spread and paired difference to the first run, at the last round that all have.
+    """Mean and spread of each run, and its difference to the first one, paired by seed.
 
-    Runs are paired by seed if data, metric and partitions are the same; a row says why if not.
+    Runs that have ended have the numbers of :mod:`kedge.runs.numbers`, as in a report. While one
+    trains, all are taken after the last tested round that their seeds share. Runs are paired if
+    data, metric and partitions are the same; a row says why if not.
     """
     first = entries[0]
-    rows: list[dict[str, Any]] = []
     columns = like_with_like(entries)
     reasons = [
         "" if entry is first else _unlike(entry, first, columns, reader) for entry in entries
     ]
-    alike = [entry for entry, why in zip(entries, reasons, strict=True) if not why]
-    seeds = [seed for seed in first.seeds if all(seed in entry.seeds for entry in alike)]
-    at = _common_round(alike, columns, seeds)
-    shown = headline.metric(first.row()["metric"], first.result)
-    sign = 1.0 if shown.higher_is_better else -1.0
-    base = _values(first, columns[first.id], seeds, at)
-    p_values: list[float | None] = []
+    series = {
+        entry.id: entry.series(columns[entry.id])
+        for entry, why in zip(entries, reasons, strict=True)
+        if not why
+    }
+    is_live = any(entry.is_live for entry in entries if entry.id in series)
+    seeds = [seed for seed in first.seeds if all(seed in own for own in series.values())]
+    at = None
+    if is_live:
+        at = common_round([own[seed] for own in series.values() for seed in seeds])
+        numbers = {
+            key: {seed: own[seed].at(at) for seed in seeds if at is not None}
+            for key, own in series.items()
+        }
+    else:
+        numbers = {key: counted(own)[0] for key, own in series.items()}
+    higher = first.metric.higher_is_better if first.metric else None
+    sign = 1.0 if higher else -1.0
+    base, rows, p_values = numbers[first.id], list[dict[str, Any]](), list[float | None]()
     for entry, why in zip(entries, reasons, strict=True):
+        own = numbers.get(entry.id, {})
         row: dict[str, Any] = {"id": entry.id, "why": why, "n": 0}
+        row |= statistics(own.values()) or {}
         p_values.append(None)
-        values = [] if why else _values(entry, columns[entry.id], seeds, at)
-        if values:
-            mean = sum(values) / len(values)
-            spread = sum((v - mean) ** 2 for v in values)
-            sd = math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else None
-            row |= {"n": len(values), "mean": mean, "sd": sd}
-            if entry is not first:
-                found = paired([sign * (a - b) for a, b in zip(values, base, strict=True)])
-                row |= {"gain": found.mean, "low": found.low, "high": found.high, "p": found.p}
-                p_values[-1] = found.p
+        shared = [seed for seed in own if seed in base]
+        is_final = is_live or (entry.has_ended and first.has_ended)
+        if entry is not first and shared and is_final and higher is not None:
+            found = paired([sign * (own[seed] - base[seed]) for seed in shared])
+            gain = found.mean if math.isfinite(found.mean) else None
+            row |= {"gain": gain, "low": found.low, "high": found.high, "p": found.p}
+            p_values[-1] = None if entry.result.get("yardstick") else found.p
         rows.append(row)
     for row, p in zip(rows, holm(p_values), strict=True):
         row["holm"] = p
     return {
         "rows": rows,
         "round": at,
+        "live": is_live,
+        "higher": higher,
         "seeds": seeds,
         "column": columns[first.id],
         "settings": settings(entries),
@@ -99,7 +114,8 @@ def like_with_like(entries: Sequence[Entry]) -> dict[str, str]:
     columns = {entry.id: entry.column for entry in entries}
     if headline.COLUMNS["personal"] in columns.values():
         for entry in entries:
-            if columns[entry.id] in headline.METRICS and CLIENT_MEAN in entry.columns():
+            is_global = columns[entry.id] not in headline.COLUMNS.values()
+            if is_global and CLIENT_MEAN in entry.columns():
                 columns[entry.id] = CLIENT_MEAN
     return columns
 
@@ -146,39 +162,3 @@ def partition_hash(entry: Entry, seed: int, reader: Reader) -> str:
         return ""
     found = re.search(rb'"hash":\s*"([0-9a-f]+)"', head)
     return found[1].decode() if found else ""
-
-
-def _series(entry: Entry, name: str, seed: int) -> tuple[Mapping[int, float], bool]:
-    """Values of the headline by round, and whether the seed stopped early: it then goes on."""
-    tail = entry.tails.get(seed)
-    if tail is None:
-        return {}, False
-    column = tail.columns.get(name, ())
-    pairs = zip(tail.columns["round"], column, strict=False)
-    return {int(r): v for r, v in pairs if v == v}, tail.ends_with("stopped")
-
-
-def _common_round(
-    entries: Sequence[Entry], columns: Mapping[str, str], seeds: Sequence[int]
-) -> int | None:
-    """The last tested round that all seeds of all runs have; None if there is none."""
-    series = [_series(entry, columns[entry.id], seed) for entry in entries for seed in seeds]
-    if not series or not all(values for values, _ in series):
-        return None
-    candidates = {number for values, _ in series for number in values}
-    shared = [
-        number
-        for number in candidates
-        if all(number in values or (ended and number > max(values)) for values, ended in series)
-    ]
-    return max(shared, default=None)
-
-
-def _values(entry: Entry, name: str, seeds: Sequence[int], at: int | None) -> list[float]:
-    if at is None:
-        return []
-    found = []
-    for seed in seeds:
-        values, _ = _series(entry, name, seed)
-        found.append(values[at] if at in values else values[max(values)])
-    return found

@@ -8,21 +8,24 @@ import os
 import stat
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kedge.board import headline
 from kedge.board.files import Reader, Stamp, stamp
 from kedge.board.tail import Tail
+from kedge.runs.header import HEADER, Header, MetricInfo, header_of
 from kedge.runs.lock import is_locked
 from kedge.runs.notes import NOTES, Notes, parse_notes
-from kedge.runs.stopping import FAILED, INTERRUPTED, STOP
+from kedge.runs.numbers import Series, counted
+from kedge.runs.stopping import FAILED, INTERRUPTED, STOP, failures
 
 CONFIG, RESULT, LOG, LOCK = "config.toml", "result.json", "log.txt", ".lock"
 ENVIRONMENT, METRICS, FEDERATION = "environment.json", "metrics.jsonl", "federation.json"
 #: A folder whose time is younger may change again without a new time.
 SETTLED_S = 2.0
+MAX_LOG = 65_536  # bytes of its end that are read
 QUIET_S = 60.0  # without locks, a run whose files are older counts as ended
 RECENT = 10  # rounds that the remaining time is estimated from
 SPARK = 40  # points of a small curve
@@ -45,8 +48,10 @@ class Entry:
         self.id = hashlib.blake2b(os.fsencode(relative), digest_size=8).hexdigest()
         self.config: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
+        self.header: Header | None = None
         self.notes = Notes()
         self.reason = ""
+        self.failures: dict[int, str] = {}  # why seeds ended before their last round
         self.state = ""  # not known yet
         self.started = 0.0
         self.tails: dict[int, Tail] = {}
@@ -79,10 +84,8 @@ class Entry:
         resumed = (changed and bool(self.tails)) or before in LIVE  # it may have gone on meanwhile
         if LOCK in self.names or resumed or (not has_result and (is_new or locked is None)):
             changed |= self._read_metrics(reader)
-        if has_result:
-            self.reason = ""
-        elif not locked and (is_new or changed):
-            self._read_reason(reader)
+        if not has_result:
+            changed |= self._read_log(reader)
         self.state = self._state(locked)
         return changed or self.state != before
 
@@ -122,7 +125,7 @@ class Entry:
             names = {entry.name for entry in listing}
         changed = names != self.names
         self.names = names
-        for name in (CONFIG, RESULT, NOTES, ENVIRONMENT):
+        for name in (CONFIG, HEADER, RESULT, NOTES, ENVIRONMENT):
             found = stamp(self.path / name) if name in names else None
             if name in self._stamps and self._stamps[name] == found:
                 continue
@@ -130,6 +133,8 @@ class Entry:
             changed = True
             if name == CONFIG:
                 self.config = reader.toml(self.path / CONFIG) if found else {}
+            elif name == HEADER:
+                self.header = header_of(reader.json(self.path / HEADER))
             elif name == RESULT:
                 self.result = reader.json(self.path / RESULT) if found else {}
                 self.state = self.state if found else ""  # look at everything again
@@ -166,12 +171,19 @@ class Entry:
             changed |= self.tails[seed].refresh(reader)
         return changed
 
-    def _read_reason(self, reader: Reader) -> None:
-        """The last line of the log, if it says why the run ended."""
-        self.reason = ""
+    def _read_log(self, reader: Reader) -> bool:
+        """Why the run or its seeds ended, if the log is new; returns whether it is."""
+        found = stamp(self.path / LOG)
+        if self._stamps.get(LOG) == found:
+            return False
+        self._stamps[LOG], log = found, ""
         with contextlib.suppress(OSError):
-            lines = reader.read(self.path / LOG, -4096).decode(errors="replace").splitlines()
-            self.reason = lines[-1].partition("  ")[2] if lines else ""
+            log = reader.read(self.path / LOG, -MAX_LOG).decode(errors="replace")
+        self.failures = failures(log)
+        texts = [f"seed {seed}: {why}" for seed, why in self.failures.items()]
+        texts += [line.partition("  ")[2] for line in log.splitlines()[-1:]]
+        self.reason = texts[0] if texts else ""
+        return True
 
     # -- state --------------------------------------------------------------------------------
 
@@ -196,18 +208,18 @@ class Entry:
     @property
     def is_complete(self) -> bool:
         """Whether all seeds have had their last round."""
-        tails = [self.tails.get(seed) for seed in self.seeds]
-        return all(
-            tail is not None
-            and ((tail.last("round") or 0) >= self.rounds or tail.ends_with("stopped"))
-            for tail in tails
-        )
+        return all(self._is_done(self.tails.get(seed)) for seed in self.seeds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its numbers may be compared with those of others."""
+        return bool(self.result) or self.is_complete or self._has_diverged
 
     @property
     def _has_diverged(self) -> bool:
         if self.result:
             return bool(self.result.get("diverged"))
-        return any(
+        return bool(self.failures) or any(
             len(tail) and (tail.ends_with("diverged") or not tail.ends_with("train_loss"))
             for tail in self.tails.values()
         )
@@ -231,12 +243,16 @@ class Entry:
     @property
     def column(self) -> str:
         """The column of the headline."""
-        return headline.column_of(self.config, self.result, self.columns())
+        return headline.column_of(self.header, self.config, self.result, self.columns())
+
+    @property
+    def metric(self) -> MetricInfo | None:
+        """What the run is judged by."""
+        return headline.metric(self.header, self.config, self.result, self.columns())
 
     def row(self) -> dict[str, Any]:
         """The run as plain data for the page."""
-        name = headline.metric_name(self.config, self.result, self.columns())
-        shown = headline.metric(name, self.result)
+        shown = self.metric or MetricInfo("", "")
         updated = max((tail.updated for tail in self.tails.values()), default=0.0)
         result = self._stamps.get(RESULT)
         return {
@@ -246,13 +262,13 @@ class Entry:
             "method": str(self.result.get("yardstick") or self.config["method"]),
             "data": self.config["data"],
             "state": self.state,
-            "reason": "" if self.is_live else self.reason,
+            "reason": "" if self.is_live or self.result else self.reason,
             "seeds": self.seeds,
             "rounds": self.rounds,
             "done": self.done,
-            "metric": name,
+            "metric": shown.name,
             "column": self.column,
-            "label": headline.label(name, self.column),
+            "label": headline.label(shown.name, self.column),
             "unit": shown.unit,
             "decimals": shown.decimals,
             "higher": shown.higher_is_better,
@@ -271,15 +287,28 @@ class Entry:
         found = self.result.get("last")
         if isinstance(found, Mapping) and not self.is_live:
             mean, sd, n = (_number(found.get(key)) for key in ("mean", "sd", "n"))
-            return None if mean is None else {"mean": mean, "sd": sd, "n": int(n or 1)}
-        values = [tail.last(self.column) for tail in self.tails.values()]
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        mean = sum(known) / len(known)
-        spread = sum((value - mean) ** 2 for value in known)
-        sd = (spread / (len(known) - 1)) ** 0.5 if len(known) > 1 else None
-        return {"mean": mean, "sd": sd, "n": len(known)}
+            return {"mean": mean, "sd": sd, "n": int(n or 1)}
+        numbers, _ = counted(self.series(self.column))
+        return statistics(numbers.values())
+
+    def series(self, column: str) -> dict[int, Series]:
+        """A column of each seed."""
+        found = {}
+        for seed in self.seeds:
+            tail = self.tails.get(seed)
+            if tail is None and seed not in self.failures:
+                continue
+            values: dict[int, float] = {}
+            if tail is not None:
+                pairs = zip(tail.columns["round"], tail.columns.get(column, ()), strict=False)
+                values = {int(r): v for r, v in pairs if v == v}
+            found[seed] = Series(values, self._is_done(tail), seed in self.failures)
+        return found
+
+    def _is_done(self, tail: Tail | None) -> bool:
+        return tail is not None and (
+            (tail.last("round") or 0) >= self.rounds or tail.ends_with("stopped")
+        )
 
     def spark(self) -> list[float] | None:
         """A few points of the headline over rounds, of the seed that is furthest; None if its
@@ -305,6 +334,17 @@ class Entry:
         seconds = [v for v in recent if v == v]
         left = sum(self.rounds - done for done in self.done)
         return sum(seconds) / len(seconds) * left if seconds else None
+
+
+def statistics(values: Iterable[float]) -> dict[str, Any] | None:
+    """Mean, standard deviation and number of some values; None of the first two if one is NaN."""
+    known = list(values)
+    if not known:
+        return None
+    mean = sum(known) / len(known)
+    spread = sum((value - mean) ** 2 for value in known)
+    sd = (spread / (len(known) - 1)) ** 0.5 if len(known) > 1 else None
+    return {"mean": _number(mean), "sd": _number(sd), "n": len(known)}
 
 
 def _number(value: Any) -> float | None:

@@ -38,7 +38,7 @@ PER_ROUND = 3
 CURVATURES = ((1.0, 8.0, 3.0, 5.0, 2.0), (6.0, 1.0, 4.0, 2.0, 7.0))  # of body and head
 OPTIMA = ((0.0, 1.0, -0.5, 2.0, 0.7), (1.0, -1.0, 0.5, 0.0, 1.5))
 LABELS = (0, 1, 2, 0, 1)  # of the clients, in the problem of classification
-PAIR = (1, 3)  # samples of the clients in the table of kedge conformance
+PAIR = (1, 3)  # samples of the clients in the table of python -m bench.conformance
 TOLERANCE = 1e-8
 MAX_ROUNDS, CHECK_EVERY = 1000, 20
 

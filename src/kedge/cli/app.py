@@ -129,18 +129,12 @@ COMMANDS = {
         "Check parts against the laws and against identities from their papers. Exit code 1 if one "
         "fails.",
     ),
-    "conformance": Entry(
-        "kedge.cli.prove:conformance",
-        "Prove",
-        "Compare each method with the values of its oracles. Exit code 1 if kedge deviates; other "
-        "libraries are shown for comparison.",
-    ),
-    "bench": Entry(
-        "kedge.cli.prove:bench",
-        "Prove",
-        "Time rounds of kedge and of its rivals, in turns, on this machine. Missing rivals are "
-        "listed.",
-    ),
+}
+#: Commands of earlier releases, and what does their work.
+MOVED = {
+    "bench": "is in the repository: python -m bench",
+    "conformance": "is in the repository: python -m bench.conformance. The identities of parts are "
+    "checked by kedge check",
 }
 
 
@@ -216,8 +210,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     warn(message)
 
 
-def main() -> None:
-    """Run the command. User errors are printed in one line, without a traceback.
+def main(command: Callable[[], Any] = app) -> None:
+    """Run a command. User errors are printed in one line, without a traceback.
 
     An unforeseen error is printed in one line, too, and its traceback is written to a log file. The
     environment variable ``KEDGE_DEBUG=1`` shows tracebacks instead.
@@ -225,7 +219,9 @@ def main() -> None:
     warnings.showwarning = _show_warning
     accept_any_text()
     try:
-        app()
+        if command is app and (moved := MOVED.get("".join(sys.argv[1:2]))):
+            raise KedgeError(f"kedge {sys.argv[1]} {moved}")
+        command()
     except Interrupted as error:
         errors.print(str(error), highlight=False, soft_wrap=True)
         sys.exit(130)

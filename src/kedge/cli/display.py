@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -11,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.check import Report
-from kedge.check.conformance import Row
 from kedge.core.part import parts
 from kedge.core.task import tasks
 from kedge.data.datasets import Dataset, available
@@ -126,23 +124,4 @@ def check_table(report: Report) -> Table:
     marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
     for found in report.findings:
         table.add_row(Text(f"{found.kind} {found.name}"), marks[found.holds], Text(found.detail))
-    return table
-
-
-def conformance_table(rows: Iterable[Row]) -> Table:
-    """The expected value of each oracle, and the one found."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("method", "oracle", "expected", "got", "ok", "objective"):
-        number = column in ("expected", "got")
-        table.add_column(
-            column,
-            no_wrap=column in ("method", "expected", "ok", "objective"),
-            justify="right" if number else "left",
-        )
-    marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
-    for row in rows:
-        expected = "" if row.expected is None else f"{row.expected:.6g}"
-        got = row.note if row.got is None else f"{row.got:.6g}"
-        marked = marks[row.ok]
-        table.add_row(row.method, Text(row.oracle), expected, Text(got), marked, row.objective)
     return table

@@ -39,7 +39,7 @@ from kedge.engines.reference import sums_over
 from kedge.engines.torch_private import foreach_add_, gradients
 from kedge.errors import FieldError, HookError, KedgeError
 
-MAX_STREAMS = 4  # eight are no faster on the ResNets of `kedge bench`
+MAX_STREAMS = 4  # eight are no faster on the ResNets of `python -m bench`
 T = TypeVar("T")
 
 

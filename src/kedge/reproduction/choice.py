@@ -77,7 +77,8 @@ def choose_value(
         settings, folder, (folder / LISTING).is_file(), watch, report, execution=execution
     )
     scores = [r.validation.mean if r.validation else math.nan for r in found.results]
-    best = max(range(len(scores)), key=lambda i: (not math.isnan(scores[i]), scores[i]))
+    sign = 1.0 if found.results[0].higher_is_better else -1.0
+    best = max(range(len(scores)), key=lambda i: (not math.isnan(scores[i]), sign * scores[i]))
     written = {
         "recipe": table.name,
         "row": row.name,

@@ -279,6 +279,7 @@ def _group(one: Reproduction) -> dict[str, Any]:
     metric = next((s.metric for s in shown if s.metric), "accuracy")
     known = {m.name: m for task in tasks for m in tasks[task].metrics}
     unit = known[metric].unit if metric in known else ""
+    higher = all(s.higher for s in shown)
     runs, curves = [], []
     for i, s in enumerate(shown):
         runs.append(
@@ -289,9 +290,9 @@ def _group(one: Reproduction) -> dict[str, Any]:
         records = sorted(by_row[s.row.home], key=lambda record: record.seed)
         curves.append({"seeds": [r.seed for r in records], "test": _block(records)})
     column = {"key": "value", "label": metric.replace("_", " "), "unit": unit, "decimals": 2,
-              "higher": True, "kind": "test"}  # fmt: skip
+              "higher": higher, "kind": "test"}  # fmt: skip
     return {
-        "metric": {"name": metric.replace("_", " "), "unit": unit, "decimals": 2, "higher": True},
+        "metric": {"name": metric.replace("_", " "), "unit": unit, "decimals": 2, "higher": higher},
         "runs": runs, "base": 0, "curves": curves, "columns": [column], "target": 0.0,
         "standings": [],
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from kedge.core.task import tasks
 from kedge.report import units
 from kedge.report.tables import Column, Fitting
 from kedge.reproduction.summary import Summary
@@ -75,7 +76,7 @@ def _leader(rows: Sequence[Summary]) -> Summary | None:
     finite = [s for s in known if s.tail is not None and not math.isnan(s.tail.mean)]
     if len(finite) < 2:
         return None
-    return max(finite, key=lambda s: s.tail.mean if s.tail else -math.inf)
+    return max(finite, key=lambda s: (1 if s.higher else -1) * s.tail.mean if s.tail else -math.inf)
 
 
 def _note(table: Table, rows: Sequence[Summary], left_out: Sequence[str]) -> str:
@@ -84,7 +85,7 @@ def _note(table: Table, rows: Sequence[Summary], left_out: Sequence[str]) -> str
     done = [s for s in rows if s.n]
     if done:
         lines.append(
-            f"ours: {done[0].metric} in percent, {METRIC_NAMES[table.metric]}, mean ± sd over n "
+            f"ours: {_measure(done[0].metric)}, {METRIC_NAMES[table.metric]}, mean ± sd over n "
             f"seeds; mean of last {table.tail}: of the last tested rounds; gains over "
             f"{_bases(rows)}, paired by seed, in the rounds that both have."
         )
@@ -114,6 +115,11 @@ def _note(table: Table, rows: Sequence[Summary], left_out: Sequence[str]) -> str
     lines += [f"{s.row.name}: {s.row.note}" for s in rows if s.row.note]
     lines += [table.note] if table.note else []
     return "\n".join([*lines, *left_out])
+
+
+def _measure(metric: str) -> str:
+    known = {m.name: m.unit for name in tasks for m in tasks[name].metrics}
+    return f"{metric} in percent" if known.get(metric) == "%" else metric
 
 
 def _bases(rows: Sequence[Summary]) -> str:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.core.method import parse
+from kedge.core.task import tasks
+from kedge.core.task_custom import own_metrics
 from kedge.data.partition import Partition
 from kedge.errors import DataError, KedgeError
 from kedge.files import make_folder, move_file, write_file
@@ -29,6 +31,7 @@ from kedge.reproduction.table import FREE, Row, Table, settings_of
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
 from kedge.runs.folder import METRICS, PARTITION
+from kedge.runs.header import metric_info, read_header
 from kedge.runs.headline import is_personal, metric_of
 from kedge.runs.result import plain
 from kedge.runs.rounds import UNTESTED
@@ -72,6 +75,13 @@ class Record:
     diverged: str = ""  # the reason, if the run ended before its last round
     note: str = ""
     beside: list[Point] = field(default_factory=list)
+    higher_is_better: bool | None = None  # not in records of kedge 0.1
+
+    @property
+    def higher(self) -> bool:
+        """Whether high values of the metric are better."""
+        known = _directions()
+        return known[self.metric] if self.higher_is_better is None else self.higher_is_better
 
     @property
     def is_complete(self) -> bool:
@@ -132,9 +142,20 @@ def read_record(path: Path) -> Record:
     values = {key: value for key, value in found.items() if key in known}
     curves = {"curve": curve, "beside": beside}
     record = Record(**values | {k: [(p[0], p[1], p[2]) for p in v] for k, v in curves.items()})
+    if not isinstance(record.higher_is_better, bool) and record.metric not in _directions():
+        raise DataError(
+            f"{path} does not say whether a high or a low {record.metric} is better; name the file "
+            "that registers it: --load FILE.py"
+        )
     if path.name != record.name:
         raise DataError(f"{path} is the record of {record.name}: it must have that name")
     return record
+
+
+def _directions() -> dict[str, bool]:
+    """Whether high values are better, of the metrics that are known here."""
+    known = {m.name: m.higher_is_better for name in tasks for m in tasks[name].metrics}
+    return known | {name: own_metrics[name].higher_is_better for name in own_metrics}
 
 
 def _test(point: list[Any]) -> bool:
@@ -203,7 +224,9 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
     if not (path / CONFIG).is_file() or not (folder / METRICS).is_file():
         return None
     config, records = stored_config(path), read_records(folder / METRICS)
-    metric = next((m.name for r in records if (m := metric_of(config, r)) is not None), "accuracy")
+    header = read_header(path)
+    found_metric = next((m for r in records if (m := metric_of(config, r)) is not None), None)
+    metric = header.headline if header else found_metric.name if found_metric else "accuracy"
     column = _column(table, config, records, metric)
     curve = _curve(records, column)
     if not curve and not failed:
@@ -239,6 +262,7 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
         date=day,
         command=f"kedge reproduce {home} --rows {name} --seeds {seed}{scale}",
         diverged=failed,
+        higher_is_better=metric_info(metric, header, {}, {}).higher_is_better,
     )
 
 

@@ -16,13 +16,14 @@ TOP = 5
 STATS = ("ours", "tail", "gain", "tail_gain", "beside", "beside_gain")
 
 
-def value_of(metric: str, points: Points) -> float:
-    """A curve as one number: ``last``, ``best`` or ``top5``, the mean of the five largest.
+def value_of(metric: str, points: Points, higher: bool) -> float:
+    """A curve as one number: ``last``, ``best`` or ``top5``, the mean of the five best; ``higher``
+    says whether high values are better.
 
     A test without a number, after a loss that was not finite, counts for ``last`` only: NaN.
 
     >>> curve = [(i, float(v), 0.0) for i, v in enumerate([1, 5, 2, 3, 4, 2], 1)]
-    >>> [value_of(name, curve) for name in ("last", "best", "top5")]
+    >>> [value_of(name, curve, True) for name in ("last", "best", "top5")]
     [2.0, 5.0, 3.2]
     """
     if not points:
@@ -30,7 +31,7 @@ def value_of(metric: str, points: Points) -> float:
     if metric == "last":
         last = points[-1][1]
         return math.nan if last is None else last
-    values = sorted((v for _, v, _ in points if v is not None), reverse=True)
+    values = sorted((v for _, v, _ in points if v is not None), reverse=higher)
     if not values:
         return math.nan
     return values[0] if metric == "best" else sum(values[:TOP]) / len(values[:TOP])
@@ -66,6 +67,7 @@ class Summary:
     shorter: tuple[str, ...] = ()  # runs that are behind the others, so not counted yet
     diverged: tuple[str, ...] = ()
     gain_rounds: int = 0  # that both rows have
+    higher: bool = True  # is better
     metric: str = ""
     chosen: str = ""
 
@@ -133,12 +135,14 @@ def summarise(
 ) -> list[Summary]:
     """One summary per row of a table. ``records`` are by row and seed."""
     found = []
+    every = (record.higher for by_seed in records.values() for record in by_seed.values())
+    higher = next(every, True)  # before the first record only the paper's gain depends on it
     for row in table.rows:
         base = next((r for r in table.rows if r.name == row.base and r is not row), None)
         chosen = ", ".join(f"{k} {v:g}" for k, v in (choices or {}).get(row.name, {}).items())
         own = records.get(row.name, {})
         others = records.get(base.name, {}) if base else {}
-        found.append(_summary(table, row, own, base, others, chosen))
+        found.append(_summary(table, row, own, base, others, chosen, higher))
     return found
 
 
@@ -149,31 +153,33 @@ def _summary(
     base: Row | None,
     others: dict[int, Record],
     chosen: str,
+    higher: bool,
 ) -> Summary:
     total = row.config().rounds
     numbers = base is not None and row.paper is not None and base.paper is not None
     paper_gain = row.paper - base.paper if numbers else None  # type: ignore[union-attr,operator]
+    paper_gain = -paper_gain if paper_gain and not higher else paper_gain
     if not own:
         return Summary(row, total=total, paper_gain=paper_gain, chosen=chosen)
     most = max(record.rounds_done for record in own.values())
     counted = {s: r for s, r in own.items() if r.rounds_done == most or r.diverged}
     shorter = [f"seed {s} ({r.rounds_done} rounds)" for s, r in own.items() if s not in counted]
     runs = list(counted.values())
-    gain, tail_gain, beside_gain, rounds = _gains(table, own, others)
+    gain, tail_gain, beside_gain, rounds = _gains(table, own, others, higher)
     target = row.config().target
     return Summary(
         row,
         n=len(runs),
         rounds=most,
         total=total,
-        ours=Stat.of([value_of(table.metric, r.curve) for r in runs]),
+        ours=Stat.of([value_of(table.metric, r.curve, higher) for r in runs]),
         tail=Stat.of([tail_mean(r.curve, table.tail) for r in runs]),
         gain=gain,
         tail_gain=tail_gain,
         beside=_known([tail_mean(r.beside, table.tail) for r in runs]),
         beside_gain=beside_gain,
         paper_gain=paper_gain,
-        to_target=tuple(_first(r.curve, target) for r in runs) if target else (),
+        to_target=tuple(_first(r.curve, target, higher) for r in runs) if target else (),
         up_mb=_mean([r.up_mb for r in runs]),
         down_mb=_mean([r.down_mb for r in runs]),
         worst=_worst(runs),
@@ -183,18 +189,21 @@ def _summary(
         diverged=tuple(f"seed {r.seed} after round {r.rounds_done}" for r in runs if r.diverged),
         gain_rounds=rounds,
         metric=runs[0].metric,
+        higher=higher,
         chosen=chosen,
     )
 
 
 def _gains(
-    table: Table, own: dict[int, Record], others: dict[int, Record]
+    table: Table, own: dict[int, Record], others: dict[int, Record], higher: bool
 ) -> tuple[Stat | None, Stat | None, Stat | None, int]:
     """Gains of a row over its base, paired by seed, over the tests that both runs have: at the
-    paper's metric, in the last tests, and in the last tests on the common test set.
+    paper's metric, in the last tests, and in the last tests on the common test set. Positive ones
+    are better.
 
     Seeds with other partitions are left out, and those that are behind the other seeds.
     """
+    sign = 1.0 if higher else -1.0
     pairs: dict[int, list[tuple[float, float, float]]] = {}
     for seed, record in own.items():
         other = others.get(seed)
@@ -204,11 +213,11 @@ def _gains(
         if not common:
             continue
         one, two = ([p for p in r.curve if p[0] in common] for r in (record, other))
-        metric = value_of(table.metric, one) - value_of(table.metric, two)
+        metric = value_of(table.metric, one, higher) - value_of(table.metric, two, higher)
         tail = tail_mean(one, table.tail) - tail_mean(two, table.tail)
         one, two = ([p for p in r.beside if p[0] in common] for r in (record, other))
         beside = tail_mean(one, table.tail) - tail_mean(two, table.tail)
-        pairs.setdefault(max(common), []).append((metric, tail, beside))
+        pairs.setdefault(max(common), []).append((sign * metric, sign * tail, sign * beside))
     if not pairs:
         return None, None, None, 0
     rounds = max(pairs)
@@ -216,8 +225,10 @@ def _gains(
     return Stat.of(metric_gains), Stat.of(tail_gains), _known(beside_gains), rounds
 
 
-def _first(points: Points, target: float) -> int | None:
-    return next((r for r, v, _ in points if v is not None and v >= target), None)
+def _first(points: Points, target: float, higher: bool) -> int | None:
+    """The first round that reaches a target."""
+    known = ((r, v) for r, v, _ in points if v is not None)
+    return next((r for r, v in known if (v >= target if higher else v <= target)), None)
 
 
 def _known(values: Sequence[float]) -> Stat | None:

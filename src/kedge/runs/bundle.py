@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge._version import __version__
+from kedge.core.method import parse
 from kedge.core.model import Model
 from kedge.core.task import Task, make_task
 from kedge.core.task_custom import own_metrics, with_metric
@@ -34,6 +35,7 @@ from kedge.loading import files
 from kedge.runs.architecture import describe
 from kedge.runs.config import Config
 from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, Folder
+from kedge.runs.header import save_header
 from kedge.runs.tensors import open_tensors, safetensors_of
 from kedge.sim.simulation import Simulation
 
@@ -213,7 +215,8 @@ class Bundle:
 
 
 def save_bundle(folder: Folder, config: Config, inputs: Inputs, task: Task, model: Model) -> None:
-    """Write the bundle of a run, unless it is there already with the same settings."""
+    """Write the header and the bundle of a run, unless they are there with the same settings."""
+    save_header(folder, task, parse(config.method).personal_model)
     path = folder.path / BUNDLE
     if path.exists() and read_bundle(folder.path).provenance["config"] == _plain(config):
         return

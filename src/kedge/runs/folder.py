@@ -7,6 +7,7 @@
         environment.json       versions, device, threads, precision, execution, loaded files, data
         log.txt                events with times
         bundle.json            the model but for its weights, see kedge.runs.bundle
+        run.json               task, metrics and headline, see kedge.runs.header
         result.json            the summary, once the run is complete
         federation.json        terms and members, of a run with remote members
         seats.json             what members show when they come back; for the owner alone
@@ -54,6 +55,7 @@ from kedge.files import (
 )
 from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
+from kedge.runs.header import HEADER
 from kedge.runs.lock import Lock
 from kedge.runs.resuming import FEDERATION, SEATS, check_remote, check_settings
 from kedge.runs.saved import NUMBERS, read_records
@@ -64,7 +66,9 @@ CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
 BEST_MODEL, PERSONAL = "best.safetensors", "personal.safetensors"
 BEST_PERSONAL = "best_personal.safetensors"
 #: Files of a run that exist before its first checkpoint.
-OWN_FILES = (CONFIG, ENVIRONMENT, "log.txt", "result.json", "bundle.json", FEDERATION, SEATS)
+OWN_FILES = (
+    CONFIG, ENVIRONMENT, "log.txt", HEADER, "result.json", "bundle.json", FEDERATION, SEATS
+)  # fmt: skip
 #: Folders of runs that this process has claimed, in order; the log of an error goes to the last.
 opened: list[Path] = []
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.

@@ -10,7 +10,7 @@ from kedge.errors import DataError
 
 #: Numbers of every record.
 NUMBERS = ("train_loss", "divergence", "mb_up", "mb_down", "seconds")
-#: Those that are numbers by name; those that begin with ``per_`` are lists.
+#: Those that are numbers by name; ``cohort`` and those that begin with ``per_`` are lists.
 NESTED = ("validation", "personal_validation", "unseen")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from kedge.errors import Interrupted, Paused
@@ -41,6 +42,22 @@ def clear_stop(folder: Path) -> None:
     """Withdraw the request, if there is one."""
     with contextlib.suppress(OSError):
         os.unlink(folder / STOP)
+
+
+def failures(log: str) -> dict[int, str]:
+    """Why seeds ended before their last round, from the log of a run.
+
+    >>> failures("2026-01-01 00:00:00  failed: seed 3: the loss is not finite")
+    {3: 'the loss is not finite'}
+    """
+    found: dict[int, str] = {}
+    for line in log.splitlines():
+        match = re.search(rf"  (?:{FAILED})?seed (\d+): (.*)", line)
+        if match and re.match(r"(started|resumed|stopped)", match[2]):
+            found.pop(int(match[1]), None)
+        elif match:
+            found[int(match[1])] = match[2]
+    return found
 
 
 def end_line(error: BaseException) -> str:

@@ -21,15 +21,16 @@ export function drawTable(element, runs, table) {
       row.why
         ? h("td", { colspan: 4, class: "why" }, `not comparable: ${row.why}`)
         : [
-          h("td", { class: "number" }, row.n ? `${fixed(row.mean, decimals)}${spread}` : "no test yet"),
+          h("td", { class: "number" }, row.n ? (row.mean === null ? "no value" : `${fixed(row.mean, decimals)}${spread}`) : "no test yet"),
           h("td", { class: "number" }, row.n || ""),
-          h("td", { class: "number" + (clear ? (row.gain > 0 ? " better" : " worse") : "") }, i === 0 ? "baseline" : row.n ? signed(row.gain, decimals) + interval : ""),
+          h("td", { class: "number" + (clear ? (row.gain > 0 ? " better" : " worse") : "") }, i === 0 ? "baseline" : typeof row.gain === "number" ? signed(row.gain, decimals) + interval : ""),
           h("td", { class: "number" }, p(row.holm)),
         ]);
   });
   const seeds = table.seeds.length;
-  const at = table.round === null ? "There is no round yet that all have." : `After round ${table.round}, the last that all have.`;
-  const test = seeds < 2 ? "One seed: no spread, hence no test."
+  const common = table.round === null ? "There is no round yet that all have." : `After round ${table.round}, the last that all have.`;
+  const at = table.live ? common : "After the last test. Runs that have not ended are not compared.";
+  const test = table.higher === null ? "Whether high or low values are better is not known: there are no gains." : seeds < 2 ? "One seed: no spread, hence no test."
     : `Gains are paired by seed (n = ${seeds}) on the same partitions; positive is better. p by Student's t, Holm's correction.`;
   fill(element, h("div", { class: "scroll" }, h("table", { class: "compare" },
     h("thead", {}, h("tr", {}, ["Run", `${label} ${unit}`.trim(), "n", "Gain (95 %)", "p"].map((text, i) => h("th", { scope: "col", class: i ? "number" : "" }, text)))),

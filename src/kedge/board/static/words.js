@@ -43,6 +43,7 @@ export const fixed = (value, decimals) =>
 
 export function headline(row) {
   if (!row.last) return "";
+  if (row.last.mean === null) return row.state === "diverged" ? "diverged" : "no value";
   const spread = row.last.sd === null ? "" : ` ± ${fixed(row.last.sd, row.decimals)}`;
   return `${fixed(row.last.mean, row.decimals)}${spread}${row.unit ? " " + row.unit : ""}`;
 }

@@ -188,7 +188,12 @@ class ConditionalDistances(NamedTuple):
 def conditional_distances(cells: Cells, shares: Array) -> ConditionalDistances:
     """``C_d(D_k, D without D_k)`` of each client, by exact transport between sub-samples.
 
-    Classes that one side lacks are left out, see :func:`distances.conditional_wasserstein`.
+    ``C_d(D, D') = 1/2 E_{y~D} W(D|y, D'|y) + 1/2 E_{y~D'} W(D|y, D'|y)``: the distance within
+    each class, averaged by the label shares of either side. Tang et al., "FedImpro", ICLR 2024,
+    arXiv:2402.07011, Definition 4.1.
+
+    Deviations: the definition has no value for a class that one side lacks. Such classes are left
+    out, the weights of the others are scaled up, and ``covered`` says how much is left.
 
     Args:
         cells: the features.

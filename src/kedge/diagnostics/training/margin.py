@@ -58,13 +58,6 @@ def worst_case_margins(
     return margins
 
 
-def worst_case_margin(logits: Logits, x: Tensor, y: Tensor) -> float:
-    """The mean of :func:`worst_case_margins` over the samples where an attack succeeds."""
-    margins = worst_case_margins(logits, x, y)
-    found = margins[margins.isfinite()]
-    return float(found.mean()) if len(found) else float("nan")
-
-
 def _attack(logits: Logits, x: Tensor, y: Tensor, aims: Tensor, steps: int) -> Tensor:
     """Distance of each sample to the nearest input found that is of its target class."""
     axes = tuple(range(1, x.ndim))

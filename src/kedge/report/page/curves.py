@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kedge.core.task import tasks
-from kedge.report.page.source import METRIC_NAMES, Seed, Source, metric_name
+from kedge.report.page.source import Seed, Source
+from kedge.runs.header import TITLES, MetricInfo
 
 BUDGET = 120_000  # numbers of all curves of a page
 MAX_POINTS, MIN_POINTS = 240, 24  # of one curve
@@ -65,7 +66,7 @@ def lttb(x: Sequence[float], y: Sequence[float], keep: int) -> list[int]:
 def columns_of(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """The columns that every run has, the headline first, for the switch of the curves."""
     first = sources[0]
-    metrics = {m.name: m for name in tasks for m in tasks[name].metrics}
+    metrics = {m.name: MetricInfo.of(m) for name in tasks for m in tasks[name].metrics}
     keys = [first.column if len({s.column for s in sources}) == 1 else "headline"]
     for key in (first.metric.name, *TESTED):
         if key not in keys and all(source.has(key) for source in sources):
@@ -93,12 +94,12 @@ def columns_of(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def _label(key: str, sources: Sequence[Source], is_first: bool) -> str:
-    name = metric_name(sources[0].metric)
+    name = sources[0].metric.title
     if is_first and any(source.headline != "global" for source in sources):
         return f"{name} of clients"
     if key.startswith(("client_", "personal_")):
         return f"{name}, {NAMES[key]}" if key in NAMES else key
-    return METRIC_NAMES.get(key) or NAMES.get(key, name if is_first else key.replace("_", " "))
+    return TITLES.get(key) or NAMES.get(key, name if is_first else key.replace("_", " "))
 
 
 def curves_of(sources: Sequence[Source], columns: Sequence[dict[str, Any]], share: float) -> Any:

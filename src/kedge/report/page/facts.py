@@ -14,7 +14,7 @@ from kedge.report.page import commands, curves, methods, views
 from kedge.report.page.diagnoses import shared_sheets
 from kedge.report.page.folders import EXECUTION, Found
 from kedge.report.page.groups import Group, grouped, what_differs
-from kedge.report.page.source import DEFAULTS, Source, metric_name
+from kedge.report.page.source import DEFAULTS, Source
 from kedge.report.page.standings import Standing, leader, ranked, standings
 from kedge.report.page.table import marks, table
 from kedge.report.page.verdict import Verdict, verdict
@@ -74,7 +74,7 @@ def _group(group: Group, count: int, runs: int, is_sweep: bool) -> dict[str, Any
         "title": _group_title(group) if count > 1 else "",
         "verdict": said,
         "metric": {
-            "name": metric_name(metric),
+            "name": metric.title,
             "unit": metric.unit,
             "decimals": metric.decimals,
             "higher": metric.higher_is_better,
@@ -209,7 +209,7 @@ def _group_title(group: Group) -> str:
     words = [_data(group.first), f"partition {_drawn(group.first)}"]
     words += [f"{s['clients']} clients"] if s["clients"] else []
     words += [f"split {s['split']}"] if s["split"] != "auto" else []
-    return ", ".join([*words, metric_name(group.first.metric)])
+    return ", ".join([*words, group.first.metric.title])
 
 
 def _note(found: Sequence[Standing], base: int) -> list[str]:

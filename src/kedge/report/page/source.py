@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 
 from kedge.core.method import parse
 from kedge.core.task import tasks
-from kedge.core.task_base import Metric
 from kedge.core.task_custom import own_metrics
 from kedge.data.partition import Partition
 from kedge.diagnostics.sheet import Sheet, read_sheet
@@ -29,18 +27,16 @@ from kedge.runs.config import Config
 from kedge.runs.environment import CONFIG, ENVIRONMENT
 from kedge.runs.folder import METRICS, PARTITION, SCORES
 from kedge.runs.grid import format_value
+from kedge.runs.header import Header, MetricInfo, metric_info, read_header, title_of
+from kedge.runs.numbers import Series
 from kedge.runs.result import COLUMNS, Result
 from kedge.runs.resuming import FEDERATION
 from kedge.runs.saved import read_json, read_records
-from kedge.runs.stopping import FAILED
+from kedge.runs.stopping import failures
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 DIAGNOSIS = "diagnosis"
 Record = dict[str, Any]
-METRIC_NAMES = {
-    "rmse": "RMSE", "mae": "MAE", "r2": "R²", "auroc": "AUROC", "f1": "F1", "f1_macro": "macro F1",
-    "map": "mAP", "ece": "calibration error",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,21 @@ class Seed:
     def last(self) -> Record:
         return self.records[-1] if self.records else {}
 
+    def until(self, round: int | None) -> Seed:
+        """The same with its records up to a round; None keeps all."""
+        if round is None:
+            return self
+        return dataclasses.replace(self, records=[r for r in self.records if r["round"] <= round])
+
 
 @dataclass(frozen=True)
 class Source:
-    """A run to report on, with seeds that have at least one record."""
+    """A run to report on, with seeds that have a record or have failed."""
 
     name: str
     settings: Mapping[str, Any]
     seeds: list[Seed]
-    metric: Metric
+    metric: MetricInfo
     headline: str = "global"
     folder: Path | None = None
     environment: dict[str, Any] = field(default_factory=dict)
@@ -94,6 +96,11 @@ class Source:
     def column(self) -> str:
         """The key of the records that the headline is in."""
         return COLUMNS[self.headline] or self.metric.name
+
+    def series(self, seed: Seed) -> Series:
+        """The headline of a seed."""
+        values = {r["round"]: float(r[self.column]) for r in seed.records if self.column in r}
+        return Series(values, _is_done(seed.last, self.rounds), bool(seed.failed))
 
     @property
     def is_complete(self) -> bool:
@@ -127,14 +134,14 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         KedgeError: there is no run, or its settings or records are damaged.
     """
     settings = _settings(path)
-    result = _optional(path / "result.json")
+    result, header = _optional(path / "result.json"), read_header(path)
     notes: list[str] = []
     log = _log(path)
     seeds = []
     for number in settings["seeds"]:
         folder = path / f"seed-{number}"
         records = read_records(folder / METRICS)
-        if not records:
+        if not records and number not in log:
             continue
         clients = None
         try:
@@ -145,7 +152,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         seeds.append(
             Seed(number, records, *_partition(folder), clients, scores or None, log.get(number, ""))
         )
-    metric = _metric(settings, seeds, result)
+    metric = _metric(settings, seeds, result, header)
     if metric is None:
         return None
     sheets = []
@@ -160,7 +167,7 @@ def read_run(path: Path, name: str = "", yardstick: str = "") -> Source | None:
         settings=settings,
         seeds=seeds,
         metric=metric,
-        headline=_headline(settings, seeds, metric, result),
+        headline=_headline(settings, seeds, result, header),
         folder=path,
         environment=_optional(path / ENVIRONMENT),
         yardstick=yardstick,
@@ -195,9 +202,8 @@ def of_result(result: Result) -> Source:
             result.config.seeds, result.records, hashes, strict=False
         )
     ]
-    metric = Metric(
-        result.metric, lambda sums: None, result.unit, result.higher_is_better, result.decimals
-    )
+    title, higher = title_of(result.metric), result.higher_is_better
+    metric = MetricInfo(result.metric, title, result.unit, higher, result.decimals)
     return Source(
         name=result.title,
         settings=_plain(dataclasses.asdict(result.config)),
@@ -213,11 +219,6 @@ def of_result(result: Result) -> Source:
 def setting_name(values: Mapping[str, Any]) -> str:
     """The name of a setting of a sweep: ``lr=0.1, fedprox.mu=1``."""
     return ", ".join(f"{key}={format_value(value)}" for key, value in values.items())
-
-
-def metric_name(metric: Metric) -> str:
-    """The name of a metric for people: ``rmse`` is RMSE."""
-    return METRIC_NAMES.get(metric.name, metric.name.replace("_", " "))
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -256,18 +257,10 @@ def _optional(path: Path) -> dict[str, Any]:
 
 def _log(path: Path) -> dict[int, str]:
     """Why seeds ended before their last round, from the log."""
-    file, found = path / "log.txt", dict[int, str]()
     try:
-        lines = read_file(file).decode(errors="replace").splitlines()
+        return failures(read_file(path / "log.txt").decode(errors="replace"))
     except OSError:
         return {}
-    for line in lines:
-        match = re.search(rf"  (?:{FAILED})?seed (\d+): (.*)", line)
-        if match and re.match(r"(started|resumed|stopped)", match[2]):
-            found.pop(int(match[1]), None)
-        elif match:
-            found[int(match[1])] = match[2]
-    return found
 
 
 #: Hash and name of partitions, by the digest of their file.
@@ -291,33 +284,32 @@ def _partition(folder: Path) -> tuple[str, str]:
 
 
 def _metric(
-    settings: Mapping[str, Any], seeds: Sequence[Seed], result: Mapping[str, Any]
-) -> Metric | None:
+    settings: Mapping[str, Any],
+    seeds: Sequence[Seed],
+    result: Mapping[str, Any],
+    header: Header | None,
+) -> MetricInfo | None:
     """The headline metric; None before the first test."""
-    tested = [r for s in seeds for r in s.records if "per_class" in r or "loss" in r]
-    name = str(result.get("metric") or settings["metric"])
-    heads = [tasks[task].metrics[0] for task in tasks]
-    known = {m.name: m for task in tasks for m in tasks[task].metrics}
-    known |= {key: own_metrics[key] for key in own_metrics}
-    for record in tested:
-        if name == "auto":
-            head = next((m for m in heads if m.name in record), None)
-            if head is not None:
-                return head
-        elif name in record:
-            higher = bool(result.get("higher_is_better", True))
-            return known.get(name) or Metric(name, lambda sums: None, "", higher, 3)
-    return None
+    tested = {key: None for s in seeds for r in s.records for key in r}
+    named = header.headline if header else str(result.get("metric") or settings["metric"])
+    names = [tasks[task].metrics[0].name for task in tasks] if named == "auto" else [named]
+    name = next((name for name in names if name in tested), None)
+    known = {m.name: MetricInfo.of(m) for task in tasks for m in tasks[task].metrics}
+    known |= {key: MetricInfo.of(own_metrics[key]) for key in own_metrics}
+    return metric_info(name, header, result, known) if name is not None else None
 
 
 def _headline(
-    settings: Mapping[str, Any], seeds: Sequence[Seed], metric: Metric, result: Mapping[str, Any]
+    settings: Mapping[str, Any],
+    seeds: Sequence[Seed],
+    result: Mapping[str, Any],
+    header: Header | None,
 ) -> str:
     if str(result.get("headline")) in COLUMNS:
         return str(result["headline"])
-    tested = all(any("personal_mean" in r for r in s.records) for s in seeds)
+    tested = all(any("personal_mean" in r for r in s.records) for s in seeds if s.records)
     try:
-        personal = parse(settings["method"]).personal_model
+        personal = header.personal if header else parse(settings["method"]).personal_model
     except KedgeError:
         personal = False
     return "personal" if tested and personal else "global"

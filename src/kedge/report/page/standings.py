@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.core.method import parse
-from kedge.errors import KedgeError
 from kedge.report.page.groups import Group
 from kedge.report.page.source import Seed, Source
+from kedge.runs.numbers import counted
 from kedge.runs.result import Stat
 from kedge.runs.significance import Paired, holm, paired
 
@@ -19,7 +18,7 @@ COMPANIONS = ("balanced_accuracy", "auroc")
 
 @dataclass(frozen=True)
 class Standing:
-    """A run in numbers. ``seeds`` are those that count: they have the most rounds."""
+    """A run in numbers. ``seeds`` are those that count, see :mod:`kedge.runs.numbers`."""
 
     source: Source
     seeds: list[Seed]
@@ -71,9 +70,10 @@ def standings(group: Group, against_best: bool = False) -> tuple[list[Standing],
 
 def gain_over(one: Standing, other: Standing) -> Paired | None:
     """The gain of one run over another, over the seeds that both have; positive is better."""
-    if not (one.is_final and other.is_final):
+    higher = one.source.metric.higher_is_better
+    if higher is None or not (one.is_final and other.is_final):
         return None
-    sign = 1.0 if one.source.metric.higher_is_better else -1.0
+    sign = 1.0 if higher else -1.0
     values, others = _by_seed(one), _by_seed(other)
     shared = [seed for seed in values if seed in others]
     if not shared:
@@ -89,9 +89,14 @@ def _by_seed(standing: Standing) -> dict[int, float]:
 def leader(found: Sequence[Standing]) -> Standing | None:
     """The best of several runs: by validation data where all have them, else by the last test.
 
-    Yardsticks and unfinished runs do not compete; those that diverged come last.
+    Yardsticks and unfinished runs do not compete; those that diverged come last. None leads where
+    nobody knows whether high or low values are better.
     """
-    candidates = [s for s in found if s.is_final and not s.source.yardstick]
+    candidates = [
+        s
+        for s in found
+        if s.is_final and not s.source.yardstick and s.source.metric.higher_is_better is not None
+    ]
     return max(candidates, key=lambda s: _score(s, candidates), default=None)
 
 
@@ -121,38 +126,39 @@ def _score(standing: Standing, candidates: Sequence[Standing]) -> tuple[bool, fl
 
 def _standing(source: Source) -> Standing:
     column, name = source.column, source.metric.name
-    tested = {s.number: [r for r in s.records if column in r] for s in source.seeds}
-    seeds = [s for s in source.seeds if tested[s.number]]
-    ends = {s.number: tested[s.number][-1] for s in seeds}
-    most = max(s.last["round"] for s in seeds)
+    numbers, at = counted({s.number: source.series(s) for s in source.seeds})
+    seeds = [s.until(at) for s in source.seeds if s.number in numbers]
+    tested = {s.number: [r for r in s.records if column in r] for s in seeds}
     early = [s for s in seeds if s.last.get("stopped")]
-    counted = [s for s in seeds if s.last["round"] == most or s in early or s.failed]
-    last = [math.nan if s.failed else float(ends[s.number][column]) for s in counted]
-    pick = max if source.metric.higher_is_better else min
-    best = [_pick(pick, [r[column] for r in tested[s.number]]) for s in counted]
-    chosen = _chosen(source, counted)
+    best = [_best(source, [r[column] for r in tested[s.number]]) for s in seeds]
+    chosen = _chosen(source, seeds)
     target = float(source.settings.get("target") or 0.0)
     return Standing(
         source=source,
-        seeds=counted,
-        round=max(ends[s.number]["round"] for s in counted),
-        last=Stat.of(last),
+        seeds=seeds,
+        round=max((r["round"] for own in tested.values() for r in own[-1:]), default=0),
+        last=Stat.of(numbers.values()),
         best=Stat.of(best),
         status=_status(source, early),
         validation=Stat.of([v for v, _ in chosen]) if chosen else None,
         chosen=Stat.of([r[column] for _, r in chosen]) if chosen else None,
         chosen_rounds=tuple(r["round"] for _, r in chosen),
-        beside=_beside(source, counted),
-        globally=Stat.of([ends[s.number].get(name, math.nan) for s in counted])
+        beside=_beside(source, seeds),
+        globally=Stat.of([_end(s, column).get(name, math.nan) for s in seeds])
         if source.headline != "global"
         else None,
-        unseen=_unseen(counted, name),
-        to_target=tuple(_reached(source, tested[s.number], target) for s in counted)
-        if target
+        unseen=_unseen(seeds, name),
+        to_target=tuple(_reached(source, tested[s.number], target) for s in seeds)
+        if target and source.metric.higher_is_better is not None
         else (),
-        mb_up=_total(counted, "mb_up"),
-        mb_down=_total(counted, "mb_down"),
+        mb_up=_total(seeds, "mb_up"),
+        mb_down=_total(seeds, "mb_down"),
     )
+
+
+def _end(seed: Seed, column: str) -> dict[str, Any]:
+    """The last record that has a column."""
+    return next((r for r in reversed(seed.records) if column in r), {})
 
 
 def _status(source: Source, early: Sequence[Seed]) -> str:
@@ -163,9 +169,12 @@ def _status(source: Source, early: Sequence[Seed]) -> str:
     return "stopped early" if early else "complete"
 
 
-def _pick(pick: Any, values: Sequence[float]) -> float:
+def _best(source: Source, values: Sequence[float]) -> float:
     known = [float(v) for v in values if not math.isnan(v)]
-    return float(pick(known)) if known else math.nan
+    higher = source.metric.higher_is_better
+    if not known or higher is None:
+        return math.nan
+    return max(known) if higher else min(known)
 
 
 def _total(seeds: Sequence[Seed], key: str) -> float:
@@ -183,7 +192,10 @@ def _reached(source: Source, tested: Sequence[dict[str, Any]], target: float) ->
 
 def _chosen(source: Source, seeds: Sequence[Seed]) -> list[tuple[float, dict[str, Any]]]:
     """The value on validation data and the record of each seed's best round; empty without."""
-    key, name = _choice_key(source), source.metric.name
+    name = source.metric.name
+    key = "personal_validation" if source.headline == "personal" else "validation"
+    if source.metric.higher_is_better is None:
+        return []
     sign = 1.0 if source.metric.higher_is_better else -1.0
     found = []
     for seed in seeds:
@@ -199,17 +211,9 @@ def _chosen(source: Source, seeds: Sequence[Seed]) -> list[tuple[float, dict[str
     return found
 
 
-def _choice_key(source: Source) -> str:
-    try:
-        personal = source.settings["personal"] and parse(source.method).personal_model
-    except KedgeError:
-        personal = False
-    return "personal_validation" if personal else "validation"
-
-
 def _beside(source: Source, seeds: Sequence[Seed]) -> dict[str, Stat]:
     """Balanced accuracy and AUROC where classes are imbalanced."""
-    ends = [next((r for r in reversed(s.records) if source.column in r), {}) for s in seeds]
+    ends = [_end(s, source.column) for s in seeds]
     if source.metric.name != "accuracy" or not all("imbalanced" in end for end in ends):
         return {}
     prefix = "" if source.headline == "global" else f"{source.headline}_"

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kedge.report import units
-from kedge.report.page.source import metric_name
 from kedge.report.page.standings import Standing, leader, on_validation
 from kedge.report.page.wording import p_text, signed_text
 from kedge.runs.significance import LEVEL
@@ -40,7 +39,7 @@ def table(found: Sequence[Standing], base: int = 0) -> list[Column]:
     number = f".{metric.decimals}f"
     several = len(found) > 1
     personal = any(s.source.headline != "global" for s in found)
-    label = f"{metric_name(metric)} {metric.unit}".rstrip()
+    label = f"{metric.title} {metric.unit}".rstrip()
 
     def stat(s: Standing) -> Cell:
         if math.isnan(s.last.mean):

@@ -52,6 +52,8 @@ def verdict(
     warnings = warnings_of(found, best, classes)
     if len(found) == 1:
         return Verdict(_alone(found[0]), tuple(_facts(found[0])), warnings)
+    if found[0].source.metric.higher_is_better is None:
+        return Verdict(_no_direction(found[0]), (), warnings)
     if best is None:
         return Verdict(_so_far(found), (), warnings)
     if math.isnan(best.last.mean):
@@ -294,6 +296,14 @@ def _alone(standing: Standing) -> str:
         return f"{reach}, with one seed: how much another seed would differ is not known."
     low, high = (f"{v:.{metric.decimals}f}" for v in interval)
     return f"{reach}: mean of {stat.n} seeds, 95 % interval {low} to {high}."
+
+
+def _no_direction(standing: Standing) -> str:
+    return (
+        f"Whether a high or a low {standing.source.metric.title} is better is not known, so "
+        "nothing can be said about which run is better. Name the file that registers it: kedge "
+        "report ... --load FILE.py"
+    )
 
 
 def _so_far(found: Sequence[Standing]) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 from kedge.core.task import tasks
 from kedge.report.page.curves import short
-from kedge.report.page.source import Seed, Source, metric_name
+from kedge.report.page.source import Seed, Source
 from kedge.report.page.standings import Standing
 from kedge.runs.clients import KnownClients
 from kedge.runs.grid import format_value
+from kedge.runs.header import title_of
 
 MAX_DOTS = 20_000  # clients times seeds times runs in the page
 MAX_CELLS = 20_000  # of the partition's picture
@@ -46,8 +47,8 @@ def _class_metric(found: Sequence[Standing]) -> str:
         for record in seed.records:
             head = next((m for m in heads if m.name in record), None)
             if record.get("per_class") and head is not None:
-                return metric_name(head)
-    return metric_name(found[0].source.metric)
+                return title_of(head.name)
+    return found[0].source.metric.title
 
 
 def _class_values(standing: Standing) -> list[float]:
@@ -152,7 +153,7 @@ def without_value(standing: Standing) -> list[str]:
     low, high = min(without), max(without)
     number = str(high) if low == high else f"{low} to {high}"
     return [
-        f"{number} of {clients} clients have no {metric_name(standing.source.metric)}"
+        f"{number} of {clients} clients have no {standing.source.metric.title}"
         f"{'' if low == high else ', by seed'}, since their held-out samples are of one class "
         "only: they are left out of the means over clients."
     ]
@@ -162,12 +163,13 @@ def _summary(
     dots: Sequence[dict[str, Any]], i: int, base: int, standing: Standing
 ) -> dict[str, Any]:
     """How many clients gain and lose against a run, over all clients and seeds."""
-    sign = 1.0 if standing.source.metric.higher_is_better else -1.0
+    higher = standing.source.metric.higher_is_better
+    sign = 1.0 if higher else -1.0
     pairs = [(d["values"][i], d["values"][base], d["client"]) for d in dots]
     gains = [(sign * (a - b), name) for a, b, name in pairs if a is not None and b is not None]
     known = [a for a, _, _ in pairs if a is not None]
-    if not known:
-        return {"n": 0, "gain": 0, "lose": 0, "same": 0, "worst": None, "lowest": None}
+    if not known or higher is None:
+        return {"n": len(known), "gain": 0, "lose": 0, "same": 0, "worst": None, "lowest": None}
     worst = min(gains, default=(None, ""))
     return {
         "n": len(known),
@@ -176,7 +178,7 @@ def _summary(
         "same": sum(abs(g) <= 1e-9 for g, _ in gains),
         "worst": short(worst[0]),
         "who": worst[1],
-        "lowest": short(min(known) if standing.source.metric.higher_is_better else max(known)),
+        "lowest": short(min(known) if higher else max(known)),
     }
 
 
@@ -245,6 +247,8 @@ def objective(found: Sequence[Standing]) -> dict[str, Any] | None:
     """The settings of a sweep with what they reach: on validation data where there are."""
     swept = [s for s in found if s.source.values]
     if len(swept) < 2 or len(swept) < len(found):
+        return None
+    if swept[0].source.metric.higher_is_better is None:
         return None
     keys = [
         k for k in swept[0].source.values if len({repr(s.source.values.get(k)) for s in swept}) > 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kedge.core.task_base import Metric
-from kedge.report.page.source import metric_name
 from kedge.report.page.standings import Standing
+from kedge.runs.header import MetricInfo
 from kedge.runs.significance import Paired
 
 OPEN, CLOSE = "\x01", "\x02"  # around names, which the page sets in bold
@@ -21,12 +20,12 @@ def plain(text: str) -> str:
     return text.replace(OPEN, "").replace(CLOSE, "")
 
 
-def value(metric: Metric, number: float) -> str:
+def value(metric: MetricInfo, number: float) -> str:
     """A value of the metric: ``"91.09 %"``."""
     return f"{number:.{metric.decimals}f} {metric.unit}".rstrip()
 
 
-def difference(metric: Metric, number: float, signed: bool = False) -> str:
+def difference(metric: MetricInfo, number: float, signed: bool = False) -> str:
     """A difference of two values: ``"6.31 points"``, or of another unit."""
     unit = {"%": "points"}.get(metric.unit, metric.unit)
     text = signed_text(number, metric.decimals) if signed else f"{abs(number):.{metric.decimals}f}"
@@ -53,7 +52,7 @@ def p_text(p: float | None) -> str:
 
 
 def what(standing: Standing) -> str:
-    metric = metric_name(standing.source.metric)
+    metric = standing.source.metric.title
     return metric if standing.source.headline == "global" else f"{metric} on its clients"
 
 
@@ -65,7 +64,7 @@ def seeds_text(n: int) -> str:
     return f"{n} seed{'s' if n != 1 else ''}"
 
 
-def interval_text(metric: Metric, gain: Paired) -> str:
+def interval_text(metric: MetricInfo, gain: Paired) -> str:
     assert gain.low is not None
     assert gain.high is not None
     low, high = (signed_text(v, metric.decimals) for v in (gain.low, gain.high))

@@ -53,7 +53,7 @@ function drawClasses(figure, group) {
 const jitter = (i) => ((i * 0.618034) % 1) * 2 - 1;
 
 function drawClients(figure, group) {
-  const { dots, summary } = group.clients, n = group.metric.decimals, sign = group.metric.higher ? 1 : -1;
+  const { dots, summary } = group.clients, n = group.metric.decimals, sign = group.metric.higher ? 1 : -1, directed = group.metric.higher !== null;
   const unit = group.metric.unit, several = group.runs.length > 1, first = group.base;
   const label = (d) => d.client + (d.seed == null ? "" : `, seed ${d.seed}`);
   if (!several) {
@@ -62,7 +62,7 @@ function drawClients(figure, group) {
       rows.forEach((d, i) => { d.rank = i + 1; });
       const node = Plot.plot({
         width, height: 260, marginLeft: 48, marginBottom: 36,
-        x: { label: "clients, worst first", labelAnchor: "center", labelArrow: "none", ticks: [] },
+        x: { label: directed ? "clients, worst first" : "clients, by value", labelAnchor: "center", labelArrow: "none", ticks: [] },
         y: { label: null, grid: true, nice: true },
         marks: [
           Plot.ruleY([mean(rows.map((d) => d.v))], { stroke: "var(--soft)", strokeDasharray: "3 3" }),
@@ -74,14 +74,14 @@ function drawClients(figure, group) {
     })();
     return;
   }
-  const state = { mode: "gain" };
+  const state = { mode: directed ? "gain" : "value" };
   const again = chart(figure, (width) => {
     const gains = state.mode === "gain";
     const shown = group.runs.map((run, i) => ({ run, i })).filter(({ i }) => summary[i].n && !(gains && i === first));
     const rows = [];
     shown.forEach(({ run, i }, row) => dots.forEach((d, k) => {
       const v = d.values[i], base = d.values[first];
-      const x = gains ? (finite(v) && finite(base) ? v - base : null) : v;
+      const x = gains ? (finite(v) && finite(base) ? sign * (v - base) : null) : v;
       if (finite(x)) rows.push({ x, y: row + 0.3 * jitter(k), run, client: label(d), v, base, i });
     }));
     const space = room(shown.map((s) => s.run.name), width), narrow = width < 520;
@@ -95,12 +95,12 @@ function drawClients(figure, group) {
         Plot.text(shown, { y: (s, k) => k, frameAnchor: "left", textAnchor: "end", dx: -10, text: (s) => clip(s.run.name, space.chars), fill: "var(--ink)" }),
         Plot.dot(rows, { x: "x", y: "y", r: rows.length > 2000 ? 1.8 : 3, fill: (d) => (gains ? (d.x > 0 ? "var(--gain)" : d.x < 0 ? "var(--loss)" : "var(--soft)") : colour(d.run)), fillOpacity: 0.65 }),
         ...(gains ? [Plot.text(shown, { y: (s, k) => k, frameAnchor: "right", textAnchor: "start", dx: 8, text: ({ i }) => (narrow ? `${summary[i].gain} ↑ ${summary[i].lose} ↓` : `${summary[i].gain} gain, ${summary[i].lose} lose`), fill: "var(--soft)" })] : []),
-        Plot.tip(rows, Plot.pointer({ x: "x", y: "y", title: (d) => `${d.run.name}\n${d.client}: ${fixed(d.v, n)} ${unit}${d.i !== first && finite(d.base) ? `\n${signed(sign * (d.v - d.base), n)} against ${group.runs[first].name}` : ""}`, ...TIP })),
+        Plot.tip(rows, Plot.pointer({ x: "x", y: "y", title: (d) => `${d.run.name}\n${d.client}: ${fixed(d.v, n)} ${unit}${directed && d.i !== first && finite(d.base) ? `\n${signed(sign * (d.v - d.base), n)} against ${group.runs[first].name}` : ""}`, ...TIP })),
       ],
     });
-    return { node, rows: rows.map((d) => ({ method: d.run.name, client: d.client, value: d.v, gain: d.i !== first && finite(d.base) ? sign * (d.v - d.base) : "" })) };
+    return { node, rows: rows.map((d) => ({ method: d.run.name, client: d.client, value: d.v, gain: directed && d.i !== first && finite(d.base) ? sign * (d.v - d.base) : "" })) };
   });
-  figure.querySelector(".controls").append(choice("shown", [["gain", `gain over ${clip(group.runs[first].name, 24)}`], ["value", group.metric.name]], "gain", (v) => { state.mode = v; again(); }));
+  if (directed) figure.querySelector(".controls").append(choice("shown", [["gain", `gain over ${clip(group.runs[first].name, 24)}`], ["value", group.metric.name]], "gain", (v) => { state.mode = v; again(); }));
   again();
 }
 
