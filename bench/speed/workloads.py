@@ -1,4 +1,4 @@
-"""The workloads of ``kedge bench``, with random data, since speed does not depend on them."""
+"""The workloads of ``python -m bench``, with random data, since speed does not depend on them."""
 
 from __future__ import annotations
 
