@@ -32,7 +32,8 @@ def test_clients_have_the_servers_values_of_leaves_that_were_not_sent() -> None:
     bound = bound_to(part_with(needs_clients=True))
     anchor = Weights({"own": vec(8, 9), "w": vec(1)}, {"kept": vec(5), "n": torch.tensor([4])})
     delta = Weights({"w": vec(10, 20)[:, None]}, {"n": vec(1, 1.6)[:, None]})
-    updates = Update(delta, weight=vec(1, 3), share=vec(0.5, 1.5))
+    losses = {"task": vec(0, 0)}
+    updates = Update(delta, losses=losses, weight=vec(1, 3), share=vec(0.5, 1.5))
     clients = total(bound, updates, anchor).stacked.weights
     expected = Weights(
         {"own": vec(8, 9).expand(2, 2), "w": vec(11, 21)[:, None]},

@@ -194,3 +194,13 @@ def test_what_no_part_needs_is_not_kept() -> None:
     found = total_together(plain, [0, 2], True, ops.REFERENCE)
     assert (found.summed.plain_delta, found.summed.share_delta) == ({}, {})
     assert found.stacked.weights == Weights({}, {})
+
+
+def test_clients_that_send_no_weights_have_those_of_the_server(bound: Bound) -> None:
+    """After training, if all leaves are private; an answer to a survey has no weights at all."""
+    alone = update_of(0, True)._replace(delta=Weights({}, {}))
+    stacked = tree.stack([alone, alone])
+    trained = total(bound, stacked, ANCHOR).stacked.weights
+    assert tree.equal(trained, tree.map(lambda x: x.expand(2, *x.shape), ANCHOR))
+    surveyed = total(bound, stacked._replace(losses={}), ANCHOR).stacked.weights
+    assert surveyed == Weights({}, {})

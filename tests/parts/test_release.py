@@ -16,7 +16,7 @@ from kedge.check.problems import DOUBLE, images
 from kedge.core import rng, tree
 from kedge.core.method import Method
 from kedge.core.optim import SGD
-from kedge.core.part import Part, parts
+from kedge.core.part import Mean, Part, parts
 from kedge.core.tree import Weights
 from kedge.core.update import Update
 from kedge.core.work import LocalWork
@@ -143,6 +143,41 @@ def test_losses_and_states_stay_as_they_are() -> None:
     assert tree.equal(done[0].losses, done[1].losses)
     assert tree.equal(*(run.store.rows["scaffold"] for run in runs))
     assert tree.gap(*(run.weights for run in runs)) > 0.01
+
+
+def test_a_survey_of_all_clients_expects_all_of_them() -> None:
+    """The mean of answers of 1 is 1; where two come of three that were expected, it is 2/3, in
+    training as in a survey of the cohort."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Ones(Part):
+        asked: str = "first"
+        name = "ones"
+
+        def server_init(self, spec: Any) -> Any:
+            return {n: torch.zeros((), dtype=spec.dtype) for n in ("survey", "training")}
+
+        def surveys(self) -> Any:
+            return self.asked
+
+        def survey(self, v: Any) -> Any:
+            return {"one": Mean(torch.ones_like(v.info.weight))}
+
+        def absorb(self, r: Any, weights: Weights) -> Any:
+            return weights, r.server | {"survey": r.uploads["one"]}
+
+        def reply(self, v: Any, weights: Weights) -> Any:
+            return {}, self.survey(v)
+
+        def server_step(self, r: Any, weights: Weights) -> Any:
+            return weights, r.server | {"training": r.uploads["one"]}
+
+    for asked, survey in (("first", 1.0), ("every", 2 / 3)):
+        method = Method((Ones(asked), CentralGauss(0.0, clients=3.0)))
+        run = images(sizes=(5, 5, 5, 5)).simulate(method, per_round=2)
+        run.run_round()
+        found = {name: float(x) for name, x in run.server.slots["ones"].items()}
+        assert found == pytest.approx({"survey": survey, "training": 2 / 3})
 
 
 # -- what they refuse ---------------------------------------------------------------------------

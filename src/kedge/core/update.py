@@ -115,7 +115,7 @@ def total(bound: Bound, updates: Update, anchor: Weights, ops: Ops = REFERENCE) 
         shared = tree.map(lambda x: ops.weighted_sum(x, share), delta.params)
         summed = summed._replace(share_delta=shared)
     stacked = Stacked(w, updates.losses, listed)
-    if bound.needs("clients") and delta.params:
+    if bound.needs("clients") and updates.losses:  # not of a survey
         # private leaves have the server's values
         anchors = tree.map(lambda x: x.expand(len(w), *x.shape), anchor)
         weights = Weights(

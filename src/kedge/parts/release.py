@@ -96,7 +96,8 @@ class CentralGauss(Part):
 
     :math:`\Delta \leftarrow \big(\sum_k p_k u_k + \sigma z\big) / W`, with :math:`z` standard
     normal and a constant denominator: :math:`W` is the weight of ``clients`` clients of the round's
-    mean weight (section 3.2, the estimator :math:`\tilde f_f`), or with 0 that of those that came.
+    mean weight (section 3.2, the estimator :math:`\tilde f_f`). With 0, and in a survey of all
+    clients, it is that of those that came.
 
     McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018,
     arXiv:1710.06963.
@@ -125,7 +126,9 @@ class CentralGauss(Part):
     def receive(self, r: Round, totals: Totals) -> tuple[Totals, Tree]:
         before = totals.summed
         noisy = tree.map(lambda x, z: x + self.std * z, before, r.noise(before))
-        weight = before.weight * (self.clients / r.cohort) if self.clients else before.weight
+        of_all = not totals.stacked.losses and r.cohort == r.num_clients  # a survey
+        expected = r.cohort if of_all else self.clients or r.cohort
+        weight = before.weight * (expected / r.cohort)
         noisy = noisy._replace(weight=weight, sq_norm=before.sq_norm)
         return totals._replace(summed=noisy), r.server
 
