@@ -20,16 +20,6 @@ hook of other arguments, is rejected when it is defined. Return values are check
 (:mod:`kedge.core.hooks`). Before the first round, third-party parts run eagerly on one client. An
 argument changed in place, state on ``self``, a draw from a global random generator, or a result
 that differs in a second call is an error (:mod:`kedge.session.purity`).
-
-What a part sees of a forward pass.
-
-What a part declares about itself: needs, presets, neutral setting, objective and traffic.
-
-Check the hooks of a part class: their names and arguments.
-
-A misspelt hook is never called, and the method silently equals FedAvg. So a class with a method
-whose name is close to a hook's, or with a hook that has other arguments, is rejected when it is
-defined.
 """
 
 from __future__ import annotations

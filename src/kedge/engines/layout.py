@@ -1,7 +1,5 @@
 """The layout of an engine's model: memory format, and replaced layers.
 
-BatchNorm of all clients at once in compiled steps.
-
 Under ``vmap``, torch's BatchNorm has no backward pass in bfloat16 or channels-last, so that a step
 converts every map to float32 and another memory format, and back. In a traced step a
 :class:`BatchNorm` is plain arithmetic instead, with the backward pass in closed form. The compiler

@@ -1,11 +1,4 @@
-"""What carries messages between a coordinator and its members.
-
-A transport knows nodes by an id that it can vouch for (a connection, a key) and carries bytes. The
-coordinator asks it for little: who is there, send this, give me what has come. Replies are matched
-by the id of the message that they answer, so one that comes too late has no taker. They are handed
-over one at a time, so that the memory does not grow with the number of members.
-
-Requests and replies of a federation as bytes.
+"""Requests and replies of a federation as bytes, and the transport that carries them.
 
 A reply is one message of :mod:`kedge.session.wire`: named arrays, and a header of short texts. A
 request is one without arrays, followed by one that has the arrays and nothing else, if there are
@@ -21,6 +14,11 @@ answer says so by a code of a fixed list, never by text: an error message may co
 ``evaluate``   test the model
 ``finish``     the run is over; answer: empty
 =============  ====================================================================================
+
+A transport knows nodes by an id that it can vouch for (a connection, a key) and carries bytes. The
+coordinator asks it for little: who is there, send this, give me what has come. Replies are matched
+by the id of the message that they answer, so one that comes too late has no taker. They are handed
+over one at a time, so that the memory does not grow with the number of members.
 """
 
 from __future__ import annotations

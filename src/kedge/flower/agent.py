@@ -1,6 +1,4 @@
-"""The program of a resident node, see :mod:`kedge.flower.agent`.
-
-The resident node: a process that owns a member's data, state and release policy.
+"""The resident node: a process that owns a member's data, state and release policy.
 
 The app that a SuperNode runs comes from whoever can reach the SuperLink, so it must not be able to
 read data or to bypass the policy. With a resident node it does not: this process has a user of its

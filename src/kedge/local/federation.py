@@ -12,8 +12,6 @@
     FOLDER/logs/NAME.txt          output of each process
     FOLDER/app/                   the app of the last run
     FOLDER/journals/              what happened in each run, for the command that started it
-
-What a federation on this machine consists of, and the programs that a supervisor runs for it.
 """
 
 from __future__ import annotations

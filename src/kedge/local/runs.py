@@ -1,9 +1,7 @@
-"""Start a run on a federation of this machine, and follow it to its end.
+"""Start a run on a federation of this machine, follow it to its end, and read its logs.
 
 The ServerApp writes a journal; it tells how the run goes and how it ended. If its process ends
 without an end in the journal, it crashed, or the SuperLink did: the run can be resumed.
-
-Logs of a federation on this machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The plan of a run: its execution, and estimates of its memory and time.
+"""The plan of a run: its execution, its threads, and estimates of its memory and time.
 
-How many threads an execution has on a CPU: a rule by the size of the work.
-
-Threads share the work of one operator, so what counts is the largest operator of a client's step.
+Threads share the work of one operator, so their number follows the largest operator of a client's
+step.
 """
 
 from __future__ import annotations

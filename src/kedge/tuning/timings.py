@@ -3,8 +3,6 @@
 If a whole round takes too long for a trial, fewer steps are timed and, if necessary, fewer clients.
 The time of the whole round is extrapolated from two such pieces: one of a single step, dominated by
 ``begin`` and ``end``, and a longer one.
-
-The cost of single pieces of a run: of one client, of a round beside training, of a test.
 """
 
 from __future__ import annotations

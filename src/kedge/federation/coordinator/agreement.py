@@ -6,11 +6,7 @@ of all members. Mean and standard deviation follow from the members' sums. Nothi
 member alone. Who cannot be united with the others (another task, shape, type or column, or a name
 that only looks like theirs) is refused with a sentence that names the difference. The reference is
 the member that fits most of the others, so that one odd member does not shut out the rest. Who
-deviates absurdly from most is refused, too, see :mod:`kedge.federation.coordinator.agreement`.
-
-Mean and standard deviation of the inputs of all members, from their moments.
-
-Members whose profiles deviate absurdly from those of most members; the rules say how far.
+deviates absurdly from most is refused, too; the rules say how far.
 
 A federation is as large as what its members state: the model has an output for every class and an
 input for every word, all inputs are scaled by pooled moments, and updates are weighted by samples.

@@ -1,19 +1,4 @@
-"""What joining must not tell under a policy: words and values that few samples have.
-
-With ``min_per_word`` a word of a column that fewer rows have is not among its words, so it is
-encoded as zeros, like a word that no row has. The words that are left out have so many rows
-together, too, or one more is left out: their number follows from the others'.
-
-A number that fills missing values is sent, so it must not be the value of one sample: medians are
-refused, and means of few values. Of a column in which fewer rows differ from all others, the
-moments are those of a constant (:func:`kedge.federation.member.own_data.moments_of`).
-
-Convert a member's data to the schema of its federation.
-
-Each member numbers its own classes and columns: two folders of images with the classes (cat, dog)
-and (dog, horse) both have labels 0 and 1. Here classes and columns are matched by name.
-
-A member's own data: what it reads, what it says of them, and the federation of one client.
+"""A member's own data: what it reads, what it says of them, and the federation of one client.
 
 The data are read with the member's own numbering of classes and columns. Only sums leave: how many
 samples, and moments from which the mean and standard deviation of all members follow. They are the
@@ -21,6 +6,18 @@ same as those of pooled data up to the rounding of float64, in one message inste
 member sends sums of squares around *its own* mean, and the server adds n_k (mean_k - mean)² (Chan,
 Golub and LeVeque 1983). Of constant columns it sends the constant, and no least or largest value
 leaves, which would be the value of one sample.
+
+Each member numbers its own classes and columns: two folders of images with the classes (cat, dog)
+and (dog, horse) both have labels 0 and 1. Here classes and columns are matched by name.
+
+Joining must not tell, under a policy, of words and values that few samples have. With
+``min_per_word`` a word of a column that fewer rows have is not among its words, so it is encoded as
+zeros, like a word that no row has. The words that are left out have so many rows together, too, or
+one more is left out: their number follows from the others'.
+
+A number that fills missing values is sent, so it must not be the value of one sample: medians are
+refused, and means of few values. Of a column in which fewer rows differ from all others, the
+moments are those of a constant (:func:`moments_of`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A policy is a TOML file that the owner of the data writes::
     kinds = ["join", "train", "survey", "evaluate"]  # requests that are answered
     parts = ["fedprox"]    # parts of methods; fedavg is always allowed
     models = ["mlp"]       # models that are built; "*": all but hf:NAME
-    uploads = ["update", "loss", "test"]  # what may leave, see kedge.federation.member.policy
+    uploads = ["update", "loss", "test"]  # what may leave, see `declared`
     max_mb = 50.0          # size of one reply
     max_joins = 10         # distinct profiles of the data, over all runs
     max_updates = 500      # likewise answers to train
@@ -52,8 +52,6 @@ see :mod:`kedge.federation.member.testing`. The noise is drawn from a secret key
 from all that the answer depends on: a request that is repeated gets the same noise, and one that
 differs in anything is another answer, with noise of its own, of which ``max_updates`` bounds the
 number.
-
-What leaves a member in a run, by the names that a policy has for it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""A member's state on disk: one file per run and round, written atomically.
+"""A member's place in a run: its silo, and what it keeps on disk about the run.
 
-A member keeps the state after the last *accepted* round and the one after its last attempt, which
+States are files, one per run and round, written atomically.
+The member keeps the state after the last *accepted* round and the one after its last attempt, which
 the server may accept or not. Which one counts is known with the next request, which names the
 accepted round: the ledger of the server is committed by it. So a reply that was lost, late or
 dropped leaves no trace, and a member that restarts goes on. A request that names an older accepted
 round than one before is *stale* (a replay, or a server that went back): it changes nothing, since
 obeying it would delete the state that counts.
-
-A member's place in a run: its silo, and what it keeps on disk about the run.
 """
 
 from __future__ import annotations

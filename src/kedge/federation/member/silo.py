@@ -3,8 +3,7 @@
 It is :class:`~kedge.sim.clients.Clients` of one, so it computes what the loop engine computes for
 this client, bit for bit. The client's state between rounds stays in the silo.
 
-How many rows an update is really computed from.
-
+It also tells how many rows an update is really computed from.
 A server chooses batches, class weights and the optimiser, so it can let a few rows make an update
 though many are drawn. A row counts if it is drawn, and if its weight is at least a tenth of that of
 the heaviest row. The weight of a row is its class weight, times what is left of its step at the end

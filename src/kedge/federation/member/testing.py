@@ -10,7 +10,7 @@ the member does not train.
 The server chooses what it broadcasts. So what it learns from tests is not bounded by whose weights
 they are of, but by ``max_tests``, ``min_test_cell`` and ``min_test_samples``.
 
-What leaves of a test under a policy: numbers of samples, none of which tells of a single one.
+Of a test under a policy numbers of samples leave, none of which tells of a single one.
 
 A server chooses the weights that it broadcasts, and so what a test counts: the samples above a
 threshold, for instance. If sums left as they are, two tests whose counts differ by one would give
