@@ -1,8 +1,8 @@
 """Layers over sequences whose dropout draws from a key.
 
 Multi-head attention is in plain operations that ``vmap`` knows; LSTM, GRU and RNN go step by step
-where ``vmap`` has no rule. On a CPU, outside of ``vmap`` and traces and without dropout, recurrent layers are torch's fused
-ones.
+where ``vmap`` has no rule. On a CPU, outside of ``vmap`` and traces and without dropout, recurrent
+layers are torch's fused ones.
 """
 
 from __future__ import annotations
