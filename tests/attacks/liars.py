@@ -63,7 +63,7 @@ def strikes(run: Coordinator) -> dict[str, int]:
 
 def cohorts(run: Coordinator) -> list[list[str]]:
     names = [seat.name for seat in run.roster.participants]
-    return [[names[k] for k in record["cohort"]] for record in run.recording.records]
+    return [[names[k] for k in record["cohort"]] for record in run.recorder.records]
 
 
 def patient(**changes: Any) -> Rules:

@@ -295,7 +295,7 @@ def test_altered_replies(method: str, tmp_path: Path) -> None:
         members, settings(method, **changes), tmp_path / "run", transport=Faulty(members, keep)
     )
     run.run()
-    checks, before = run.asking.checks, tree.map(torch.clone, run.session.server)
+    checks, before = run.requests.checks, tree.map(torch.clone, run.session.server)
     arrays = [(r, m) for r, m in seen if r.kind in ("train", "survey", "evaluate")]
     texts = [(r, m) for r, m in seen if r.kind in ("join", "agree")]
 
@@ -322,7 +322,7 @@ def test_altered_replies(method: str, tmp_path: Path) -> None:
         message = altered(reply, draw)
         try:
             if request.kind == "join":
-                run.asking.enrolment._stated(request, message)
+                run.requests.enrolment._stated(request, message)
             else:
                 enrolment.opened(request, message)
         except (WireError, TermsError):

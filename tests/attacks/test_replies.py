@@ -439,9 +439,9 @@ def test_sums_of_a_test_that_no_samples_have(
     run, _, _ = lying(tmp_path, lie, data=datasets(task), metric=metric, rounds=2, model="linear")
     assert strikes(run) == {LIAR: len(found)}
     assert len(found) == 3
-    assert [record["tested"] for record in run.recording.records] == [3, 3]
-    for record in run.recording.records:
-        assert abs(record[run.recording.task.metric]) < 1e6
+    assert [record["tested"] for record in run.recorder.records] == [3, 3]
+    for record in run.recorder.records:
+        assert abs(record[run.recorder.task.metric]) < 1e6
 
 
 # -- what is printed ------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ def test_a_second_statement_in_the_middle_of_a_run_changes_nothing(tmp_path: Pat
     run.run()
     assert run.roster.terms.data.outputs == 3
     assert not any(seat.strikes for seat in run.roster.participants)
-    assert [len(record["cohort"]) for record in run.recording.records] == [3, 4, 4]
+    assert [len(record["cohort"]) for record in run.recorder.records] == [3, 4, 4]
 
 
 # -- honest members differ ------------------------------------------------------------------------

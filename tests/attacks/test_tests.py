@@ -262,7 +262,7 @@ def test_an_honest_run_reports_what_leaves(method: str, tmp_path: Path) -> None:
     run = coordinator(members, config, tmp_path / "run")
     run.run()
     assert [seat.strikes for seat in run.roster.participants] == [0] * 4
-    records = run.recording.records
+    records = run.recorder.records
     expected = [4, 2, 4] if method == "fedexp" else [4, 4, 4]
     assert [record["tested"] for record in records] == expected
     assert all(0 <= record["accuracy"] <= 100 for record in records)

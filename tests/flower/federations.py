@@ -137,6 +137,6 @@ def assert_same(run: Coordinator, sim: Simulation) -> None:
 def replay(run: Coordinator, members: Members) -> Simulation:
     """A simulation with the cohorts of a run."""
     sim = simulation(members.data, run.roster.terms, members.model or nn.Module())
-    for record in run.recording.records:
+    for record in run.recorder.records:
         sim.run_round(record["cohort"])
     return sim

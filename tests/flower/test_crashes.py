@@ -165,7 +165,7 @@ def run_with_a_kill(folder: Path, number: int) -> tuple[Server, int]:
     members.handles["node of south"] = guarded
     run = coordinator(members, CONFIG, folder / "run", transport=Surviving(members))
     run.run()
-    assert all(r["tested"] == 3 for r in run.recording.records)
+    assert all(r["tested"] == 3 for r in run.recorder.records)
     return run.session.server, count
 
 

@@ -271,7 +271,7 @@ def test_a_forgery_is_dropped_and_counted(name: str, tmp_path: Path) -> None:
     transport = Faulty(members, fault)
     run = coordinator(members, config, tmp_path / "run", transport=transport, report=said.append)
     run.run()
-    assert [r["cohort"] for r in run.recording.records] == [[0, 1, 2, 3], [0, 1, 3]]
+    assert [r["cohort"] for r in run.recorder.records] == [[0, 1, 2, 3], [0, 1, 3]]
     assert [seat.strikes for seat in run.roster.participants] == [0, 0, 1, 0]
     [line] = [line for line in said if "dropped" in line]
     assert line.startswith("round 2, train: south sent a bad reply, which was dropped: ")
@@ -316,7 +316,7 @@ def test_what_is_no_message_at_all_counts_against_its_sender(tmp_path: Path) -> 
     seat = run.roster.participants[1]
     assert (seat.name, seat.strikes) == ("north", 2)
     assert seat.excluded == "sent 2 bad replies"
-    assert all(1 not in record["cohort"] for record in run.recording.records)
+    assert all(1 not in record["cohort"] for record in run.recorder.records)
     assert_same(run, replay(run, members))
 
 

@@ -36,7 +36,7 @@ def log_of(run: Coordinator) -> str:
 
 
 def cohorts(run: Coordinator) -> list[list[int]]:
-    return [record["cohort"] for record in run.recording.records]
+    return [record["cohort"] for record in run.recorder.records]
 
 
 @pytest.mark.parametrize("arrives", [None, Failure("unreachable"), Failure("timeout")])

@@ -50,7 +50,7 @@ def test_a_member_whose_files_have_an_older_version_says_so(
     members.start("south")
     again = coordinator(members, CONFIG, tmp_path / "run", resume=True)
     again.run()
-    assert [r["cohort"] for r in again.recording.records][-1] == [0, 1, 3]
+    assert [r["cohort"] for r in again.recorder.records][-1] == [0, 1, 3]
     assert not any(seat.strikes for seat in again.roster.participants)
     assert "south does not know these terms (TERMS)" in (tmp_path / "run/log.txt").read_text()
     [line, *_] = [x for x in members.log("south").splitlines() if "refused with TERMS" in x]

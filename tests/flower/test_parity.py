@@ -92,7 +92,7 @@ def test_private_leaves_and_personal_models(method: str, tmp_path: Path) -> None
     sim = replay(run, members)
     reports = sim.evaluate_clients(personal=True)
     expected = [report["accuracy"] for report in reports]
-    assert run.recording.records[-1]["per_personal"] == pytest.approx(expected)
+    assert run.recorder.records[-1]["per_personal"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("refresh", ["round", "once"])
@@ -129,7 +129,7 @@ def behind_policies(tmp_path: Path, method: str, task: str = "classification") -
     assert not any(seat.strikes or seat.excluded for seat in run.roster.participants)
     same = dataclasses.replace(run.roster.terms, method=method + ADDED)
     sim = simulation(members.data, same, model)
-    for record in run.recording.records:
+    for record in run.recorder.records:
         sim.run_round(record["cohort"])
     sim.finish()
     assert_same(run, sim)

@@ -40,7 +40,7 @@ def run_with(tmp_path: Path, policy: Policy, method: str = "fedavg", **changes: 
 
 
 def cohorts(run: Any) -> list[list[int]]:
-    return [record["cohort"] for record in run.recording.records]
+    return [record["cohort"] for record in run.recorder.records]
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_a_request_of_a_kind_that_is_not_answered(tmp_path: Path) -> None:
     """Training goes on without a test; a survey that may not be answered excludes."""
     run, _, replies = run_with(tmp_path, Policy(kinds=("join", "train")))
     assert cohorts(run) == [[0, 1, 2, 3]] * 3
-    assert all(record["tested"] == 3 for record in run.recording.records)
+    assert all(record["tested"] == 3 for record in run.recorder.records)
     assert all(b"sums" not in reply for reply in replies)
     run, *_ = run_with(tmp_path / "few", Policy(min_test_samples=50))
-    assert all(record["tested"] == 3 for record in run.recording.records)
+    assert all(record["tested"] == 3 for record in run.recorder.records)
 
 
 def test_rounds_are_counted_over_all_runs(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_every_difference_counts(tmp_path: Path) -> None:
 def test_tests_are_bounded_and_training_goes_on_without_them(tmp_path: Path) -> None:
     run, members = run_with(tmp_path, replace(OPEN, max_tests=2))
     assert counts(members) == {"update": 3, "survey": 0, "test": 2}
-    assert [record["tested"] for record in run.recording.records] == [4, 4, 3]
+    assert [record["tested"] for record in run.recorder.records] == [4, 4, 3]
     last, member = asked(run, "evaluate", 3), members.start("south")
     for i in range(5):
         reply = member.handle(nudged(last, 1e-7 * (1 + i)))
@@ -175,8 +175,8 @@ def test_a_lost_reply_is_asked_for_again(method: str, tmp_path: Path) -> None:
         return reply
 
     run, members = run_with(tmp_path, EXACT, method, fault=fault)
-    assert [r["cohort"] for r in run.recording.records] == [[0, 1, 2, 3]] * 3
-    assert [r["tested"] for r in run.recording.records] == [4, 4, 4]
+    assert [r["cohort"] for r in run.recorder.records] == [[0, 1, 2, 3]] * 3
+    assert [r["tested"] for r in run.recorder.records] == [4, 4, 4]
     assert counts(members) == {"update": 3, "survey": 3 * (method == FEDBR), "test": 3}
 
 
@@ -201,7 +201,7 @@ def test_a_server_that_pauses_in_every_round_and_is_resumed(method: str, tmp_pat
             dead.remove(resumed)
         else:
             run.run()
-    assert [r["cohort"] for r in run.recording.records] == [[0, 1, 2, 3]] * 3
+    assert [r["cohort"] for r in run.recorder.records] == [[0, 1, 2, 3]] * 3
     for name in ("north", "south"):
         assert counts(members, name) == {"update": 3, "survey": 3 * (method == FEDBR), "test": 3}
 

@@ -142,7 +142,7 @@ class Coordinator:
         if self._is_stop_requested():
             round = self.session.round
             when = f"after round {round}" if round else "before the first round"
-            raise Interrupted(f"stopped {when} of seed {self.recording.seed}. {self.hint}")
+            raise Interrupted(f"stopped {when} of seed {self.recorder.seed}. {self.hint}")
 
     def _is_stop_requested(self) -> bool:
         return self.stop() or is_stop_requested(self.folder.path)
@@ -178,19 +178,17 @@ class Coordinator:
         sizes = [participant.train for participant in roster.participants]
         sampler = make_sampler(self.config.sampler, self.config.per_round, sizes)
         self.session: Session = terms.session(self.bound, sampler)
-        self.recording = Recorder(
-            self.folder, self.config, roster, terms.task, self.log, self.watch
-        )
+        self.recorder = Recorder(self.folder, self.config, roster, terms.task, self.log, self.watch)
         if is_new or extended:
-            self.recording.save_roster()
-        self.recording.start(self.session)
+            self.recorder.save_roster()
+        self.recorder.start(self.session)
         if extended:
-            self.recording.forget_test()
-        self.recording.save_bundle(self.bound)
+            self.recorder.forget_test()
+        self.recorder.save_bundle(self.bound)
         initial = self.bound.model.own_weights
-        self.asking = Requests(
+        self.requests = Requests(
             self.session, roster, self.exchange, enrolment, self.rules, self.log, initial,
-            self.recording.save_roster, self._stop_if_asked,
+            self.recorder.save_roster, self._stop_if_asked,
         )  # fmt: skip
         if is_new:
             enrolment.tell(roster, initial)
@@ -209,14 +207,14 @@ class Coordinator:
         sent, received = self.exchange.sent, self.exchange.received
         done = self._run_requests(
             lambda: session.rounds(check="state"),
-            self._test() if self.recording.lacks_test(session) else None,
+            self._test() if self.recorder.lacks_test(session) else None,
         )
         drawn = len(session.draw_clients(session.round))
         session.accept(done)
         wire = self.exchange.received - received, self.exchange.sent - sent
         seconds = time.perf_counter() - start
-        self.recording.record_round(session, done, wire, seconds)
-        loss, replied = self.recording.records[-1]["train_loss"], len(done.totals.clients)
+        self.recorder.record_round(session, done, wire, seconds)
+        loss, replied = self.recorder.records[-1]["train_loss"], len(done.totals.clients)
         self.log(
             f"round {session.round} of {self.config.rounds}: {replied} of "
             f"{drawn} replied, loss {loss:.4g}, {seconds:.1f} s"
@@ -243,7 +241,7 @@ class Coordinator:
             if found is not None:
                 done, found = found, None
                 known[done.request.part] = totals
-                self.asking.blame(done, without, first)
+                self.requests.blame(done, without, first)
                 self._check_enough(done)
 
         def answer(request: Request) -> Totals:
@@ -253,9 +251,9 @@ class Coordinator:
             if found is None or found.request.part != request.part:
                 settle()
                 found = self._collect(request, test)
-                suspects = self.asking.suspects(found)
+                suspects = self.requests.suspects(found)
                 test, first, without = None, None, []
-            totals = self.asking.total(found, without)
+            totals = self.requests.total(found, without)
             return totals
 
         while True:
@@ -280,11 +278,11 @@ class Coordinator:
         """What clients reply, but for excluded ones; Paused if it is too little."""
         drawn = len(request.clients)
         request = request._replace(clients=self._left(request.clients))
-        found = self.asking.ask(request, self.rules.needed(drawn), test)
+        found = self.requests.ask(request, self.rules.needed(drawn), test)
         found.drawn = drawn
         self._check_enough(found)
         if test is not None:
-            self.recording.add_test(found.sums, found.personal)
+            self.recorder.add_test(found.sums, found.personal)
         return found
 
     def _check_enough(self, found: Collected) -> None:
@@ -314,7 +312,7 @@ class Coordinator:
             for k, reason in sorted(found.failures.items())
             if not names[k].excluded or not reason.startswith(names[k].excluded)
         ]
-        strangers = self.asking.enrolment.reasons.values()
+        strangers = self.requests.enrolment.reasons.values()
         reasons = "; ".join([*failed, *excluded, *strangers])
         return (
             f"{PAUSED} {found.request.round + 1}: {len(found.replies)} of {found.drawn} members "
@@ -326,14 +324,14 @@ class Coordinator:
 
     def _finish(self, start: float) -> Result:
         """Surveys after the last round, the test of the model, and the files of a complete run."""
-        session, recording = self.session, self.recording
+        session, recording = self.session, self.recorder
         session.accept(self._run_requests(lambda: session.last_surveys(check="state")))
         recording.save_model(self.bound.model.module(session.output()))
         test = self._test("detailed")
         request = session.request("", list(test.clients))
         tested = Collected(request, "evaluate")
         if test.clients:
-            tested = self.asking.ask(request, len(test.clients), test, only_test=True)
+            tested = self.requests.ask(request, len(test.clients), test, only_test=True)
             if not tested.sums and not tested.personal:
                 self.log("no member tested the model; its metrics are unknown")
         recording.add_test(tested.sums, tested.personal)
