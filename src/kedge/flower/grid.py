@@ -57,8 +57,8 @@ class GridTransport:
         ttl = max(1.0, deadline - time.time()) + MARGIN_S
         self._arrays = {id(p): self._arrays.get(id(p)) or as_array(p) for p in message}
         content = wrap([self._arrays[id(piece)] for piece in message])
-        message = Message(content, int(node), MessageType.TRAIN, ttl=ttl)
-        found = list(_patiently(lambda: self.grid.push_messages([message])))
+        envelope = Message(content, int(node), MessageType.TRAIN, ttl=ttl)
+        found = list(_patiently(lambda: self.grid.push_messages([envelope])))
         if not found or not found[0]:
             raise ConnectionError("the SuperLink refused the message")
         return str(found[0])
