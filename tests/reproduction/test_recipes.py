@@ -24,7 +24,7 @@ from kedge.runs.runner import simulation
 
 NAMES = recipes.all_names()
 #: Settings that a table need not write out: they do not change what a row computes.
-UNWRITTEN = {*FREE, "method"} - {"rounds", "eval_every", "target"}
+UNWRITTEN = {*FREE, "method", "sampler"} - {"rounds", "eval_every", "target"}
 SHAPES = {
     "cifar10": ((3, 32, 32), 10),
     "fashion_mnist": ((1, 28, 28), 10),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from kedge.session.check_client import disabled
 from kedge.silo import Silo, bind
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from kedge.data.federation import Federation
 from kedge.engines import Execution
 from kedge.engines.workers import can_start_workers
 from kedge.errors import HookError, NotFinite
+from kedge.session.purity import disabled
 from kedge.session.sampler import Fixed
 from kedge.session.session import NEVER, Done, Request, Session, drive
 from kedge.session.terms import DataSchema, Terms
