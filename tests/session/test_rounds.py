@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from kedge.silo import Silo, bind
 from torch import Tensor
 
 from kedge.check.problems import Problem, images
@@ -21,6 +20,7 @@ from kedge.data.federation import Federation
 from kedge.engines import Execution
 from kedge.engines.workers import can_start_workers
 from kedge.errors import HookError, NotFinite
+from kedge.federation.member.silo import Silo, bind
 from kedge.session.purity import disabled
 from kedge.session.sampler import Fixed
 from kedge.session.session import NEVER, Done, Request, Session, drive
