@@ -28,6 +28,7 @@ from liars import ASK, stated, with_header, with_notes
 from test_joins import table
 
 from kedge.core import tree
+from kedge.core.update import NO_WEIGHTS
 from kedge.errors import TermsError, WireError
 from kedge.federation.coordinator import enrolment as enrolment
 from kedge.federation.coordinator.agreement import agree
@@ -37,6 +38,7 @@ from kedge.federation.member.releases import KINDS, Releases
 from kedge.federation.member.run_state import agreement_text
 from kedge.federation.messages import CODES, CONTENT, PIECE, TESTS, MemberRequest, content_of
 from kedge.session import blob, wire
+from kedge.session.session import Broadcast
 from kedge.session.terms import Terms
 
 pytestmark = pytest.mark.long
@@ -295,6 +297,7 @@ def test_altered_replies(method: str, tmp_path: Path) -> None:
         members, settings(method, **changes), tmp_path / "run", transport=Faulty(members, keep)
     )
     run.run()
+    empty = Broadcast(NO_WEIGHTS, {})  # of a test alone
     checks, before = run.requests.checks, tree.map(torch.clone, run.session.server)
     arrays = [(r, m) for r, m in seen if r.kind in ("train", "survey", "evaluate")]
     texts = [(r, m) for r, m in seen if r.kind in ("join", "agree")]
@@ -306,7 +309,7 @@ def test_altered_replies(method: str, tmp_path: Path) -> None:
         request, reply = draw(st.sampled_from(arrays))
         message = altered(reply, draw)
         try:
-            opened = checks.open(message, request)
+            opened = checks.open(message, request, request.value.get("down", empty))
         except WireError:
             return
         assert opened.code in CODES.keys() | {""}

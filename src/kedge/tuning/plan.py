@@ -214,7 +214,8 @@ def _make_plan(settings: Settings, sim: Simulation) -> Plan:
             if isinstance(found, str):
                 known.failures[candidate.engine] = found
     if known.operator is None:
-        is_open = not settings.threads and sim.federation.device.type == "cpu"
+        is_cpu = sim.federation.device.type == "cpu"
+        is_open = is_cpu and not settings.threads and torch.get_num_threads() > 1
         known.operator = largest_operator(sim, settings.rounds) if is_open else math.inf
     # if all fail, the run itself raises the error
     working = [x for x in every if known.needs[x.engine] is not None] or every[:1]
