@@ -17,7 +17,6 @@ import pytest
 from running import settings, wait
 
 from kedge.local import federation as local
-from kedge.local import federation as spec
 from kedge.local.processes import ProcessSpec, free_ports, is_open
 from kedge.local.runs import call, follow, submit
 
@@ -27,6 +26,7 @@ pytestmark = pytest.mark.flower
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 CONF = Path(__file__).parents[3] / "docs" / "deploy" / "nginx.conf"
 PROTOBUF = "application/protobuf"
+PROGRAMS = local.programs
 MAIN = """\
 daemon off;
 worker_processes 1;
@@ -80,7 +80,7 @@ class Filtered:
         path.write_text(user + MAIN.format(home=self.home, site=site), encoding="utf-8")
         return path
 
-    def programs(self, folder: Path, own: spec.Spec) -> list[ProcessSpec]:
+    def programs(self, folder: Path, own: local.FederationSpec) -> list[ProcessSpec]:
         """As usual, but SuperNodes connect to the filter."""
         inner, outer = f"127.0.0.1:{own.port}", f"127.0.0.1:{self.port}"
         names = {node.name for node in own.nodes}
@@ -88,7 +88,7 @@ class Filtered:
             replace(p, command=[outer if word == inner else word for word in p.command])
             if p.name in names
             else p
-            for p in spec.programs(folder, own)
+            for p in PROGRAMS(folder, own)
         ]
 
     def end(self) -> None:
