@@ -138,7 +138,7 @@ def run_kedge(folder: Path, out: Path, args: argparse.Namespace) -> dict[str, An
     whole = time.time() - start
     text = (out / "seed-0" / "metrics.jsonl").read_text()
     records = [json.loads(line) for line in text.splitlines()]
-    mb = statistics.median(r["mb_up"] + r["mb_down"] for r in records[1:])
+    mb = statistics.median(r["wire_mb_up"] + r["wire_mb_down"] for r in records[1:])
     return {
         "seconds": _gaps(ends), "whole_s": round(whole, 2),
         "mb": mb + 2 * args.nodes * envelope() / 1e6,
