@@ -17,13 +17,13 @@ from kedge.core import tree
 from kedge.federation.coordinator import requests as asking
 from kedge.federation.coordinator.requests import Requests
 from kedge.federation.member.run_state import agreement_text
-from kedge.federation.messages import Request
+from kedge.federation.messages import MemberRequest
 
 FORGED_ROUND = 1
 NUMBERS = (float("-inf"), float("nan"), float("inf"))
 
 
-def _forged(self: Requests, request: Request) -> Request:
+def _forged(self: Requests, request: MemberRequest) -> MemberRequest:
     if (request.kind, request.round) != ("train", FORGED_ROUND) or request.attempt > 1:
         return request
     value: Any = request.value
@@ -43,7 +43,7 @@ def _forged(self: Requests, request: Request) -> Request:
 _honest = Requests._request
 
 
-def _request(self: Requests, *args: Any) -> Callable[[float], Request]:
+def _request(self: Requests, *args: Any) -> Callable[[float], MemberRequest]:
     make = _honest(self, *args)
     return lambda deadline: _forged(self, make(deadline))
 
