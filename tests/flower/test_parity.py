@@ -23,7 +23,6 @@ from kedge.core import rng, tree
 from kedge.core.method import parse
 from kedge.core.part import Part, parts
 from kedge.federation.coordinator.coordinator import Coordinator
-from kedge.federation.member import member
 from kedge.federation.member.policy import OPEN
 from kedge.federation.messages import MemberRequest
 from kedge.sim.simulation import Simulation
@@ -35,8 +34,10 @@ WHOLE = ("fedbr", "fedmix", "krum", "naivemix")  # they upload whole numbers
 
 @pytest.fixture
 def noise_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members draw noise as a simulation does, not from their secrets."""
-    monkeypatch.setattr(member, "noise_of", lambda key: rng.normal_like)
+    """Members and the server draw noise as a simulation does, not from their secrets."""
+    for module in ("member.member", "coordinator.coordinator"):
+        name = f"kedge.federation.{module}.noise_of"
+        monkeypatch.setattr(name, lambda key: rng.normal_like)
 
 
 def tiny(name: str) -> str:

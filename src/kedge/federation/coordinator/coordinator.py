@@ -12,6 +12,7 @@ the minimum, and never nothing.
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from kedge.federation.coordinator.recorder import Recorder
 from kedge.federation.coordinator.requests import Collected, Requests, Test
 from kedge.federation.coordinator.rules import PAUSED, Rules, Scaling
 from kedge.federation.coordinator.settings import check_config, question_of, terms_of
+from kedge.federation.member.policy import noise_of
 from kedge.federation.member.run_state import Own, make_module
 from kedge.federation.messages import MemberRequest, Transport
 from kedge.federation.names import plain
@@ -360,6 +362,7 @@ def server_bound(terms: Terms, module: nn.Module) -> Bound:
     device, dtype = torch.device("cpu"), getattr(torch, terms.dtype)
     prepared = Loop().prepare(model, device, dtype)
     bound = terms.bind(prepared, NoData(terms.data.dtype == "int64"), device)
+    bound = bound.with_noise(noise_of(os.urandom(32)))  # members know the seed of the terms
     if terms.task.headline.function is not None:
         raise FieldError(
             f"metric = {terms.metric!r} is a function of all labels and scores, which stay with "
