@@ -35,7 +35,8 @@ class Clip(Part):
     Deviations: the paper clips the update, the only thing that its clients send. Uploads that count
     samples are measured in units of the client's number of samples, and contributions in units of
     its weight, or they would be most of the norm. Numbers of samples and counters of BatchNorm stay
-    as they are. Whole numbers (``krum``) are refused. Neutral at: norm = 1e30.
+    as they are. Whole numbers (``krum``; ``fedbr``, ``fedmix`` and ``naivemix`` send that of the
+    client) are refused. Neutral at: norm = 1e30.
     """
 
     norm: Annotated[float, Doc("largest norm S of what leaves"), Range(0, open=True)] = 1.0
@@ -104,7 +105,8 @@ class CentralGauss(Part):
 
     The sensitivity of the sums is that of ``clip``, to be put before it in the method, with
     ``weighting = uniform``. Sums that are made from the same updates get noise of their own each.
-    Losses in records are not covered. kedge states no epsilon for it. Neutral at: std = 0.
+    Losses in records are not covered. The server of a real federation draws the noise from a secret
+    of its own. kedge states no epsilon for it. Neutral at: std = 0.
     """
 
     std: Annotated[float, Doc("standard deviation of the noise on a sum"), Range(0)] = 0.01

@@ -12,7 +12,6 @@ the minimum, and never nothing.
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -362,7 +361,7 @@ def server_bound(terms: Terms, module: nn.Module) -> Bound:
     device, dtype = torch.device("cpu"), getattr(torch, terms.dtype)
     prepared = Loop().prepare(model, device, dtype)
     bound = terms.bind(prepared, NoData(terms.data.dtype == "int64"), device)
-    bound = bound.with_noise(noise_of(os.urandom(32)))  # members know the seed of the terms
+    bound = bound.with_noise(noise_of(secrets.token_bytes(32)))  # members know the seed
     if terms.task.headline.function is not None:
         raise FieldError(
             f"metric = {terms.metric!r} is a function of all labels and scores, which stay with "
