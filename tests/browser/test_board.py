@@ -110,14 +110,8 @@ def test_a_run_is_watched_from_its_start_to_its_end(
     words = ["--seeds", "0,1", "--out", "runs/live", "--engine", "vector", "--rounds", "120"]
     process = start("run", *words, "--no-report", cwd=tmp_path)
     page.locator("#rows tr").wait_for()
-    wait_for_state(page, "live", "training")
     page.click("#rows a")
     page.wait_for_selector("#chart g[aria-label=line] path", state="attached")
-    first = rounds(page)
-    until(page, lambda: rounds(page) > first)
-    assert page.locator("#rows .eta").inner_text().startswith("ETA ")
-    assert page.locator("#rows td.curve svg path").count() == 1
-    page.get_by_text("It is training.").wait_for()
     wait_for_state(page, "live", "finished")
     assert process.wait(60) == 0
     page.get_by_text("It is complete.").wait_for()
@@ -136,10 +130,15 @@ def test_a_run_is_killed_resumed_stopped_from_the_page(
     process = start("run", *words, "--clients", "4", cwd=tmp_path)
     page = board()
     wait_for_state(page, "long", "training")
-    until(page, lambda: rounds(page) > 5)
+    page.click("#rows a")
+    page.wait_for_selector("#chart g[aria-label=line] path", state="attached")
+    first = max(5, rounds(page))
+    until(page, lambda: rounds(page) > first)
+    until(page, lambda: page.locator("#rows .eta").inner_text().startswith("ETA "))
+    assert page.locator("#rows td.curve svg path").count() == 1
+    page.get_by_text("It is training.").wait_for()
     process.send_signal(signal.SIGKILL)
     wait_for_state(page, "long", "killed")
-    page.click("#rows a")
     page.get_by_text("Its process was killed after round").wait_for()
     before = rounds(page)
     command = page.locator(".command", has_text="Resume it").locator("code").inner_text()
