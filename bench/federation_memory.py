@@ -147,7 +147,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     from kedge.federation.coordinator.rules import Rules
     from kedge.flower.grid import GridTransport
     from kedge.local.shares import shares_of
-    from kedge.runs.config import Config
+    from kedge.settings import Config
 
     width = round((args.mb * 1e6 / 4) ** 0.5)
     shares, scaling = shares_of("digits", "iid", args.members, "auto", 0, folder / "data")

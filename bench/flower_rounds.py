@@ -46,7 +46,7 @@ from kedge.federation.coordinator.rules import Rules
 from kedge.local import federation as local
 from kedge.local import runs as submit
 from kedge.local.federation import CONNECTION, FederationSpec
-from kedge.runs.config import Config
+from kedge.settings import Config
 
 DATA, PARTITION = "digits", "iid"
 TEMPLATE = Path(__file__).parent / "flower_template"

@@ -15,7 +15,7 @@ from bench.speed.workloads import GROUPS
 from kedge.cli.app import main
 from kedge.cli.options import JSON, LOAD, load_files
 from kedge.cli.screen import console, dim
-from kedge.runs.config import HELP
+from kedge.settings import HELP
 
 
 def bench(

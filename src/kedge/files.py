@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import secrets
@@ -113,6 +114,15 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
+def finite(value: Any) -> Any:
+    """Data for a JSON file: numbers that are not finite are None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 # -- writing --------------------------------------------------------------------------------------
 
 
@@ -171,6 +181,41 @@ def write_file(
     with new_file(path, private=private, inside=inside) as file:
         for piece in (content,) if isinstance(content, bytes) else content:
             file.write(piece)
+
+
+def check_target(path: str | Path, force: bool, suffix: str = "") -> Path:
+    """The path of a file to be written.
+
+    Raises:
+        KedgeError: its folder does not exist, it exists already (unless ``force``), or its name
+            does not end with ``suffix``.
+    """
+    path = Path(path).expanduser()
+    if suffix and path.suffix.lower() != suffix:
+        raise KedgeError(f"{path}: the name must end with {suffix}, such as {path.stem}{suffix}")
+    if path.is_dir():
+        raise KedgeError(
+            f"{path} is a folder; give the name of a file, such as {path / 'out'}{suffix}"
+        )
+    if not path.parent.is_dir():
+        raise KedgeError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise KedgeError(f"{path} cannot be written: the folder {path.parent} is not writable")
+    if path.exists() and not force:
+        raise KedgeError(f"{path} exists already; write --force to replace it")
+    return path
+
+
+def write_target(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file in one step, so that no half file is left.
+
+    Raises:
+        KedgeError: the file cannot be written, e.g. since the disk is full.
+    """
+    try:
+        write_file(path, content)
+    except OSError as error:
+        raise KedgeError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def create_file(path: Path, *, private: bool = False, inside: Path | None = None) -> None:

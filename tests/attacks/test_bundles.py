@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import kedge
-from kedge.board.catalogue import Catalogue
+from kedge.board.watch import Catalogue
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.files import MAX_BYTES, MAX_TOML_BYTES
 from kedge.models import build_again

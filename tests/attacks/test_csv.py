@@ -19,7 +19,7 @@ import kedge
 from kedge.csv_text import csv_lines, quoted, unquoted
 from kedge.data.datasets import load
 from kedge.loggers.csv_file import CSV
-from kedge.runs.config import Config
+from kedge.settings import Config
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from commands import kedge_command

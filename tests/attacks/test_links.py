@@ -13,13 +13,12 @@ import pytest
 
 import kedge
 from kedge.errors import KedgeError
+from kedge.history.folder import Notes, request_stop, write_notes
 from kedge.runs import compare as comparisons
 from kedge.runs import sweep as sweeps
-from kedge.runs.config import Config
-from kedge.runs.folder import Folder
+from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.grid import combine
-from kedge.runs.notes import Notes, write_notes
-from kedge.runs.stopping import request_stop
+from kedge.settings import Config
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from commands import kedge_command
@@ -266,4 +265,4 @@ def test_a_file_that_the_user_names_may_be_a_link(run: Path, tmp_path: Path) -> 
     (tmp_path / "run").rename(tmp_path / "disk" / "run")
     (tmp_path / "mine").symlink_to(tmp_path / "disk" / "run")  # so may the folder of a run
     kedge.run("fedavg", out=tmp_path / "mine", resume=True, **FAST | {"rounds": 3})
-    assert len(Folder(tmp_path / "mine").records(0, 3)) == 3
+    assert len(TrainingFolder(tmp_path / "mine").records(0, 3)) == 3

@@ -29,7 +29,7 @@ from kedge.files import (
     remove_file,
     write_file,
 )
-from kedge.runs.lock import Lock
+from kedge.history.lock import Lock
 
 ROOT = Path(kedge.__file__).parent
 

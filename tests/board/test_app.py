@@ -18,17 +18,16 @@ from starlette.testclient import TestClient
 import kedge
 from kedge.board import headline
 from kedge.board.app import Board
-from kedge.board.commands import LOGGERS
+from kedge.board.panel import LOGGERS
 from kedge.core.method import parse
 from kedge.core.metrics import BUILT_IN
 from kedge.core.part import parts
 from kedge.core.task import tasks
+from kedge.history.folder import METRICS, read_records
+from kedge.history.metric import Metric
 from kedge.loggers.host import KNOWN as KNOWN_LOGGERS
-from kedge.runs.config import Config
-from kedge.runs.folder import METRICS
-from kedge.runs.header import MetricInfo
 from kedge.runs.result import Result, paired_gain
-from kedge.runs.saved import read_records
+from kedge.settings import Config
 
 ADDRESS = "http://127.0.0.1:8765"
 
@@ -66,7 +65,7 @@ def records(run: Path, seed: int) -> list[dict[str, Any]]:
 
 
 def test_the_tables_of_names_are_those_of_the_library() -> None:
-    found = {m.name: MetricInfo.of(m) for group in BUILT_IN.values() for m in group}
+    found = {m.name: Metric.of(m) for group in BUILT_IN.values() for m in group}
     assert found == headline.METRICS
     built_in = ("classification", "multilabel", "regression")
     assert tuple(tasks[name].metrics[0].name for name in built_in) == headline.FIRST

@@ -14,11 +14,11 @@ import pytest
 from fabricate import fabricate
 
 import kedge
-from kedge.board.catalogue import Catalogue
-from kedge.board.files import Reader
-from kedge.board.tail import Tail
+from kedge.board.watch import Catalogue
+from kedge.board.watch import Reader
+from kedge.board.watch import Tail
 from kedge.errors import Interrupted, KedgeError
-from kedge.runs.stopping import request_stop
+from kedge.history.folder import request_stop
 
 
 def rows(catalogue: Catalogue) -> dict[str, dict[str, Any]]:

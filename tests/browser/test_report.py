@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from made import comparison, run_folder
 
-from kedge.diagnostics.sheet import Chart, Sheet, Table, png_uri
-from kedge.report.page.write import report
+from kedge.history.sheet import Chart, Sheet, Table, png_uri
+from kedge.report.page import report
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 HOSTILE = "</script><img src=x onerror=console.error('owned')>"

@@ -11,7 +11,7 @@ from commands import kedge_command
 
 from kedge.cli import app as cli
 from kedge.cli.sheets import print_sheet
-from kedge.diagnostics.sheet import Sheet, Table, read_sheet
+from kedge.history.sheet import Sheet, Table, read_sheet
 
 
 def hospitals(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from kedge.local import federation as local
 from kedge.local import runs as submit
 from kedge.local.federation import FederationSpec, NodeSpec
 from kedge.local.processes import write_programs
-from kedge.runs.reading import load_config
+from kedge.settings import load_config
 
 
 def test_help_lists_the_commands() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import kedge_command
 
-import kedge.report.page.write as pages
+import kedge.report.page as pages
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 QUICK = ("--rounds", "1", "--seeds", "0", "--clients", "3", "--out", "r")

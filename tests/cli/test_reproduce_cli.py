@@ -17,7 +17,7 @@ from rich.console import Console
 
 import kedge
 from kedge.reproduction import command, recipes
-from kedge.reproduction.printing import comparison
+from kedge.reproduction.display import comparison_with_paper
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TABLE = """\
@@ -231,7 +231,7 @@ main()
 def test_a_narrow_terminal_loses_columns_before_it_folds_names() -> None:
     found = command.read_table(recipes.read("flboost/table1_a03").at("full"), RESULTS)
     screen = Console(width=80, record=True, file=io.StringIO())
-    screen.print(comparison(found.table, found.rows))
+    screen.print(comparison_with_paper(found.table, found.rows))
     text = screen.export_text()
     assert "scaffold_flboost" in text
     assert "84.38" in text

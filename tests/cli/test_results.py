@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from commands import kedge_command
 
-import kedge.runs.folder
+import kedge.history.folder
 from kedge.cli import run as command
 from kedge.cli.screen import accept_any_text
 from kedge.report import figures
+from kedge.runs import train
 
 FAST = ["--clients", "4", "--rounds", "2", "--seeds", "0,1", "--steps", "2", "--engine", "loop"]
 
@@ -197,12 +198,11 @@ def test_an_error_outside_of_a_run_is_logged_for_the_user(
 def test_out_of_memory_is_a_sentence(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kedge.runs import runner
 
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(runner, "train_seeds", fail)
+    monkeypatch.setattr(train, "_train_seeds", fail)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     done = kedge_command("run", *FAST, cwd=tmp_path)
     assert done.returncode == 2

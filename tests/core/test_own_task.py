@@ -17,14 +17,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import kedge
+from kedge.cli.progress import Watcher
 from kedge.core.model import Model
 from kedge.core.task import Batch, Metric, Task, guess_task, make_task, register_task, tasks
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
 from kedge.errors import DataError, FieldError, IncompatibleError
 from kedge.report import figures, tables
-from kedge.report.progress import Watcher
-from kedge.runs.config import Config
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
 
@@ -132,7 +132,7 @@ def test_fit_takes_it_by_name_and_tables_show_its_metric(tmp_path: Path) -> None
         watch=lambda seed, record: seen.append(record),
     )  # fmt: skip
     assert (result.metric, result.unit, result.higher_is_better) == ("deviance", "nats", False)
-    text = printed(tables.comparison([result, result]))
+    text = printed(tables.results_table([result, result]))
     assert "deviance nats" in text
     assert f"{result.last.mean:.4f}" in text
     figures.curves([result], [tmp_path / "c.svg"])

@@ -16,8 +16,8 @@ from kedge.data.datasets import load
 from kedge.data.federation import Federation
 from kedge.diagnostics.data import diagnose_data
 from kedge.diagnostics.data.verdict import EVIDENCE, LABELS, MODERATE, level
-from kedge.diagnostics.sheet import Sheet
 from kedge.errors import DataError, FieldError
+from kedge.history.sheet import Sheet
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 

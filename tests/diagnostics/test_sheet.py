@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kedge.diagnostics.sheet import Chart, Sheet, Table, png_uri, read_sheet
 from kedge.errors import DataError
+from kedge.history.sheet import Chart, Sheet, Table, png_uri, read_sheet
 
 
 def sheet() -> Sheet:

@@ -18,7 +18,6 @@ from kedge.core.task import make_task
 from kedge.core.work import LocalWork
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
-from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training import diagnose_training
 from kedge.diagnostics.training import samples as training_samples
 from kedge.diagnostics.training.charts import values
@@ -30,8 +29,9 @@ from kedge.diagnostics.training.results import Measures
 from kedge.diagnostics.training.samples import operations
 from kedge.engines import Execution
 from kedge.errors import FieldError
-from kedge.runs.config import Config
-from kedge.runs.runner import simulation
+from kedge.history.sheet import Sheet
+from kedge.runs.build import simulation
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
 

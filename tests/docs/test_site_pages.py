@@ -31,7 +31,7 @@ from kedge.data.partition import partitions
 from kedge.errors import KedgeError
 from kedge.models import models
 from kedge.registry import Registry
-from kedge.runs.config import FIELDS
+from kedge.settings import FIELDS
 
 SECTIONS = (
     "How it works", "Where it acts", "Paper", "Fields", "Cost", "What leaves a client",

@@ -12,9 +12,9 @@ from kedge.data.datasets import load
 from kedge.engines.loop import Loop
 from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers, can_start_workers
-from kedge.runs import runner
-from kedge.runs.config import Config
-from kedge.runs.planning import choose
+from kedge.runs.build import simulation
+from kedge.runs.planning import Make, SeedJob, choose
+from kedge.settings import Config
 from kedge.tuning import plan
 
 CPU = torch.device("cpu")
@@ -25,14 +25,14 @@ FORKS = pytest.mark.skipif(
 TRAIN = {engine: engine.train for engine in (Loop, Vector, Workers)}
 
 
-def make(config: Config) -> runner.Make:
+def make(config: Config) -> Make:
     dataset = load(config.data)
-    return lambda seed, execution: runner.simulation(config, dataset, seed, CPU, execution)
+    return lambda seed, execution: simulation(config, dataset, seed, CPU, execution)
 
 
 def planned(**settings: Any) -> plan.Plan:
     config = Config(**{"clients": 6, "rounds": 3, "seeds": (0, 1), "steps": 4} | settings)
-    return choose(config, make(config), CPU, None)
+    return choose([SeedJob(config, seed, make(config)) for seed in config.seeds])
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, engine: type, seconds: float = 0.02) -> None:

@@ -23,8 +23,8 @@ from kedge.core.tree import Weights
 from kedge.engines import Execution
 from kedge.engines.vector import Vector
 from kedge.engines.workers import can_start_workers
-from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
+from kedge.settings import Config
 from kedge.tuning import placement, plan, timings
 from kedge.tuning.memory import Need
 from kedge.tuning.trial import RoundPiece, measure_need

@@ -17,8 +17,8 @@ import kedge
 from kedge.engines import Execution
 from kedge.engines import device as precision
 from kedge.errors import KedgeError
-from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
+from kedge.settings import Config
 from kedge.tuning import memory, placement, plan
 from kedge.tuning.memory import Need
 from kedge.tuning.placement import format_bytes

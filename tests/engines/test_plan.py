@@ -21,8 +21,8 @@ from kedge.engines import Execution
 from kedge.engines.loop import Loop
 from kedge.engines.vector import Vector
 from kedge.engines.workers import Workers
-from kedge.runs.config import Config
 from kedge.runs.planning import settings_of
+from kedge.settings import Config
 from kedge.tuning import plan, timings
 from kedge.tuning import remembered as known
 from kedge.tuning import remembered as plan_cache

@@ -19,8 +19,10 @@ import kedge
 from kedge.cli import let_waiting_threads_sleep
 from kedge.engines import Execution
 from kedge.errors import FieldError
-from kedge.runs import planning, runner
-from kedge.runs.config import Config
+from kedge.runs import planning, train
+from kedge.runs.checkpoint import TrainingFolder
+from kedge.runs.planning import SeedJob
+from kedge.settings import Config
 from kedge.tuning import plan as threads
 from kedge.tuning import timings
 from kedge.tuning.placement import Settings
@@ -131,11 +133,11 @@ def test_a_run_has_its_threads_and_gives_them_back(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_its_threads(tmp_path: Path) -> None:
     config = Config(rounds=2, model="linear", threads=2, **SMALL)
-    runner.run(config, tmp_path / "run")
+    train.run(config, tmp_path / "run")
     assert torch.get_num_threads() == 1
-    folder = runner.Folder.resume(tmp_path / "run", config)[0]
+    folder = TrainingFolder.resume(tmp_path / "run", config)[0]
     try:
-        found = planning.choose(config, make(config), CPU, folder)
+        found = planning.choose([SeedJob(config, config.seeds[0], make(config), folder)])
         assert (found.execution.threads, torch.get_num_threads()) == (2, 2)
     finally:
         torch.set_num_threads(1)

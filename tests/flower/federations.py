@@ -23,8 +23,8 @@ from kedge.federation.member.member import Member
 from kedge.federation.member.own_data import own_federation
 from kedge.federation.member.policy import Policy
 from kedge.federation.messages import Direct
-from kedge.runs.config import Config
 from kedge.session.terms import Terms
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
 SIZES = (9, 14, 20, 11)

@@ -18,8 +18,7 @@ from kedge.flower.project import PACKAGE, write_app
 from kedge.local.federation import FederationSpec, NodeSpec, _with_free_ports, with_names
 from kedge.local.processes import free_ports
 from kedge.local.shares import shares_of
-from kedge.runs.config import Config
-from kedge.runs.reading import load_config
+from kedge.settings import Config, load_config
 
 
 def test_rules_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from kedge.errors import FieldError, Interrupted, KedgeError
 from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.federation.member.member import Member
 from kedge.federation.messages import Direct, MemberRequest
-from kedge.report.page.facts import as_json, facts_of
-from kedge.report.page.folders import read
-from kedge.runs.stopping import request_stop
+from kedge.history.find import find
+from kedge.history.folder import request_stop
+from kedge.report.page import as_json, facts_of
 
 NORTH = [f"{a},{'fm'[a % 2]},{'no' if a < 9 else 'yes'}" for a in range(18)]
 SOUTH = [f"{'yes' if a > 9 else 'maybe'},x,{a}" for a in range(16)]
@@ -93,7 +93,7 @@ def test_a_simulation_does_not_go_on_with_the_run_of_a_federation(tmp_path: Path
         assert wanted in " ".join(done.output.split()) or wanted in str(done.exception)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     text = (folder / "config.toml").read_text()
-    [command] = as_json(facts_of(read([folder])))["commands"]
+    [command] = as_json(facts_of(find([folder])))["commands"]
     assert command.startswith("kedge flower run --")
     assert "--data" not in command
     assert "--clients" not in command

@@ -25,7 +25,7 @@ from kedge.local.federation import FederationSpec, NodeSpec, socket_of
 from kedge.local.processes import ProcessSpec, processes_of
 from kedge.local.runs import Submitted, entries, log_lines
 from kedge.local.shares import shares_of
-from kedge.runs.config import Config
+from kedge.settings import Config
 
 SLEEP = "import time; time.sleep(600)"
 

@@ -17,10 +17,9 @@ import pytest
 
 import kedge
 from kedge.errors import FieldError, Interrupted, KedgeError, UnknownName
+from kedge.history.folder import METRICS, read_records
 from kedge.loggers import Logger
 from kedge.loggers.protocol import numbers
-from kedge.runs.folder import METRICS
-from kedge.runs.saved import read_records
 
 SETTINGS: dict[str, Any] = {
     "clients": 3, "rounds": 4, "seeds": [0, 1], "engine": "loop", "eval_every": 2,
@@ -359,7 +358,7 @@ def test_what_cannot_be_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_numbers_that_are_not_finite_are_written(tmp_path: Path) -> None:
     from kedge.loggers.csv_file import CSV
-    from kedge.runs.config import Config
+    from kedge.settings import Config
 
     log = CSV()
     log.start(Config(), tmp_path)

@@ -23,8 +23,8 @@ from kedge.engines.execution import Execution
 from kedge.errors import IncompatibleError, ModelError
 from kedge.models import build
 from kedge.parts.fedimpro import FedImpro
-from kedge.runs.config import Config
-from kedge.runs.runner import simulation
+from kedge.runs.build import simulation
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
 OWN = [name for name in parts if parts[name].__module__.startswith("kedge.parts.")]

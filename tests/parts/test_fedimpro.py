@@ -16,8 +16,8 @@ from kedge.core.method import parse
 from kedge.core.part import Mean, Sum, parts
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.fedimpro import FedImpro
-from kedge.runs.config import Config
-from kedge.runs.runner import advise
+from kedge.runs.train import advise
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
 # Each of these has one fault; the comment names it, and an identity must find it.

@@ -24,7 +24,7 @@ from kedge.parts.distil import client_order, student_logits, teacher_logits
 from kedge.parts.flboost import FLBoost, _Game
 from kedge.parts.generators import image_generator
 from kedge.runs.grid import combine, read_words
-from kedge.runs.reading import load_config
+from kedge.settings import load_config
 from kedge.sim.clients import unlike
 from kedge.sim.simulation import Simulation
 

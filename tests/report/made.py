@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.runs.config import Config
+from kedge.settings import Config
 
 
 def run_folder(

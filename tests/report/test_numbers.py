@@ -11,11 +11,11 @@ import pytest
 from made import run_folder
 
 import kedge
-from kedge.board.catalogue import Catalogue
-from kedge.board.comparison import table
+from kedge.board.watch import Catalogue
+from kedge.board.panel import table
 from kedge.core.task_custom import own_metrics, register_metric
-from kedge.report.page.facts import as_json, facts_of
-from kedge.report.page.folders import read
+from kedge.history.find import find
+from kedge.report.page import as_json, facts_of
 
 NAN = float("nan")
 
@@ -36,7 +36,7 @@ def write(
 
 
 def reported(*folders: Path) -> dict[str, Any]:
-    [group] = as_json(facts_of(read(list(folders))))["groups"]
+    [group] = as_json(facts_of(find(list(folders))))["groups"]
     return dict(group)
 
 
@@ -185,7 +185,7 @@ def test_a_damaged_header_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_a_run_says_from_its_start_what_it_is_judged_by(tmp_path: Path) -> None:
-    """Also one of which a seed failed, read where its metric is not registered."""
+    """Also one of which a seed failed, find where its metric is not registered."""
     register_metric(
         lambda y, score: float((score.argmax(1) != y).mean()), name="miss", higher_is_better=False
     )

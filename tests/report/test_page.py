@@ -16,22 +16,21 @@ from made import comparison, run_folder
 from scipy import stats
 
 import kedge
-from kedge.diagnostics.sheet import Chart, Sheet, Table, png_uri
 from kedge.errors import KedgeError
-from kedge.report.page.curves import lttb
-from kedge.report.page.facts import as_json, facts_of
-from kedge.report.page.folders import read
-from kedge.report.page.mathml import Unknown, mathml
-from kedge.report.page.write import render, report, write_sheets
-from kedge.runs.clients import read_clients
-from kedge.runs.significance import holm
+from kedge.history.compare import holm
+from kedge.history.find import find
+from kedge.history.read import read_clients
+from kedge.history.sheet import Chart, Sheet, Table, png_uri
+from kedge.report.charts import lttb
+from kedge.report.mathml import Unknown, mathml
+from kedge.report.page import as_json, facts_of, render, report, write_sheets
 
 MAX_BYTES = 3_000_000
 HOSTILE = "</script><img src=x onerror=alert(1)>{{7*7}}'\"<b>"
 
 
 def facts(*what: Any) -> dict[str, Any]:
-    return as_json(facts_of(read(list(what))))
+    return as_json(facts_of(find(list(what))))
 
 
 def verdict(*what: Any) -> str:
@@ -220,7 +219,7 @@ def test_parts_that_are_not_installed_here(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", "my_own_part(x=1)")
     found = facts(folder)
     assert found["parts"][0]["title"] == "its parts are not known here"
-    assert render(facts_of(read(folder)))
+    assert render(facts_of(find(folder)))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,7 @@ def test_what_is_no_run(tmp_path: Path, where: str, message: str) -> None:
     run_folder(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(KedgeError, match=message):
-        read(tmp_path / where)
+        find(tmp_path / where)
 
 
 def test_a_listing_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
@@ -240,7 +239,7 @@ def test_a_listing_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     row = {"folder": "../secret", "name": "x", "yardstick": "", "settings": {}}
     (tmp_path / "cmp" / "compare.json").write_text(json.dumps([row]))
     with pytest.raises(KedgeError, match="outside"):
-        read(tmp_path / "cmp")
+        find(tmp_path / "cmp")
 
 
 # -- the page ---------------------------------------------------------------------------------
@@ -273,7 +272,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     table = Table(HOSTILE, [HOSTILE], [[HOSTILE]], HOSTILE)
     sheet = Sheet("data", HOSTILE, [HOSTILE], [table], [evil, lines], cost=HOSTILE, command=HOSTILE)
     (folder / "m0" / "diagnosis" / "data.json").write_text(sheet.to_json())
-    page = render(facts_of(read(folder)))
+    page = render(facts_of(find(folder)))
     found = Elements()
     found.feed(page)
     assert found.active == []
@@ -286,7 +285,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 
 def test_nothing_is_loaded_and_scripts_are_pinned(tmp_path: Path) -> None:
-    page = render(facts_of(read(run_folder(tmp_path / "run"))))
+    page = render(facts_of(find(run_folder(tmp_path / "run"))))
     found = Elements()
     found.feed(page)
     assert found.active == []
@@ -395,7 +394,7 @@ def test_runs_that_share_their_data_share_the_sheet(tmp_path: Path) -> None:
         for sheet in (data, own):
             path = folder / f"m{number}" / "diagnosis" / f"{sheet.name}.json"
             path.write_text(sheet.to_json())
-    found = [(s["run"], s["title"]) for s in facts_of(read(folder))["sheets"]]
+    found = [(s["run"], s["title"]) for s in facts_of(find(folder))["sheets"]]
     assert found == [("", "Data"), ("fedavg", "Training"), ("scaffold", "Training")]
 
 

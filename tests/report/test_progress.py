@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kedge.report.pace import Pace
-from kedge.report.progress import MAX_SILENCE_S, Remaining, Watcher
-from kedge.runs.config import Config
+from kedge.cli.progress import MAX_SILENCE_S, Pace, Remaining, Watcher
+from kedge.settings import Config
 
 
 class Clock:

@@ -8,8 +8,8 @@ import numpy as np
 from rich.console import Console
 
 import kedge
+from kedge.history.run import Stat
 from kedge.report import tables
-from kedge.runs.result import Stat
 
 
 def text_of(table: object) -> str:
@@ -26,10 +26,10 @@ def test_clients_without_the_metric_are_counted() -> None:
     healthy = (x[:20], np.zeros(20, int))
     clients = [(x[:30], y[:30]), (x[30:], y[30:]), healthy]
     result = kedge.fit("mlp", clients, rounds=1, metric="auroc", engine="loop")
-    found = text_of(tables.comparison([result]))
+    found = text_of(tables.results_table([result]))
     assert "1 of 3 clients have no auroc (samples of one class only)" in found
     result = kedge.fit("mlp", clients, rounds=1, engine="loop")
-    assert "left out" not in text_of(tables.comparison([result]))
+    assert "left out" not in text_of(tables.results_table([result]))
 
 
 def test_intervals_of_small_metrics_keep_their_digits() -> None:

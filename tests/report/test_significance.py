@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kedge.runs.significance import holm, paired
+from kedge.history.compare import holm, paired
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 20])

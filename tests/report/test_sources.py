@@ -14,16 +14,15 @@ from made import run_folder
 import kedge
 from kedge.core.task import Classification, MultiLabel, Regression
 from kedge.data.federation import Federation
-from kedge.report.page.curves import columns_of, curves_of
-from kedge.report.page.facts import as_json, facts_of
-from kedge.report.page.folders import read
+from kedge.history.find import find
+from kedge.report.charts import columns_of, curves_of
+from kedge.report.page import as_json, facts_of
 from kedge.runs.clients import clients_of
-from kedge.runs.config import Config
-from kedge.runs.reading import load_config, read_value
+from kedge.settings import Config, load_config, read_value
 
 
 def facts(what: Any) -> dict[str, Any]:
-    return as_json(facts_of(read(what)))
+    return as_json(facts_of(find(what)))
 
 
 # -- clients ----------------------------------------------------------------------------------
@@ -53,7 +52,7 @@ def test_targets_are_not_counted() -> None:
 
 def test_traffic_and_time_add_up(tmp_path: Path) -> None:
     """0.5 MB up and 0.25 MB down in 0.01 s, every round."""
-    sources = read(run_folder(tmp_path / "r", rounds=4, seeds=[0, 1])).sources
+    sources = find(run_folder(tmp_path / "r", rounds=4, seeds=[0, 1])).sources
     [curve] = curves_of(sources, columns_of(sources), 1.0)
     assert curve["test"]["rounds"] == [1, 2, 3, 4]
     assert curve["test"]["mb"] == [pytest.approx([0.75, 1.5, 2.25, 3.0])] * 2

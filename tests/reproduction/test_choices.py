@@ -16,12 +16,11 @@ from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError
 from kedge.reproduction import command, recipes
 from kedge.reproduction.choice import choice_path, read_choice
-from kedge.reproduction.printing import comparison
+from kedge.reproduction.display import comparison_with_paper
 from kedge.reproduction.records import read_record
 from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
-from kedge.runs.config import Config
-from kedge.runs.reading import load_config
 from kedge.runs.together import run_together
+from kedge.settings import Config, load_config
 
 NAME = "demo/digits"
 CHOOSE = "[choose]\nlr = [0.001, 0.3]\nrounds = 2\nvalidation = 0.2\nseed = 1\n\n"
@@ -121,7 +120,7 @@ def test_a_yardstick_trains_on_the_pooled_data(tmp_path: Path) -> None:
     curve = read_record(tmp_path / NAME / "pooled.seed0.full.json").curve
     assert [v for _, v, _ in curve] == [round(r["accuracy"], 3) for r in expected.records[0]]
     found = command.read_table(recipes.read(NAME, root).at("full"), tmp_path)
-    table = comparison(found.table, found.rows)
+    table = comparison_with_paper(found.table, found.rows)
     assert "pooled: a yardstick" in table.note
     assert next(c.cells for c in table.columns if c.head == "traffic\na round") == ["", "", ""]
 

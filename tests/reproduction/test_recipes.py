@@ -16,11 +16,10 @@ from kedge.data.datasets import Dataset
 from kedge.reproduction import recipes
 from kedge.reproduction.choice import read_choices
 from kedge.reproduction.records import found_records
-from kedge.reproduction.table import FREE, Row
-from kedge.runs.config import FIELDS
-from kedge.runs.headline import with_personal
+from kedge.reproduction.table import FREE, PaperRow
+from kedge.runs.build import simulation, with_personal
 from kedge.runs.planning import PLANNING
-from kedge.runs.runner import simulation
+from kedge.settings import FIELDS
 
 NAMES = recipes.all_names()
 #: Settings that a table need not write out: they do not change what a row computes.
@@ -99,7 +98,7 @@ def test_costs_and_claims(name: str) -> None:
         assert (row.paper, table.row(row.base).paper) == (paper, base)
 
 
-def representatives(name: str) -> list[Row]:
+def representatives(name: str) -> list[PaperRow]:
     """The base, and the row that the table is about; every method is built in tests/parts."""
     rows = at(name).rows
     claim = CLAIMS.get(name, (rows[-1].name,))[0]

@@ -18,7 +18,7 @@ import kedge
 from kedge.engines import Execution
 from kedge.errors import DataError, FieldError, Interrupted, KedgeError, UnknownName
 from kedge.reproduction import command, recipes
-from kedge.reproduction.printing import comparison
+from kedge.reproduction.display import comparison_with_paper
 from kedge.reproduction.records import read_record, write_record
 from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
 
@@ -36,7 +36,7 @@ def curves(results: Path) -> dict[str, Any]:
 
 def printed(found: command.Reproduction, width: int = 200) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(comparison(found.table, found.rows, found.left_out))
+    console.print(comparison_with_paper(found.table, found.rows, found.left_out))
     return console.export_text()
 
 

@@ -13,11 +13,11 @@ from kedge.errors import DataError
 from kedge.report.tables import as_text
 from kedge.reproduction import recipes
 from kedge.reproduction.command import Reproduction
-from kedge.reproduction.page import facts_of as reproduction_facts
-from kedge.reproduction.printing import comparison
+from kedge.reproduction.display import comparison_with_paper
+from kedge.reproduction.display import facts_of as reproduction_facts
 from kedge.reproduction.records import Record, read_record
 from kedge.reproduction.summary import Summary, summarise, tail_mean, value_of
-from kedge.reproduction.table import Table
+from kedge.reproduction.table import PaperTable
 
 Curve = dict[int, float | None]
 
@@ -32,11 +32,11 @@ def record(row: str, seed: int, curve: Curve, **changes: object) -> Record:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(tmp_path: Path) -> PaperTable:
     return recipes.read("demo/digits", write(tmp_path)).at("full")
 
 
-def summaries(table: Table, *records: Record) -> dict[str, Summary]:
+def summaries(table: PaperTable, *records: Record) -> dict[str, Summary]:
     by_row: dict[str, dict[int, Record]] = {row.name: {} for row in table.rows}
     for one in records:
         by_row[one.row][one.seed] = one
@@ -64,7 +64,7 @@ def test_the_best_error_is_the_smallest() -> None:
     assert value_of("top5", points, False) == (1 + 1.5 + 2 + 3 + 4) / 5
 
 
-def test_gains_of_errors_are_positive_where_they_are_smaller(table: Table) -> None:
+def test_gains_of_errors_are_positive_where_they_are_smaller(table: PaperTable) -> None:
     rows = [
         dataclasses.replace(row, paper=p) for row, p in zip(table.rows, (2.0, 1.5), strict=True)
     ]
@@ -80,7 +80,7 @@ def test_gains_of_errors_are_positive_where_they_are_smaller(table: Table) -> No
         assert (own.ours.mean, own.gain.mean, own.tail_gain.mean) == (1.0, 1.0, 1.25)
         assert (own.paper_gain, own.difference) == (0.5, -0.5)
         assert (own.to_target, found["fedavg"].to_target) == ((2,), (None,))
-        shown = comparison(table, list(found.values()))
+        shown = comparison_with_paper(table, list(found.values()))
         assert shown.styles == ["", "bold"]
         assert ("in percent" in shown.note) is False
         group = reproduction_facts(
@@ -106,7 +106,7 @@ def test_a_record_of_an_unknown_metric_without_a_direction_is_left_out(tmp_path:
     assert read_record(path).higher is False
 
 
-def test_gains_are_paired_by_seed(table: Table) -> None:
+def test_gains_are_paired_by_seed(table: PaperTable) -> None:
     found = summaries(
         table,
         record("fedavg", 0, {1: 10.0, 2: 20.0, 3: 30.0, 4: 25.0}),
@@ -126,7 +126,7 @@ def test_gains_are_paired_by_seed(table: Table) -> None:
     assert found.n == 2
 
 
-def test_a_gain_is_over_the_rounds_that_both_have(table: Table) -> None:
+def test_a_gain_is_over_the_rounds_that_both_have(table: PaperTable) -> None:
     found = summaries(
         table,
         record("fedavg", 0, {1: 10.0, 2: 20.0, 3: 90.0, 4: 95.0}),
@@ -138,7 +138,7 @@ def test_a_gain_is_over_the_rounds_that_both_have(table: Table) -> None:
     assert (found.gain_rounds, found.rounds, found.total) == (2, 2, 4)
 
 
-def test_another_partition_is_no_pair(table: Table) -> None:
+def test_another_partition_is_no_pair(table: PaperTable) -> None:
     found = summaries(
         table,
         record("fedavg", 0, {4: 10.0}),
@@ -149,7 +149,7 @@ def test_another_partition_is_no_pair(table: Table) -> None:
     assert found.ours.mean == 12.0
 
 
-def test_a_seed_that_is_behind_does_not_count_yet(table: Table) -> None:
+def test_a_seed_that_is_behind_does_not_count_yet(table: PaperTable) -> None:
     found = summaries(
         table,
         record("fedavg", 0, {2: 10.0, 4: 20.0}),
@@ -164,7 +164,7 @@ def test_a_seed_that_is_behind_does_not_count_yet(table: Table) -> None:
     assert gain.values == (5.0,)
 
 
-def test_rounds_to_a_target(table: Table) -> None:
+def test_rounds_to_a_target(table: PaperTable) -> None:
     row = table.rows[0]
     row = dataclasses.replace(row, settings={**row.settings, "target": 50.0})
     table = dataclasses.replace(table, rows=(row,))
@@ -173,7 +173,7 @@ def test_rounds_to_a_target(table: Table) -> None:
     assert found["fedavg"].to_target == (2, None)
 
 
-def test_a_common_test_set_stands_beside_the_clients(table: Table) -> None:
+def test_a_common_test_set_stands_beside_the_clients(table: PaperTable) -> None:
     def both(row: str, seed: int, own: float, common: float) -> Record:
         return record(row, seed, {1: 0.0, 2: own}, beside=[(1, 0.0, None), (2, common, None)])
 
@@ -186,7 +186,7 @@ def test_a_common_test_set_stands_beside_the_clients(table: Table) -> None:
     assert found.beside.values == (19.0, 23.0)
     assert found.beside_gain is not None
     assert found.beside_gain.values == (-1.0, 1.0)
-    text = as_text(comparison(table, [found]))
+    text = as_text(comparison_with_paper(table, [found]))
     assert "common" in text
     assert "+0.00" in text
     alone = summaries(table, record("fedavg", 0, {1: 1.0}))["fedavg"]

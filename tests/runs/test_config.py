@@ -11,8 +11,7 @@ import pytest
 import kedge
 from kedge.core.optim import Adam
 from kedge.errors import FieldError, KedgeError
-from kedge.runs.config import Config, ConfigError
-from kedge.runs.reading import load_config
+from kedge.settings import Config, ConfigError, load_config
 
 
 def test_toml_words_and_flags_in_that_order(tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ def test_the_settings_are_known_without_torch() -> None:
     code = (
         "import sys, types; sys.modules['kedge'] = package = types.ModuleType('kedge'); "
         f"package.__path__ = [{package!r}]; "
-        "import kedge.runs.config as c; assert c.HELP and c.FIELDS and c.DEFAULTS; "
+        "import kedge.settings as c; assert c.HELP and c.FIELDS and c.DEFAULTS; "
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kedge.runs.compare import compare, rows_of
 
 from kedge.api.fitting import fit
 from kedge.data.datasets import load
-from kedge.diagnostics.sheet import Sheet, read_sheet
 from kedge.diagnostics.training import charts as training_charts
 from kedge.diagnostics.training import diagnose_training
 from kedge.engines import Execution
 from kedge.errors import DataError, KedgeError, NotFinite
+from kedge.history.sheet import Sheet, read_sheet
 from kedge.loading import files, load_file
-from kedge.runs.compare import compare, rows_of
-from kedge.runs.config import Config
+from kedge.runs.build import simulation
 from kedge.runs.diagnosis import diagnose_run
-from kedge.runs.runner import run, simulation
+from kedge.runs.train import run
+from kedge.settings import Config
 
 SETTINGS: dict[str, Any] = {
     "partition": "dirichlet(0.3)", "clients": 6, "per_round": 4, "rounds": 4, "seeds": (0,),

@@ -44,7 +44,7 @@ def test_the_row_is_marked_and_is_never_the_best() -> None:
     bad = explode()
     good = kedge.run("fedavg", clients=4, rounds=3, seeds=[0], engine="loop")
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(tables.comparison([bad, good]))
+    console.print(tables.results_table([bad, good]))
     row = next(line for line in console.export_text().splitlines() if "diverged" in line)
     assert bad.written(bad.last) in row
     assert leader([bad, good]) is good
@@ -60,7 +60,7 @@ def test_a_sweep_marks_the_setting() -> None:
             })
         )  # fmt: skip
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(tables.grid(done.settings, done.results))
+    console.print(tables.results_table(done.results))
     rows = console.export_text().splitlines()
     assert "best" in next(row for row in rows if row.startswith("0.1"))
     assert "diverged in round 1" in next(row for row in rows if row.startswith("100000"))

@@ -15,13 +15,14 @@ import kedge
 from kedge.data.datasets import load
 from kedge.data.partition import draw
 from kedge.errors import DataError, KedgeError, ModelError
+from kedge.history.folder import new_path
 from kedge.loading import files
 from kedge.runs import compare as comparisons
-from kedge.runs import runner
 from kedge.runs import sweep as sweeps
-from kedge.runs.config import Config
-from kedge.runs.folder import Folder, new_path
+from kedge.runs import train
+from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.grid import combine
+from kedge.settings import Config
 
 FAST = {"clients": 4, "rounds": 2, "seeds": (0,), "steps": 2, "engine": "loop"}
 
@@ -67,17 +68,17 @@ def test_folders_are_not_shared(tmp_path: Path) -> None:
     """Two processes that start at once: the second takes the next number, or says so."""
     config = Config(**FAST)
     first, second = (
-        Folder.create(new_path(config, tmp_path), config, numbered=True) for _ in range(2)
+        TrainingFolder.create(new_path(config, tmp_path), config, numbered=True) for _ in range(2)
     )
     first.claim()
     second.claim()
     assert [first.path.name, second.path.name] == ["digits-fedavg-1", "digits-fedavg-2"]
-    third, fourth = (Folder.create(tmp_path / "named", config) for _ in range(2))
+    third, fourth = (TrainingFolder.create(tmp_path / "named", config) for _ in range(2))
     third.claim()
     with pytest.raises(KedgeError, match="holds a run already"):
         fourth.claim()
     with pytest.raises(DataError, match="is a file"):
-        Folder.create(first.path / "config.toml" / "run", config)
+        TrainingFolder.create(first.path / "config.toml" / "run", config)
 
 
 @pytest.mark.parametrize("at", ["train_seeds", "result"])
@@ -88,7 +89,7 @@ def test_an_interrupt_before_the_first_checkpoint_leaves_nothing(
         raise KeyboardInterrupt
 
     if at == "train_seeds":
-        monkeypatch.setattr(runner, "train_seeds", interrupt)
+        monkeypatch.setattr(train, "_train_seeds", interrupt)
     watch = interrupt if at == "result" else None
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "notes.txt").write_text("mine")
@@ -104,7 +105,7 @@ def test_a_file_that_is_being_written_leaves_no_rest(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Folder(tmp_path).write("x.bin", pieces())
+        TrainingFolder(tmp_path).write("x.bin", pieces())
     assert contents(tmp_path) == []
 
 
@@ -114,16 +115,16 @@ def test_a_file_that_is_being_written_leaves_no_rest(tmp_path: Path) -> None:
 def test_other_data_are_refused_on_resume(tmp_path: Path) -> None:
     digits = load("digits")
     config = Config(**FAST)
-    runner.run(config, tmp_path / "run", dataset=digits)
+    train.run(config, tmp_path / "run", dataset=digits)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["data"] == digits.fingerprint
     swapped = dataclasses.replace(digits, y_train=9 - digits.y_train)
     longer = dataclasses.replace(config, rounds=3)
     with pytest.raises(KedgeError, match="the data have changed since .* was started"):
-        runner.run(longer, tmp_path / "run", resume=True, dataset=swapped)
+        train.run(longer, tmp_path / "run", resume=True, dataset=swapped)
     assert "rounds = 2\n" in (tmp_path / "run" / "config.toml").read_text()
     assert (tmp_path / "run" / "result.json").exists()
-    runner.run(longer, tmp_path / "run", resume=True, dataset=digits)
+    train.run(longer, tmp_path / "run", resume=True, dataset=digits)
 
 
 def test_another_partition_is_refused_on_resume(tmp_path: Path) -> None:

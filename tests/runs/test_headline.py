@@ -14,17 +14,16 @@ import torch
 from rich.console import Console
 
 import kedge
+from kedge.cli.progress import Watcher, in_words
 from kedge.core.method import parse
 from kedge.core.tree import take
 from kedge.data.datasets import Dataset, load
 from kedge.engines import Execution
 from kedge.report import figures, tables
-from kedge.report.progress import Watcher
-from kedge.runs.config import Config
-from kedge.runs.headline import in_words, split_of, task_of, with_personal
+from kedge.runs.build import simulation, split_of, task_of, with_personal
 from kedge.runs.measure import measure
 from kedge.runs.result import paired_gain
-from kedge.runs.runner import simulation
+from kedge.settings import Config
 
 PERSONAL = [
     "fedper", "fedrep", "ditto", "fedbn", "local", "finetune", "fedtr(personal_head=True)",
@@ -98,7 +97,7 @@ def test_a_comparison_is_like_with_like(tmp_path: Path) -> None:
     assert per.last.mean > per.global_last.mean + 20
     gain = paired_gain(per, avg)
     assert gain.mean == pytest.approx(per.last.mean - avg.last.mean)
-    text = printed(tables.comparison(results))
+    text = printed(tables.results_table(results))
     assert "of clients" in text
     assert "global" in text
     row = next(line for line in text.splitlines() if line.startswith("fedper"))
@@ -138,7 +137,7 @@ def test_accuracy_does_not_stand_alone_where_classes_are_imbalanced(tmp_path: Pa
     assert "auroc" not in seen[0]
     assert list(result.beside()) == ["balanced_accuracy", "auroc"]
     for width in (60, 80, 120):
-        text = printed(tables.comparison([result]), width)
+        text = printed(tables.results_table([result]), width)
         assert "AUROC" in text
         assert f"{seen[-1]['balanced_accuracy']:.2f}" in text
         assert f"{seen[-1]['auroc']:.3f}" in text
@@ -159,7 +158,7 @@ def test_a_metric_by_name_is_the_headline(engine: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert (result.metric, result.higher_is_better, result.unit) == ("auroc", True, "")
     assert result.array().shape == (2, 3)
-    assert "auroc" in printed(tables.comparison([result]))
+    assert "auroc" in printed(tables.results_table([result]))
     middle = float(np.median(result.array()))
     reached = [np.flatnonzero(row >= middle) for row in result.array()]
     first = [int(rounds[0]) + 1 if len(rounds) else None for rounds in reached]
@@ -177,10 +176,10 @@ def test_metrics_from_histograms_come_with_the_bound_of_their_error(tmp_path: Pa
     exact = json.loads((out / "seed-0/scores.json").read_text())["global"]
     for name in ("auroc", "average_precision"):
         assert 0 < abs(last[name] - exact[name]) <= last[f"{name}_bound"] < 0.05
-    bound = float(re.findall(r"at most ([\d.]+) off", printed(tables.comparison([result])))[0])
+    bound = float(re.findall(r"at most ([\d.]+) off", printed(tables.results_table([result])))[0])
     assert last["auroc_bound"] <= bound < 2.01 * last["auroc_bound"]
     assert "bins of scores" not in printed(
-        tables.comparison([kedge.run(clients=4, rounds=1, seeds=[0])])
+        tables.results_table([kedge.run(clients=4, rounds=1, seeds=[0])])
     )
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import kedge
 from kedge.core import tree
 from kedge.errors import DataError, KedgeError
-from kedge.runs.folder import FORMAT, Folder
+from kedge.runs.checkpoint import FORMAT, TrainingFolder
 
 SETTINGS = {"clients": 6, "rounds": 12, "seeds": (0, 1), "steps": 4, "per_round": 4}
 ARGS = ["--clients", "6", "--rounds", "12", "--seeds", "0,1", "--steps", "4", "--per-round", "4"]
@@ -191,9 +191,9 @@ def test_a_checkpoint_of_another_format_is_refused(number: str, tmp_path: Path) 
 def test_a_full_disk_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "full"
     settings = {"clients": 4, "rounds": 6, "seeds": (0,), "engine": "loop"}
-    write, count = Folder.write, [0]
+    write, count = TrainingFolder.write, [0]
 
-    def failing(self: Folder, name: str, content: bytes) -> None:
+    def failing(self: TrainingFolder, name: str, content: bytes) -> None:
         count[0] += name.endswith("checkpoint.safetensors")
         if count[0] == 2:  # the last one at the latest
 
@@ -205,9 +205,9 @@ def test_a_full_disk_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.M
             write(self, name, content)
         finally:
             monkeypatch.undo()
-            monkeypatch.setattr(Folder, "write", failing)
+            monkeypatch.setattr(TrainingFolder, "write", failing)
 
-    monkeypatch.setattr(Folder, "write", failing)
+    monkeypatch.setattr(TrainingFolder, "write", failing)
     message = r"No space left on device.*free some disk space and continue with --resume"
     with pytest.raises(DataError, match=message):
         kedge.run("fedavg", out=out, **settings)

@@ -12,7 +12,8 @@ from torch import nn
 
 import kedge
 from kedge.errors import DataError, FieldError, KedgeError
-from kedge.runs.result import Stat, paired_gain
+from kedge.history.run import Stat
+from kedge.runs.result import paired_gain
 
 FAST = {"clients": 5, "rounds": 3, "seeds": (0, 1)}
 

@@ -11,9 +11,15 @@ import pytest
 
 import kedge
 from kedge.errors import Interrupted, NotFinite
-from kedge.runs.lock import Lock, is_locked
-from kedge.runs.saved import read_records
-from kedge.runs.stopping import FAILED, INTERRUPTED, STOP, is_stop_requested, request_stop
+from kedge.history.folder import (
+    FAILED,
+    INTERRUPTED,
+    STOP,
+    is_stop_requested,
+    read_records,
+    request_stop,
+)
+from kedge.history.lock import Lock, is_locked
 
 SETTINGS: dict[str, Any] = {"clients": 4, "rounds": 6, "seeds": [0], "engine": "loop"}
 

@@ -167,7 +167,7 @@ def test_a_setting_that_diverges_ends_alone() -> None:
 
 def shown(swept: sweeps.SweepResult) -> list[str]:
     console = Console(file=io.StringIO(), width=100)
-    console.print(tables.grid(swept.settings, swept.results))
+    console.print(tables.results_table(swept.results))
     return [line.strip() for line in console.file.getvalue().splitlines()]
 
 

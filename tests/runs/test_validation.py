@@ -19,11 +19,11 @@ from kedge.engines.device import resolve_device
 from kedge.errors import KedgeError
 from kedge.report import tables
 from kedge.runs import sweep as sweeps
-from kedge.runs.config import Config, ConfigError
+from kedge.runs.build import simulation
 from kedge.runs.grid import combine
 from kedge.runs.planning import PLANNING
-from kedge.runs.runner import simulation
 from kedge.runs.validation import Choice, leader, on_validation
+from kedge.settings import Config, ConfigError
 
 FAST = {"clients": 5, "rounds": 6, "seeds": (0, 1), "steps": 3, "engine": "vector"}
 VALID = FAST | {"validation": 0.2}
@@ -113,7 +113,7 @@ def test_early_stopping_ends_each_seed_by_itself() -> None:
     assert stopped.stopped_early
     assert not straight.stopped_early
     with Console(width=150, file=io.StringIO()) as screen:
-        screen.print(tables.comparison([stopped]))
+        screen.print(tables.results_table([stopped]))
     text = screen.file.getvalue()
     assert f" {min(lengths)}-{max(lengths)} " in text
     assert "stopped early, after 3 tests" in text

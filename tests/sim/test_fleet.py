@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
+import kedge.runs.runner
 import pytest
 import torch
 
 import kedge
-import kedge.runs.config
-import kedge.runs.runner
+import kedge.settings
 from kedge.check.problems import images, small_net
 from kedge.core import tree
 from kedge.core.part import Part, parts
@@ -20,9 +20,9 @@ from kedge.data.federation import Federation
 from kedge.engines import Execution
 from kedge.engines.lane_bound import Number, floats
 from kedge.errors import IncompatibleError, NotFinite
-from kedge.runs import runner
-from kedge.runs.reading import load_config
+from kedge.runs.build import simulation
 from kedge.session.sampler import Uniform
+from kedge.settings import load_config
 from kedge.sim.clients import share
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
@@ -228,7 +228,7 @@ def test_equal_samples_are_shared() -> None:
     config = load_config(flags={"clients": 4})
     how = Execution("vector")
     cpu = torch.device("cpu")
-    one, two = (runner.simulation(config, data, s, cpu, how) for s in (0, 1))
+    one, two = (simulation(config, data, s, cpu, how) for s in (0, 1))
     two.federation.x = two.federation.x.clone()
     share(one.federation, two.federation)
     assert two.federation.x is one.federation.x
@@ -378,7 +378,7 @@ def test_recorded_rounds_on_a_gpu(chunk: int) -> None:
         for mu in (0.01, 0.5):
             flags = {"clients": 6, "per_round": 5, "method": f"scaffold+fedprox(mu={mu})"}
             config = load_config(flags=flags)
-            found += [runner.simulation(config, data, s, device, how) for s in (0, 1)]
+            found += [simulation(config, data, s, device, how) for s in (0, 1)]
         return found
 
     together, alone = make(chunk), run_alone(make(0), 3)

@@ -17,7 +17,7 @@ from kedge.core.part import Part
 from kedge.core.tree import Weights
 from kedge.data.federation import Federation
 from kedge.errors import HookError
-from kedge.runs.folder import CHECKPOINT
+from kedge.history.folder import CHECKPOINT
 from kedge.sim.fleet import Fleet
 
 

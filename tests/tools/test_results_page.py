@@ -13,10 +13,10 @@ from tools.results.figure import draw_curves
 from tools.results.grand import grand_table, hold_in_all, leading, ordered, with_verdict
 from tools.results.page import PAGES, at_best_rate, markdown, render, source
 
+from kedge.history.run import Stat
 from kedge.reproduction import recipes
 from kedge.reproduction.records import Record
 from kedge.reproduction.table import settings_of
-from kedge.runs.result import Stat
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

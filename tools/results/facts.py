@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
+from kedge.history.run import Stat
 from kedge.reproduction import recipes
 from kedge.reproduction.choice import read_choices
 from kedge.reproduction.records import Record, found_records
 from kedge.reproduction.summary import Summary, summarise, value_of
-from kedge.runs.result import Stat
 
 LEVEL = 0.9  # share of tests in which a method of one seed must be ahead to be called ahead
 

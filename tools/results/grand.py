@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tools.results.facts import Facts
 
-from kedge.report import units
+from kedge.history.run import Stat
+from kedge.report import text
 from kedge.reproduction.summary import Summary
-from kedge.runs.result import Stat
 
 NO_BREAK = "\u00a0"
 SHOWN = 6  # curves in its figure, beside those of the base and of the yardstick
@@ -83,7 +83,7 @@ def _cells(of: Facts, s: Summary) -> list[str]:
         of.verdict(s.row.name) if _is_method(s) else "",
         "" if s.worst is None or math.isnan(s.worst.mean) else f"{s.worst.mean:.1f}",
         reached,
-        "" if to_target is None else _on_one_line(units.size(1e6 * to_target)),
+        "" if to_target is None else _on_one_line(text.size(1e6 * to_target)),
         f"{s.seconds_per_round:.2f}" if s.seconds_per_round else "",
     ]
 

@@ -13,9 +13,9 @@ from tools.results.facts import Facts
 from tools.results.figure import draw_curves
 from tools.results.grand import grand_table, hold_in_all, leading, with_verdict
 
+from kedge.history.run import Stat
 from kedge.reproduction import recipes
 from kedge.reproduction.summary import Summary
-from kedge.runs.result import Stat
 
 TEMPLATE = "page.md.j2"
 #: Pages below docs, and the templates beside the records that they are written from.

@@ -40,7 +40,7 @@ PAGES = (
     ApiPage(
         "looking", "Diagnose and report",
         "How unlike clients are, what training made of it, and a page about runs.",
-        ("diagnose", "kedge.diagnostics.sheet.Sheet", "write_report"),
+        ("diagnose", "kedge.history.sheet.Sheet", "write_report"),
     ),
     ApiPage(
         "part", "Parts and hooks",

@@ -37,7 +37,7 @@ REFERENCE = {
     "src/kedge/errors.py": "reference/errors.md",
     "src/kedge/models": "reference/models.md",
     "src/kedge/parts": "reference/methods/index.md",
-    "src/kedge/runs/config.py": "reference/settings.md",
+    "src/kedge/settings.py": "reference/settings.md",
 }
 SHOWN = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".yml": "yaml"}
 LEFT_OUT = {".j2"}

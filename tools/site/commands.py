@@ -14,8 +14,8 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from kedge.cli.app import COMMANDS, function_of
 from kedge.cli.options import PANELS, SHORT
-from kedge.runs.config import DEFAULTS, FIELDS, HELP, settings
 from kedge.schema.values import type_name
+from kedge.settings import DEFAULTS, FIELDS, HELP, settings
 
 
 class Parameter(NamedTuple):

@@ -30,9 +30,9 @@ from kedge.errors import DataError, KedgeError
 from kedge.limits import out_of_memory
 from kedge.loading import load_file
 from kedge.models import build
-from kedge.runs.config import Config
 from kedge.session import wire
 from kedge.session.terms import Terms
+from kedge.settings import Config
 
 
 class Example(NamedTuple):
@@ -65,7 +65,7 @@ QUICK: dict[str, Any] = {"clients": 3, "rounds": 2, "seeds": (0,), "engine": "lo
 
 
 def _interrupt() -> None:
-    from kedge.runs.stopping import request_stop
+    from kedge.history.folder import request_stop
 
     def stop(*_: Any) -> None:
         request_stop(Path("runs/digits"))

@@ -13,8 +13,8 @@ from tools.results.page import signed
 
 from kedge.core.method import parse
 from kedge.errors import KedgeError
+from kedge.history.run import Stat
 from kedge.reproduction import recipes
-from kedge.runs.result import Stat
 
 ROOT = Path(__file__).parents[2]
 RESULTS, BENCH = ROOT / "docs" / "results", ROOT / "bench"

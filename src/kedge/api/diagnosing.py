@@ -15,14 +15,15 @@ from kedge.core.task import make_task
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
 from kedge.diagnostics.data.diagnosis import SAMPLES, diagnose_data
-from kedge.diagnostics.sheet import Sheet
 from kedge.errors import DataError, FieldError
+from kedge.history.experiment import kind_of
+from kedge.history.folder import CONFIG
+from kedge.history.sheet import Sheet
 from kedge.loading import load_options
-from kedge.runs.compare import LISTING
+from kedge.runs.build import federation_of, partition_of
 from kedge.runs.diagnosis import DIAGNOSES, diagnose_run
-from kedge.runs.reading import load_config
 from kedge.runs.result import Result
-from kedge.runs.runner import federation_of, partition_of
+from kedge.settings import load_config
 
 OF_DATA = ("partition", "clients", "split", "samples")  # options that do not concern a run
 OF_RUNS = ("rounds", "client")
@@ -162,8 +163,7 @@ def is_run(path: str | Path) -> bool:
     folder = Path(path)
     try:
         return folder.is_dir() and (
-            any((folder / name).is_file() for name in ("config.toml", LISTING))
-            or any(folder.glob("*/config.toml"))
+            bool(kind_of(folder)) or (folder / CONFIG).is_file() or any(folder.glob(f"*/{CONFIG}"))
         )
     except OSError:  # e.g. a name that is too long: data with options
         return False

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kedge.api.clients import check_test_labels, read_clients, with_outputs
-from kedge.api.training import Log, method_setting
+from kedge.api.training import Log, RunWatch, method_setting, told
 from kedge.core.layers.adapting import adapt, check_logits, check_module, one_logit
 from kedge.core.method import Method
 from kedge.core.model import Model
@@ -24,12 +24,10 @@ from kedge.engines.device import resolve_device
 from kedge.errors import DataError, FieldError, ModelError
 from kedge.loggers import observer
 from kedge.models import HF
-from kedge.runs import runner
-from kedge.runs.config import Config
-from kedge.runs.folder import Folder
-from kedge.runs.headline import with_personal
-from kedge.runs.reading import load_config
+from kedge.runs import train
+from kedge.runs.build import simulation, with_personal
 from kedge.runs.result import Result
+from kedge.settings import Config, load_config
 from kedge.sim.simulation import Simulation
 
 
@@ -50,7 +48,7 @@ def fit(
     class_weights: str | Sequence[float] | Mapping[str, float] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    watch: runner.Watch | None = None,
+    watch: RunWatch | None = None,
     log: Log = None,
     **settings: Any,
 ) -> Result:
@@ -139,12 +137,10 @@ def fit(
         return task if metric is None or isinstance(metric, str) else with_metric(task, metric)
 
     def make(seed: int, execution: Execution) -> Simulation:
-        return runner.simulation(config, dataset, seed, device, execution, module, adjust)
+        return simulation(config, dataset, seed, device, execution, module, adjust)
 
-    folder = None
-    if out is not None:
-        folder = Folder.resume(out, config)[0] if resume else Folder.create(out, config)
-    return runner.run_seeds(config, make, device, folder, watch, observe=loggers)
+    options = train.Options(told(watch), observe=loggers)
+    return train.run(config, out, resume, options, make=make)
 
 
 def _written(weights: str | Sequence[float] | Mapping[str, float]) -> str:

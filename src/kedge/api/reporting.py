@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import FieldError, KedgeError
-from kedge.report.page.facts import facts_of
-from kedge.report.page.folders import read
-from kedge.report.page.write import What, write_page
-from kedge.report.take_away import write_csv, write_json
+from kedge.history.find import find
+from kedge.report.export import write_csv, write_json
+from kedge.report.page import What, facts_of, write_page
 from kedge.report.take_away_figures import write_figures
 from kedge.reproduction.command import Reproduction
 from kedge.reproduction.page import facts_of as facts_of_tables
@@ -56,13 +55,13 @@ def write_report(
     if tables:
         if len(items) > 1 or csv:
             raise FieldError("the results of reproduce have a page of their own, without --csv")
-        facts, sources = _facts_of_tables(tables[0], title), []
+        facts, runs = _facts_of_tables(tables[0], title), []
     else:
-        found = read(items)
-        facts, sources = facts_of(found, title), found.sources
+        found = find(items)
+        facts, runs = facts_of(found, title), found.runs
     written = [write_page(facts, path)]
     if csv is not None:
-        written.append(write_csv(sources, csv))
+        written.append(write_csv(runs, csv))
     if json is not None:
         written.append(write_json(facts, json))
     if figures is not None:

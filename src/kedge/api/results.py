@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from kedge.report.tables import as_text, comparison, grid
-from kedge.runs.grid import Setting
+from kedge.report.tables import results_table
 from kedge.runs.result import Result
 from kedge.runs.validation import data_of_choice, leader
 
@@ -19,10 +16,6 @@ class Results(list[Result]):
     (True, True)
     """
 
-    def __init__(self, results: Iterable[Result], settings: Iterable[Setting] = ()) -> None:
-        super().__init__(results)
-        self._settings = list(settings)  # of a sweep
-
     @property
     def best(self) -> Result:
         """The best one: by validation data where there are some, otherwise by the last test.
@@ -34,9 +27,8 @@ class Results(list[Result]):
     def __str__(self) -> str:
         if not self:
             return "no results"
-        if len(self._settings) == len(self):
-            return as_text(grid(self._settings, self))
-        table = as_text(comparison(self))
-        if sum(not result.yardstick for result in self) < 2:
+        is_sweep = bool(self[0].values)
+        table = str(results_table(self))
+        if is_sweep or sum(not result.yardstick for result in self) < 2:
             return table
-        return f"{table}\n{self.best.title}: {data_of_choice(self)}"
+        return f"{table}\n{self.best.name}: {data_of_choice(self)}"

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from kedge.errors import DataError, KedgeError, ModelError, UnknownName
 from kedge.files import parse_json
+from kedge.history.folder import BUNDLE, METRICS, read_own_json, read_records, stored_config
 from kedge.runs.architecture import rebuild
 from kedge.runs.bounded import Bounded
 from kedge.runs.bundle import (
-    BUNDLE,
     CLIENTS_KEY,
     FILES,
     PROBE_KEY,
@@ -26,10 +26,8 @@ from kedge.runs.bundle import (
     read_metadata,
     read_weights,
 )
-from kedge.runs.config import Config
-from kedge.runs.folder import METRICS, stored_config
 from kedge.runs.predictor import Predictor
-from kedge.runs.saved import read_json, read_records
+from kedge.settings import Config
 
 Given = nn.Module | Callable[[], nn.Module]  # a user's own module, or what makes it
 
@@ -256,7 +254,7 @@ class Run:
         path = self.folder / "result.json"
         if not path.exists():
             return None
-        found = read_json(path, "copy it again")
+        found = read_own_json(path, "copy it again")
         if not isinstance(found, dict):
             raise DataError(f"{path} is damaged: it is no table; copy it again")
         return found

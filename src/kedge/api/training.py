@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from kedge.core.part import Part
 from kedge.errors import FieldError
 from kedge.loggers import observer
 from kedge.loggers.host import Given
-from kedge.runs import compare as comparisons
-from kedge.runs import runner
-from kedge.runs import sweep as sweeps
+from kedge.runs import train
 from kedge.runs.grid import combine
-from kedge.runs.reading import load_config
 from kedge.runs.result import Result
+from kedge.settings import Config, load_config
 
 Log = str | Iterable[Given] | None  # loggers of a run
+#: (seed, record of a round); if it returns True, the training stops after this round, saved.
+RunWatch = Callable[[int, dict[str, Any]], bool | None]
+SweepWatch = Callable[[Config, int, dict[str, Any], str], bool | None]
 
 
 def run(
@@ -28,7 +29,7 @@ def run(
     config: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    watch: runner.Watch | None = None,
+    watch: RunWatch | None = None,
     log: Log = None,
     **settings: Any,
 ) -> Result:
@@ -57,7 +58,8 @@ def run(
     """
     settings |= method_setting(method)
     loggers = observer(log, saved=out is not None)
-    return runner.run(load_config(config, flags=settings), out, resume, watch, observe=loggers)
+    options = train.Options(told(watch), observe=loggers)
+    return train.run(load_config(config, flags=settings), out, resume, options)
 
 
 def compare(
@@ -100,8 +102,9 @@ def compare(
         raise FieldError("there is nothing to compare; name at least one method")
     configs = [load_config(config, flags=settings | {"method": text}) for text in texts]
     loggers = observer(log, saved=out is not None)
-    rows = comparisons.rows_of(configs, pooled)
-    return Results(comparisons.compare(rows, out, resume, observe=loggers))
+    jobs = train.method_jobs(configs, pooled)
+    options = train.Options(observe=loggers)
+    return Results(train.experiment("compare", jobs, out, resume, options).results)
 
 
 def sweep(
@@ -111,7 +114,7 @@ def sweep(
     config: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    watch: sweeps.Watch | None = None,
+    watch: SweepWatch | None = None,
     log: Log = None,
     **settings: Any,
 ) -> Results:
@@ -145,9 +148,15 @@ def sweep(
     """
     settings |= method_setting(method)
     loggers = observer(log, saved=out is not None, several=True)
-    grid_of = combine(grid or {}, config, settings)
-    found = sweeps.sweep(grid_of, out, resume, watch, observe=loggers)
-    return Results(found.results, found.settings)
+    jobs = train.setting_jobs(combine(grid or {}, config, settings))
+    tell = None if watch is None else lambda job, s, r: watch(job.config, s, r, job.words)
+    options = train.Options(tell, observe=loggers)
+    return Results(train.experiment("sweep", jobs, out, resume, options).results)
+
+
+def told(watch: RunWatch | None) -> train.Watch | None:
+    """The callback of a run in the form of those of several runs."""
+    return None if watch is None else lambda job, seed, record: watch(seed, record)
 
 
 def method_setting(method: str | Method | Part | None) -> dict[str, str]:

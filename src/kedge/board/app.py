@@ -16,19 +16,15 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import kedge.report
-from kedge.board.catalogue import Catalogue
-from kedge.board.commands import commands
-from kedge.board.comparison import curves, table
-from kedge.board.entry import Entry
 from kedge.board.guard import REPORT_POLICY, Guard
-from kedge.board.live import Live, dumped
+from kedge.board.panel import commands, curves, table
+from kedge.board.watch import Catalogue, Entry, Live, dumped
 from kedge.errors import FieldError
 from kedge.files import find_link
-from kedge.runs.notes import checked, write_notes
-from kedge.runs.stopping import request_stop
+from kedge.history.folder import checked, request_stop, write_notes
 
-STATIC = Path(__file__).parent / "static"
-VENDOR = Path(kedge.report.__file__).parent / "page" / "vendor"
+WEB = Path(kedge.report.__file__).parent / "web"
+STATIC, VENDOR = WEB / "board", WEB / "vendor"
 LIBRARIES = ("d3.min.js", "plot.umd.min.js")
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MAX_BODY = 65_536  # bytes
@@ -110,7 +106,7 @@ class Board:
             {
                 "row": entry.row(),
                 "settings": {key: str(value) for key, value in entry.config.items()},
-                "columns": entry.columns(),
+                "columns": entry.run().columns(),
                 "commands": commands(entry, self.catalogue.title, reader),
             }
         )
@@ -119,7 +115,7 @@ class Board:
         """Points of one column over rounds, from where the page has them."""
         entry = self._one(request)
         query = request.query_params
-        column = query.get("column") or entry.column
+        column = query.get("column") or entry.run().column
         words = [word for word in query.get("after", "").split(",") if word]
         if not all(
             word.isdecimal() and len(word) < 10 for word in [*words, query.get("epoch", "0")]
@@ -184,12 +180,11 @@ class Board:
 
 def _report(folders: Sequence[Path]) -> str:
     """The page of a report. What makes it needs the whole library, hence not before."""
-    from kedge.report.page.facts import facts_of
-    from kedge.report.page.folders import read
-    from kedge.report.page.write import render
+    from kedge.history.find import find
+    from kedge.report.page import facts_of, render
 
     try:
-        return render(facts_of(read(folders)))
+        return render(facts_of(find(folders)))
     except Exception as error:  # noqa: BLE001  (the board goes on, whatever a folder holds)
         raise HTTPException(409, f"there is no report: {error}") from None
 

@@ -9,18 +9,18 @@ import numpy as np
 from PIL import Image
 
 from kedge.api.saved import load as load_run
+from kedge.cli.progress import Watcher
 from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
 from kedge.files import make_folder, new_file
 from kedge.report import figures
-from kedge.report.page import write as page
+from kedge.report import page as page
 from kedge.report.partition_picture import plot_partition
-from kedge.report.progress import Watcher
-from kedge.runs import runner
-from kedge.runs.compare import compare, rows_of
-from kedge.runs.config import Config
+from kedge.runs import train
+from kedge.runs.build import simulation
 from kedge.runs.planning import PLANNING
 from kedge.runs.result import Result
+from kedge.settings import Config
 
 METHODS = (
     "fedavg", "scaffold", "fedavgm", "feddyn(alpha=0.1)", "fedtr",
@@ -62,13 +62,13 @@ def run_demo(out: str | Path) -> Demo:
     ]
     total = len(METHODS) * ROUNDS * len(configs[0].seeds)
     with Watcher(total, names=METHODS) as watcher:
-        by_name = dict(zip(METHODS, configs, strict=True))
-        results = compare(
-            rows_of(configs), runs, watch=lambda m, seed, r: watcher.show(by_name[m], seed, r)
-        )
+        options = train.Options(watcher.watch)
+        results = train.experiment(
+            "compare", train.method_jobs(configs), runs, False, options
+        ).results
     dataset = load("digits")
     device = resolve_device("cpu")
-    sim = runner.simulation(configs[0], dataset, 0, device, PLANNING)
+    sim = simulation(configs[0], dataset, 0, device, PLANNING)
     partition = sim.federation.partition
     assert partition is not None
     names = ("curves.png", "curves.svg", "partition.png", "partition.svg")

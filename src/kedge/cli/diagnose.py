@@ -15,7 +15,7 @@ from kedge.cli.screen import console, dim
 from kedge.errors import FieldError
 
 if TYPE_CHECKING:
-    from kedge.diagnostics.sheet import Sheet
+    from kedge.history.sheet import Sheet
 
 
 def diagnose(
@@ -73,8 +73,8 @@ def diagnose(
     kedge diagnose runs/digits-1 --what training --rounds 1,10 -o digits.html
     """
     from kedge.api.diagnosing import diagnose as measure
-    from kedge.report.page.write import write_sheets
-    from kedge.runs.targets import check_target
+    from kedge.files import check_target
+    from kedge.report.page import write_sheets
 
     load_files(load)
     target = check_target(out, True, ".html") if out else None

@@ -153,17 +153,20 @@ def run(
     kedge flower run --method scaffold --rounds 5 --out runs/first
     kedge flower run --out runs/first --resume             after a crash or a pause
     """
+    from kedge.cli.progress import Watcher
+    from kedge.history.folder import new_path
     from kedge.local.federation import FederationSpec
     from kedge.local.runs import follow, submit
-    from kedge.report.progress import Watcher
-    from kedge.runs.folder import Folder, new_path
+    from kedge.runs.checkpoint import TrainingFolder
 
     load_files(load)
     folder = at.resolve()
     config = config_of(file, override, settings, resume, out, FederationSpec.load(folder))
     path = Path(out) if out else new_path(config)
     if not resume:
-        Folder.create(path, config)  # raises an error if it cannot be used; nothing is written
+        TrainingFolder.create(
+            path, config
+        )  # raises an error if it cannot be used; nothing is written
     command = shlex.join(
         ["kedge", "flower", "run", "--out", str(path), "--resume"]
         + ([] if at == HERE else ["--at", str(at)])

@@ -12,7 +12,7 @@ from kedge.errors import KedgeError
 if TYPE_CHECKING:
     from kedge.federation.coordinator.rules import Rules
     from kedge.local.federation import FederationSpec
-    from kedge.runs.config import Config
+    from kedge.settings import Config
 
 
 def check_same(context: typer.Context, at: Path, spec: FederationSpec) -> None:

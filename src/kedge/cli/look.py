@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from kedge.cli.options import LOAD, load_files
 from kedge.cli.screen import console
-from kedge.runs.config import HELP
+from kedge.settings import HELP
 
 
 def data(
@@ -53,7 +53,7 @@ def partition(
     from kedge.data.partition import draw
     from kedge.data.splits import silo_names
     from kedge.report.partition_picture import plot_partition
-    from kedge.runs.runner import partition_of
+    from kedge.runs.build import partition_of
 
     load_files(load)
     dataset = read(data)

@@ -11,8 +11,8 @@ from kedge.cli.screen import errors
 from kedge.loading import load_options
 
 if TYPE_CHECKING:
-    from kedge.runs.config import Config
     from kedge.runs.result import Result
+    from kedge.settings import Config
 
 
 def after_run(result: Result) -> list[str]:
@@ -72,7 +72,7 @@ def show(commands: Sequence[str]) -> None:
 def _predict(folder: Path, config: Config) -> str:
     """``new.csv`` and ``new.png`` stand for new data; arrays have no usual name."""
     from kedge.api.saved import load
-    from kedge.runs.headline import is_personal
+    from kedge.runs.build import is_personal
 
     run = load(folder)
     own = ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_origin
 import typer
 
 from kedge.loading import load_file
-from kedge.runs.config import DEFAULTS, FIELDS, HELP
+from kedge.settings import DEFAULTS, FIELDS, HELP
 
 PANELS = {
     "What": (

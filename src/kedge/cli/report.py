@@ -62,7 +62,7 @@ def after_training(folder: Path | None, skip: bool) -> None:
     training has succeeded."""
     if skip or folder is None:
         return
-    from kedge.report.page.write import report as write
+    from kedge.report.page import report as write
 
     try:
         dim(f"report: {write(folder, folder / NAME)}")

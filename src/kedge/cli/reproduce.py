@@ -15,7 +15,7 @@ from kedge.errors import FieldError, Interrupted, KedgeError
 
 if TYPE_CHECKING:
     from kedge.reproduction.command import Reproduction
-    from kedge.reproduction.table import Row, Table
+    from kedge.reproduction.table import PaperRow, PaperTable
 
 _RUN = "How"
 
@@ -114,7 +114,7 @@ def reproduce(
 
 
 def _run(
-    chosen: list[tuple[Table, list[Row]]],
+    chosen: list[tuple[PaperTable, list[PaperRow]]],
     seeds: list[int] | None,
     results: str,
     minutes: float | None,
@@ -123,7 +123,7 @@ def _run(
     as_json: bool,
 ) -> list[Reproduction]:
     """Run the tables, with progress on standard error; each is printed when it is done."""
-    from kedge.report.progress import Watcher
+    from kedge.cli.progress import Watcher
     from kedge.reproduction import command
 
     total = command.rounds_left(chosen, seeds, results, rounds)
@@ -153,10 +153,10 @@ def _run(
 
 
 def _finish(found: list[Reproduction], as_json: bool, printed: bool) -> None:
-    from kedge.runs.result import plain
+    from kedge.files import finite
 
     if as_json:
-        values = [plain(one.to_dict()) for one in found]
+        values = [finite(one.to_dict()) for one in found]
         typer.echo(json.dumps(values[0] if len(values) == 1 else {"tables": values}))
     elif not printed:
         for one in found:
@@ -170,24 +170,24 @@ def _finish(found: list[Reproduction], as_json: bool, printed: bool) -> None:
 
 
 def _print(one: Reproduction) -> None:
-    from kedge.reproduction.printing import comparison, heading
+    from kedge.reproduction.display import comparison_with_paper, heading
 
     whole = not console.is_terminal  # a terminal breaks lines between words
     console.print(f"\n{heading(one.table)}", style="bold", highlight=False, soft_wrap=whole)
     if one.table.paper:
         console.print(one.table.paper, style="dim", highlight=False, soft_wrap=whole)
-    print_table(comparison(one.table, one.rows, one.left_out))
+    print_table(comparison_with_paper(one.table, one.rows, one.left_out))
 
 
 def _list(root: Path | None, results: Path, as_json: bool) -> None:
-    from kedge.reproduction import listing, recipes
+    from kedge.reproduction import display, recipes
 
     found = [recipes.read(name, root) for name in recipes.find(["all"], root)]
-    entries = [listing.entry(recipe, results) for recipe in found]
+    entries = [display.entry(recipe, results) for recipe in found]
     if as_json:
         typer.echo(json.dumps({"tables": [entry.to_dict() for entry in entries]}))
     else:
-        print_table(listing.listed(entries, results))
+        print_table(display.listed(entries, results))
 
 
 def _root(recipes: str | None) -> Path | None:

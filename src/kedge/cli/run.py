@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,12 +16,12 @@ from kedge.cli.options import JSON, LOAD, LOG, OUT, RESUME, load_files, with_set
 from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import KedgeError
+from kedge.history.experiment import kind_of
 
 if TYPE_CHECKING:
-    from kedge.runs.compare import Row
-    from kedge.runs.config import Config
-    from kedge.runs.grid import Setting
     from kedge.runs.result import Result
+    from kedge.runs.train import Trained, TrainingJob
+    from kedge.settings import Config
 
 
 @with_settings
@@ -46,20 +45,18 @@ def run(
     kedge run experiment.toml lr=0.03 seeds=0,1,2,3,4
     kedge run --data hospitals/ --out runs/hospitals          after an interrupt: --resume
     """
+    from kedge.cli.progress import Watcher
+    from kedge.history.folder import new_path
     from kedge.loggers import observer
-    from kedge.report.progress import Watcher
-    from kedge.runs import runner
-    from kedge.runs.folder import new_path
+    from kedge.runs import train
 
     load_files(load)
     loggers = observer(log, saved=True)
     config = _config(file, override, settings, resume, out)
     path = Path(out) if out else new_path(config)
     with Watcher(config.rounds * len(config.seeds), console=errors) as watcher:
-        show = partial(watcher.show, config)
-        result = runner.run(
-            config, path, resume, show, None, watcher.report, not out, observe=loggers
-        )
+        options = train.Options(watcher.watch, watcher.report, loggers)
+        result = train.run(config, path, resume, options, numbered=not out)
     folder = str(result.folder)
     _finish([result], as_json, f"saved in {folder}; load it with kedge.load({folder!r})")
     after_training(result.folder, no_report)
@@ -92,29 +89,28 @@ def compare(
     kedge compare fedavg scaffold "fedprox(mu=0.1)" scaffold+fedsam --rounds 50 --target 90
     kedge compare fedavg scaffold --validation 0.1 --unseen 0.2 --pooled
     """
+    from kedge.cli.progress import Watcher
+    from kedge.history.folder import new_path
     from kedge.loggers import observer
     from kedge.report import figures
-    from kedge.report.progress import Watcher
-    from kedge.runs import compare as comparisons
-    from kedge.runs.folder import new_path
+    from kedge.runs import train
 
     load_files(load)
     loggers = observer(log, saved=True)
     if plot:
         figures.check_path(plot)
-    rows = _rows(methods or [], config_file, settings, pooled, resume, out)
-    path = Path(out) if out else new_path(rows[0].config, kind="compare")
-    by_name = {row.name: row.config for row in rows}
-    total = sum(row.config.rounds * len(row.config.seeds) for row in rows)
-    with Watcher(total, console=errors, names=[*by_name]) as watcher:
-        show = lambda m, s, r: watcher.show(by_name[m], s, r, name=m)  # noqa: E731
-        results = comparisons.compare(rows, path, resume, show, watcher.report, not out, loggers)
+    jobs = _jobs(methods or [], config_file, settings, pooled, resume, out)
+    path = Path(out) if out else new_path(jobs[0].config, kind="compare")
+    total = sum(job.config.rounds * len(job.config.seeds) for job in jobs)
+    with Watcher(total, console=errors, names=[job.name for job in jobs]) as watcher:
+        options = train.Options(watcher.watch, watcher.report, loggers)
+        results = train.experiment("compare", jobs, path, resume, options, not out).results
     folder = results[0].folder
     assert folder is not None
     _finish(results, as_json, f"saved in {folder.parent}")
     after_training(folder.parent, no_report)
     if plot:
-        figures.curves(results, [plot], rows[0].config.data)
+        figures.curves(results, [plot], jobs[0].config.data)
     if not as_json and not all(result.diverged for result in results):
         next_steps.show(next_steps.after_comparison(results, folder.parent))
     _fail_if_diverged(results)
@@ -141,34 +137,50 @@ def sweep(
     kedge sweep lr=0.03,0.1 fedprox.mu=0.01,0.1,1 seeds=0,1,2 --method fedprox --out runs/mu
     kedge sweep experiment.toml "partition=iid,dirichlet(0.1)" "method=fedavg,scaffold"
     """
+    from kedge.cli.progress import Watcher
+    from kedge.history.folder import new_path
     from kedge.loggers import observer
-    from kedge.report import tables
-    from kedge.report.progress import Watcher
-    from kedge.runs import sweep as sweeps
-    from kedge.runs.folder import new_path
-    from kedge.runs.result import plain
+    from kedge.report.tables import results_table
+    from kedge.runs import train
+    from kedge.runs.validation import data_of_choice, leader
 
     load_files(load)
     loggers = observer(log, saved=True, several=True)
-    grid = _grid(words or [], settings, resume, out)
-    path = Path(out) if out else new_path(grid[0].config, kind="sweep")
-    rounds = sum(s.config.rounds * len(s.config.seeds) for s in grid)
+    jobs = _grid(words or [], settings, resume, out)
+    path = Path(out) if out else new_path(jobs[0].config, kind="sweep")
+    rounds = sum(job.config.rounds * len(job.config.seeds) for job in jobs)
     with Watcher(rounds, console=errors) as watcher:
-        watcher.report(sweeps.count(grid))
-        result = sweeps.sweep(
-            grid, path, resume, watcher.show, watcher.report, not out, observe=loggers
-        )
+        watcher.report(train.count(jobs))
+        options = train.Options(watcher.watch, watcher.report, loggers)
+        trained = train.experiment("sweep", jobs, path, resume, options, not out)
+    results, folder = trained.results, trained.folder
+    assert folder is not None
+    best = leader(results)
     if as_json:
-        typer.echo(json.dumps(plain(result.to_dict())))
-        after_training(result.folder, no_report)
-        return
-    print_table(tables.grid(result.settings, result.results))
-    dim(f"{result.computed}; saved in {result.folder}")
-    if len(result.settings) > 1:
-        dim(result.choice())
-    assert result.folder is not None
-    after_training(result.folder, no_report)
-    next_steps.show(next_steps.after_sweep(result.results, result.folder))
+        _print_sweep(trained)
+    else:
+        print_table(results_table(results))
+        dim(f"{trained.computed}; saved in {folder}")
+        if len(results) > 1:
+            dim(f"{best.name}: {data_of_choice(results)}")
+    after_training(folder, no_report)
+    if not as_json:
+        next_steps.show(next_steps.after_sweep(results, folder))
+
+
+def _print_sweep(trained: Trained) -> None:
+    """The results of a sweep as JSON."""
+    from kedge.files import finite
+    from kedge.history.compare import lead
+
+    best, chosen_on = lead(trained.results)
+    found = {
+        "computed": trained.computed,
+        "best": trained.results[best or 0].values,
+        "chosen_on": f"{chosen_on} data",
+        "results": [{"setting": r.values} | r.to_dict() for r in trained.results],
+    }
+    typer.echo(json.dumps(finite(found)))
 
 
 def demo(
@@ -184,7 +196,7 @@ def demo(
         f"digits, {CLIENTS} clients, {PARTITION}, {ROUNDS} rounds, {n} seeds: mean ± sd\n",
         highlight=False,
     )
-    print_table(tables.comparison(results))
+    print_table(tables.results_table(results))
     written = "  ".join(str(path) for path in figures)
     console.print(f"\nFigures: {written}", highlight=False, soft_wrap=True)
     console.print(f"Report:  {report}", highlight=False, soft_wrap=True)
@@ -211,9 +223,9 @@ def _config(
     out: str | None,
 ) -> Config:
     """The configuration of a command line; ``--resume`` alone takes the one of the folder."""
-    from kedge.runs.environment import CONFIG
-    from kedge.runs.folder import Folder
-    from kedge.runs.reading import load_config
+    from kedge.history.folder import CONFIG
+    from kedge.runs.checkpoint import TrainingFolder
+    from kedge.settings import load_config
 
     words = [*([file] if file and "=" in file else []), *(override or [])]
     path = None if file and "=" in file else file
@@ -221,11 +233,10 @@ def _config(
     if resume:
         if out is None:
             raise KedgeError("--resume needs the folder of the run: --out FOLDER --resume")
-        for several in ("compare", "sweep"):
-            if (Path(out) / f"{several}.json").is_file():
-                again = f"kedge {several} --out {shlex.quote(out)} --resume"
-                raise KedgeError(f"{out} holds several runs; resume them with: {again}")
-        stored = Folder.resume(out, None, remote=None)[1]
+        if several := kind_of(Path(out)):
+            again = f"kedge {several} --out {shlex.quote(out)} --resume"
+            raise KedgeError(f"{out} holds several runs; resume them with: {again}")
+        stored = TrainingFolder.resume(out, None, remote=None)[1]
         if path is None:  # a setting that is not given stays as it was
             return load_config(Path(out) / CONFIG, words, flags) if words or flags else stored
     return load_config(path, words, flags)
@@ -233,23 +244,23 @@ def _config(
 
 def _flags(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that are given as options, in their types."""
-    from kedge.runs.reading import read_value
+    from kedge.settings import read_value
 
     typed = {k: read_value(k, v) if isinstance(v, str) else v for k, v in settings.items()}
     return {k: v for k, v in typed.items() if v is not None}
 
 
-def _rows(
+def _jobs(
     methods: list[str],
     config_file: str | None,
     settings: dict[str, Any],
     pooled: bool,
     resume: bool,
     out: str | None,
-) -> list[Row]:
-    """The rows of a comparison; ``--resume`` takes what is not given from the folder."""
-    from kedge.runs.compare import rows_of, saved_rows
-    from kedge.runs.reading import load_config
+) -> list[TrainingJob]:
+    """The jobs of a comparison; ``--resume`` takes what is not given from the folder."""
+    from kedge.runs.train import method_jobs, saved_jobs
+    from kedge.settings import load_config
 
     method = settings.pop("method", None)
     if method is not None:
@@ -261,51 +272,52 @@ def _rows(
         raise KedgeError("--resume needs the folder of the comparison: --out FOLDER --resume")
     flags = _flags(settings)
     if resume and out is not None and config_file is None:
-        saved = saved_rows(out)
-        kept = [row for row in saved if not row.yardstick]
-        first = kept[0].config
+        saved = saved_jobs("compare", out)
+        kept = [job.config for job in saved if not job.yardstick]
         configs = [
-            dataclasses.replace(first, **flags, method=m)
-            for m in methods or [row.config.method for row in kept]
+            dataclasses.replace(kept[0], **flags, method=m)
+            for m in methods or [config.method for config in kept]
         ]
-        return rows_of(configs, pooled or len(kept) < len(saved))
+        return method_jobs(configs, pooled or len(kept) < len(saved))
     if not methods:
         raise KedgeError("there is nothing to compare; name methods: kedge compare fedavg scaffold")
     configs = [load_config(config_file, flags=flags | {"method": m}) for m in methods]
-    return rows_of(configs, pooled)
+    return method_jobs(configs, pooled)
 
 
 def _grid(
     words: list[str], settings: dict[str, Any], resume: bool, out: str | None
-) -> list[Setting]:
-    """The settings of a command line; ``--resume`` takes those of the folder without words."""
-    from kedge.runs import sweep as sweeps
+) -> list[TrainingJob]:
+    """The jobs of a sweep; ``--resume`` takes those of the folder without words."""
     from kedge.runs.grid import combine, read_words
+    from kedge.runs.train import saved_jobs, setting_jobs
 
     path = words[0] if words and "=" not in words[0] else None
     flags = _flags(settings)
     if resume and out is None:
         raise KedgeError("--resume needs the folder of the sweep: --out FOLDER --resume")
     if resume and out is not None and not words:
-        saved = sweeps.saved_settings(out)
-        return [s._replace(config=dataclasses.replace(s.config, **flags)) for s in saved]
-    return combine(read_words(words[1:] if path else words), path, flags)
+        jobs = saved_jobs("sweep", out)
+        for job in jobs:
+            job.config = dataclasses.replace(job.config, **flags)
+        return jobs
+    return setting_jobs(combine(read_words(words[1:] if path else words), path, flags))
 
 
 def _finish(results: list[Result], as_json: bool, note: str) -> None:
     """Print the results as a table or as JSON."""
+    from kedge.files import finite
     from kedge.report import tables
-    from kedge.runs.result import plain
     from kedge.runs.validation import data_of_choice, leader
 
     if as_json:
-        rows = [plain(result.to_dict()) for result in results]
+        rows = [finite(result.to_dict()) for result in results]
         typer.echo(json.dumps(rows[0] if len(rows) == 1 else {"results": rows}))
         return
-    print_table(tables.comparison(results))
+    print_table(tables.results_table(results))
     if len([result for result in results if not result.yardstick]) > 1:
         mark = "bold, " if console.is_terminal else ""
-        dim(f"{mark}{leader(results).title}: {data_of_choice(results)}")
+        dim(f"{mark}{leader(results).name}: {data_of_choice(results)}")
     if note:
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
 

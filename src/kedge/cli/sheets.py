@@ -13,7 +13,7 @@ from rich.text import Text
 from kedge.cli.screen import console, dim
 
 if TYPE_CHECKING:
-    from kedge.diagnostics.sheet import Cell, Sheet, Table
+    from kedge.history.sheet import Cell, Sheet, Table
 
 MAX_ROWS = 24  # of a table; all are in --json
 MAX_WORD = 24  # characters that are not broken

@@ -63,8 +63,8 @@ def predict(
     import pandas
 
     from kedge.csv_text import quoted
+    from kedge.files import check_target, write_target
     from kedge.runs.evaluation import read_groups
-    from kedge.runs.targets import check_target, write_target
 
     load_files(load)
     other = (out or "").lower().endswith((".xlsx", ".xls", ".parquet", ".json"))
@@ -161,9 +161,9 @@ def export(
 
     kedge export runs/hospitals --to onnx -o model.onnx       beside it: model.onnx.json
     """
+    from kedge.files import check_target
     from kedge.runs.export import SUFFIXES
     from kedge.runs.export import export as write
-    from kedge.runs.targets import check_target
 
     load_files(load)
     if to not in SUFFIXES:
@@ -193,7 +193,7 @@ def _model(run: Run, client: str | None, device: str) -> Predictor:
 def _warn_global(run: Run, client: str | None) -> None:
     """A personal method is judged by its clients' own models; its global one may be far worse."""
     from kedge.core.part import parse
-    from kedge.runs.headline import is_personal
+    from kedge.runs.build import is_personal
 
     if client is None and run.has_personal and is_personal(run.config):
         names = ", ".join(run.clients[:3]) + (", ..." if len(run.clients) > 3 else "")

@@ -209,9 +209,9 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
 def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Journal) -> None:
     from kedge.federation.coordinator.coordinator import Coordinator
     from kedge.federation.coordinator.rules import read_rules
+    from kedge.files import finite
     from kedge.flower.grid import GridTransport
-    from kedge.runs.reading import load_config
-    from kedge.runs.result import plain
+    from kedge.settings import load_config
 
     _load_own(folder)
     flags: dict[str, Any] = {"rounds": settings["rounds"]} if settings["rounds"] else {}
@@ -220,7 +220,7 @@ def _coordinate(folder: Path, grid: Grid, settings: dict[str, Any], journal: Jou
     out = Path(str(settings["out"]) or time.strftime("runs/flower-%Y%m%d-%H%M%S")).resolve()
 
     def watch(seed: int, record: dict[str, Any]) -> None:
-        journal.write(seed=seed, record=plain(record))
+        journal.write(seed=seed, record=finite(record))
 
     def report(text: str) -> None:
         journal.write(line=text)

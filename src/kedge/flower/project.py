@@ -18,7 +18,7 @@ from kedge.federation.coordinator.rules import Rules, Scaling, write_rules
 from kedge.federation.coordinator.settings import check_config
 from kedge.files import make_folder, remove_file, write_file
 from kedge.flower.apps import OWN, RULES, RUN_CONFIG, SETTINGS
-from kedge.runs.config import Config
+from kedge.settings import Config
 
 PACKAGE = "kedge_app"
 

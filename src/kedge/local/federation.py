@@ -34,6 +34,7 @@ from typing import Any
 from kedge.errors import KedgeError
 from kedge.files import make_folder, move_file, write_file
 from kedge.flower.agent import MAX_PATH
+from kedge.history.lock import Lock
 from kedge.local.processes import (
     ProcessSpec,
     free_ports,
@@ -45,7 +46,6 @@ from kedge.local.processes import (
     stop,
     write_programs,
 )
-from kedge.runs.lock import Lock
 
 FILE, FORMAT = "federation.json", 1
 CONNECTION, SUPERLINK = "kedge", "superlink"

@@ -32,7 +32,7 @@ from kedge.local.federation import (
     with_names,
 )
 from kedge.local.processes import is_open, is_running, read_processes
-from kedge.runs.config import Config
+from kedge.settings import Config
 
 BLOCK = 1 << 16
 

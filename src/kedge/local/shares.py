@@ -23,7 +23,7 @@ from kedge.federation.coordinator.rules import Scaling
 from kedge.federation.member.own_data import read_data
 from kedge.files import make_folder, new_file
 from kedge.grammar import parse_call
-from kedge.runs.runner import partition_of
+from kedge.runs.build import partition_of
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 from kedge.csv_text import csv_lines, unquoted
 from kedge.files import append_file, read_file, write_file
 from kedge.loggers.protocol import numbers, own_folder
-from kedge.runs.config import Config
 from kedge.runs.result import Result
+from kedge.settings import Config
 
 FILE = "metrics.csv"
 KEYS = ("seed", "round")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kedge.errors import DataError, FieldError, KedgeError, UnknownName
+from kedge.history.folder import read_records
 from kedge.loggers.protocol import Logger
-from kedge.runs.config import Config
-from kedge.runs.observing import Observe
 from kedge.runs.result import Result
-from kedge.runs.saved import read_records
+from kedge.runs.train import Observe
+from kedge.settings import Config
 
 Given = str | Logger | Callable[[], Logger]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from kedge.files import read_json, write_file
 from kedge.loggers.protocol import numbers, own_folder, summary
-from kedge.runs.config import Config
 from kedge.runs.result import Result
+from kedge.settings import Config
 
 EXPERIMENT = "kedge"
 RUNS = "runs.json"  # the run of each seed

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from kedge.files import check_links, make_folder
-from kedge.runs.config import Config
 from kedge.runs.result import Result
+from kedge.settings import Config
 
 
 @runtime_checkable

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.loggers.protocol import numbers, own_folder
-from kedge.runs.config import Config
 from kedge.runs.result import Result
+from kedge.settings import Config
 
 FLUSH_S = 5  # a page of TensorBoard is at most so late
 

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from kedge.files import read_json, write_file
 from kedge.loggers.protocol import numbers, own_folder, summary
-from kedge.runs.config import Config
 from kedge.runs.result import Result
+from kedge.settings import Config
 
 PROJECT = "kedge"
 RUNS = "runs.json"  # the identifier of each seed

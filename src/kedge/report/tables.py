@@ -1,279 +1,373 @@
-"""Tables of results for the terminal."""
+"""The table of a comparison, once: for the terminal, as text, and for a page.
+
+A cell has a text to read and a number to sort by. Page and terminal show the same columns; where
+the terminal is narrow, those of the highest rank go first.
+"""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from kedge.history.compare import Comparison, Row, compare
+from kedge.history.metric import COMPANIONS
+from kedge.history.run import Run, Stat, like_with_like
+from kedge.report.text import count, duration, p_text, signed_text, size
+from kedge.settings import format_value
 
-from kedge.core.metrics import SCORE_BINS
-from kedge.report import units
-from kedge.runs.grid import Setting, format_value
-from kedge.runs.result import Result, Stat, paired_gain
-from kedge.runs.validation import leader, on_validation
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 TEXT_WIDTH = 120  # characters of a table as text
+MIN_HEAD = 8  # characters of a head before it is folded
 MIN_NAME = 10  # characters of a method or a value before its column is folded
-BESIDE = {"balanced_accuracy": ("balanced\naccuracy %", 2), "auroc": ("AUROC", 3)}
+COLOURS = {"gain": "green", "loss": "red", "dim": "dim"}  # styles of cells in a terminal
+
+
+class Cell(NamedTuple):
+    """A cell of a table; ``sort`` is None where there is no value."""
+
+    text: str = ""
+    sort: float | None = None
+    more: str = ""  # a second, smaller text
+    style: str = ""  # gain, loss, dim
+
+    @property
+    def plain(self) -> str:
+        """Both texts: ``97.50±0.57``."""
+        more = self.more.replace("± ", "±")
+        return f"{self.text}{'' if more.startswith('±') else ' '}{more}".strip()
 
 
 class Column(NamedTuple):
-    """A column of numbers. Where the terminal is narrow, those of the highest ``rank`` go first."""
+    """A column; ``rank`` says how early it goes where the terminal is narrow (0: never)."""
 
+    key: str
     head: str
-    cells: list[str]
+    title: str  # what it is, for a tooltip
+    cells: list[Cell]
     rank: int = 0
 
     @property
+    def lines(self) -> list[str]:
+        """The head in a terminal: not wider than it must be."""
+        texts = [*self.head.split(), *(cell.plain for cell in self.cells)]
+        return textwrap.wrap(self.head, max(MIN_HEAD, *map(len, texts), 1)) or [""]
+
+    @property
     def width(self) -> int:
-        return max(len(line) for text in (self.head, *self.cells) for line in text.split("\n"))
+        return max(len(text) for text in (*self.lines, *(cell.plain for cell in self.cells)))
 
 
-class Fitting:
-    """A table with as many columns as the terminal is wide for."""
+@dataclass(frozen=True)
+class Table:
+    """Columns of numbers beside names, with a note below. ``print`` of rich draws it."""
 
-    def __init__(
-        self,
-        first: Sequence[Column],
-        columns: Sequence[Column],
-        styles: Sequence[str],
-        note: str,
-        names: int = MIN_NAME,  # characters of a name that columns of a rank make room for
-    ) -> None:
-        self.first, self.columns, self.styles, self.note = first, list(columns), styles, note
-        self.names = names
+    names: Sequence[Column]  # what the rows are
+    columns: Sequence[Column]
+    note: Sequence[str] = ()
+    styles: Sequence[str] = field(default_factory=tuple)  # of rows: bold, dim
+    name_width: int = MIN_NAME  # of a name, which columns of a rank make room for
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
+        from rich import table, text
+
         columns = list(self.columns)
-        room = options.max_width - sum(1 + min(self.names, column.width) for column in self.first)
+        room = options.max_width - sum(1 + min(self.name_width, c.width) for c in self.names)
         while sum(1 + column.width for column in columns) > room:
             least = max(columns, key=lambda column: column.rank)
             if not least.rank:
                 break
             columns.remove(least)
-        yield Group(self._table(columns), *([Text(self.note, "dim")] if self.note else []))
+        drawn = table.Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        for c in self.names:
+            least_width = min(MIN_NAME, c.width)
+            drawn.add_column(c.head, min_width=least_width, overflow="fold", vertical="bottom")
+        for c in columns:
+            drawn.add_column("\n".join(c.lines), justify="right", no_wrap=True, vertical="bottom")
+        rows = zip(*(column.cells for column in (*self.names, *columns)), strict=True)
+        styles = self.styles or [""] * len(self.names[0].cells)
+        for cells, style in zip(rows, styles, strict=True):
+            texts = [text.Text(cell.plain, COLOURS.get(cell.style, "")) for cell in cells]
+            drawn.add_row(*texts, style=style)
+        yield drawn
+        if self.note:
+            yield text.Text("\n".join(self.note), "dim")
 
-    def _table(self, columns: Sequence[Column]) -> Table:
-        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-        for column in self.first:
-            table.add_column(
-                column.head,
-                min_width=min(MIN_NAME, column.width),
-                overflow="fold",
-                vertical="bottom",
-            )
-        for column in columns:
-            table.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
-        rows = zip(*(column.cells for column in (*self.first, *columns)), strict=True)
-        for cells, style in zip(rows, self.styles, strict=True):
-            table.add_row(*cells, style=style)
-        return table
+    def __str__(self) -> str:
+        """Plain text, without colours."""
+        from rich.console import Console
 
-
-def as_text(table: RenderableType) -> str:
-    """A table as plain text, without colours."""
-    console = Console(file=io.StringIO(), width=TEXT_WIDTH)
-    with console.capture() as capture:
-        console.print(table, highlight=False)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        console = Console(file=io.StringIO(), width=TEXT_WIDTH)
+        with console.capture() as capture:
+            console.print(self, highlight=False)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def comparison(results: Sequence[Result]) -> Fitting:
-    """Compare methods, one row each.
-
-    The columns are the last value of the headline (mean ± sd over seeds) with what must stand
-    beside it, the best one on the test data (with validation data: the best one on them, and
-    ``chosen``, the headline in the same round), with clients that never trained the metric on their
-    samples, the gain over the first method (paired by seed) with its confidence interval, the
-    rounds to the target, the bytes that all clients sent and received, and the seconds.
-    """
-    first, several = results[0], len(results) > 1
-    columns = [*_headline(results), *_chosen(results)]
-    if several:
-        gains = [("", "") if r is first else _gain(paired_gain(r, first), r) for r in results]
-        columns.append(Column("gain", [gain for gain, _ in gains]))
-        columns.append(Column("95 % interval", [interval for _, interval in gains]))
-    if first.config.target:
-        reached = [_rounds(r.rounds_to(first.config.target)) for r in results]
-        columns.append(Column(f"to {first.config.target:g}", reached))
-    for head, values in (
-        ("up", [r.mb_up for r in results]),
-        ("down", [r.mb_down for r in results]),
-    ):
-        pairs = zip(values, results, strict=True)
-        columns.append(
-            Column(head, ["" if r.yardstick else units.size(1e6 * v) for v, r in pairs], 3)
-        )
-    columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
-    if any(r.diverged for r in results):
-        columns.append(Column("", ["diverged" if r.diverged else "" for r in results]))
-    best = leader(results)
-    styles = ["bold" if r is best and several else "" for r in results]
-    methods = Column("method", [r.title for r in results])
-    return Fitting([methods], columns, styles, _note(results))
+def words(key: str, texts: Sequence[str]) -> Column:
+    """A column of names."""
+    return Column(key, key, "", [Cell(text) for text in texts])
 
 
-def grid(settings: Sequence[Setting], results: Sequence[Result]) -> Fitting:
-    """Compare the settings of a sweep: values, last and best headline (mean ± sd), seconds.
-
-    The best setting is marked, with the data on which it was chosen.
-    """
-    best = leader(results)
-    columns = [
-        column._replace(
-            cells=["" if _end(r) else c for c, r in zip(column.cells, results, strict=True)]
-        )
-        for column in (*_headline(results), *_chosen(results))
-    ]
-    columns.append(Column("s", [f"{r.seconds:.1f}" for r in results], 1))
-    leads = [r is best and len(results) > 1 for r in results]
-    mark = "best (validation)" if on_validation(results) else "best (test)"
-    marks = [_end(r) or (mark if lead else "") for r, lead in zip(results, leads, strict=True)]
-    columns.append(Column("", marks))
-    keys = [
-        Column(key, [format_value(setting.values[key]) for setting in settings])
-        for key in settings[0].values
-    ]
-    return Fitting(keys, columns, ["bold" if lead else "" for lead in leads], _note(results))
+def results_table(runs: Sequence[Run]) -> Table:
+    """The table of runs that were made together: methods, or settings of a sweep."""
+    return comparison_table(compare(like_with_like(runs), against_best=bool(runs[0].values)))
 
 
-def _chosen(results: Sequence[Result]) -> list[Column]:
-    """What was chosen, and on which data; and the metric on clients that never trained."""
-    if any(r.validation is not None for r in results):
-        validation = [r.written(r.validation.mean) if r.validation else "" for r in results]
-        chosen = [r.written(r.chosen) if r.chosen else "" for r in results]
-        columns = [Column("validation", validation, 2), Column("chosen", chosen)]
-    else:
-        columns = [Column("best (test)", [r.written(r.best.mean) for r in results], 2)]
-    if any(r.stopped_early for r in results):
-        columns.append(Column("rounds", [_span(r.last_rounds) for r in results], 1))
-    if any(r.unseen is not None for r in results):
-        columns.append(Column("unseen", [r.written(r.unseen) if r.unseen else "" for r in results]))
-    return columns
-
-
-def _headline(results: Sequence[Result]) -> list[Column]:
-    """The headline, the metrics that must stand beside it, and the global model's value."""
-    first, personal = results[0], any(r.headline != "global" for r in results)
-    label = f"{first.label}\nof clients" if personal else first.label
-    columns = [Column(label, [r.written(r.last) for r in results])]
-    beside = [r.beside() for r in results]
-    for name, (head, decimals) in BESIDE.items():
-        if any(name in found for found in beside):
-            values = [found[name].mean if name in found else math.nan for found in beside]
-            columns.append(Column(head, [_number(value, decimals) for value in values]))
-    if personal:
-        values = [r.global_last.mean for r in results]
-        columns.append(Column("global\nmodel", [_number(v, first.decimals) for v in values]))
-    return columns
-
-
-def _note(results: Sequence[Result]) -> str:
-    """What the numbers are of, where that is not the global model on a balanced test set."""
-    lines = []
-    if any(r.headline != "global" for r in results):
-        lines.append(
-            f"{results[0].metric} of clients: the model that each client would use, its own or the "
-            "global one, on its held-out samples, mean over clients."
-        )
-    shares = [r.records[0][-1]["imbalanced"] for r in results if r.beside()]
-    if shares:
-        lines.append(
-            f"The largest class has {100 * shares[0]:.0f} % of the test samples: accuracy alone "
-            "says little."
-        )
-    over = _over_clients(results[0]) if len(results) == 1 else []
-    lines += over
-    if over or any(r.headline != "global" for r in results):
-        lines += _left_out(results[0])
-    if any(r.validation is not None for r in results):
-        lines.append("chosen: on the test data, in the best round on the validation data.")
-    if any(r.stopped_early for r in results):
-        lines.append(
-            f"rounds: stopped early, after {results[0].config.patience} tests without a better "
-            "validation metric (--patience); the values are those of each seed's last round."
-        )
-    bound = max(map(_bound, results))
-    if bound:
-        unit = 10.0 ** math.floor(math.log10(bound))  # rounded up to one digit
-        lines.append(
-            f"{results[0].metric} in rounds is from {SCORE_BINS:,} bins of scores, at most "
-            f"{unit * math.ceil(bound / unit):.1g} off; scores.json and kedge evaluate have the "
-            "exact value."
-        )
-    return "\n".join(lines)
-
-
-def _bound(result: Result) -> float:
-    """The largest possible error of the headline after the last round; 0 if it is exact."""
-    prefix = "" if result.headline == "global" else f"{result.headline}_"
-    return max(run[-1].get(f"{prefix}{result.metric}_bound") or 0.0 for run in result.records)
-
-
-def _left_out(result: Result) -> list[str]:
-    """How many clients the means over clients leave out: AUROC needs samples of two classes."""
-    kind = "personal" if result.headline == "personal" else "client"
-    values = result.records[0][-1].get(f"per_{kind}") or []
-    without = sum(value is None for value in values)
-    if not without or without == len(values):
-        return []
-    return [
-        f"{without} of {len(values)} clients have no {result.metric} (samples of one class only): "
-        "left out of means over clients."
-    ]
-
-
-def _over_clients(result: Result) -> list[str]:
-    """The worst client and the spread of a single run, mean over seeds."""
-    kind = "client" if result.headline == "global" else result.headline
-    names = [f"{kind}_{name}" for name in ("mean", "worst", "spread")]
-    if not all(result.has(name) for name in names):
-        return []
-    mean, worst, spread = (result.written(float(result.array(n)[:, -1].mean())) for n in names)
-    return [f"Over clients: {result.label} mean {mean}, worst {worst}, spread {spread} (one sd)."]
-
-
-def _span(rounds: Sequence[int]) -> str:
-    """``"12"``, or ``"3-12"`` where seeds differ."""
-    return "-".join(map(str, sorted({min(rounds), max(rounds)})))
-
-
-def _end(result: Result) -> str:
-    """Where a run diverged: the first round without a loss, or of those with an exploded one."""
-    rounds = []
-    for run in result.records:
-        missing = [r["round"] for r in run if math.isnan(r["train_loss"])]
-        exploded = [r["round"] for r in run if "diverged" in r] if "diverged" in run[-1] else []
-        rounds += missing[:1] + exploded[:1]
-    return f"diverged in round {min(rounds)}" if rounds else ""
-
-
-def _gain(stat: Stat, result: Result) -> tuple[str, str]:
-    interval, decimals = stat.interval(), result.decimals
-    if interval is None:
-        return f"{stat.mean:+.{decimals}f}", "one seed"
-    fewer = decimals if decimals > 2 else max(1, decimals - 1)  # of 0 to 1: all of them
-    return (
-        f"{stat.mean:+.{decimals}f}",
-        f"{interval[0]:+.{fewer}f} … {interval[1]:+.{fewer}f}",
+def comparison_table(found: Comparison) -> Table:
+    """The table of a comparison in a terminal: one row per method, or per setting of a sweep."""
+    runs = [row.run for row in found.rows]
+    keys = list(runs[0].values)
+    names = [words(key, [format_value(run.values[key]) for run in runs]) for key in keys]
+    marks = Column("mark", "", "", [Cell(text) for text in marks_of(found)])
+    columns = columns_of(found)
+    columns += [marks] if keys and len(runs) > 1 else []
+    bold = [row is found.leader and len(found.rows) > 1 for row in found.rows]
+    return Table(
+        names or [words("method", [run.name for run in runs])],
+        columns,
+        notes_of(found),
+        ["bold" if one else "" for one in bold],
     )
 
 
-def _number(value: float, decimals: int) -> str:
-    return "" if math.isnan(value) else f"{value:.{decimals}f}"
+def columns_of(found: Comparison) -> list[Column]:
+    """The columns of a comparison, without those that would be empty."""
+    first = found.first.run
+    metric, several = first.measure, len(found.rows) > 1
+    label = metric.label
+    if any(row.run.headline != "global" for row in found.rows):
+        label = f"{label} of clients"
+    over = f"gain over {_short(first.name)}" if found.base == 0 else "against the best"
+
+    def own(pick: Callable[[Run], Stat | None]) -> Callable[[Row], Cell]:
+        return lambda row: stat_cell(pick(row.run), metric.decimals, spread=False)
+
+    def beside(name: str) -> Callable[[Row], Cell]:
+        decimals = first.metrics[name].decimals if name in first.metrics else metric.decimals
+        return lambda row: stat_cell(row.run.beside().get(name), decimals, spread=False)
+
+    makes: list[tuple[str, str, str, Callable[[Row], Cell], int]] = [
+        ("last", label, "after the last round: mean over seeds ± standard deviation", _last, 0),
+        ("n", "n", "seeds", lambda row: Cell(str(row.run.last.n), row.run.last.n), 6),
+    ]
+    if several:
+        about = f"mean difference to {first.name}, paired by seed; positive is better"
+        corrected = "paired t test, corrected for all comparisons of this table"
+        makes += [
+            ("gain", over, about, lambda row: gain_cell(row, metric.decimals), 0),
+            ("interval", "95 % interval", "of the gain, by Student's t over seeds",
+             lambda row: interval_cell(row, metric.decimals), 0),
+            ("p", "p (Holm)", f"that the gain is 0: {corrected}", _p, 2),
+        ]  # fmt: skip
+    for name in COMPANIONS:
+        head = first.metrics[name].label if name in first.metrics else name
+        makes.append((name, head, "beside accuracy, since classes are imbalanced", beside(name), 0))
+    makes += [
+        ("global", "global model", "the global model on the test set, after the last round",
+         own(lambda run: run.global_last if run.headline != "global" else None), 0),
+        ("validation", "validation", "the best round on the validation data",
+         own(lambda run: run.validation), 3),
+        ("chosen", "chosen", "on the test data, in the best round on the validation data",
+         lambda row: _chosen(row.run), 0),
+        ("best", "best (test)", "the best round on the test data, as papers report it",
+         own(lambda run: None if run.chosen else run.best), 3),
+        ("unseen", "unseen clients", "on clients that never train", own(lambda run: run.unseen), 0),
+        ("target", f"rounds to {float(first.settings.get('target') or 0):g}",
+         "first round that reaches the target, mean over the seeds that do",
+         lambda row: target_cell(row.run.to_target), 0),
+        ("up", "up", "bytes that all clients send, whole run",
+         lambda row: _size(row.run, row.run.mb_up), 5),
+        ("down", "down", "bytes that all clients receive, whole run",
+         lambda row: _size(row.run, row.run.mb_down), 5),
+        ("seconds", "time", "of the whole run, all seeds",
+         lambda row: Cell(duration(row.run.seconds), row.run.seconds), 4),
+        ("status", "", "", lambda row: _status(row.run), 0),
+    ]  # fmt: skip
+    columns = [
+        Column(key, head, title, [make(row) for row in found.rows], rank)
+        for key, head, title, make, rank in makes
+    ]
+    return [column for column in columns if any(cell.text for cell in column.cells)]
 
 
-def _rounds(values: Sequence[int | None]) -> str:
-    """Mean over the seeds that reach the target, and how many do."""
-    reached = [v for v in values if v is not None]
+def marks_of(found: Comparison) -> list[str]:
+    """A word for each run beside its name: the baseline, the best one and on which data."""
+    best = "best on validation data" if found.chosen_on == "validation" else "best"
+    rows = []
+    for row in found.rows:
+        if row is found.leader and len(found.competing) > 1:
+            rows.append(best)
+        elif row.run.yardstick:
+            rows.append("yardstick")
+        else:
+            rows.append("first" if row is found.first and len(found.rows) > 1 else "")
+    return rows
+
+
+def notes_of(found: Comparison) -> list[str]:
+    """What the numbers are of, where that is not the global model on a balanced test set."""
+    runs = [row.run for row in found.rows]
+    first, lines = found.first.run, list[str]()
+    of_clients = any(run.headline != "global" for run in runs)
+    if of_clients:
+        lines.append(
+            "Of clients: the model that each client would use, its own or the global one, on its "
+            "held-out samples, mean over clients."
+        )
+    if first.imbalanced is not None:
+        lines.append(
+            f"The largest class has {100 * first.imbalanced:.0f} % of the test samples: accuracy "
+            "alone says little."
+        )
+    over = _over_clients(first) if len(runs) == 1 else []
+    lines += over + (without_value(first) if over or of_clients else [])
+    if len(runs) > 1:
+        lines.append(
+            f"Gains over {first.name} are paired by seed: both have the same partitions, cohorts "
+            "and initial weights."
+        )
+    if any(run.last.n == 1 for run in runs) and len(runs) > 1:
+        lines.append("One seed has no spread, no interval and no p-value.")
+    if any(run.validation is not None for run in runs):
+        lines.append("chosen: on the test data, in the best round on the validation data.")
+    bound = max(map(_bound, runs))
+    if bound:
+        unit = 10.0 ** math.floor(math.log10(bound))  # rounded up to one digit
+        lines.append(
+            f"{first.measure.title} in rounds is from histograms of scores, at most "
+            f"{unit * math.ceil(bound / unit):.1g} off; scores.json and kedge evaluate have the "
+            "exact value."
+        )
+    return lines
+
+
+# -- cells ----------------------------------------------------------------------------------------
+
+
+def stat_cell(stat: Stat | None, decimals: int, spread: bool = True) -> Cell:
+    """A mean over seeds, with its standard deviation."""
+    if stat is None or (math.isnan(stat.mean) and not spread):
+        return Cell()
+    if math.isnan(stat.mean):
+        return Cell("diverged", None, style="loss")
+    more = f"± {stat.sd:.{decimals}f}" if spread and stat.sd is not None else ""
+    return Cell(f"{stat.mean:.{decimals}f}", stat.mean, more)
+
+
+def signed_cell(value: float | None, decimals: int, style: str = "") -> Cell:
+    if value is None or math.isnan(value):
+        return Cell()
+    return Cell(signed_text(value, decimals), value, style=style)
+
+
+def gain_cell(row: Row, decimals: int) -> Cell:
+    """A gain, coloured where it is clear after the correction."""
+    if row.gain is None:
+        return Cell()
+    style = ("gain" if row.gain.mean > 0 else "loss") if row.is_clear else ""
+    return signed_cell(row.gain.mean, decimals, style)
+
+
+def interval_cell(row: Row, decimals: int) -> Cell:
+    gain = row.gain
+    if gain is None or math.isnan(gain.mean):
+        return Cell()
+    if gain.low is None or gain.high is None:
+        return Cell("one seed", None, style="dim") if gain.n == 1 else Cell()
+    low, high = (signed_text(v, decimals) for v in (gain.low, gain.high))
+    return Cell(f"{low} to {high}", gain.low)
+
+
+def target_cell(rounds: Sequence[int | None]) -> Cell:
+    """The mean over the seeds that reach a target, and how many do."""
+    reached = [r for r in rounds if r is not None]
     if not reached:
-        return "never"
-    mean = f"{sum(reached) / len(reached):.1f}".removesuffix(".0")
-    return mean if len(reached) == len(values) else f"{mean} ({len(reached)}/{len(values)})"
+        return Cell("never", math.inf, style="dim") if rounds else Cell()
+    mean = sum(reached) / len(reached)
+    part = "" if len(reached) == len(rounds) else f"{len(reached)} of {len(rounds)}"
+    return Cell(f"{mean:.1f}".removesuffix(".0"), mean, part)
+
+
+def _last(row: Row) -> Cell:
+    cell = stat_cell(row.run.last, row.run.measure.decimals)
+    return cell._replace(text="no value") if cell.style and not row.run.diverged else cell
+
+
+def _p(row: Row) -> Cell:
+    text = p_text(row.p).removeprefix("p ").removeprefix("= ")
+    return Cell() if row.p is None else Cell(text, row.p)
+
+
+def _chosen(run: Run) -> Cell:
+    cell, rounds = stat_cell(run.chosen, run.measure.decimals, spread=False), run.best_rounds
+    return cell._replace(more=f"round {_span(rounds)}") if rounds else cell
+
+
+def _size(run: Run, mb: float) -> Cell:
+    return Cell() if run.yardstick else Cell(size(1e6 * mb), mb)
+
+
+def _status(run: Run) -> Cell:
+    if run.status == "unfinished":
+        return Cell(f"unfinished, round {run.tested_round} of {run.total}", None, style="loss")
+    if run.status == "diverged":
+        end = run.diverged_in
+        return Cell(f"diverged in round {end}" if end else "diverged", None, style="loss")
+    if run.status == "stopped early":
+        return Cell(f"stopped early, round {_span(run.last_rounds)}", None, style="dim")
+    return Cell()
+
+
+def _span(rounds: Sequence[int]) -> str:
+    """``"12"``, or ``"3–12"`` where seeds differ."""
+    return "–".join(map(str, sorted({min(rounds), max(rounds)})))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 24 else text[:23] + "…"
+
+
+# -- notes ----------------------------------------------------------------------------------------
+
+
+def without_value(run: Run) -> list[str]:
+    """How many clients the means over clients leave out: AUROC needs samples of two classes."""
+    key = "per_personal" if run.headline == "personal" else "per_client"
+    last = [seed.columns.last_list(key) for seed in run.counting]
+    clients = max(map(len, last), default=0)
+    without = [sum(value is None for value in values) for values in last]
+    if not any(without) or all(len(v) == n for v, n in zip(last, without, strict=True)):
+        return []
+    low, high = min(without), max(without)
+    number = str(high) if low == high else f"{low} to {high}"
+    have = "has" if number == "1" else "have"
+    return [
+        f"{number} of {count(clients, 'client')} {have} no {run.measure.title}"
+        f"{'' if low == high else ', by seed'} (samples of one class only): left out of means over "
+        "clients."
+    ]
+
+
+def _over_clients(run: Run) -> list[str]:
+    """The worst client and the spread of a single run, mean over seeds."""
+    kind = "client" if run.headline == "global" else run.headline
+    names = [f"{kind}_{name}" for name in ("mean", "worst", "spread")]
+    if not all(run.has(name) for name in names):
+        return []
+    mean, worst, spread = (f"{run.end(name).mean:.{run.measure.decimals}f}" for name in names)
+    label = run.measure.label
+    return [f"Over clients: {label} mean {mean}, worst {worst}, spread {spread} (one sd)."]
+
+
+def _bound(run: Run) -> float:
+    """The largest possible error of the headline after the last round; 0 if it is exact."""
+    prefix = "" if run.headline == "global" else f"{run.headline}_"
+    bounds = (run.end(f"{prefix}{run.measure.name}_bound").values, ())
+    return max((bound for bound in bounds[0] if not math.isnan(bound)), default=0.0)

@@ -9,7 +9,7 @@ from typing import Any
 from kedge.errors import DataError
 from kedge.files import make_folder, new_file
 from kedge.report.figures import COLOURS
-from kedge.report.page.facts import as_json
+from kedge.report.page import as_json
 
 WIDTH_IN, HEIGHT_IN = 3.3, 2.3
 SUFFIXES = (".svg", ".pdf")

@@ -9,32 +9,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kedge.engines import Execution
 from kedge.errors import DataError
-from kedge.files import make_folder, write_file
+from kedge.files import finite, make_folder, write_file
+from kedge.history.experiment import kind_of
+from kedge.history.folder import read_own_json
 from kedge.reproduction.records import RUNS
-from kedge.reproduction.table import Row, Table
-from kedge.runs.config import Config
+from kedge.reproduction.table import PaperRow, PaperTable
 from kedge.runs.grid import Setting
-from kedge.runs.result import plain
-from kedge.runs.runner import Report
-from kedge.runs.saved import read_json
-from kedge.runs.sweep import LISTING, Watch, sweep
+from kedge.runs.train import PLAIN, Options, experiment, setting_jobs
+from kedge.settings import Config
 
 
-def choice_path(results: Path, table: Table, row: Row) -> Path:
+def choice_path(results: Path, table: PaperTable, row: PaperRow) -> Path:
     home, name = row.home
     return results / home / f"{name}.choice.{table.scale}.json"
 
 
-def read_choice(results: Path, table: Table, row: Row) -> dict[str, Any] | None:
+def read_choice(results: Path, table: PaperTable, row: PaperRow) -> dict[str, Any] | None:
     """The setting that was chosen for a row, e.g. ``{"lr": 0.1}``; None if there is no choice yet,
     or if it was made among other values or for another method."""
     path, choose = choice_path(results, table, row), table.choose
     if choose is None or not path.is_file():
         return None
     try:
-        found = read_json(path, "delete it")
+        found = read_own_json(path, "delete it")
     except DataError:
         return None
     wanted = [choose.key, list(choose.values), choose.rounds, choose.seed, row.method]
@@ -45,19 +43,17 @@ def read_choice(results: Path, table: Table, row: Row) -> dict[str, Any] | None:
     return {choose.key: found["chosen"]} if found.get("chosen") in choose.values else None
 
 
-def read_choices(results: Path, table: Table) -> dict[str, dict[str, Any]]:
+def read_choices(results: Path, table: PaperTable) -> dict[str, dict[str, Any]]:
     """What was chosen for each row of a table; empty where nothing was."""
     return {row.name: read_choice(results, table, row) or {} for row in table.rows}
 
 
 def choose_value(
     results: Path,
-    table: Table,
-    row: Row,
+    table: PaperTable,
+    row: PaperRow,
     config: Config,
-    watch: Watch | None = None,
-    report: Report | None = None,
-    execution: Execution | None = None,
+    options: Options = PLAIN,
 ) -> dict[str, Any]:
     """Train with each value, and choose the best one on validation data; it is recorded.
 
@@ -73,11 +69,10 @@ def choose_value(
         for value in choose.values
     ]
     folder = results / RUNS / row.home[0] / f"{row.home[1]}.choice.{table.scale}"
-    found = sweep(
-        settings, folder, (folder / LISTING).is_file(), watch, report, execution=execution
-    )
-    scores = [r.validation.mean if r.validation else math.nan for r in found.results]
-    sign = 1.0 if found.results[0].higher_is_better else -1.0
+    is_begun = bool(kind_of(folder))
+    found = experiment("sweep", setting_jobs(settings), folder, is_begun, options).results
+    scores = [r.validation.mean if r.validation else math.nan for r in found]
+    sign = 1.0 if found[0].higher_is_better else -1.0
     best = max(range(len(scores)), key=lambda i: (not math.isnan(scores[i]), sign * scores[i]))
     written = {
         "recipe": table.name,
@@ -91,13 +86,13 @@ def choose_value(
         "seed": choose.seed,
         "rounds": choose.rounds,
         "share": choose.validation,
-        "device": found.results[0].device,
+        "device": found[0].device,
         "date": time.strftime("%Y-%m-%d"),
     }
     path = choice_path(results, table, row)
     try:
         make_folder(path.parent, inside=results)
-        text = json.dumps(plain(written), indent=1)
+        text = json.dumps(finite(written), indent=1)
         write_file(path, f"{text}\n".encode(), inside=results)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from None

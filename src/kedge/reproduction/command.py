@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import FieldError, KedgeError
-from kedge.report.tables import as_text
 from kedge.reproduction import merging, recipes
 from kedge.reproduction.choice import read_choices
-from kedge.reproduction.printing import comparison, heading
+from kedge.reproduction.display import comparison_with_paper, heading
 from kedge.reproduction.records import Record, found_records
 from kedge.reproduction.running import (
     Context,
@@ -24,7 +23,7 @@ from kedge.reproduction.running import (
     run_table,
 )
 from kedge.reproduction.summary import STATS, Summary, summarise
-from kedge.reproduction.table import Row, Table
+from kedge.reproduction.table import PaperRow, PaperTable
 
 RESULTS = "reproduced"
 
@@ -33,7 +32,7 @@ RESULTS = "reproduced"
 class Reproduction:
     """A table with our numbers beside the paper's: ``rows``, and the records they come from."""
 
-    table: Table
+    table: PaperTable
     rows: list[Summary]
     records: list[Record] = field(repr=False, default_factory=list)
     left_out: tuple[str, ...] = ()  # records that do not count, and why
@@ -50,15 +49,15 @@ class Reproduction:
             and not s.tail_gain.mean > 0
         ]
 
-    def only(self, rows: Sequence[Row]) -> Reproduction:
+    def only(self, rows: Sequence[PaperRow]) -> Reproduction:
         """The same with some of the rows; their gains stay those over their bases."""
         names = {row.name for row in rows}
         return dataclasses.replace(self, rows=[s for s in self.rows if s.row.name in names])
 
     def __str__(self) -> str:
         """The table that ``kedge reproduce`` prints."""
-        table = comparison(self.table, self.rows, self.left_out)
-        return f"{heading(self.table)}\n{as_text(table)}"
+        table = comparison_with_paper(self.table, self.rows, self.left_out)
+        return f"{heading(self.table)}\n{table}"
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame."""
@@ -97,7 +96,7 @@ def selected(
     scale: str = "full",
     root: Path | None = None,
     skip_without_quick: bool = False,
-) -> list[tuple[Table, list[Row]]]:
+) -> list[tuple[PaperTable, list[PaperRow]]]:
     """Tables and their rows by name. Of several tables, each has those of the rows that it has.
 
     Raises:
@@ -121,7 +120,7 @@ def selected(
     ]
 
 
-def read_table(table: Table, results: Path, is_stopped: bool = False) -> Reproduction:
+def read_table(table: PaperTable, results: Path, is_stopped: bool = False) -> Reproduction:
     """A table with all records of it in a folder of results, which may be read-only."""
     if is_writable(results):
         for row in table.rows:
@@ -134,7 +133,7 @@ def read_table(table: Table, results: Path, is_stopped: bool = False) -> Reprodu
 
 
 def reproduce_tables(
-    tables: Sequence[tuple[Table, list[Row]]],
+    tables: Sequence[tuple[PaperTable, list[PaperRow]]],
     seeds: Sequence[int] | None = None,
     results: str | Path = RESULTS,
     minutes: float | None = None,
@@ -166,7 +165,7 @@ def reproduce_tables(
 
 
 def rounds_left(
-    tables: Sequence[tuple[Table, list[Row]]],
+    tables: Sequence[tuple[PaperTable, list[PaperRow]]],
     seeds: Sequence[int] | None = None,
     results: str | Path = RESULTS,
     rounds: int | None = None,
@@ -186,7 +185,7 @@ def rounds_left(
 
 
 def merge_tables(
-    tables: Sequence[tuple[Table, list[Row]]], results: str | Path, other: str | Path
+    tables: Sequence[tuple[PaperTable, list[PaperRow]]], results: str | Path, other: str | Path
 ) -> list[merging.Merged]:
     """Merge the records of another folder into tables.
 

@@ -9,7 +9,7 @@ from kedge.errors import DataError, KedgeError
 from kedge.files import make_folder, read_file, write_file
 from kedge.reproduction.choice import choice_path
 from kedge.reproduction.records import Record, differences, keep, read_record
-from kedge.reproduction.table import Row, Table
+from kedge.reproduction.table import PaperRow, PaperTable
 
 
 class Merged(NamedTuple):
@@ -20,7 +20,7 @@ class Merged(NamedTuple):
     left_out: list[str]
 
 
-def merge(table: Table, results: Path, other: Path) -> Merged:
+def merge(table: PaperTable, results: Path, other: Path) -> Merged:
     """Copy the records of a table; of two for one row and seed, the one with more rounds stays.
 
     Nothing is copied if a record does not fit.
@@ -44,7 +44,7 @@ def merge(table: Table, results: Path, other: Path) -> Merged:
     free = (table.choose.key,) if table.choose else ()
     wrong: list[str] = []
     merged = Merged([], [], [])
-    new: list[tuple[Path, Record, Row]] = []
+    new: list[tuple[Path, Record, PaperRow]] = []
     for path in paths:
         try:
             record = read_record(path)
@@ -74,7 +74,7 @@ def merge(table: Table, results: Path, other: Path) -> Merged:
 
 
 def _compare(
-    table: Table, row: Row | None, record: Record, mine: Path, free: tuple[str, ...]
+    table: PaperTable, row: PaperRow | None, record: Record, mine: Path, free: tuple[str, ...]
 ) -> tuple[str, bool]:
     """What is wrong with a record, and whether it is to be copied."""
     if record.recipe != table.name:
@@ -99,7 +99,7 @@ def _compare(
     return "", record.rounds_done > own.rounds_done
 
 
-def _merge_choices(table: Table, results: Path, folder: Path) -> None:
+def _merge_choices(table: PaperTable, results: Path, folder: Path) -> None:
     """Copy the choices that are not here yet."""
     for row in table.rows if table.choose else ():
         mine = choice_path(results, table, row)

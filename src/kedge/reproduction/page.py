@@ -8,22 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.core.task import tasks
 from kedge.errors import KedgeError
-from kedge.report.page import methods
-from kedge.report.page.curves import lttb, short
-from kedge.report.page.facts import COLOURS, SHOWN
-from kedge.report.page.table import Cell, Column
-from kedge.report.page.verdict import Verdict
-from kedge.report.page.wording import name
-from kedge.report.page.write import empty, write_page
+from kedge.history.compare import LEVEL
+from kedge.history.folder import CONFIG
+from kedge.history.metric import KNOWN
+from kedge.report.charts import lttb, short
+from kedge.report.page import COLOURS, SHOWN, empty, parts_of_methods, write_page
+from kedge.report.text import name
+from kedge.report.verdict import Verdict
 from kedge.reproduction import recipes
 from kedge.reproduction.command import Reproduction, read_table
-from kedge.reproduction.printing import METRIC_NAMES, heading
+from kedge.reproduction.display import columns_of, heading
 from kedge.reproduction.records import RUNS, Record
 from kedge.reproduction.summary import Summary
-from kedge.runs.environment import CONFIG
-from kedge.runs.result import Stat
 
 MAX_POINTS = 160  # of a curve
 
@@ -82,7 +79,7 @@ def facts_of(found: Sequence[Reproduction], title: str = "") -> dict[str, Any]:
         "title": title or (names[0] if len(set(names)) == 1 else f"{len(found)} tables of papers"),
         "date": time.strftime("%Y-%m-%d"),
         "paper": [_table(one) for one in found],
-        "parts": methods.parts_of(list(rows)),
+        "parts": parts_of_methods(rows),
         "environments": list(environments.values()),
         "commands": list(commands),
     }
@@ -102,98 +99,11 @@ def _table(one: Reproduction) -> dict[str, Any]:
         "paper": table.paper,
         "verdict": _verdict(one),
         "names": [s.row.name for s in rows],
-        "columns": _columns(one),
+        "columns": columns_of(table, rows),
         "notes": _notes(one),
         "rows": [s.to_dict() for s in rows],
         "group": _group(one),
     }
-
-
-def _columns(one: Reproduction) -> list[Column]:
-    table, rows = one.table, one.rows
-    like_paper = table.scale == "full"  # a quick form has another network
-    columns = [
-        Column(
-            "ours",
-            f"ours ({table.metric})",
-            f"{METRIC_NAMES[table.metric]}, mean ± sd over seeds",
-            [_stat(s.ours) for s in rows],
-        ),
-        Column("n", "n", "seeds", [Cell(str(s.n), s.n) if s.n else Cell() for s in rows]),
-        Column("gain", "gain", "over its base, paired by seed", [_gain(s.gain) for s in rows]),
-        Column("interval", "95 % interval", "of the gain", [_interval(s.gain) for s in rows]),
-        Column(
-            "paper_gain",
-            "paper's gain",
-            "in the paper, over the same base",
-            [_signed(s.paper_gain) for s in rows],
-        ),
-        Column(
-            "tail",
-            f"mean of last {table.tail}",
-            "tested rounds, which swings less than one round",
-            [_stat(s.tail) for s in rows],
-        ),
-        Column(
-            "beside",
-            "common test set",
-            f"mean of last {table.tail} tests; the other columns are of clients' held-out samples",
-            [_stat(s.beside) for s in rows],
-        ),
-        Column("beside_gain", "gain there", "over its base", [_gain(s.beside_gain) for s in rows]),
-        Column("rounds", "rounds", "done, of those of the recipe", [_rounds(s) for s in rows]),
-    ]
-    if like_paper:
-        paper = [_paper(s) for s in rows]
-        columns[:0] = [Column("paper", "paper", "the number in the paper", paper)]
-        differences = [_signed(s.difference) for s in rows]
-        columns.insert(
-            3, Column("difference", "difference", "ours minus the paper's number", differences)
-        )
-    return [column for column in columns if any(cell.text for cell in column.cells)]
-
-
-def _paper(s: Summary) -> Cell:
-    if s.row.paper is None:
-        return Cell()
-    sd = f"± {s.row.paper_sd:.2f}" if s.row.paper_sd is not None else ""
-    return Cell(f"{s.row.paper:.2f}", s.row.paper, sd)
-
-
-def _stat(stat: Stat | None) -> Cell:
-    if stat is None:
-        return Cell()
-    if stat.mean != stat.mean:
-        return Cell("diverged", None, style="loss")
-    return Cell(f"{stat.mean:.2f}", stat.mean, "" if stat.sd is None else f"± {stat.sd:.2f}")
-
-
-def _signed(value: float | None) -> Cell:
-    if value is None or value != value:
-        return Cell()
-    return Cell(f"{value:+.2f}".replace("-", "−"), value)
-
-
-def _gain(stat: Stat | None) -> Cell:
-    if stat is None:
-        return Cell()
-    interval = stat.interval()
-    clear = interval is not None and (interval[0] > 0 or interval[1] < 0)
-    return _signed(stat.mean)._replace(style=("gain" if stat.mean > 0 else "loss") if clear else "")
-
-
-def _interval(stat: Stat | None) -> Cell:
-    interval = stat.interval() if stat is not None else None
-    if interval is None:
-        return Cell("one seed", None, style="dim") if stat is not None else Cell()
-    low, high = (f"{v:+.2f}".replace("-", "−") for v in interval)
-    return Cell(f"{low} to {high}", interval[0])
-
-
-def _rounds(s: Summary) -> Cell:
-    if not s.n:
-        return Cell("not run", None, style="dim")
-    return Cell(str(s.rounds) if s.rounds >= s.total else f"{s.rounds} of {s.total}", s.rounds)
 
 
 def _verdict(one: Reproduction) -> Verdict:
@@ -201,7 +111,7 @@ def _verdict(one: Reproduction) -> Verdict:
     done = [s for s in one.rows if s.n]
     claims = [s for s in done if s.gain is not None and s.paper_gain and s.paper_gain > 0]
     held = [s for s in claims if s.gain and s.gain.mean > 0]
-    clear = [s for s in held if s.gain and (i := s.gain.interval()) and i[0] > 0]
+    clear = [s for s in held if s.is_clear]
     warnings = [
         f"{name(s.row.name)} has {s.rounds} of {s.total} rounds."
         for s in done
@@ -224,7 +134,7 @@ def _verdict(one: Reproduction) -> Verdict:
         )
         return Verdict(lead, (), tuple(warnings))
     if claims:
-        sure = f"; {len(clear)} of them with a 95 % interval above 0"
+        sure = f"; {len(clear)} of them clearly (p below {LEVEL:g} after Holm's correction)"
         lead = f"Of {len(claims)} gains in the paper, {len(held)} point the same way here{sure}."
         lost = [f"{name(s.row.name)}: {_claim(s)}." for s in claims if s not in held]
         return Verdict(lead, tuple(lost[:4]), tuple(warnings))
@@ -239,10 +149,9 @@ def _verdict(one: Reproduction) -> Verdict:
 
 def _outcome(s: Summary) -> str:
     assert s.gain is not None
-    interval = s.gain.interval()
     if not s.gain.mean > 0:
         return "is not found here"
-    if interval is None or interval[0] <= 0:
+    if not s.is_clear:
         return "points the same way here, but may be chance"
     return "is found here, too"
 
@@ -277,8 +186,7 @@ def _group(one: Reproduction) -> dict[str, Any]:
         by_row.setdefault((record.recipe, record.row), []).append(record)
     shown = [s for s in one.rows if by_row.get(s.row.home)]
     metric = next((s.metric for s in shown if s.metric), "accuracy")
-    known = {m.name: m for task in tasks for m in tasks[task].metrics}
-    unit = known[metric].unit if metric in known else ""
+    unit = KNOWN[metric].unit if metric in KNOWN else ""
     higher = all(s.higher for s in shown)
     runs, curves = [], []
     for i, s in enumerate(shown):

@@ -3,7 +3,7 @@
 ``table.toml`` has what all rows share::
 
     # kedge reproduce fedimpro/table1
-    title = "FedImpro, Table 1"
+    title = "FedImpro, PaperTable 1"
     paper = "Tang et al., FedImpro, ICLR 2024"
     place = "CIFAR-10, alpha 0.1, E = 1, M = 10"
     metric = "best"                # how the paper takes its number: last, best or top5
@@ -37,8 +37,8 @@ from typing import Any
 from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.files import read_toml
-from kedge.reproduction.table import GPU, Choose, Row, Table
-from kedge.runs.config import FIELDS
+from kedge.reproduction.table import GPU, Choose, PaperRow, PaperTable
+from kedge.settings import FIELDS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TABLE_FILE = "table.toml"
@@ -76,7 +76,7 @@ class Recipe:
     def has_quick(self) -> bool:
         return "quick" in self.data
 
-    def at(self, scale: str) -> Table:
+    def at(self, scale: str) -> PaperTable:
         """The table at a scale.
 
         Raises:
@@ -94,7 +94,7 @@ class Recipe:
         tables = [data["settings"], {k: v for k, v in quick.items() if k not in _QUICK_TABLE}]
         names = [name for name in quick.get("rows", self.rows) if name in self.rows]
         execution = Execution(**data["run"]) if "run" in data and scale == "full" else None
-        return Table(
+        return PaperTable(
             name=self.name,
             title=data["title"],
             scale=scale,
@@ -114,7 +114,7 @@ class Recipe:
 
     def _row(
         self, name: str, scale: str, tables: Iterable[Mapping[str, Any]], quick: Mapping[str, Any]
-    ) -> Row:
+    ) -> PaperRow:
         data, own = self.rows[name], dict[str, Any]()
         if "same_as" in data:
             return self._shared(name, data, scale)
@@ -126,7 +126,7 @@ class Recipe:
             settings |= {k: v for k, v in part.items() if k not in _QUICK_ROW}
         given = (own.get("seeds"), quick.get("seeds"), data.get("seeds"), self.data.get("seeds"))
         seeds = next((s for s in given if s is not None), [0])
-        return Row(
+        return PaperRow(
             name=name,
             method=own.get("method", data["method"]),
             settings=settings,
@@ -142,7 +142,7 @@ class Recipe:
             yardstick=data.get("yardstick", ""),
         )
 
-    def _shared(self, name: str, data: Mapping[str, Any], scale: str) -> Row:
+    def _shared(self, name: str, data: Mapping[str, Any], scale: str) -> PaperRow:
         """A row that is one of another table, with its records."""
         other, _, row = data["same_as"].rpartition("/")
         root = self.folder.parents[1]

@@ -26,16 +26,22 @@ from kedge.core.task import tasks
 from kedge.core.task_custom import own_metrics
 from kedge.data.partition import Partition
 from kedge.errors import DataError, KedgeError
-from kedge.files import make_folder, move_file, write_file
-from kedge.reproduction.table import FREE, Row, Table, settings_of
-from kedge.runs.config import Config
-from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
-from kedge.runs.folder import METRICS, PARTITION
-from kedge.runs.header import metric_info, read_header
-from kedge.runs.headline import is_personal, metric_of
-from kedge.runs.result import plain
-from kedge.runs.rounds import UNTESTED
-from kedge.runs.saved import read_json, read_records
+from kedge.files import finite, make_folder, move_file, write_file
+from kedge.history.folder import (
+    CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    PARTITION,
+    read_own_json,
+    read_records,
+    stored_config,
+)
+from kedge.history.read import measure_of, read_header
+from kedge.history.run import UNTESTED
+from kedge.reproduction.table import FREE, PaperRow, PaperTable, settings_of
+from kedge.runs.build import is_personal
+from kedge.runs.environment import read_environment
+from kedge.settings import Config
 
 FORMAT = 1
 SUPERSEDED = "superseded"
@@ -98,7 +104,7 @@ class Record:
     def to_json(self) -> str:
         """JSON with one line per test of the curve's row of numbers."""
         values = {"format": FORMAT} | dataclasses.asdict(self)
-        text = json.dumps(plain(values), indent=1, allow_nan=False)
+        text = json.dumps(finite(values), indent=1, allow_nan=False)
         # short lists on one line
         return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
 
@@ -108,12 +114,12 @@ def file_name(row: str, seed: int, scale: str) -> str:
     return f"{row}.seed{seed}.{scale}.json"
 
 
-def record_path(results: Path, table: Table, row: Row, seed: int) -> Path:
+def record_path(results: Path, table: PaperTable, row: PaperRow, seed: int) -> Path:
     home, name = row.home
     return results / home / file_name(name, seed, table.scale)
 
 
-def run_path(results: Path, table: Table, row: Row, seed: int) -> Path:
+def run_path(results: Path, table: PaperTable, row: PaperRow, seed: int) -> Path:
     """The folder of a run, which has its checkpoint."""
     home, name = row.home
     return results / RUNS / home / f"{name}.seed{seed}.{table.scale}"
@@ -126,7 +132,7 @@ def read_record(path: Path) -> Record:
         DataError: the file is damaged, or has a format of a newer kedge.
     """
     advice = "delete it, or restore it from where it was copied"
-    found = read_json(path, advice)
+    found = read_own_json(path, advice)
     if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
         raise DataError(f"{path} has format {found['format']}, which this kedge cannot read")
     if not isinstance(found, dict) or not all(
@@ -182,7 +188,7 @@ def write_record(path: Path, record: Record, inside: Path | None = None) -> None
         ) from None
 
 
-def differences(record: Record, row: Row, free: tuple[str, ...] = ()) -> list[str]:
+def differences(record: Record, row: PaperRow, free: tuple[str, ...] = ()) -> list[str]:
     """In which settings a record differs from its recipe: ``lr 0.1 (recipe: 0.05)``.
 
     A setting that the record lacks, since it is newer, counts as its default. Rounds, tests and
@@ -214,7 +220,9 @@ def _written(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -> Record | None:
+def record_of(
+    table: PaperTable, row: PaperRow, seed: int, path: Path, failed: str = ""
+) -> Record | None:
     """The record of a run, from its folder; None before its first test.
 
     Raises:
@@ -225,8 +233,9 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
         return None
     config, records = stored_config(path), read_records(folder / METRICS)
     header = read_header(path)
-    found_metric = next((m for r in records if (m := metric_of(config, r)) is not None), None)
-    metric = header.headline if header else found_metric.name if found_metric else "accuracy"
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    known = measure_of(vars(config), columns)
+    metric = header.headline if header else known.name or "accuracy"
     column = _column(table, config, records, metric)
     curve = _curve(records, column)
     if not curve and not failed:
@@ -262,7 +271,7 @@ def record_of(table: Table, row: Row, seed: int, path: Path, failed: str = "") -
         date=day,
         command=f"kedge reproduce {home} --rows {name} --seeds {seed}{scale}",
         diverged=failed,
-        higher_is_better=metric_info(metric, header, {}, {}).higher_is_better,
+        higher_is_better=((header and header.metric(metric)) or known).higher_is_better,
     )
 
 
@@ -277,7 +286,7 @@ def _curve(records: list[dict[str, Any]], column: str) -> list[Point]:
     return curve
 
 
-def _column(table: Table, config: Config, records: list[dict[str, Any]], metric: str) -> str:
+def _column(table: PaperTable, config: Config, records: list[dict[str, Any]], metric: str) -> str:
     """What the run is judged by: for a personal method, the clients' own models."""
     if is_personal(config) and any("personal_mean" in r for r in records):
         return "personal_mean"
@@ -298,7 +307,7 @@ def _median(records: list[dict[str, Any]]) -> float | None:
 def keep(
     path: Path,
     record: Record,
-    row: Row,
+    row: PaperRow,
     free: tuple[str, ...] = (),
     inside: Path | None = None,
 ) -> Record:
@@ -333,7 +342,7 @@ def supersede(path: Path, record: Record, inside: Path | None = None) -> Path:
 
 
 def found_records(
-    results: Path, table: Table, choices: Mapping[str, Mapping[str, Any]] | None = None
+    results: Path, table: PaperTable, choices: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[dict[str, dict[int, Record]], list[str]]:
     """The records of a table that count, by row and seed; and a sentence for each that does not.
 

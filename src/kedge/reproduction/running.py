@@ -14,6 +14,7 @@ from kedge.engines import Execution
 from kedge.engines.device import device_name, resolve_device
 from kedge.errors import DataError, Interrupted, KedgeError
 from kedge.files import check_links
+from kedge.history.folder import CONFIG, ENVIRONMENT, stored_config
 from kedge.reproduction.choice import choose_value, read_choice
 from kedge.reproduction.records import (
     RUNS,
@@ -25,10 +26,12 @@ from kedge.reproduction.records import (
     record_path,
     run_path,
 )
-from kedge.reproduction.table import EXECUTION, Row, Table
-from kedge.runs.config import Config
-from kedge.runs.environment import CONFIG, ENVIRONMENT, read_environment, stored_config
-from kedge.runs.together import run_together
+from kedge.reproduction.table import EXECUTION, PaperRow, PaperTable
+from kedge.runs import train
+from kedge.runs.build import with_personal
+from kedge.runs.checkpoint import TrainingFolder
+from kedge.runs.environment import read_environment
+from kedge.settings import Config
 
 SAVE_SHARE = 0.02  # of the time, spent on checkpoints
 Show = Callable[[str, Config, int, dict[str, Any]], None]  # (row, config, seed, record)
@@ -80,7 +83,7 @@ class Context:
 
 
 def run_table(
-    table: Table, rows: Sequence[Row], seeds: Sequence[int] | None, context: Context
+    table: PaperTable, rows: Sequence[PaperRow], seeds: Sequence[int] | None, context: Context
 ) -> None:
     """Train what is missing of some rows, one after the other; records are written.
 
@@ -110,8 +113,8 @@ def run_table(
 
 
 def _groups(
-    table: Table, rows: Sequence[Row], seeds: Sequence[int] | None
-) -> Iterator[tuple[Row, list[int]]]:
+    table: PaperTable, rows: Sequence[PaperRow], seeds: Sequence[int] | None
+) -> Iterator[tuple[PaperRow, list[int]]]:
     """Rows with the seeds that train together: in lanes all of them; otherwise every row has its
     first seed before one has its second."""
     wanted = {row.name: list(seeds or row.seeds) for row in rows}
@@ -122,7 +125,7 @@ def _groups(
         yield from ((row, wanted[row.name][i : i + 1]) for row in rows)
 
 
-def _is_done(table: Table, row: Row, seed: int, context: Context) -> bool:
+def _is_done(table: PaperTable, row: PaperRow, seed: int, context: Context) -> bool:
     choices = {row.name: read_choice(context.results, table, row) or {}}
     found, _ = found_records(context.results, table, choices)
     record = found[row.name].get(seed)
@@ -141,7 +144,7 @@ def _is_done(table: Table, row: Row, seed: int, context: Context) -> bool:
     return False
 
 
-def _run(table: Table, row: Row, seeds: Sequence[int], context: Context) -> None:
+def _run(table: PaperTable, row: PaperRow, seeds: Sequence[int], context: Context) -> None:
     """Start or resume the runs of some seeds, and write their records, whatever happens."""
     chosen = _chosen(table, row, context)
     configs = [_config(table, row, seed, chosen, context) for seed in seeds]
@@ -150,25 +153,36 @@ def _run(table: Table, row: Row, seeds: Sequence[int], context: Context) -> None
 
     shown = dataclasses.replace(configs[0], seeds=tuple(seeds))
 
-    def watch(seed: int, record: dict[str, Any]) -> bool:
+    def watch(job: train.TrainingJob, seed: int, record: dict[str, Any]) -> bool:
         if context.show is not None:
             context.show(row.name, shown, seed, record)
         return context.limits.reached(record["round"])
 
     failed: dict[int, str] = {}
     context.limits.hit = ""
-    try:
-        results = run_together(
-            configs,
-            paths,
-            watch,
-            context.report,
-            _execution(table, configs[0], context),
+    jobs = [
+        train.TrainingJob(
+            row.name,
+            config,
+            TrainingFolder.resume(path, config)[0]
+            if (path / CONFIG).exists()
+            else TrainingFolder.create(path, config),
             row.yardstick,
-            "The same command goes on from there.",
-            SAVE_SHARE,
         )
-        failed = {s: r.failed for s, r in zip(seeds, results, strict=True) if r.failed}
+        for config, path in zip(with_personal(configs), paths, strict=True)
+    ]
+    options = train.Options(
+        watch,
+        context.report,
+        execution=_execution(table, configs[0], context),
+        strict=False,
+        together=True,
+        save_share=SAVE_SHARE,
+        hint="The same command goes on from there.",
+    )
+    try:
+        train.train(jobs, options)
+        failed = {s: j.result.seeds[0].failed for s, j in zip(seeds, jobs, strict=True) if j.result}
     except Interrupted as error:
         _pass_on(error, table, row, context)
     finally:
@@ -180,7 +194,7 @@ def _run(table: Table, row: Row, seeds: Sequence[int], context: Context) -> None
                 )
 
 
-def _pass_on(error: Interrupted, table: Table, row: Row, context: Context) -> None:
+def _pass_on(error: Interrupted, table: PaperTable, row: PaperRow, context: Context) -> None:
     """Raise what ends the command; a run that has the rounds that were wanted does not."""
     if context.limits.hit == "time":
         raise OutOfTime("time is up") from None
@@ -188,7 +202,7 @@ def _pass_on(error: Interrupted, table: Table, row: Row, context: Context) -> No
         raise Interrupted(f"{table.name}, {row.name}: {error}") from None
 
 
-def _chosen(table: Table, row: Row, context: Context) -> dict[str, Any]:
+def _chosen(table: PaperTable, row: PaperRow, context: Context) -> dict[str, Any]:
     """The setting that is chosen on validation data, if the table says so."""
     if table.choose is None:
         return {}
@@ -197,15 +211,16 @@ def _chosen(table: Table, row: Row, context: Context) -> dict[str, Any]:
         return known
     config = dataclasses.replace(row.config(table.choose.seed), **_settings(context))
 
-    def watch(config: Config, seed: int, record: dict[str, Any], name: str) -> bool:
+    def watch(job: train.TrainingJob, seed: int, record: dict[str, Any]) -> bool:
         if context.show is not None:
-            context.show(f"{row.name} {name}", config, seed, record)
+            context.show(f"{row.name} {job.name}", job.config, seed, record)
         return context.limits.is_late and context.limits.reached(0)
 
     context.limits.hit = ""
     try:
         execution = _execution(table, config, context)
-        return choose_value(context.results, table, row, config, watch, context.report, execution)
+        options = train.Options(watch, context.report, execution=execution)
+        return choose_value(context.results, table, row, config, options)
     except Interrupted as error:
         _pass_on(error, table, row, context)
         raise
@@ -217,7 +232,7 @@ def _settings(context: Context) -> dict[str, Any]:
 
 
 def _config(
-    table: Table, row: Row, seed: int, chosen: Mapping[str, Any], context: Context
+    table: PaperTable, row: PaperRow, seed: int, chosen: Mapping[str, Any], context: Context
 ) -> Config:
     """The settings of a run; one that was started keeps how it is computed.
 
@@ -254,14 +269,14 @@ def _check_device(config: Config, paths: Sequence[Path]) -> None:
                 )
 
 
-def _execution(table: Table, config: Config, context: Context) -> Execution | None:
+def _execution(table: PaperTable, config: Config, context: Context) -> Execution | None:
     """How the table is computed on a GPU; None where the user says, or on a CPU."""
     on_gpu = resolve_device(config.device).type == "cuda"
     own = any(key != "device" for key in _settings(context))
     return table.execution if on_gpu and not own else None
 
 
-def collect(table: Table, row: Row, results: Path) -> None:
+def collect(table: PaperTable, row: PaperRow, results: Path) -> None:
     """Write the records of runs that were killed, as far as they came."""
     folder, name = run_path(results, table, row, 0).parent, row.home[1]
     for path in sorted(folder.glob(f"{name}.seed*.{table.scale}")) if folder.is_dir() else ():
@@ -271,7 +286,7 @@ def collect(table: Table, row: Row, results: Path) -> None:
 
 
 def collect_seed(
-    table: Table, row: Row, seed: int, results: Path, failed: str = ""
+    table: PaperTable, row: PaperRow, seed: int, results: Path, failed: str = ""
 ) -> Record | None:
     """Write the record of a run if its folder is further than the record; returns it."""
     free = (table.choose.key,) if table.choose else ()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kedge.history.compare import LEVEL, holm, paired
+from kedge.history.run import Stat
 from kedge.reproduction.records import Point, Record
-from kedge.reproduction.table import Row, Table
-from kedge.runs.result import Stat
+from kedge.reproduction.table import PaperRow, PaperTable
 
 Points = Sequence[Point]
 TOP = 5
@@ -43,11 +45,11 @@ def tail_mean(points: Points, tail: int) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Summary:
     """One row of a table: the paper's number and ours."""
 
-    row: Row
+    row: PaperRow
     n: int = 0  # seeds
     rounds: int = 0  # that they have
     total: int = 0  # rounds of the recipe
@@ -70,6 +72,12 @@ class Summary:
     higher: bool = True  # is better
     metric: str = ""
     chosen: str = ""
+    p: float | None = None  # of the gain, after Holm's correction over the rows
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the gain is clear after the correction."""
+        return self.p is not None and self.p < LEVEL
 
     @property
     def mb_to_target(self) -> float | None:
@@ -100,6 +108,7 @@ class Summary:
             "rounds": self.total,
             **stats,
             "difference": self.difference,
+            "p_holm": self.p,
             "paper_gain": self.paper_gain,
             "gain_rounds": self.gain_rounds,
             "metric": self.metric,
@@ -129,7 +138,7 @@ def _plain(stat: Stat | None) -> dict[str, Any] | None:
 
 
 def summarise(
-    table: Table,
+    table: PaperTable,
     records: dict[str, dict[int, Record]],
     choices: dict[str, dict[str, Any]] | None = None,
 ) -> list[Summary]:
@@ -143,14 +152,19 @@ def summarise(
         own = records.get(row.name, {})
         others = records.get(base.name, {}) if base else {}
         found.append(_summary(table, row, own, base, others, chosen, higher))
-    return found
+    tested = [s.gain is not None and s.gain.n > 1 and not s.row.yardstick for s in found]
+    gains = [
+        s.gain.values if s.gain and yes else None for s, yes in zip(found, tested, strict=True)
+    ]
+    p_values = holm([paired(values).p if values else None for values in gains])
+    return [dataclasses.replace(s, p=p) for s, p in zip(found, p_values, strict=True)]
 
 
 def _summary(
-    table: Table,
-    row: Row,
+    table: PaperTable,
+    row: PaperRow,
     own: dict[int, Record],
-    base: Row | None,
+    base: PaperRow | None,
     others: dict[int, Record],
     chosen: str,
     higher: bool,
@@ -195,7 +209,7 @@ def _summary(
 
 
 def _gains(
-    table: Table, own: dict[int, Record], others: dict[int, Record], higher: bool
+    table: PaperTable, own: dict[int, Record], others: dict[int, Record], higher: bool
 ) -> tuple[Stat | None, Stat | None, Stat | None, int]:
     """Gains of a row over its base, paired by seed, over the tests that both runs have: at the
     paper's metric, in the last tests, and in the last tests on the common test set. Positive ones

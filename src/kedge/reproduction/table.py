@@ -10,11 +10,9 @@ from typing import Any
 
 from kedge.engines import Execution
 from kedge.errors import KedgeError, UnknownName
-from kedge.runs.config import Config
-from kedge.runs.reading import load_config
+from kedge.history.find import EXECUTION
+from kedge.settings import Config, load_config
 
-#: Settings that say how a run is computed, not what.
-EXECUTION = ("engine", "device", "workers", "threads", "chunk", "compile", "state")
 #: Settings in which a record may differ from its recipe: it may have fewer rounds or tests.
 FREE = (*EXECUTION, "seeds", "rounds", "eval_every", "target", "personal")
 #: The device on which tables of papers are run.
@@ -33,7 +31,7 @@ class Choose:
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One row of a table at one scale."""
 
     name: str
@@ -64,13 +62,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table at one scale."""
 
     name: str
     title: str
     scale: str
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     paper: str = ""
     place: str = ""
     metric: str = "last"
@@ -83,10 +81,10 @@ class Table:
     choose: Choose | None = None
     cost_on: str = GPU  # the device that costs of rows are of
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> PaperRow:
         return self.select([name])[0]
 
-    def select(self, names: Sequence[str]) -> list[Row]:
+    def select(self, names: Sequence[str]) -> list[PaperRow]:
         """Rows by name, in the order of the table.
 
         Raises:

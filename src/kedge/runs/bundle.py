@@ -31,12 +31,14 @@ from kedge.data.encoding import Encoding, encodings
 from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.files import parse_json, read_file
+from kedge.history.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL
+from kedge.history.metric import Metric
+from kedge.history.read import Header, describe_parts, save_header
 from kedge.loading import files
 from kedge.runs.architecture import describe
-from kedge.runs.config import Config
-from kedge.runs.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, Folder
-from kedge.runs.header import save_header
+from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.tensors import open_tensors, safetensors_of
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
 BUNDLE = "bundle.json"
@@ -214,9 +216,11 @@ class Bundle:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def save_bundle(folder: Folder, config: Config, inputs: Inputs, task: Task, model: Model) -> None:
+def save_bundle(
+    folder: TrainingFolder, config: Config, inputs: Inputs, task: Task, model: Model
+) -> None:
     """Write the header and the bundle of a run, unless they are there with the same settings."""
-    save_header(folder, task, parse(config.method).personal_model)
+    save_header(folder, _header(config, task))
     path = folder.path / BUNDLE
     if path.exists() and read_bundle(folder.path).provenance["config"] == _plain(config):
         return
@@ -225,12 +229,18 @@ def save_bundle(folder: Folder, config: Config, inputs: Inputs, task: Task, mode
         folder.write(BUNDLE, bundle.to_json().encode())
 
 
+def _header(config: Config, task: Task) -> Header:
+    method = parse(config.method)
+    metrics = tuple(map(Metric.of, task.metrics))
+    return Header(task.name, task.metric, method.personal_model, metrics, describe_parts(method))
+
+
 def _plain(config: Config) -> Any:
     return json.loads(json.dumps(asdict(config)))
 
 
 def save_weights(
-    folder: Folder, seed: int, module: nn.Module, sim: Simulation, name: str = MODEL
+    folder: TrainingFolder, seed: int, module: nn.Module, sim: Simulation, name: str = MODEL
 ) -> None:
     """Write the weights of a global model, with its outputs on a probe."""
     shape, x = sim.federation.input_shape, sim.federation.prepare(sim.federation.x[:1])
@@ -246,7 +256,11 @@ def personal_state(stacked: Weights, sim: Simulation) -> dict[str, Tensor]:
 
 
 def save_personal(
-    folder: Folder, seed: int, state: dict[str, Tensor], sim: Simulation, name: str = PERSONAL
+    folder: TrainingFolder,
+    seed: int,
+    state: dict[str, Tensor],
+    sim: Simulation,
+    name: str = PERSONAL,
 ) -> None:
     """Write the personal weights of all clients, stacked, with the names of the clients."""
     metadata = {CLIENTS_KEY: json.dumps(list(sim.federation.client_names))}

@@ -19,22 +19,21 @@ import torch
 
 from kedge.data.datasets import load
 from kedge.data.partition import Partition
-from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training import diagnose_training
 from kedge.diagnostics.training.probe import Probe, probe
 from kedge.engines import Execution
 from kedge.engines.device import device_name, precise, resolve_device, restored_threads, use_threads
 from kedge.errors import DataError, KedgeError, NotFinite
 from kedge.files import make_folder
+from kedge.history.experiment import Experiment
+from kedge.history.folder import CONFIG, METRICS, PARTITION, read_records, stored_config
+from kedge.history.sheet import Sheet
 from kedge.loading import files, load_options
+from kedge.runs.build import simulation
+from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.compare import LISTING, TYPES
-from kedge.runs.environment import CONFIG, stored_config
-from kedge.runs.folder import METRICS, PARTITION, Folder
-from kedge.runs.listing import Listing
 from kedge.runs.memory import memory_errors
 from kedge.runs.rounds import BEST, train_record
-from kedge.runs.runner import simulation
-from kedge.runs.saved import read_records
 from kedge.sim.simulation import Simulation
 
 Client = int | str | None  # number or name; None: the largest
@@ -85,7 +84,7 @@ def diagnose_run(
     if not (path / LISTING).is_file():
         raise KedgeError(_no_run(path))
     sheets = []
-    for row in Listing(path, LISTING, "comparison").read(TYPES):
+    for row in Experiment(path, LISTING, "comparison").read(TYPES):
         inside = path / row["folder"]
         if inside.is_symlink():
             say(f"{inside} is left out: it is a link")
@@ -105,7 +104,7 @@ class _Run:
     def __init__(
         self, path: Path, seed: int | None, say: Report, yardstick: str = "", client: Client = None
     ) -> None:
-        self.path, self.folder, self.say = path, Folder(path), say
+        self.path, self.folder, self.say = path, TrainingFolder(path), say
         self.config = stored_config(path)
         self.seed = self.config.seeds[0] if seed is None else seed
         self.yardstick, self.client = yardstick, client
@@ -324,7 +323,7 @@ def _ordered(what: Sequence[str]) -> list[str]:
 
 def _yardstick(path: Path) -> str:
     """The yardstick that a run of a comparison is; empty for all others."""
-    listing = Listing(path.resolve().parent, LISTING, "comparison")
+    listing = Experiment(path.resolve().parent, LISTING, "comparison")
     rows = listing.read(TYPES) if listing.path.is_file() else []
     return next((row["yardstick"] for row in rows if row["folder"] == path.resolve().name), "")
 

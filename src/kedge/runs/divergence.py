@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from kedge.errors import NotFinite
-from kedge.runs.config import Config
-from kedge.runs.headline import is_personal
+from kedge.runs.build import is_personal
 from kedge.runs.result import Result
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
 FACTOR = 100.0

@@ -15,13 +15,9 @@ from kedge._version import __version__
 from kedge.engines.device import device_name
 from kedge.engines.execution import Execution
 from kedge.errors import DataError, KedgeError
-from kedge.files import read_toml
+from kedge.history.folder import read_own_json
 from kedge.loading import files
-from kedge.runs.config import Config
-from kedge.runs.reading import load_config
-from kedge.runs.saved import read_json
 
-CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 #: Keys that a resumed run reads, and their types.
 NEEDED = {"device": str, "threads": int, "how": dict}
 PLAIN = dataclasses.asdict(Execution("loop"))
@@ -59,7 +55,7 @@ def read_environment(path: Path) -> dict[str, Any]:
         "restore it, or delete it: the run then goes on with an engine that is chosen anew, and "
         "without a check of its data"
     )
-    found = read_json(path, advice)
+    found = read_own_json(path, advice)
     how = found.get("how") if isinstance(found, dict) else None
     if (
         not isinstance(how, dict)
@@ -79,35 +75,6 @@ def _are_files(loaded: Any) -> bool:
         return False
     texts = [[f.get("path"), f.get("sha256")] for f in loaded if isinstance(f, dict)]
     return len(texts) == len(loaded) and all(isinstance(t, str) for pair in texts for t in pair)
-
-
-#: Settings that every run writes down; a file without them was cut.
-WRITTEN = ("method", "data", "rounds", "seeds")
-
-
-def stored_config(path: Path) -> Config:
-    """Read the configuration in the folder of a run.
-
-    Raises:
-        KedgeError: it is not valid. If the run was started with ``--load``, the message says so.
-    """
-    try:
-        config = load_config(path / CONFIG)
-        given, _ = read_toml(path / CONFIG)
-        if missing := [name for name in WRITTEN if name not in given]:
-            raise KedgeError(f"{path / CONFIG} is damaged: it lacks {', '.join(missing)}")
-        return config
-    except KedgeError as error:
-        found = path / ENVIRONMENT
-        loaded = read_environment(found).get("loaded", []) if found.is_file() else []
-        missing = [file["path"] for file in loaded if Path(file["path"]) not in files]
-        if not missing:
-            raise KedgeError(
-                f"{error}\nThese are the settings of the run in {path}: correct the file, or start "
-                "a new run with another --out"
-            ) from None
-        options = " ".join(f"--load {file}" for file in missing)
-        raise KedgeError(f"{error}\nThis run was started with: {options}") from None
 
 
 def check_unchanged(found: dict[str, Any], path: Path, fingerprint: str) -> None:

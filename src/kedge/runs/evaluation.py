@@ -18,11 +18,11 @@ from kedge.data.datasets.silos import find_silos
 from kedge.data.encoding import Array, Encoding, Samples
 from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError
-from kedge.runs import runner
-from kedge.runs.config import Config
+from kedge.runs.build import simulation
 from kedge.runs.planning import PLANNING
 from kedge.runs.predictor import Predictor
 from kedge.runs.scores import of_clients, score
+from kedge.settings import Config
 from kedge.sim.evaluation import own_metric
 
 #: What loads the personal model of a client, by its name; there may be many.
@@ -192,7 +192,7 @@ def evaluate_own(
             "Give the data to evaluate on: kedge evaluate RUN DATA"
         )
     config = dataclasses.replace(config, metric="auto")  # all are computed below
-    sim = runner.simulation(config, dataset, seed, predictor.device, PLANNING)
+    sim = simulation(config, dataset, seed, predictor.device, PLANNING)
     federation = sim.federation
     tests = [_over(predictor, federation.test_batches(angle)) for angle in federation.angles]
     found = _scored(predictor, [y for y, _ in tests], [logits for _, logits in tests])

@@ -25,8 +25,8 @@ from kedge._version import __version__
 from kedge.core.task import Task
 from kedge.data.encoding import moments_like, normalise, to_unit
 from kedge.errors import KedgeError, ModelError
+from kedge.files import write_target
 from kedge.runs.predictor import Predictor
-from kedge.runs.targets import write_target
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 INPUT, OUTPUT = "x", "output"

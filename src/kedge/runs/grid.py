@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, get_origin
 from kedge.core.method import Method, parse
 from kedge.core.part import parts
 from kedge.errors import FieldError, GrammarError, UnknownName
-from kedge.grammar import parse_call, write_value
-from kedge.runs.config import FIELDS, Config
-from kedge.runs.reading import load_config, read_value
+from kedge.grammar import parse_call
+from kedge.settings import FIELDS, Config, format_value, load_config, read_value
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -97,15 +96,6 @@ def combine(
             config = dataclasses.replace(config, method=repr(method))
         settings.append(Setting({key: combination[key] for key in varied}, config))
     return settings
-
-
-def format_value(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, (tuple, list)):
-        return ",".join(map(format_value, value))
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    return value if isinstance(value, str) else write_value(value)
 
 
 def _check_key(key: str) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedge.core.metrics import SCORE_BINS
 from kedge.core.task import Task
-from kedge.runs.config import Config
-from kedge.runs.headline import COMPANIONS, is_imbalanced
+from kedge.history.metric import COMPANIONS
+from kedge.runs.build import is_personal
+from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
+MIN_MINORITY = 0.3  # of two classes; below it they count as imbalanced
 MAX_HISTOGRAM_NUMBERS = 50_000_000  # of all clients together, for AUROC beside the accuracy
 
 
@@ -75,3 +77,18 @@ def over_clients(
         if others:
             found[f"{kind}_{name}"] = sum(others) / len(others)
     return found
+
+
+def is_imbalanced(largest: float, classes: int) -> bool:
+    """Whether the largest class has twice its even share, or one of two the minority's limit.
+
+    >>> is_imbalanced(0.88, 2), is_imbalanced(0.6, 2), is_imbalanced(0.25, 10)
+    (True, False, True)
+    """
+    return largest > (1 - MIN_MINORITY if classes == 2 else 2 / classes)
+
+
+def headline_of(config: Config, records: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """``personal`` for a personal method whose clients' models were tested, else ``global``."""
+    tested = all(any("personal_mean" in record for record in run) for run in records)
+    return "personal" if tested and is_personal(config) else "global"

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.core.bound import Server
 from kedge.errors import Interrupted, NotFinite
+from kedge.history.folder import is_stop_requested
+from kedge.history.run import UNTESTED
 from kedge.runs.bundle import personal_state
-from kedge.runs.config import Config
+from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.divergence import LossGuard, explained
-from kedge.runs.folder import Folder
 from kedge.runs.measure import measure
-from kedge.runs.stopping import FAILED, is_stop_requested
 from kedge.runs.validation import Choice, choice_of, further_tests
 from kedge.session.session import Done
+from kedge.settings import Config
 from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
@@ -30,8 +31,6 @@ from kedge.sim.simulation import Simulation
 Watch = Callable[[int, dict[str, Any]], bool | None]
 Tensors = dict[str, torch.Tensor]
 MAX_SAVE_SHARE = 0.1  # of the time, spent on checkpoints
-#: Keys of every record; the others are tests.
-UNTESTED = ("round", "train_loss", "divergence", "mb_up", "mb_down", "seconds")
 BEST = "best:"  # prefix of the best weights' names in a checkpoint
 OWN = "personal:"  # prefix of personal weights among the best ones
 
@@ -43,7 +42,7 @@ class SeedRun:
     config: Config
     seed: int
     sim: Simulation
-    folder: Folder | None = None
+    folder: TrainingFolder | None = None
     watch: Watch | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     failed: str = ""  # the reason, if it ended before its last round
@@ -52,6 +51,9 @@ class SeedRun:
     choice: Choice | None = None  # None without validation data
     #: Weights of the best round so far: of the global model and, stacked, the personal ones.
     best: Tensors = field(default_factory=dict)
+    module: nn.Module | None = None  # with the weights after the last round
+    best_module: nn.Module | None = None  # with those of the best round on validation data
+    personal: list[nn.Module] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         #: Server and best weights before the surveys and the test after the last round: what a
@@ -82,10 +84,13 @@ class SeedRun:
             self.records = self.folder.records(self.seed, self.sim.round)
             self._resume()
             self.folder.log(f"seed {self.seed}: resumed after round {self.sim.round}")
+            if not self.finished:
+                self.folder.save_state(self.seed, "training")
         else:
             self.folder.seed(self.seed)
             self.folder.records(self.seed, 0)
             self.folder.log(f"seed {self.seed}: started")
+            self.folder.save_state(self.seed, "training")
 
     def _resume(self) -> None:
         """Be as after the last record: of a complete run, or of one that was cut or is extended."""
@@ -146,7 +151,8 @@ class SeedRun:
         """End this seed before its last round."""
         self.failed = reason
         if self.folder:
-            self.folder.log(f"{FAILED}seed {self.seed}: {reason}")
+            self.folder.log(f"failed: seed {self.seed}: {reason}")
+            self.folder.save_state(self.seed, "diverged", reason)
 
     def _end(self) -> None:
         """Run the surveys after the last round."""
@@ -170,7 +176,7 @@ class SeedRun:
         self.best = {n: v.detach().cpu().clone().contiguous() for n, v in weights.items()}
 
 
-def train(
+def train_rounds(
     members: Sequence[SeedRun], hint: str, strict: bool = True, save_share: float = MAX_SAVE_SHARE
 ) -> list[int]:
     """Train all members to their last round, from their checkpoints if there are any.

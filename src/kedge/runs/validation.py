@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from kedge.core import tree
-from kedge.runs.config import Config
-from kedge.runs.result import Result, chosen_by
+from kedge.core.method import parse
+from kedge.history.compare import lead
+from kedge.runs.result import Result
+from kedge.settings import Config
 from kedge.sim.evaluation import own_metric
 from kedge.sim.simulation import Simulation
 
@@ -116,28 +118,22 @@ def choice_of(config: Config, sim: Simulation) -> Choice | None:
     return Choice(chosen_by(config), task.metric, task.higher_is_better, config.patience)
 
 
+def chosen_by(config: Config) -> str:
+    """The key of the records that rounds and settings are chosen by."""
+    personal = config.personal and parse(config.method).personal_model
+    return "personal_validation" if personal else "validation"
+
+
 def leader(results: Sequence[Result]) -> Result:
     """The best result: by validation data where all have them, otherwise by the last test.
 
     Yardsticks, such as training on pooled data, do not compete. NaN and runs that diverged count as
     worst.
     """
-    candidates = [result for result in results if not result.yardstick] or list(results)
-    sign = 1.0 if candidates[0].higher_is_better else -1.0
-
-    def score(result: Result) -> tuple[bool, float]:
-        stat = result.validation if on_validation(candidates) else result.last
-        is_bad = stat is None or math.isnan(stat.mean)
-        return not result.diverged, -math.inf if stat is None or is_bad else sign * stat.mean
-
-    return max(candidates, key=score)
-
-
-def on_validation(results: Sequence[Result]) -> bool:
-    """Whether a choice between results is made on validation data."""
-    return all(result.validation is not None for result in results if not result.yardstick)
+    best, _ = lead(results)
+    return results[best or 0]
 
 
 def data_of_choice(results: Sequence[Result]) -> str:
     """On which data the best of several results is chosen, for people."""
-    return ON_VALIDATION if on_validation(results) else ON_TEST
+    return ON_VALIDATION if lead(results)[1] == "validation" else ON_TEST

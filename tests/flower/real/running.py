@@ -20,8 +20,8 @@ from kedge.federation.coordinator.rules import Rules
 from kedge.local import federation as local
 from kedge.local.processes import processes_of, read_processes
 from kedge.local.runs import Submitted, follow, submit
-from kedge.runs import runner
-from kedge.runs.config import Config
+from kedge.runs import train
+from kedge.settings import Config
 
 PATIENCE_S = 900.0  # on a busy machine; a fault costs a minute on a quiet one
 DATA, PARTITION, NODES = "digits", "dirichlet(0.5)", 3
@@ -123,7 +123,7 @@ def settings(method: str, rounds: int, **changes: Any) -> Config:
 
 
 def simulate(config: Config, out: Path) -> Path:
-    runner.run(config, out)
+    train.run(config, out)
     return out
 
 

@@ -26,7 +26,7 @@ from kedge.diagnostics.data.sample import (
 )
 from kedge.diagnostics.data.verdict import NAMED, Measured, advice, count_of, remarks, verdict
 from kedge.diagnostics.data.views import View, charts, tables, values
-from kedge.diagnostics.sheet import Sheet
+from kedge.history.sheet import Sheet
 
 SAMPLES = 20_000  # whose features are compared
 

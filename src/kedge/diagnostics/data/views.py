@@ -11,7 +11,7 @@ from kedge.diagnostics.data.feature_shift import ConditionalDistances, Group
 from kedge.diagnostics.data.quantity import effective_clients
 from kedge.diagnostics.data.sample import Sample
 from kedge.diagnostics.data.verdict import WORDS, Measured, levels_of, methods_for
-from kedge.diagnostics.sheet import Cell, Chart, Table
+from kedge.history.sheet import Cell, Chart, Table
 
 MAX_CELLS = 5000  # of a heatmap
 MAX_BARS = 200

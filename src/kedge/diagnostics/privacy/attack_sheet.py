@@ -10,7 +10,7 @@ from kedge.diagnostics.privacy.pictures import Pixels, picture
 from kedge.diagnostics.privacy.piece import Piece
 from kedge.diagnostics.privacy.uploads import FEATURES, Statistics, classes_told
 from kedge.diagnostics.privacy.words import title
-from kedge.diagnostics.sheet import Cell, Chart, Table
+from kedge.history.sheet import Cell, Chart, Table
 from kedge.sim.simulation import Simulation
 
 RECOGNISED = 0.5  # an error below this share of the class mean's is told as a reconstruction

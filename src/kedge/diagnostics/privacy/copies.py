@@ -13,7 +13,7 @@ from kedge.diagnostics.privacy.generated import FEATURES, INPUTS, Generated
 from kedge.diagnostics.privacy.nearest import COPY, Closeness, Nearest, closeness, nearest
 from kedge.diagnostics.privacy.pictures import CHUNK, Pixels, picture, unit_rows
 from kedge.diagnostics.privacy.words import number, title
-from kedge.diagnostics.sheet import Cell, Chart, Table
+from kedge.history.sheet import Cell, Chart, Table
 from kedge.sim.simulation import Simulation
 
 QUERIES = 256  # training and test samples whose own nearest neighbours are looked up

@@ -40,8 +40,8 @@ from kedge.diagnostics.privacy.uploads import (
     statistics,
 )
 from kedge.diagnostics.privacy.words import GRADIENT_INVERSION, number, sentences, verdict
-from kedge.diagnostics.sheet import Cell, Sheet, Table
 from kedge.errors import FieldError, UnknownName
+from kedge.history.sheet import Cell, Sheet, Table
 from kedge.sim.simulation import Simulation
 
 STUDIED = 1000  # samples of the client that are studied at most

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kedge.data.encoding import moments_like
 from kedge.data.federation import Federation
-from kedge.diagnostics.sheet import png_uri
+from kedge.history.sheet import png_uri
 
 MIN_SIDE = 64  # pixels; smaller pictures are enlarged by a whole factor
 CHUNK = 2048  # training samples at a time

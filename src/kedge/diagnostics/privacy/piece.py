@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kedge.diagnostics.sheet import Chart, Table
+from kedge.history.sheet import Chart, Table
 
 
 class Piece(NamedTuple):

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from kedge.diagnostics.sheet import Cell, Chart, Table
 from kedge.diagnostics.training.bias import classifier_bias, predicted_on_lacking, prediction_skew
 from kedge.diagnostics.training.divergence_by_layer import Layer, mean_cosine
 from kedge.diagnostics.training.embedding import embed
 from kedge.diagnostics.training.findings import mean, mean_bias, mean_skew
 from kedge.diagnostics.training.forgetting import change, forgetting, per_class_accuracy
 from kedge.diagnostics.training.results import Measures
+from kedge.history.sheet import Cell, Chart, Table
 
 MAX_LINES = 10  # layers in a chart; with more, stages of the model
 MAX_CLASSES = 25  # in a heatmap of clients and classes

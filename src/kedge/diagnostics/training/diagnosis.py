@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training.charts import charts, tables, values
 from kedge.diagnostics.training.findings import findings
 from kedge.diagnostics.training.measures import measure
 from kedge.diagnostics.training.probe import Probe, probe
 from kedge.diagnostics.training.results import Measures
 from kedge.errors import FieldError
+from kedge.history.sheet import Sheet
 from kedge.sim.simulation import Simulation
 
 NAME = "training"

@@ -39,18 +39,17 @@ from kedge.federation.member.policy import noise_of
 from kedge.federation.member.run_state import Own, make_module
 from kedge.federation.messages import MemberRequest, Transport
 from kedge.federation.names import plain
+from kedge.history.folder import CONFIG, clear_stop, is_stop_requested
 from kedge.limits import is_out_of_memory
-from kedge.runs.checks import check_batchnorm
-from kedge.runs.config import Config
-from kedge.runs.environment import CONFIG, environment
-from kedge.runs.folder import Folder
-from kedge.runs.headline import with_personal
+from kedge.runs.build import check_batchnorm, with_personal
+from kedge.runs.checkpoint import TrainingFolder
+from kedge.runs.environment import environment
 from kedge.runs.result import Result
-from kedge.runs.runner import advise, given_back, resume_hint
-from kedge.runs.stopping import clear_stop, is_stop_requested
+from kedge.runs.train import advise, given_back, resume_hint
 from kedge.session.sampler import make_sampler
 from kedge.session.session import Done, Request, Rounds, Session, drive
 from kedge.session.terms import NoData, Terms
+from kedge.settings import Config
 
 
 class Coordinator:
@@ -99,9 +98,9 @@ class Coordinator:
         if resume and (Path(out) / CONFIG).exists() and not (Path(out) / CONFIG).stat().st_size:
             (Path(out) / CONFIG).unlink()  # killed before the settings were written
         if resume and (Path(out) / CONFIG).exists():
-            self.folder, self.config = Folder.resume(out, config, remote=True)
+            self.folder, self.config = TrainingFolder.resume(out, config, remote=True)
         else:
-            self.folder, self.config = Folder.create(out, config), config
+            self.folder, self.config = TrainingFolder.create(out, config), config
         self.transport, self.rules, self.scaling = transport, rules or Rules(), scaling
         self.model, self.watch, self.report = model, watch, report
         self.hint = hint or resume_hint(out)

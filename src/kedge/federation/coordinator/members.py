@@ -22,7 +22,7 @@ from kedge.errors import DataError, UnknownName
 from kedge.federation.coordinator.agreement import Agreement
 from kedge.federation.member.profile import Profile
 from kedge.files import read_json
-from kedge.runs.resuming import FEDERATION, SEATS
+from kedge.history.folder import FEDERATION, SEATS
 from kedge.session.terms import Terms
 
 FORMAT = 2  # since which the tokens are in a file of their own

@@ -21,17 +21,19 @@ from kedge.core.bound import Bound
 from kedge.core.task import Task
 from kedge.core.tree import Tree
 from kedge.federation.coordinator.members import Roster
+from kedge.files import finite
+from kedge.history.folder import FEDERATION, SCORES, SEATS
+from kedge.history.metric import COMPANIONS
+from kedge.history.read import save_clients
+from kedge.history.run import UNTESTED, Clients
 from kedge.runs.bundle import PROBE_KEY, Inputs, probe, save_bundle
-from kedge.runs.clients import KnownClients, save_known_clients
-from kedge.runs.config import Config
-from kedge.runs.folder import SCORES, Folder
-from kedge.runs.headline import COMPANIONS, headline_of, is_imbalanced
-from kedge.runs.measure import over_clients
-from kedge.runs.result import Result, plain
-from kedge.runs.resuming import FEDERATION, SEATS
-from kedge.runs.rounds import UNTESTED, train_record
+from kedge.runs.checkpoint import TrainingFolder
+from kedge.runs.measure import headline_of, is_imbalanced, over_clients
+from kedge.runs.result import Result
+from kedge.runs.rounds import train_record
 from kedge.runs.scores import of_clients
 from kedge.session.session import Done, Session
+from kedge.settings import Config
 
 Sums = Mapping[int, Tree]  # of a test, by client
 
@@ -50,7 +52,7 @@ class Recorder:
         records: of the rounds so far.
     """
 
-    folder: Folder
+    folder: TrainingFolder
     config: Config
     roster: Roster
     task: Task
@@ -72,7 +74,7 @@ class Recorder:
         """Load the checkpoint into the session; write the first one if there is none."""
         state = self.folder.load(self.seed)
         self.folder.seed(self.seed)
-        save_known_clients(self.folder, self.seed, self._clients())
+        save_clients(self.folder, self.seed, self._clients())
         if state:
             session.load_state(state)
         self.records = self.folder.records(self.seed, session.round)
@@ -82,10 +84,10 @@ class Recorder:
             self.folder.save(self.seed, session.state())
             self.log("started")
 
-    def _clients(self) -> KnownClients:
+    def _clients(self) -> Clients:
         """Names and sizes; how many samples of each class a member has is its own affair."""
         participants = self.roster.participants
-        return KnownClients(
+        return Clients(
             [participant.name for participant in participants],
             [participant.train for participant in participants],
         )
@@ -163,7 +165,7 @@ class Recorder:
             scores |= self._of_clients(found)
         if personal:
             scores["personal"] = self._of_clients(personal)
-        self.folder.write(f"seed-{self.seed}/{SCORES}", json.dumps(plain(scores)).encode())
+        self.folder.write(f"seed-{self.seed}/{SCORES}", json.dumps(finite(scores)).encode())
 
     def _of_clients(self, found: Sums) -> dict[str, Any]:
         participants = self.roster.participants
@@ -179,20 +181,17 @@ class Recorder:
     def result(self, module: nn.Module | None, seconds: float) -> Result:
         """The result of the run; ``result.json`` is written with it."""
         task, records = self.task, [self.records]
-        result = Result(
-            config=self.config,
-            records=records,
-            metric=task.metric,
-            higher_is_better=task.higher_is_better,
-            unit=task.headline.unit,
-            decimals=task.headline.decimals,
-            partition_hash=[self.roster.terms.hash],
+        result = Result.of(
+            self.config,
+            records,
+            task,
+            headline_of(self.config, records),
+            [self.roster.terms.hash],
             engine="flower",
             device="cpu",
             seconds=seconds,
             models=[] if module is None else [module],
             folder=self.folder.path,
-            headline=headline_of(self.config, records),
         )
         self.folder.write("result.json", result.to_json().encode())
         self.log(f"complete: {task.metric} {result.written(result.last)}")

@@ -11,9 +11,9 @@ from kedge.errors import FieldError, SeveralErrors
 from kedge.federation.coordinator.agreement import Agreement
 from kedge.federation.member.own_data import check_split
 from kedge.federation.member.profile import Question
-from kedge.runs.config import Config
-from kedge.runs.runner import auto_model
+from kedge.runs.build import auto_model
 from kedge.session.terms import Terms
+from kedge.settings import Config
 
 
 def check_config(config: Config) -> None:

@@ -1,0 +1,1 @@
+"""Runs on disk, and what their numbers say: the only reader of run folders. Nothing needs torch."""
