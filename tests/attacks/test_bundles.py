@@ -358,7 +358,7 @@ READERS = re.compile(
 )
 #: What may read by itself, and why.
 ALLOWED = {
-    "runs/lock.py: open(": "a file that it does not read, without waiting",
+    "history/lock.py: open(": "a file that it does not read, without waiting",
     "runs/tensors.py: safe_open(": "after a look at the file; it checks the header",
     "runs/bundle.py: json.loads(": "its own text",
     "report/page/write.py: read_text(": "a file of the package",

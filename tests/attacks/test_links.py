@@ -14,8 +14,7 @@ import pytest
 import kedge
 from kedge.errors import KedgeError
 from kedge.history.folder import Notes, request_stop, write_notes
-from kedge.runs import compare as comparisons
-from kedge.runs import sweep as sweeps
+from kedge.runs import train
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.grid import combine
 from kedge.settings import Config
@@ -188,18 +187,19 @@ def test_the_commands_refuse_it_in_one_sentence(run: Path, victim: Path) -> None
 
 def test_comparisons_and_sweeps_with_a_link_are_not_resumed(tmp_path: Path, victim: Path) -> None:
     configs = [Config(method=m, **FAST | {"seeds": (0,)}) for m in ("fedavg", "fedprox")]
-    rows, grid = comparisons.rows_of(configs), combine({"lr": [0.1, 0.2]}, flags=FAST)
-    comparisons.compare(rows, tmp_path / "c")
-    sweeps.sweep(grid, tmp_path / "s")
+    rows = train.method_jobs(configs)
+    grid = train.setting_jobs(combine({"lr": [0.1, 0.2]}, flags=FAST))
+    train.experiment("compare", rows, tmp_path / "c")
+    train.experiment("sweep", grid, tmp_path / "s")
     for folder, inner in ((tmp_path / "c", "fedprox"), (tmp_path / "s", "lr_0.2")):
         assert (folder / inner / "config.toml").exists()
         for place in (f"{inner}/log.txt", inner, "beside"):
             plant(folder / place, victim)
             with pytest.raises(KedgeError, match=f"has a link, '{place}'"):
                 if folder.name == "c":
-                    comparisons.compare(rows, folder, resume=True)
+                    train.experiment("compare", rows, folder, resume=True)
                 else:
-                    sweeps.sweep(grid, folder, resume=True)
+                    train.experiment("sweep", grid, folder, resume=True)
             (folder / place).unlink()
 
 

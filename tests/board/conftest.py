@@ -17,7 +17,7 @@ pytest.importorskip("starlette", reason="the extra board is not installed")
 HOLD = """
 import sys, time
 from pathlib import Path
-from kedge.runs.lock import Lock
+from kedge.history.lock import Lock
 lock = Lock()
 lock.take(Path(sys.argv[1]))
 print("held", flush=True)

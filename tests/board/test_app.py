@@ -16,17 +16,18 @@ import pytest
 from starlette.testclient import TestClient
 
 import kedge
-from kedge.board import headline
 from kedge.board.app import Board
 from kedge.board.panel import LOGGERS
 from kedge.core.method import parse
 from kedge.core.metrics import BUILT_IN
 from kedge.core.part import parts
 from kedge.core.task import tasks
+from kedge.history import metric
+from kedge.history.compare import gain_over
 from kedge.history.folder import METRICS, read_records
 from kedge.history.metric import Metric
 from kedge.loggers.host import KNOWN as KNOWN_LOGGERS
-from kedge.runs.result import Result, paired_gain
+from kedge.runs.result import Result
 from kedge.settings import Config
 
 ADDRESS = "http://127.0.0.1:8765"
@@ -66,11 +67,11 @@ def records(run: Path, seed: int) -> list[dict[str, Any]]:
 
 def test_the_tables_of_names_are_those_of_the_library() -> None:
     found = {m.name: Metric.of(m) for group in BUILT_IN.values() for m in group}
-    assert found == headline.METRICS
+    assert found == metric.KNOWN
     built_in = ("classification", "multilabel", "regression")
-    assert tuple(tasks[name].metrics[0].name for name in built_in) == headline.FIRST
+    assert tuple(tasks[name].metrics[0].name for name in built_in) == metric.HEADLINES
     personal = {n for n in parts if n in KNOWN and parse(n).personal_model}
-    assert personal == headline.PERSONAL
+    assert personal == metric.PERSONAL_PARTS
 
 
 KNOWN = set(parts)  # before other tests register their own
@@ -109,8 +110,10 @@ def test_the_table_is_that_of_a_comparison(page: Page, runs: Path) -> None:
     assert (found["round"], found["seeds"]) == (None, [0, 1])  # all have ended
     [base, row] = found["rows"]
     assert (base["mean"], base["sd"]) == pytest.approx((first.last.mean, first.last.sd))
-    assert row["gain"] == pytest.approx(paired_gain(second, first).mean)
-    low, high = paired_gain(second, first).interval()
+    gain = gain_over(second, first)
+    assert gain is not None
+    assert row["gain"] == pytest.approx(gain.mean)
+    low, high = gain.low, gain.high
     assert (row["low"], row["high"]) == pytest.approx((low, high))
     assert row["holm"] == row["p"]  # one comparison needs no correction
     assert {one["key"] for one in found["settings"]} == {"method"}
@@ -136,8 +139,8 @@ def test_while_a_run_trains_the_table_is_of_the_last_round_that_all_have(
 @pytest.mark.parametrize(
     ("file", "old", "new", "why"),
     [
-        ("config.toml", 'data = "digits"', 'data = "other"', "other data"),
         ("config.toml", "seeds = [0, 1]", "seeds = [2, 3]", "no seed in common"),
+        ("config.toml", 'metric = "auto"', 'metric = "loss"', "another metric"),
         ("environment.json", '"data": "', '"data": "x', "the data have changed in between"),
         ("seed-1/partition.json", '"hash": "', '"hash": "a', "other partitions"),
     ],

@@ -14,9 +14,7 @@ import pytest
 from fabricate import fabricate
 
 import kedge
-from kedge.board.watch import Catalogue
-from kedge.board.watch import Reader
-from kedge.board.watch import Tail
+from kedge.board.watch import Catalogue, Reader, Tail
 from kedge.errors import Interrupted, KedgeError
 from kedge.history.folder import request_stop
 

@@ -138,7 +138,9 @@ def test_two_commands_do_not_start_one_federation(
     spec = FederationSpec(f"test-{tmp_path.name}", 1, (NodeSpec("north", "digits", 2),))
     spec.save(tmp_path)
     monkeypatch.setattr(local, "stop", lambda *_: pytest.fail("the first one's processes ended"))
-    code = "import sys; from pathlib import Path; from kedge.runs.lock import Lock; lock = Lock()"
+    code = (
+        "import sys; from pathlib import Path; from kedge.history.lock import Lock; lock = Lock()"
+    )
     code += "; lock.take(Path(sys.argv[1])); print('starts', flush=True); sys.stdin.read()"
     monkeypatch.setenv("PYTHONPATH", str(Path(kedge.__file__).parents[1]))
     words = [sys.executable, "-c", code, str(tmp_path)]

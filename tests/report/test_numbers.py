@@ -11,8 +11,8 @@ import pytest
 from made import run_folder
 
 import kedge
-from kedge.board.watch import Catalogue
 from kedge.board.panel import table
+from kedge.board.watch import Catalogue
 from kedge.core.task_custom import own_metrics, register_metric
 from kedge.history.find import find
 from kedge.report.page import as_json, facts_of

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 
 import kedge
-from kedge.history.run import Stat
+from kedge.history.compare import Row, paired
 from kedge.report import tables
 
 
@@ -27,7 +27,7 @@ def test_clients_without_the_metric_are_counted() -> None:
     clients = [(x[:30], y[:30]), (x[30:], y[30:]), healthy]
     result = kedge.fit("mlp", clients, rounds=1, metric="auroc", engine="loop")
     found = text_of(tables.results_table([result]))
-    assert "1 of 3 clients have no auroc (samples of one class only)" in found
+    assert "1 of 3 clients have no AUROC (samples of one class only)" in found
     result = kedge.fit("mlp", clients, rounds=1, engine="loop")
     assert "left out" not in text_of(tables.results_table([result]))
 
@@ -38,7 +38,9 @@ def test_intervals_of_small_metrics_keep_their_digits() -> None:
     clients = [(x[:30], (x[:30, 0] > 0).astype(int)), (x[30:], (x[30:, 0] > 0).astype(int))]
     result = kedge.fit("mlp", clients, rounds=1, metric="auroc", engine="loop")
     assert repr(result) == f"<Result fedavg on own: auroc {result.last.mean:.3f}, 1 rounds, 1 seed>"
-    assert tables._gain(Stat.of([0.001, 0.003]), result) == ("+0.002", "-0.011 … +0.015")
+    row = Row(result, paired([0.001, 0.003]))
+    assert tables.gain_cell(row, 3).text == "+0.002"
+    assert tables.interval_cell(row, 3).text == "−0.011 to +0.015"
 
 
 FAST = {"rounds": 2, "clients": 3, "epochs": 0.2, "engine": "loop"}
@@ -49,22 +51,24 @@ def test_a_comparison_prints_as_its_table_and_names_the_best() -> None:
         ["fedavg", "scaffold"], pooled=True, validation=0.2, seeds=[0, 1], **FAST
     )
     lines = str(results).splitlines()
-    assert lines[0].split()[:4] == ["method", "accuracy", "%", "validation"]
-    assert [line.split()[0] for line in lines[1:4]] == ["fedavg", "scaffold", "pooled"]
+    at = next(i for i, line in enumerate(lines) if line.startswith("method"))
+    assert lines[at].split()[1:3] == ["accuracy", "%"]
+    assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["fedavg", "scaffold", "pooled"]
     first, second = results[:2]
     assert first.validation is not None
     assert second.validation is not None
     best = max(first, second, key=lambda result: result.validation.mean)
     assert results.best is best
-    assert lines[-1] == f"{best.title}: chosen on validation data"
-    assert str(first.last) in lines[1]
+    assert lines[-1] == f"{best.name}: chosen on validation data"
+    assert str(first.last) in lines[at + 1]
 
 
 def test_a_sweep_prints_its_settings_and_marks_the_best() -> None:
     results = kedge.sweep("fedprox", {"fedprox.mu": [0.1, 500.0]}, seeds=[0], **FAST)
     lines = str(results).splitlines()
-    assert [line.split()[0] for line in lines] == ["fedprox.mu", "0.1", "500"]
-    assert [line.endswith("best (test)") for line in lines[1:]] == [
+    at = next(i for i, line in enumerate(lines) if line.startswith("fedprox.mu"))
+    assert [line.split()[0] for line in lines[at : at + 3]] == ["fedprox.mu", "0.1", "500"]
+    assert [line.endswith("best (test)") for line in lines[at + 1 : at + 3]] == [
         result is results.best for result in results
     ]
 

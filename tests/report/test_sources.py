@@ -52,7 +52,7 @@ def test_targets_are_not_counted() -> None:
 
 def test_traffic_and_time_add_up(tmp_path: Path) -> None:
     """0.5 MB up and 0.25 MB down in 0.01 s, every round."""
-    sources = find(run_folder(tmp_path / "r", rounds=4, seeds=[0, 1])).sources
+    sources = find(run_folder(tmp_path / "r", rounds=4, seeds=[0, 1])).runs
     [curve] = curves_of(sources, columns_of(sources), 1.0)
     assert curve["test"]["rounds"] == [1, 2, 3, 4]
     assert curve["test"]["mb"] == [pytest.approx([0.75, 1.5, 2.25, 3.0])] * 2

@@ -19,7 +19,7 @@ from kedge.reproduction.choice import choice_path, read_choice
 from kedge.reproduction.display import comparison_with_paper
 from kedge.reproduction.records import read_record
 from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
-from kedge.runs.together import run_together
+from kedge.runs import train
 from kedge.settings import Config, load_config
 
 NAME = "demo/digits"
@@ -121,8 +121,12 @@ def test_a_yardstick_trains_on_the_pooled_data(tmp_path: Path) -> None:
     assert [v for _, v, _ in curve] == [round(r["accuracy"], 3) for r in expected.records[0]]
     found = command.read_table(recipes.read(NAME, root).at("full"), tmp_path)
     table = comparison_with_paper(found.table, found.rows)
-    assert "pooled: a yardstick" in table.note
-    assert next(c.cells for c in table.columns if c.head == "traffic\na round") == ["", "", ""]
+    assert "pooled: a yardstick" in " ".join(table.note)
+    assert [c.text for c in next(c.cells for c in table.columns if c.key == "traffic")] == [
+        "",
+        "",
+        "",
+    ]
 
 
 def test_a_shared_row_is_run_once(tmp_path: Path) -> None:
@@ -165,7 +169,8 @@ def test_personal_methods_are_judged_by_the_clients_models(tmp_path: Path) -> No
 
 def test_a_given_execution_is_taken(tmp_path: Path) -> None:
     config = load_config(flags={"rounds": 1, "clients": 4, "seeds": [0], "engine": "auto"})
-    run_together([config], [tmp_path / "run"], execution=Execution("vector", chunk=3))
+    options = train.Options(execution=Execution("vector", chunk=3))
+    train.run(config, tmp_path / "run", options=options)
     how = json.loads((tmp_path / "run/environment.json").read_text())["how"]
     assert (how["engine"], how["chunk"]) == ("vector", 3)
 

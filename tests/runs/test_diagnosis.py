@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kedge.runs.compare import compare, rows_of
 
 from kedge.api.fitting import fit
 from kedge.data.datasets import load
@@ -20,7 +19,7 @@ from kedge.history.sheet import Sheet, read_sheet
 from kedge.loading import files, load_file
 from kedge.runs.build import simulation
 from kedge.runs.diagnosis import diagnose_run
-from kedge.runs.train import run
+from kedge.runs.train import experiment, method_jobs, run
 from kedge.settings import Config
 
 SETTINGS: dict[str, Any] = {
@@ -150,7 +149,7 @@ def test_another_device_is_told(folder: Path) -> None:
 
 def test_a_comparison_is_diagnosed_run_by_run(tmp_path: Path) -> None:
     configs = [settings(method=m, rounds=1) for m in ("fedavg", "fedprox(mu=1.0)")]
-    compare(rows_of(configs, pooled=True), tmp_path / "both")
+    experiment("compare", method_jobs(configs, pooled=True), tmp_path / "both")
     lines: list[str] = []
     sheets = diagnose_run(tmp_path / "both", ("training",), report=lines.append)
     assert [s.values["method"] for s in sheets] == ["fedavg", "fedprox(mu=1.0)"]

@@ -13,11 +13,11 @@ from rich.console import Console
 from torch import nn
 
 import kedge
+import kedge.runs.train as train
 from kedge.errors import NotFinite
 from kedge.report import tables
 from kedge.runs.divergence import message
 from kedge.runs.grid import combine
-from kedge.runs.sweep import sweep
 from kedge.runs.validation import leader
 
 
@@ -54,11 +54,10 @@ def test_the_row_is_marked_and_is_never_the_best() -> None:
 def test_a_sweep_marks_the_setting() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        done = sweep(
-            combine({"lr": [0.1, 1e5]}, flags={
-                "clip": 10.0, "rounds": 3, "seeds": (0,), "clients": 4, "engine": "vector",
-            })
-        )  # fmt: skip
+        settings = combine({"lr": [0.1, 1e5]}, flags={
+            "clip": 10.0, "rounds": 3, "seeds": (0,), "clients": 4, "engine": "vector",
+        })  # fmt: skip
+        done = train.experiment("sweep", train.setting_jobs(settings))
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(tables.results_table(done.results))
     rows = console.export_text().splitlines()

@@ -99,13 +99,13 @@ def test_a_test_set_may_be_a_torch_dataset() -> None:
 
 def test_clients_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[str, ...]] = []
-    seen = kedge.runs.runner.assemble
+    seen = kedge.runs.build.assemble
 
     def note(config: Any, federation: Any, *rest: Any) -> Any:
         found.append(federation.client_names)
         return seen(config, federation, *rest)
 
-    monkeypatch.setattr("kedge.runs.runner.assemble", note)
+    monkeypatch.setattr("kedge.runs.build.assemble", note)
     north, south = halves(*samples())
     kedge.fit(net(), {"north": north, "south": south}, **FAST)
     kedge.fit(net(), [north, south], **FAST)

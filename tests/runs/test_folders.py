@@ -17,8 +17,6 @@ from kedge.data.partition import draw
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.history.folder import new_path
 from kedge.loading import files
-from kedge.runs import compare as comparisons
-from kedge.runs import sweep as sweeps
 from kedge.runs import train
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.grid import combine
@@ -54,12 +52,13 @@ def test_a_mistake_does_not_burn_the_folder(wrong: dict, tmp_path: Path) -> None
 
 def test_a_mistake_does_not_burn_comparisons_and_sweeps(tmp_path: Path) -> None:
     trained: list[str] = []
-    rows = comparisons.rows_of([Config(method=m, **FAST) for m in ("fedavg", "fedbn")])
+    rows = train.method_jobs([Config(method=m, **FAST) for m in ("fedavg", "fedbn")])
+    watched = train.Options(lambda job, *_: trained.append(job.name))
     with pytest.raises(ModelError, match="fedbn keeps BatchNorm"):
-        comparisons.compare(rows, tmp_path / "c", watch=lambda m, *_: trained.append(m))
-    grid = combine({"model": ["mlp", "lenet5"]}, flags=FAST)
+        train.experiment("compare", rows, tmp_path / "c", options=watched)
+    grid = train.setting_jobs(combine({"model": ["mlp", "lenet5"]}, flags=FAST))
     with pytest.raises(KedgeError, match="model=lenet5"):
-        sweeps.sweep(grid, tmp_path / "s", watch=lambda *_: trained.append("sweep"))
+        train.experiment("sweep", grid, tmp_path / "s", options=watched)
     assert not trained
     assert contents(tmp_path) == []
 
@@ -222,19 +221,21 @@ def test_a_damaged_line_is_not_passed_over(line: int, finished: Path, tmp_path: 
 @pytest.mark.parametrize("content", GARBAGE)
 def test_garbage_in_the_lists_of_runs(content: bytes, tmp_path: Path) -> None:
     for name, read in (
-        ("sweep.json", sweeps.saved_settings),
-        ("compare.json", comparisons.saved_rows),
+        ("sweep.json", lambda out: train.saved_jobs("sweep", out)),
+        ("compare.json", lambda out: train.saved_jobs("compare", out)),
+        ("experiment.json", lambda out: train.saved_jobs("sweep", out)),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name} is damaged.*another --out"):
             read(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_rows_with_wrong_settings(tmp_path: Path) -> None:
     row = {"folder": "a", "values": {"lr": 1}, "settings": {"rounds": "many"}}
     (tmp_path / "sweep.json").write_text(json.dumps([row]))
     with pytest.raises(KedgeError, match=r"sweep.json: .*rounds"):
-        sweeps.saved_settings(tmp_path)
+        train.saved_jobs("sweep", tmp_path)
 
 
 # -- small clients ----------------------------------------------------------------------------
@@ -257,15 +258,15 @@ def test_an_interrupted_comparison_says_how_to_resume_all_of_it(tmp_path: Path) 
     import os
     import signal
 
-    rows = comparisons.rows_of([Config(method=m, **FAST) for m in ("fedavg", "fedprox")])
+    rows = train.method_jobs([Config(method=m, **FAST) for m in ("fedavg", "fedprox")])
     out = tmp_path / "c"
 
     def interrupt(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KedgeError, match=rf"Resume with: --out {out} --resume"):
-        comparisons.compare(rows, out, watch=interrupt)
-    results = comparisons.compare(comparisons.saved_rows(out), out, resume=True)
+        train.experiment("compare", rows, out, options=train.Options(interrupt))
+    results = train.experiment("compare", train.saved_jobs("compare", out), out, True).results
     assert [len(r.records[0]) for r in results] == [2, 2]
 
 
@@ -277,7 +278,7 @@ def test_a_folder_in_use_by_another_process_is_not_resumed(finished: Path, tmp_p
     pytest.importorskip("fcntl")
     out = shutil.copytree(finished, tmp_path / "run")
     hold = (
-        "import sys; from pathlib import Path; from kedge.runs.lock import Lock\n"
+        "import sys; from pathlib import Path; from kedge.history.lock import Lock\n"
         "lock = Lock(); lock.take(Path(sys.argv[1]))\n"
         "print('held', flush=True); sys.stdin.read()"
     )

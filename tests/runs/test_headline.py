@@ -19,10 +19,10 @@ from kedge.core.method import parse
 from kedge.core.tree import take
 from kedge.data.datasets import Dataset, load
 from kedge.engines import Execution
+from kedge.history.compare import gain_over
 from kedge.report import figures, tables
 from kedge.runs.build import simulation, split_of, task_of, with_personal
 from kedge.runs.measure import measure
-from kedge.runs.result import paired_gain
 from kedge.settings import Config
 
 PERSONAL = [
@@ -95,13 +95,15 @@ def test_a_comparison_is_like_with_like(tmp_path: Path) -> None:
     assert per.last.values == tuple(end["personal_mean"] for end in ends)
     assert avg.last.values == tuple(run[-1]["client_mean"] for run in avg.records)
     assert per.last.mean > per.global_last.mean + 20
-    gain = paired_gain(per, avg)
+    gain = gain_over(per, avg)
+    assert gain is not None
     assert gain.mean == pytest.approx(per.last.mean - avg.last.mean)
     text = printed(tables.results_table(results))
     assert "of clients" in text
     assert "global" in text
     row = next(line for line in text.splitlines() if line.startswith("fedper"))
-    assert row.split()[1:3] == [per.written(per.last), f"{per.global_last.mean:.2f}"]
+    assert row.split()[1:3] == [per.written(per.last), "2"]
+    assert f" {per.global_last.mean:.2f} " in row
     stored = json.loads((tmp_path / "fedper" / "result.json").read_text())
     assert stored["headline"] == "personal"
     assert stored["last"]["mean"] == pytest.approx(per.last.mean)
@@ -142,7 +144,7 @@ def test_accuracy_does_not_stand_alone_where_classes_are_imbalanced(tmp_path: Pa
         assert f"{seen[-1]['balanced_accuracy']:.2f}" in text
         assert f"{seen[-1]['auroc']:.3f}" in text
         assert f"The largest class has {100 * seen[-1]['imbalanced']:.0f} %" in text
-    assert any("balanced_accuracy" in word for word in in_words(result.config, seen[0]))
+    assert any("balanced accuracy" in word for word in in_words(result.config, seen[0]))
     personal = kedge.run("ditto", data=data, clients=4, rounds=1, seeds=[0], engine="loop")
     assert personal.beside()["auroc"].mean == personal.records[0][-1]["personal_auroc"]
     balanced = kedge.run("fedavg", clients=4, rounds=1, seeds=[0], engine="loop")
@@ -158,13 +160,13 @@ def test_a_metric_by_name_is_the_headline(engine: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert (result.metric, result.higher_is_better, result.unit) == ("auroc", True, "")
     assert result.array().shape == (2, 3)
-    assert "auroc" in printed(tables.results_table([result]))
+    assert "AUROC" in printed(tables.results_table([result]))
     middle = float(np.median(result.array()))
     reached = [np.flatnonzero(row >= middle) for row in result.array()]
     first = [int(rounds[0]) + 1 if len(rounds) else None for rounds in reached]
     assert result.rounds_to(middle) == first
     assert len(result.records[0][-1]["per_client"]) == 4
-    assert in_words(result.config, result.records[0][-1])[0].startswith("auroc 0.")
+    assert in_words(result.config, result.records[0][-1])[0].startswith("AUROC 0.")
 
 
 def test_metrics_from_histograms_come_with_the_bound_of_their_error(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import pytest
 import kedge
 from kedge.errors import Interrupted, NotFinite
 from kedge.history.folder import (
-    FAILED,
-    INTERRUPTED,
     STOP,
     is_stop_requested,
     read_records,
@@ -41,7 +39,7 @@ def test_a_request_stops_after_the_round_and_the_run_goes_on_as_if_it_had_not(
     with pytest.raises(Interrupted, match="stopped after round 2"):
         kedge.run(out=run, watch=ask, **SETTINGS)
     assert not is_stop_requested(run)
-    assert last_line(run) == INTERRUPTED + "stopped after round 2 of seed 0"
+    assert last_line(run) == "interrupted: stopped after round 2 of seed 0"
     assert len(read_records(run / "seed-0/metrics.jsonl")) == 2
     resumed = kedge.run(out=run, resume=True, **SETTINGS)
     assert resumed.array().tolist() == whole.array().tolist()
@@ -80,9 +78,9 @@ def test_the_log_says_why_a_run_failed(tmp_path: Path) -> None:
 
     with pytest.raises(NotFinite):
         kedge.run(out=tmp_path, watch=fail, **SETTINGS)
-    assert last_line(tmp_path) == FAILED + "the loss is nan"
+    assert last_line(tmp_path) == "failed: the loss is nan"
     kedge.sweep(grid={"lr": [1e30]}, out=tmp_path / "sweep", **SETTINGS)
-    assert last_line(tmp_path / "sweep" / "lr_1e_30").startswith(FAILED + "seed 0")
+    assert last_line(tmp_path / "sweep" / "lr_1e_30").startswith("failed: seed 0")
 
 
 def test_a_request_does_not_follow_a_link(tmp_path: Path) -> None:
@@ -95,7 +93,7 @@ def test_a_request_does_not_follow_a_link(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from kedge.runs.lock import Lock
+from kedge.history.lock import Lock
 lock = Lock()
 lock.take(Path(sys.argv[1]))
 print("held", flush=True)

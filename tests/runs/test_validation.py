@@ -17,12 +17,13 @@ import kedge
 from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
 from kedge.errors import KedgeError
+from kedge.history.compare import lead
 from kedge.report import tables
-from kedge.runs import sweep as sweeps
+from kedge.runs import train
 from kedge.runs.build import simulation
 from kedge.runs.grid import combine
 from kedge.runs.planning import PLANNING
-from kedge.runs.validation import Choice, leader, on_validation
+from kedge.runs.validation import Choice, leader
 from kedge.settings import Config, ConfigError
 
 FAST = {"clients": 5, "rounds": 6, "seeds": (0, 1), "steps": 3, "engine": "vector"}
@@ -115,8 +116,8 @@ def test_early_stopping_ends_each_seed_by_itself() -> None:
     with Console(width=150, file=io.StringIO()) as screen:
         screen.print(tables.results_table([stopped]))
     text = screen.file.getvalue()
-    assert f" {min(lengths)}-{max(lengths)} " in text
-    assert "stopped early, after 3 tests" in text
+    assert f"stopped early, round {min(lengths)}–{max(lengths)}" in text
+    assert "Stopped early: after 3 tests" in text
     short = int(np.argmin(lengths))
     assert (stopped.array()[short, lengths[short] :] == stopped.last.values[short]).all()
     assert stopped.top5_mean.values[short] == pytest.approx(
@@ -190,21 +191,18 @@ def test_an_extended_run_equals_a_long_one(method: str, more: dict, tmp_path: Pa
 def test_sweeps_choose_by_validation() -> None:
     """The choice is by the best validation value, not by the test set."""
     settings = combine({"lr": [0.02, 0.5]}, flags=VALID)
-    swept = sweeps.sweep(settings)
+    swept = train.experiment("sweep", train.setting_jobs(settings))
     for result in swept.results:  # turn the test set against it
-        for run in result.records:
-            for record in run:
-                record["accuracy"] = -record["validation"]["accuracy"]
+        for seed in result.seeds:
+            tests = seed.columns.named["accuracy"].values
+            for i, value in enumerate(seed.columns.named["validation.accuracy"].values):
+                tests[i] = -value
     scores = [result.validation.mean for result in swept.results]
     assert scores[0] != scores[1]
     assert swept.results.index(leader(swept.results)) == int(np.argmax(scores))
-    assert on_validation(swept.results)
-    assert (
-        swept.choice() == f"lr={[0.02, 0.5][int(np.argmax(scores))]:g}: chosen on validation data"
-    )
-    found = swept.to_dict()
-    assert found["chosen_on"] == "validation data"
-    assert found["best"] == {"lr": [0.02, 0.5][int(np.argmax(scores))]}
+    assert lead(swept.results)[1] == "validation"
+    assert leader(swept.results).values == {"lr": [0.02, 0.5][int(np.argmax(scores))]}
+    assert leader(swept.results).name == f"lr={[0.02, 0.5][int(np.argmax(scores))]:g}"
 
 
 def test_unseen_clients_test_the_global_model() -> None:
@@ -221,7 +219,7 @@ def test_unseen_clients_test_the_global_model() -> None:
 def test_pooled_data_are_a_yardstick_and_do_not_lead() -> None:
     """One client with all rows, as many steps as three clients of a round take together."""
     results = kedge.compare(["fedavg", "fedprox"], pooled=True, per_round=3, **FAST)
-    assert [r.title for r in results] == ["fedavg", "fedprox", "pooled data"]
+    assert [r.name for r in results] == ["fedavg", "fedprox", "pooled data"]
     pooled = results[-1]
     assert pooled.last.mean > results[0].last.mean
     assert leader(results) in results[:2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
-import kedge.runs.runner
 import pytest
 import torch
 
 import kedge
+import kedge.runs.build
 import kedge.settings
 from kedge.check.problems import images, small_net
 from kedge.core import tree

@@ -8,8 +8,8 @@ from typing import Any
 from kedge.errors import FieldError, KedgeError
 from kedge.history.find import find
 from kedge.report.export import write_csv, write_json
+from kedge.report.figures import write_figures
 from kedge.report.page import What, facts_of, write_page
-from kedge.report.take_away_figures import write_figures
 from kedge.reproduction.command import Reproduction
 from kedge.reproduction.page import facts_of as facts_of_tables
 from kedge.reproduction.page import is_results, reproduction_facts

@@ -106,7 +106,7 @@ class Board:
             {
                 "row": entry.row(),
                 "settings": {key: str(value) for key, value in entry.config.items()},
-                "columns": entry.run().columns(),
+                "columns": entry.columns(),
                 "commands": commands(entry, self.catalogue.title, reader),
             }
         )

@@ -66,14 +66,15 @@ class Experiment:
             KedgeError: the folder holds no such experiment.
             DataError: the file is damaged.
         """
-        if not self.path.is_file() or kind_of(self.root) not in ("", self.kind):
+        advice = "restore it, or start again with another --out. The runs beside it are intact"
+        found = read_own_json(self.path, advice) if self.path.is_file() else {"kind": ""}
+        kind = found.get("kind", self.kind) if isinstance(found, dict) else self.kind
+        if kind != self.kind:
             raise KedgeError(
                 f"{self.root} holds no {KINDS[self.kind]} to resume; leave out --resume to start "
                 "one there"
             )
-        advice = "restore it, or start again with another --out. The runs beside it are intact"
-        rows = read_own_json(self.path, advice)
-        rows = rows.get("runs") if isinstance(rows, dict) else rows
+        rows = found.get("runs") if isinstance(found, dict) else found
         types = {"folder": str} | KEYS[self.kind]
         if not isinstance(rows, list) or not rows or not all(_has(row, types) for row in rows):
             raise DataError(f"{self.path} is damaged: it does not list runs; {advice}")

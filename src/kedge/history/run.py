@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from kedge.history.metric import COLUMNS, COMPANIONS, Metric
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from kedge.history.sheet import Sheet
 
 Record = dict[str, Any]
+Array = np.ndarray[Any, Any]
 #: Keys of every record; the others are tests.
 UNTESTED = ("round", "train_loss", "divergence", "mb_up", "mb_down", "seconds")
 TOP = 5  # tests in the mean of the best ones
@@ -492,6 +495,37 @@ class Run:
 
     def _mean_total(self, name: str) -> float:
         return sum(s.columns.total(name) for s in self.counting) / max(1, len(self.counting))
+
+    @property
+    def unit(self) -> str:
+        """The unit of the metric."""
+        return self.measure.unit
+
+    def written(self, value: Stat | float) -> str:
+        """A value of the metric as text, with its decimals."""
+        stat = value if isinstance(value, Stat) else Stat.of([value])
+        return stat.written(self.measure.decimals)
+
+    def array(self, name: str = "") -> Array:
+        """A column of the records, ``[seeds, rounds]``; the headline in tested rounds by default. A
+        seed that stopped early goes on with its last value, one that failed with NaN."""
+        rows = [[*s.columns.by_round(name or self.column).values()] for s in self.seeds]
+        longest = max([*map(len, rows), len(self.rounds) if self.diverged else 0])
+        last = [
+            math.nan if s.failed or not own else own[-1]
+            for s, own in zip(self.seeds, rows, strict=True)
+        ]
+        pairs = zip(rows, last, strict=True)
+        return np.array([own + [end] * (longest - len(own)) for own, end in pairs], dtype=float)
+
+    @cached_property
+    def rounds(self) -> Array:
+        """The numbers of the tested rounds, from 1."""
+        tested = [list(s.columns.by_round(self.measure.name)) for s in self.seeds]
+        if any(seed.failed for seed in self.seeds):
+            every = int(self.settings["eval_every"])
+            tested.append([*range(every, self.total, every), self.total])
+        return np.array(max(tested, key=len))
 
     @property
     def partition_hash(self) -> list[str]:

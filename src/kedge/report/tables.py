@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 TEXT_WIDTH = 120  # characters of a table as text
-MIN_HEAD = 8  # characters of a head before it is folded
+MIN_HEAD = 11  # characters of a head before it is folded
 MIN_NAME = 10  # characters of a method or a value before its column is folded
 COLOURS = {"gain": "green", "loss": "red", "dim": "dim"}  # styles of cells in a terminal
 
@@ -125,9 +125,11 @@ def comparison_table(found: Comparison) -> Table:
     runs = [row.run for row in found.rows]
     keys = list(runs[0].values)
     names = [words(key, [format_value(run.values[key]) for run in runs]) for key in keys]
-    marks = Column("mark", "", "", [Cell(text) for text in marks_of(found)])
     columns = columns_of(found)
-    columns += [marks] if keys and len(runs) > 1 else []
+    if keys and len(runs) > 1:
+        best = f"best ({found.chosen_on})"
+        cells = [Cell(best if row is found.leader else "") for row in found.rows]
+        columns.append(Column("mark", "", "", cells))
     bold = [row is found.leader and len(found.rows) > 1 for row in found.rows]
     return Table(
         names or [words("method", [run.name for run in runs])],
@@ -237,6 +239,11 @@ def notes_of(found: Comparison) -> list[str]:
         lines.append("One seed has no spread, no interval and no p-value.")
     if any(run.validation is not None for run in runs):
         lines.append("chosen: on the test data, in the best round on the validation data.")
+    if any(run.stopped_early for run in runs):
+        lines.append(
+            f"Stopped early: after {first.settings['patience']} tests without a better validation "
+            "metric (--patience); the values are those of each seed's last round."
+        )
     bound = max(map(_bound, runs))
     if bound:
         unit = 10.0 ** math.floor(math.log10(bound))  # rounded up to one digit
@@ -347,9 +354,8 @@ def without_value(run: Run) -> list[str]:
         return []
     low, high = min(without), max(without)
     number = str(high) if low == high else f"{low} to {high}"
-    have = "has" if number == "1" else "have"
     return [
-        f"{number} of {count(clients, 'client')} {have} no {run.measure.title}"
+        f"{number} of {count(clients, 'client')} have no {run.measure.title}"
         f"{'' if low == high else ', by seed'} (samples of one class only): left out of means over "
         "clients."
     ]

@@ -25,15 +25,14 @@ from kedge.engines import Execution
 from kedge.engines.device import device_name, precise, resolve_device, restored_threads, use_threads
 from kedge.errors import DataError, KedgeError, NotFinite
 from kedge.files import make_folder
-from kedge.history.experiment import Experiment
+from kedge.history.experiment import Experiment, kind_of
 from kedge.history.folder import CONFIG, METRICS, PARTITION, read_records, stored_config
 from kedge.history.sheet import Sheet
 from kedge.loading import files, load_options
 from kedge.runs.build import simulation
 from kedge.runs.checkpoint import TrainingFolder
-from kedge.runs.compare import LISTING, TYPES
-from kedge.runs.memory import memory_errors
 from kedge.runs.rounds import BEST, train_record
+from kedge.runs.train import memory_errors
 from kedge.sim.simulation import Simulation
 
 Client = int | str | None  # number or name; None: the largest
@@ -81,10 +80,10 @@ def diagnose_run(
     say = report or (lambda line: None)
     if (path / CONFIG).is_file():
         return _Run(path, seed, say, _yardstick(path), client).diagnose(what, rounds)
-    if not (path / LISTING).is_file():
+    if kind_of(path) != "compare":
         raise KedgeError(_no_run(path))
     sheets = []
-    for row in Experiment(path, LISTING, "comparison").read(TYPES):
+    for row in Experiment(path, "compare").read():
         inside = path / row["folder"]
         if inside.is_symlink():
             say(f"{inside} is left out: it is a link")
@@ -323,8 +322,8 @@ def _ordered(what: Sequence[str]) -> list[str]:
 
 def _yardstick(path: Path) -> str:
     """The yardstick that a run of a comparison is; empty for all others."""
-    listing = Experiment(path.resolve().parent, LISTING, "comparison")
-    rows = listing.read(TYPES) if listing.path.is_file() else []
+    listing = Experiment(path.resolve().parent, "compare")
+    rows = listing.read() if listing.path.is_file() else []
     return next((row["yardstick"] for row in rows if row["folder"] == path.resolve().name), "")
 
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any, Self
 
-import numpy as np
 from torch import nn
 
 from kedge.core.task import Task
 from kedge.files import finite
 from kedge.history.metric import Metric
 from kedge.history.read import plain_settings
-from kedge.history.run import Columns, Run, Seed, Stat
+from kedge.history.run import Columns, Run, Seed
 from kedge.settings import Config
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +64,8 @@ class Result(Run):
         missing = [""] * len(records)
         seeds = zip(config.seeds, records, [*hashes, *missing], [*failed, *missing], strict=False)
         metrics = {metric.name: Metric.of(metric) for metric in task.metrics}
+        seconds = sum(one.get("seconds", 0.0) for run in records for one in run)
         return cls(
-            name=config.method,
             settings=plain_settings(asdict(config)),
             seeds=tuple(Seed(n, Columns(r), digest, failed=why) for n, r, digest, why in seeds),
             measure=metrics[task.metric],
@@ -78,7 +73,7 @@ class Result(Run):
             metrics=metrics,
             config=config,
             records=records,
-            **{"seconds": sum(one.get("seconds", 0.0) for run in records for one in run)} | more,
+            **{"name": config.method, "seconds": seconds} | more,
         )
 
     def __repr__(self) -> str:
@@ -98,38 +93,6 @@ class Result(Run):
     @property
     def higher_is_better(self) -> bool:
         return bool(self.measure.higher_is_better)
-
-    @property
-    def unit(self) -> str:
-        return self.measure.unit
-
-    @property
-    def decimals(self) -> int:
-        return self.measure.decimals
-
-    def written(self, value: Stat | float) -> str:
-        """A value of the metric as text, with the decimals that the task declares."""
-        stat = value if isinstance(value, Stat) else Stat.of([value])
-        return stat.written(self.decimals)
-
-    def array(self, name: str | None = None) -> Array:
-        """A column of the records, ``[seeds, tested rounds]``; the headline by default. A seed that
-        stopped early goes on with its last value, one that failed with NaN."""
-        name = name or self.column
-        rows = [[r[name] for r in run if name in r] for run in self.records]
-        longest = max(map(len, rows))
-        last = [
-            math.nan if s.failed else (own or [math.nan])[-1]
-            for s, own in zip(self.seeds, rows, strict=True)
-        ]
-        pairs = zip(rows, last, strict=True)
-        return np.array([own + [end] * (longest - len(own)) for own, end in pairs], dtype=float)
-
-    @cached_property
-    def rounds(self) -> Array:
-        """The numbers of the tested rounds, from 1."""
-        runs = [[r["round"] for r in run if self.metric in r] for run in self.records]
-        return np.array(max(runs, key=len))
 
     def frame(self) -> Any:
         """All records as a pandas DataFrame, one row per seed and round.

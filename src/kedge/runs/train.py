@@ -377,7 +377,7 @@ def train(
             precise(first.precision, resolve_device(first.device)),
             restored_threads(),
             given_back(job.folder for job in group),
-            _memory_errors(first),
+            memory_errors(first),
         ):
             engine, stacks = _train_group(group, options, datasets)
         if engines[engine].batches_clients:
@@ -612,7 +612,7 @@ def given_back(folders: Iterable[TrainingFolder | None]) -> Iterator[None]:
 
 
 @contextmanager
-def _memory_errors(config: Config) -> Iterator[None]:
+def memory_errors(config: Config) -> Iterator[None]:
     """Turn errors that mean out of memory into an :class:`OutOfMemory` for these settings."""
     try:
         yield
