@@ -21,7 +21,7 @@ from kedge.board.panel import LOGGERS
 from kedge.core.method import parse
 from kedge.core.metrics import BUILT_IN
 from kedge.core.part import parts
-from kedge.core.task import tasks
+from kedge.core.task import make_task, tasks
 from kedge.history import metric
 from kedge.history.compare import gain_over
 from kedge.history.folder import METRICS, read_records
@@ -100,12 +100,14 @@ def test_the_table_is_that_of_a_comparison(page: Page, runs: Path) -> None:
     """The same gain as `kedge compare` prints, seed by seed."""
     ids = page.ids()
     first, second = (
-        Result(
-            Config(seeds=(0, 1)), [records(runs / f"both/{name}", seed) for seed in (0, 1)],
-            "accuracy", True, [], "loop", "cpu", 0.0,
+        Result.of(
+            Config(seeds=(0, 1), rounds=4),
+            [records(runs / f"both/{name}", seed) for seed in (0, 1)],
+            make_task("classification", 10),
+            "global",
         )
         for name in ("fedavg", "scaffold")
-    )  # fmt: skip
+    )
     found = page.get(f"/table?ids={ids['both/fedavg']},{ids['both/scaffold']}")
     assert (found["round"], found["seeds"]) == (None, [0, 1])  # all have ended
     [base, row] = found["rows"]
@@ -140,7 +142,6 @@ def test_while_a_run_trains_the_table_is_of_the_last_round_that_all_have(
     ("file", "old", "new", "why"),
     [
         ("config.toml", "seeds = [0, 1]", "seeds = [2, 3]", "no seed in common"),
-        ("config.toml", 'metric = "auto"', 'metric = "loss"', "another metric"),
         ("environment.json", '"data": "', '"data": "x', "the data have changed in between"),
         ("seed-1/partition.json", '"hash": "', '"hash": "a', "other partitions"),
     ],

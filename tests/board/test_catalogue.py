@@ -170,7 +170,7 @@ def test_metrics_that_were_rewritten_are_read_again(
     entry = catalogue.get(row["id"])
     assert entry is not None
     catalogue.refresh()
-    assert list(entry.tails[0].columns["round"]) == [1, 3, 4]
+    assert list(entry.tails[0].columns.rounds) == [1, 3, 4]
 
 
 def test_damaged_files_do_no_harm(runs: Path, holder: subprocess.Popen[str]) -> None:
@@ -244,4 +244,4 @@ def test_columns_have_the_order_of_the_records(runs: Path) -> None:
     path.write_text(json.dumps({"round": 1} | dict.fromkeys(names, 1.0)) + "\n")
     tail = Tail(path)
     tail.refresh(Reader())
-    assert [name for name in tail.columns if name.startswith("own_")] == names
+    assert [name for name in tail.columns.named if name.startswith("own_")] == names

@@ -303,7 +303,7 @@ def _whose(
         return str(result["headline"])
     method = str(settings["method"]).lower()
     known = PERSONAL_PARTS & set(re.findall(r"\w+", method)) or "personal_head=true" in method
-    is_personal = header.personal if header else bool(settings.get("personal") and known)
+    is_personal = header.personal if header else bool(known)
     tested = [COLUMNS["personal"] in s.columns.named for s in seeds if s.columns]
     return "personal" if is_personal and any(tested) and all(tested) else "global"
 

@@ -179,7 +179,7 @@ def _shown(group: Mapping[str, Any]) -> list[int]:
 
 
 def _draw_curves(axes: Any, group: Mapping[str, Any], axis: str) -> None:
-        from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     column = group["columns"][0]
     for i in _shown(group):
@@ -221,7 +221,7 @@ def _gains(axes: Any, group: Mapping[str, Any]) -> None:
 
 
 def _partition(axes: Any, one: Mapping[str, Any]) -> None:
-        from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     counts = np.array(one["counts"], dtype=float).T  # [classes, clients]
     axes.imshow(counts, aspect="auto", cmap="Blues", interpolation="nearest")
@@ -234,13 +234,11 @@ def _partition(axes: Any, one: Mapping[str, Any]) -> None:
 
 def _array(rows: Sequence[Sequence[Any]]) -> Any:
     """``[seeds, rounds]``, NaN where there is no value."""
-    
     return np.array([[np.nan if v is None else v for v in row] for row in rows], dtype=float)
 
 
 def _mean(values: Any) -> Any:
     """Mean over seeds; NaN where no seed has a value."""
-    
     known = np.isfinite(values)
     return np.where(known, values, 0.0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
 
