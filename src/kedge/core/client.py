@@ -270,20 +270,8 @@ def client_context(
         private = job.client[PRIVATE]
         anchor = Weights(anchor.params | private["params"], anchor.buffers | private["buffers"])
     key = _pass_key(job, step) if bound.model.is_random else job.key
-    return Context(
-        model=bound.model,
-        task=bound.task,
-        spec=bound.spec,
-        data=bound.data,
-        job=job,
-        anchor=anchor,
-        passes=Passes(bound.model, anchor.buffers, key, True, bound.cuts),
-        local=local,
-        phases=bound.phases,
-        noise=bound.noise,
-        counted=bound.counted,
-        step=step,
-    )
+    passes = Passes(bound.model, anchor.buffers, key, True, bound.cuts)
+    return Context(bound, job, anchor, passes, local, step)
 
 
 def _passes(context: Context, weights: Weights, track: bool = True) -> Passes:
