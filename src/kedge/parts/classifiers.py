@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Range, Sum, register
+from kedge.core.part import Doc, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
+from kedge.schema import Count, NotNegative, Positive, Share, Size
 
 _LOG_ZERO = -1e30  # finite stand-in for log 0: times a soft label of 0 it is 0, -inf is nan
 
@@ -44,18 +45,16 @@ class CCVR(Part):
     client, once, after the last round.
     """
 
-    samples: Annotated[int, Doc("virtual features per class, M_c"), Range(1)] = 500
-    steps: Annotated[int, Doc("SGD steps of the head"), Range(0)] = 500
-    batch: Annotated[int, Doc("virtual features per step"), Range(1)] = 128
-    lr: Annotated[float, Doc("learning rate of the head"), Range(0)] = 0.01
-    momentum: Annotated[float, Doc("momentum of the head"), Range(0, 1)] = 0.9
+    samples: Annotated[Count, Doc("virtual features per class, M_c")] = 500
+    steps: Annotated[Size, Doc("SGD steps of the head")] = 500
+    batch: Annotated[Count, Doc("virtual features per step")] = 128
+    lr: Annotated[NotNegative, Doc("learning rate of the head")] = 0.01
+    momentum: Annotated[Share, Doc("momentum of the head")] = 0.9
     labels: Annotated[
         Literal["equal", "proportional"],
         Doc("class balance of a batch: uniform, or as in the clients' data"),
     ] = "equal"
-    jitter: Annotated[float, Doc("added to Sigma_c's diagonal, relative to its mean"), Range(0)] = (
-        1e-6
-    )
+    jitter: Annotated[NotNegative, Doc("added to Sigma_c's diagonal, relative to its mean")] = 1e-6
 
     side = "server"
     counted = ("count", "sum", "outer")
@@ -150,7 +149,7 @@ class SphereFed(Part):
 
     class_mean: Annotated[bool, Doc("divide the squared error by C")] = True
     calibrate: Annotated[bool, Doc("solve for W after the last round")] = True
-    ridge: Annotated[float, Doc("ridge rho of the calibration"), Range(0)] = 1e-4
+    ridge: Annotated[NotNegative, Doc("ridge rho of the calibration")] = 1e-4
 
     needs_features = True
     needs_shared_head = True
@@ -257,7 +256,7 @@ class FedETF(Part):
     """
 
     balanced: Annotated[bool, Doc("balanced softmax; else plain cross-entropy")] = True
-    scale: Annotated[float, Doc("initial value of s"), Range(0, open=True)] = 1.0
+    scale: Annotated[Positive, Doc("initial value of s")] = 1.0
 
     needs_labels = True
     tasks = ("classification",)

@@ -13,20 +13,21 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Range, Stack, register
+from kedge.core.part import Doc, Out, Part, Stack, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import Count, Positive, Share
 
 
 @dataclass(frozen=True)
 class _Pooled(Part):
     """Build a pool of sample means, send it to the clients and pair it with their samples."""
 
-    lam: Annotated[float, Doc("weight of the pool's mean in a mixture"), Range(0, 1)] = 0.1
-    samples: Annotated[int, Doc("samples averaged into each mean, M"), Range(1)] = 10
-    rows: Annotated[int, Doc("means in the pool, equally many from each client"), Range(1)] = 256
+    lam: Annotated[Share, Doc("weight of the pool's mean in a mixture")] = 0.1
+    samples: Annotated[Count, Doc("samples averaged into each mean, M")] = 10
+    rows: Annotated[Count, Doc("means in the pool, equally many from each client")] = 256
     refresh: Annotated[
         Literal["once", "round"], Doc("make the pool once from all clients, or renew it each round")
     ] = "once"
@@ -180,9 +181,7 @@ class Mixup(Part):
     For classification, cross-entropy with the mixed label equals the mixture of the two losses.
     """
 
-    alpha: Annotated[
-        float, Doc("parameter of the Beta distribution of the mixing weight"), Range(0, open=True)
-    ] = 0.2
+    alpha: Annotated[Positive, Doc("parameter of the Beta distribution of the mixing weight")] = 0.2
 
     side = "data"
     presets = {"fedbr": {"alpha": 0.2}}

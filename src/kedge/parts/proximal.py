@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Out, Part, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import NotNegative, Positive
 
 
 @register
@@ -31,7 +32,7 @@ class FedProx(Part):
     Neutral at: mu = 0. Sends / keeps: nothing.
     """
 
-    mu: Annotated[float, Doc("weight of the proximal term"), Range(0)] = 0.01
+    mu: Annotated[NotNegative, Doc("weight of the proximal term")] = 0.01
 
     presets = {
         "fedimpro": {"mu": 0.1},
@@ -69,7 +70,7 @@ class FedDyn(Part):
     mean in h. A small alpha needs gradient clipping or many local steps. Keeps: g_k.
     """
 
-    alpha: Annotated[float, Doc("weight of the quadratic term"), Range(0, open=True)] = 0.01
+    alpha: Annotated[Positive, Doc("weight of the quadratic term")] = 0.01
 
     by_share: Annotated[bool, Doc("client k has alpha / r_k, r_k its share of the data")] = False
 
@@ -143,7 +144,7 @@ class FedSAM(Part):
     running statistics are updated in the first pass only. Neutral at: rho = 0.
     """
 
-    rho: Annotated[float, Doc("radius of the neighbourhood"), Range(0)] = 0.1
+    rho: Annotated[NotNegative, Doc("radius of the neighbourhood")] = 0.1
 
     presets = {"fedcog": {"rho": 0.5}}
     neutral = {"rho": 0.0}

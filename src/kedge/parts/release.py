@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Part, Range, register
+from kedge.core.part import Doc, Part, register
 from kedge.core.round import Round
 from kedge.core.tree import Tree, Weights
 from kedge.core.update import Totals, Update
 from kedge.core.view import View
 from kedge.errors import IncompatibleError
+from kedge.schema import NotNegative, Positive
 
 
 @register
@@ -39,7 +40,7 @@ class Clip(Part):
     client) are refused. Neutral at: norm = 1e30.
     """
 
-    norm: Annotated[float, Doc("largest norm S of what leaves"), Range(0, open=True)] = 1.0
+    norm: Annotated[Positive, Doc("largest norm S of what leaves")] = 1.0
     side = "privacy"
     neutral = {"norm": 1e30}
     tiny = {"norm": 0.5}
@@ -70,7 +71,7 @@ class Gauss(Part):
     Neutral at: std = 0.
     """
 
-    std: Annotated[float, Doc("standard deviation of the noise"), Range(0)] = 0.01
+    std: Annotated[NotNegative, Doc("standard deviation of the noise")] = 0.01
     side = "privacy"
     neutral = {"std": 0.0}
     tiny = {"std": 0.001}
@@ -109,10 +110,8 @@ class CentralGauss(Part):
     of its own. kedge states no epsilon for it. Neutral at: std = 0.
     """
 
-    std: Annotated[float, Doc("standard deviation of the noise on a sum"), Range(0)] = 0.01
-    clients: Annotated[float, Doc("expected clients of a round; 0: those that came"), Range(0)] = (
-        0.0
-    )
+    std: Annotated[NotNegative, Doc("standard deviation of the noise on a sum")] = 0.01
+    clients: Annotated[NotNegative, Doc("expected clients of a round; 0: those that came")] = 0.0
     side = "privacy"
     neutral = {"std": 0.0}
     tiny = {"std": 0.001}
