@@ -23,7 +23,7 @@ def lane(client: int, **fields: Any) -> Lane:
 
 
 def test_numbers_of_lanes_of_one_run() -> None:
-    lanes = [lane(7, share=0.5), lane(3, size=12, steps=6, share=1.5)]
+    lanes = [lane(7, share=0.5), lane(3, size=12, steps=6, weight=12.0, share=1.5)]
     found = infos(lanes, 5, torch.float64)
     assert {name: value.tolist() for name, value in found._asdict().items()} == {
         "client": [7, 3],

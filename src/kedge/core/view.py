@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ class Passes:
     ) -> None:
         self.model, self.buffers, self.key, self.track = model, buffers, key, track
         self.taps = taps  # the cuts that any part reads
-        self._done: dict[tuple[Any, ...], tuple[Pass, Weights, Tensor]] = {}
+        self._done: dict[tuple[int, int, int, Mode, bool], tuple[Pass, Weights, Tensor]] = {}
 
     def run(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -174,7 +174,7 @@ def batches(keys: Tensor, lanes: Sequence[Lane]) -> Tensor:
     return torch.where(replacement, drawn[True], drawn[False])
 
 
-def take_jobs(jobs: Job, index: Any) -> Job:
+def take_jobs(jobs: Job, index: tree.Index) -> Job:
     """Jobs of some clients, by index; shared leaves stay shared."""
     stacked = jobs._asdict()
     if not jobs.fields:  # all of one run
@@ -243,7 +243,7 @@ def _repeated(counts: Tensor, total: int) -> Tensor:
     return torch.repeat_interleave(counts, output_size=total)
 
 
-def _on(values: Sequence[Any], device: torch.device) -> Tensor:
+def _on(values: Sequence[float], device: torch.device) -> Tensor:
     """A tensor on a device. Unlike ``torch.tensor(values, device=...)``, this does not synchronise
     with the GPU."""
     return torch.tensor(values).to(device, non_blocking=True)

@@ -16,7 +16,7 @@ from kedge.core import ops, tree
 from kedge.core.model import Model
 from kedge.core.ops import Objective
 from kedge.core.optim import Adam, Optimizer
-from kedge.core.steps import REFERENCE, Function, Setting, Step, Steps, count_rows
+from kedge.core.steps import REFERENCE, Function, ServerView, Step, Steps, count_rows
 from kedge.core.tree import Params, Tree, Weights
 from kedge.engines import convolutions
 from kedge.engines.capture import (
@@ -25,13 +25,13 @@ from kedge.engines.capture import (
     CapturedLoop,
     Captures,
     address_of,
+    is_out_of_memory,
     shapes_of,
     static_copy,
 )
 from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine
 from kedge.engines.layout import ServerLayout, as_read
-from kedge.engines.oom import is_out_of_memory
 from kedge.engines.torch_private import (
     foreach_add,
     foreach_mul,
@@ -110,9 +110,9 @@ class FastSteps(Steps):
     def keep(self, result: Tree) -> Tree:
         return static_copy(result) if self._on_gpu else result
 
-    def apply(self, setting: Setting, function: Function, given: Tree, borrow: bool) -> Tree:
+    def apply(self, view: ServerView, function: Function, given: Tree, borrow: bool) -> Tree:
         def call(given: Tree) -> Tree:
-            return function(setting, given)
+            return function(view, given)
 
         def replay(captured: CapturedFunction) -> Tree:
             result = captured.run(given)
@@ -130,10 +130,10 @@ class FastSteps(Steps):
         )
 
     def iterate(
-        self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
+        self, view: ServerView, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
     ) -> Tree:
         def advance(given: Tree, carry: Tree, x: Tree) -> Tree:
-            return step(setting, given, carry, x)
+            return step(view, given, carry, x)
 
         count = count_rows(xs)
         if not count:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.errors import ModelError
-from kedge.models.layers import Shape
+from kedge.models.networks import Shape
 from kedge.schema import Doc, NotNegative, Size
 
 # -- LoRA: train a low-rank update of some linear layers, and leave their weights as they are ------

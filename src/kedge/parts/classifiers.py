@@ -68,7 +68,7 @@ class CCVR(Part):
 
     def survey(self, v: View) -> Tree:
         def batch_sums(batch: Batch, mask: Tensor) -> Tree:
-            one_hot = _one_hot(batch.y, v.task.outputs, mask.dtype) * mask[:, None]  # [B, C]
+            one_hot = v.task.soft(batch.y, mask.dtype) * mask[:, None]  # [B, C]
             z = v.forward(v.anchor, batch.x, train=False).features.flatten(1)  # [B, F]
             outer = torch.einsum("bc,bf,bg->cfg", one_hot, z, z)
             return {"count": one_hot.sum(0), "sum": one_hot.T @ z, "outer": outer}
@@ -183,7 +183,7 @@ class SphereFed(Part):
         def batch_sums(batch: Batch, mask: Tensor) -> Tree:
             out = v.forward(v.anchor, batch.x, train=False)
             z = F.normalize(out.features.flatten(1), dim=1) * mask[:, None]
-            return {"gram": z.T @ z, "cross": z.T @ _one_hot(batch.y, v.task.outputs, z.dtype)}
+            return {"gram": z.T @ z, "cross": z.T @ v.task.soft(batch.y, z.dtype)}
 
         return {name: Sum(total) for name, total in v.sweep(batch_sums).items()}
 
@@ -204,10 +204,7 @@ class SphereFed(Part):
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         z = F.normalize(out.features.flatten(1), dim=1)
-        target = batch.target
-        if target is None:
-            target = _one_hot(batch.y, v.task.outputs, z.dtype)
-        error = (z @ self._classifier(v.spec).T - target) ** 2  # [B, C]
+        error = (z @ self._classifier(v.spec).T - v.task.targets(batch, z.dtype)) ** 2  # [B, C]
         return (error.mean(1) if self.class_mean else error.sum(1)).mean()
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
@@ -280,8 +277,3 @@ class FedETF(Part):
         """M' mu for U = I: scaled deviations from the mean over classes, ``[B, C]``."""
         classes = mu.shape[1]
         return math.sqrt(classes / (classes - 1)) * (mu - mu.mean(1, keepdim=True))
-
-
-def _one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """One-hot labels ``[B, C]`` by comparison: ``F.one_hot`` reads values, which vmap forbids."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)

@@ -17,7 +17,7 @@ from kedge.core.model import Mode
 from kedge.core.optim import Adam
 from kedge.core.part import Part, Stack
 from kedge.core.round import Round
-from kedge.core.steps import Setting
+from kedge.core.steps import ServerView
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
@@ -80,7 +80,7 @@ class Taught(Part):
         width = self.width or 128
         return image_generator(shape, classes, self.noise, width, self.final_norm, self.name)
 
-    def _prepared_generator(self, s: Setting) -> Generator:
+    def _prepared_generator(self, s: ServerView) -> Generator:
         return self._generator(s.spec).prepared(s.prepare)
 
     def _teachers(self, r: Round) -> Weights:
@@ -90,7 +90,7 @@ class Taught(Part):
             return Weights({n: r.clients.params[n] for n in r.model.head_names()}, {})
         return r.apply(self._as_read, r.clients, borrow=True) if r.converts else r.clients
 
-    def _as_read(self, s: Setting, weights: Weights) -> Weights:
+    def _as_read(self, s: ServerView, weights: Weights) -> Weights:
         return s.as_read(weights)
 
     def _teams(self, r: Round, order: Tensor | None, joined: bool) -> Teams:
@@ -111,7 +111,7 @@ class Taught(Part):
         given = {"teachers": teams.teachers, "student": student, "rows": teams.rows}
         return r.apply(self._join, given, borrow=True)
 
-    def _join(self, s: Setting, given: Tree) -> Weights:
+    def _join(self, s: ServerView, given: Tree) -> Weights:
         rows = given["rows"]
 
         def stack(clients: Tensor, own: Tensor) -> Tensor:
@@ -144,11 +144,11 @@ class Distiller(Taught):
             )
         return self._generator(spec).init(spec.key, spec.dtype, spec.device)._asdict()
 
-    def _student_loss(self, student: Weights, s: Setting, *rest: Any) -> tuple[Tensor, Params]:
+    def _student_loss(self, student: Weights, s: ServerView, *rest: Any) -> tuple[Tensor, Params]:
         """``(loss, next buffers)`` of the global model."""
         raise NotImplementedError
 
-    def _descend(self, s: Setting, weights: Weights, lr: Tensor, *rest: Any) -> Weights:
+    def _descend(self, s: ServerView, weights: Weights, lr: Tensor, *rest: Any) -> Weights:
         """The global model after one SGD step on ``_student_loss(student, s, *rest)``."""
         own = {n: weights.params[n] for n in self._tuned_names(s.spec)}
 
@@ -160,7 +160,7 @@ class Distiller(Taught):
         return Weights(weights.params | params, buffers)
 
     def _student_forward(
-        self, student: Weights, s: Setting, x: Tensor, key: Tensor | None
+        self, student: Weights, s: ServerView, x: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         """``(logits, next buffers)`` of the global model."""
         mode: Mode = "train" if self.student_bn == "train" else "eval"
@@ -176,7 +176,7 @@ Loss = Callable[[Weights], tuple[Tensor, Params]]  # of a generator: (loss, next
 
 
 def generator_step(
-    s: Setting, loss: Loss, fit: Fit, lr: Tensor, weight_decay: float | None = None
+    s: ServerView, loss: Loss, fit: Fit, lr: Tensor, weight_decay: float | None = None
 ) -> Fit:
     """Take one Adam step on the generator."""
     params, before = fit.generator
@@ -188,7 +188,7 @@ def generator_step(
 
 
 def student_logits(
-    s: Setting, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
+    s: ServerView, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
 ) -> tuple[Tensor, Params]:
     """``(logits [B, C], next buffers)`` of one model on generated samples ``x``."""
     if level == "feature":
@@ -197,7 +197,7 @@ def student_logits(
     return out.logits, out.buffers
 
 
-def teacher_logits(s: Setting, level: str, teachers: Weights, x: Tensor) -> Tensor:
+def teacher_logits(s: ServerView, level: str, teachers: Weights, x: Tensor) -> Tensor:
     """Logits ``[K, B, C]`` of K stacked client models on the same samples, in evaluation mode."""
 
     def logits_of(weights: Weights) -> Tensor:
@@ -239,7 +239,7 @@ def decayed_lr(r: Round, lr: float, decay: float) -> Tensor:
     return torch.full((), lr * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)
 
 
-def pass_key(s: Setting, key: Tensor, step: Tensor) -> Tensor | None:
+def pass_key(s: ServerView, key: Tensor, step: Tensor) -> Tensor | None:
     """The key of the student's pass in a step; None for a model that draws nothing."""
     return rng.fold(key, step) if s.model.is_random else None
 

@@ -19,13 +19,14 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError, UnknownName
+from kedge.parts.proximal import ByShare
 from kedge.parts.variates import SCAFFOLD
 from kedge.schema import NotNegative, Positive, Share
 
 
 @register
 @dataclass(frozen=True)
-class FedDC(Part):
+class FedDC(ByShare):
     r"""Decouple local drift by a drift variable, and correct the gradient by control variates.
 
     Client: :math:`\min_\theta L_k(\theta) + \frac{\alpha}{2}\|\theta + h_k - w\|^2 + \langle\theta,
@@ -57,17 +58,6 @@ class FedDC(Part):
     sends = "P"
     uploads = "P"
     keeps = "2*P"
-
-    @property
-    def needs_sum(self) -> bool:  # type: ignore[override]
-        return self.by_share
-
-    @property
-    def needs_share_sum(self) -> bool:  # type: ignore[override]
-        return not self.by_share
-
-    def anchor_pull(self) -> None:
-        return None
 
     def server_init(self, spec: Spec) -> Tree:
         zero = tree.zeros_like(spec.params)

@@ -15,6 +15,7 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.parts.pools import drawn_sums
 from kedge.schema import Count, NotNegative, Size
 
 _WIDTH, _OUT = "(width if width else 2*F)", "(out if out else F)"
@@ -117,17 +118,8 @@ class FedBR(Part):
         return {"projection": projection, "pseudo": pseudo}
 
     def survey(self, v: View) -> Tree:
-        shape, offset = (self.means or self._rows(v.spec), self.samples), 0
-        draws = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
-
-        def batch_sums(batch: Batch, mask: Tensor) -> Tree:
-            nonlocal offset
-            index = offset + torch.arange(len(mask), device=mask.device)
-            offset += len(mask)
-            hits = (draws[:, :, None] == index).sum(1) * mask  # [G, B]
-            return torch.einsum("gr,r...->g...", hits, batch.x)
-
-        means = v.sweep(batch_sums) / self.samples
+        count = self.means or self._rows(v.spec)
+        means = drawn_sums(v, count, self.samples)["x"] / self.samples
         return {"means": Stack(means), "client": Stack(v.info.client)}
 
     def surveys(self) -> Literal["first", "every", "last"]:
@@ -189,10 +181,7 @@ class FedBR(Part):
 
     def _mixed(self, v: View, batch: Batch) -> Tree:
         """Pseudo-samples with K samples of the batch mixed into each (eq. 4)."""
-        classes = torch.arange(v.task.outputs, device=batch.y.device)
-        labels = batch.target  # [B, C]
-        if labels is None:  # one-hot by comparison: F.one_hot reads values, which vmap forbids
-            labels = (batch.y[:, None] == classes).to(batch.x.dtype)
+        labels = v.task.targets(batch, batch.x.dtype)  # [B, C]
         pick = rng.integers(v.key, (self._rows(v.spec), self.mixture), len(batch.x))
         x = (v.sent["pseudo"] + batch.x[pick].sum(1)) / (self.mixture + 1)
         target = (1 / v.task.outputs + labels[pick].sum(1)) / (self.mixture + 1)

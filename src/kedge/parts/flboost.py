@@ -17,7 +17,7 @@ from kedge.core import rng, tree
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Range, register
 from kedge.core.round import Round
-from kedge.core.steps import Setting
+from kedge.core.steps import ServerView
 from kedge.core.tree import Params, Tree, Weights
 from kedge.parts.distil import (
     Distiller,
@@ -294,7 +294,7 @@ class FLBoost(Distiller):
             fit = r.iterate(self._generator_step, fit, xs, given, borrow=True)
         return fit
 
-    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Tree) -> Fit:
+    def _generator_step(self, s: ServerView, given: Tree, fit: Fit, x: Tree) -> Fit:
         game: _Game = given["game"]
         rest = given.get("student"), x["models"], game._replace(share=x["share"]), len(game.share)
         return generator_step(s, lambda g: self._generator_loss(g, s, *rest), fit, given["lr"])
@@ -302,7 +302,7 @@ class FLBoost(Distiller):
     def _generator_loss(
         self,
         generator: Weights,
-        s: Setting,
+        s: ServerView,
         student: Weights | None,
         teachers: Weights,
         game: _Game,
@@ -340,7 +340,7 @@ class FLBoost(Distiller):
         steps = {"step": torch.arange(self.student_steps, device=game.key.device)}
         return r.iterate(self._student_step, weights, steps, given, borrow=True)
 
-    def _lesson(self, s: Setting, given: Tree) -> Tree:
+    def _lesson(self, s: ServerView, given: Tree) -> Tree:
         """Samples and the clients' logits on them, which are constant over the student's steps."""
         game: _Game = given["game"]
         x, _ = self._prepared_generator(s)(given["generator"], game.z, game.y, train=False)
@@ -351,29 +351,29 @@ class FLBoost(Distiller):
         share, found = trust(targets, game.y, game.share, least)
         return {"x": x, "targets": targets, "share": share, "found": found}
 
-    def _student_step(self, s: Setting, given: Tree, weights: Weights, x: Tree) -> Weights:
+    def _student_step(self, s: ServerView, given: Tree, weights: Weights, x: Tree) -> Weights:
         lesson, key = given["lesson"], pass_key(s, given["key"], x["step"])
-        rest = lesson["x"], lesson["targets"], lesson["share"], key
-        new = self._descend(s, weights, given["lr"], *rest)
+        new = self._descend(s, weights, given["lr"], lesson, key)
         return stay_unless(lesson["found"], new, weights) if "found" in lesson else new
 
     def _student_forward(
-        self, student: Weights, s: Setting, x: Tensor, key: Tensor | None
+        self, student: Weights, s: ServerView, x: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         if self.student_bn != "batch":
             return super()._student_forward(student, s, x, key)
         return student_logits(s, self.level, student, x, "probe", key)
 
     def _student_loss(
-        self, student: Weights, s: Setting, x: Tensor, targets: Tensor, share: Tensor, key: Tensor
+        self, student: Weights, s: ServerView, lesson: Tree, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         """L_md and the global model's next buffers."""
-        logits, buffers = self._student_forward(student, s, x, key)
+        logits, buffers = self._student_forward(student, s, lesson["x"], key)
+        targets, share = lesson["targets"], lesson["share"]
         loss = self._discrepancy(s, self.student_md, targets, logits, share)
         return loss / (s.task.outputs if self.class_mean else 1), buffers
 
     def _discrepancy(
-        self, s: Setting, measure: str, teachers: Tensor, student: Tensor, share: Tensor
+        self, s: ServerView, measure: str, teachers: Tensor, student: Tensor, share: Tensor
     ) -> Tensor:
         """L_md: the mean over samples of the clients' weighted divergences."""
         if measure == "kl":

@@ -17,7 +17,7 @@ from kedge.core import rng, tree
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Out, Range, register
 from kedge.core.round import Round
-from kedge.core.steps import Setting
+from kedge.core.steps import ServerView
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
@@ -159,7 +159,7 @@ class FedGen(Taught):
         """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every present class."""
         return client_shares(counts)
 
-    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Tree) -> Fit:
+    def _generator_step(self, s: ServerView, given: Tree, fit: Fit, x: Tree) -> Fit:
         key_y, key_z = rng.split(x["key"], 2)
         y = draw_labels(key_y, given["present"], self.batch)
         z, share = self._noise(key_z, self.batch, s.spec), given["share"][:, y]
@@ -185,10 +185,10 @@ class FedGen(Taught):
         return super().count(formula, symbols | {"G": size})
 
     def _generator_loss(
-        self, generator: Weights, s: Setting, teachers: Weights, z: Tensor, y: Tensor, share: Tensor
+        self, own: Weights, s: ServerView, teachers: Weights, z: Tensor, y: Tensor, share: Tensor
     ) -> tuple[Tensor, Params]:
         """sum_k a_{k,y} CE + eta L_div, and G's next buffers."""
-        x, buffers = self._prepared_generator(s)(generator, z, y, train=True)
+        x, buffers = self._prepared_generator(s)(own, z, y, train=True)
         logits = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         labels = y.expand(len(logits), -1)
         ce = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")  # [K, B]
@@ -270,14 +270,14 @@ class FedDF(Distiller):
         first = Fit(generator, Adam().init(generator.params))
         return r.iterate(self._generator_step, first, draws, given).generator
 
-    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Draws) -> Fit:
+    def _generator_step(self, s: ServerView, given: Tree, fit: Fit, x: Draws) -> Fit:
         def loss(generator: Weights) -> tuple[Tensor, Params]:
             return self._generator_loss(generator, s, given["teachers"], *x)
 
         return generator_step(s, loss, fit, given["lr"], self.weight_decay)
 
     def _generator_loss(
-        self, generator: Weights, s: Setting, teachers: Weights, z: Tensor, y: Tensor
+        self, generator: Weights, s: ServerView, teachers: Weights, z: Tensor, y: Tensor
     ) -> tuple[Tensor, Params]:
         """The clients' mean cross-entropy + eta L_div, and G's next buffers."""
         x, buffers = self._prepared_generator(s)(generator, z, y, train=True)
@@ -294,7 +294,7 @@ class FedDF(Distiller):
         draws["step"] = torch.arange(self.student_steps, device=key.device)
         return r.iterate(self._student_step, weights, draws, given)
 
-    def _student_step(self, s: Setting, given: Tree, weights: Weights, draw: Tree) -> Weights:
+    def _student_step(self, s: ServerView, given: Tree, weights: Weights, draw: Tree) -> Weights:
         x, _ = self._prepared_generator(s)(given["generator"], draw["z"], draw["y"], train=False)
         mean = self._ensemble(teacher_logits(s, self.level, given["teachers"], x))
         key = pass_key(s, given["key"], draw["step"])
@@ -305,7 +305,7 @@ class FedDF(Distiller):
         return torch.logsumexp(F.log_softmax(logits, -1), 0) - math.log(len(logits))
 
     def _student_loss(
-        self, student: Weights, s: Setting, x: Tensor, mean: Tensor, key: Tensor | None
+        self, student: Weights, s: ServerView, x: Tensor, mean: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         """KL(mean softmax || student), and the global model's next buffers."""
         logits, buffers = self._student_forward(student, s, x, key)

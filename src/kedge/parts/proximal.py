@@ -50,9 +50,27 @@ class FedProx(Part):
         return 0.5 * self.mu * tree.sq_dist(v.public(params), v.anchor.params)
 
 
+class ByShare(Part):
+    """Pulls towards a model that drifts; ``by_share`` is a field. If it is set, clients scale their
+    objective by their share of the data, and the server takes the plain sum of updates."""
+
+    by_share: bool
+
+    @property
+    def needs_sum(self) -> bool:  # type: ignore[override]
+        return self.by_share
+
+    @property
+    def needs_share_sum(self) -> bool:  # type: ignore[override]
+        return not self.by_share
+
+    def anchor_pull(self) -> None:
+        return None
+
+
 @register
 @dataclass(frozen=True)
-class FedDyn(Part):
+class FedDyn(ByShare):
     r"""Align local optima with the global optimum by a linear term updated every round.
 
     Client: :math:`\min_\theta L_k(\theta) - \langle g_k, \theta\rangle + \frac{\alpha}{2}\|\theta
@@ -82,17 +100,6 @@ class FedDyn(Part):
     tiny = {"alpha": 1.0}
     solves = {"alpha": 8.0}
     keeps = "P"
-
-    @property
-    def needs_sum(self) -> bool:  # type: ignore[override]
-        return self.by_share
-
-    @property
-    def needs_share_sum(self) -> bool:  # type: ignore[override]
-        return not self.by_share
-
-    def anchor_pull(self) -> None:
-        return None
 
     def server_init(self, spec: Spec) -> Tree:
         return tree.zeros_like(spec.params)  # h

@@ -57,10 +57,7 @@ class FedReg(Part):
         return True
 
     def ascend(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
-        classes = torch.arange(v.task.outputs, device=batch.y.device)
-        target = batch.target  # [B, C]
-        if target is None:  # one-hot by comparison: F.one_hot reads values, which vmap forbids
-            target = (batch.y[:, None] == classes).to(batch.x.dtype)
+        target = v.task.targets(batch, batch.x.dtype)  # [B, C]
         pseudo = self._ascended(v, batch.x, target, self.eta_s)
         probs = v.task.probs(v.spec.model.forward(v.anchor, pseudo, "eval").logits)
         perturbed = self._ascended(v, batch.x, target, self.eta_p)
