@@ -171,7 +171,7 @@ class Passes:
 
 
 @dataclass
-class Context:
+class ClientContext:
     """What all parts of one step share; a :class:`View` restricts it to one part."""
 
     bound: Bound
@@ -186,7 +186,7 @@ class Context:
 class View:
     """What a part sees on a client. Everything is read-only."""
 
-    def __init__(self, context: Context, part: Part, hook: str) -> None:
+    def __init__(self, context: ClientContext, part: Part, hook: str) -> None:
         self._context, self._part, self._hook = context, part, hook
 
     @property

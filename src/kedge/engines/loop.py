@@ -19,7 +19,7 @@ from kedge.core import client, tree
 from kedge.core.bound import Bound
 from kedge.core.client import Carry, Trained
 from kedge.core.model import Model
-from kedge.core.ops import Objective, no_saved_tensor_hooks
+from kedge.core.ops import Objective, gradient_by, no_saved_tensor_hooks
 from kedge.core.part import Part
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.update import ZERO, Stacked, Summed, Totals, Update, add, total
@@ -290,15 +290,7 @@ def _write_row(rows: Tree, i: int, value: Tree, count: int) -> Tree:
 def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
     """:func:`kedge.core.ops.gradient`. The caller rejects hooks on saved tensors, once for all
     steps of a client."""
-    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    with torch.enable_grad():
-        value, aux = objective(leaves)
-        flat = gradients(value, tuple(leaves.values()))
-    grads = {
-        n: torch.zeros_like(params[n]) if g is None else g
-        for n, g in zip(leaves, flat, strict=True)
-    }
-    return grads, tree.detach(aux)
+    return gradient_by(gradients, objective, params)
 
 
 #: The first step of a client, which reads the anchor.

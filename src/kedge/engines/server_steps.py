@@ -6,6 +6,7 @@ Graphs are kept with those of the clients' steps, so that both are freed when me
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -65,7 +66,7 @@ class FastSteps(Steps):
         self.unstacks_one = self.converts = self._on_gpu = device.type == "cuda"
         # in eager mode, BatchNorm of a stack is slow
         self.stacks_all = compiles and self._on_gpu
-        self._fuse = self._compile if compiles else None
+        self._compiles = compiles
         self._compiled: dict[Any, Callable[..., Any]] = {}
         # by id of the model and the arguments, with the model, so that the id stays its own
         self._models: dict[tuple[int, str, bool], tuple[Model, Model]] = {}
@@ -190,13 +191,12 @@ class FastSteps(Steps):
 
     def _eager(self, key: Any, function: Callable[..., T], *examples: Tree) -> Callable[..., T]:
         """The function, compiled on a CPU if the execution says so."""
-        if self._fuse is None or self._on_gpu:
+        if not self._compiles or self._on_gpu:
             return function
         return self._compile(key, function, *examples)
 
     def _fuse_for(self, key: Any) -> Any:
-        fuse = self._fuse
-        return None if fuse is None else lambda f, *examples: fuse(key, f, *examples)
+        return partial(self._compile, key) if self._compiles else None
 
     def _compile(self, key: Any, function: Callable[..., T], *examples: Tree) -> Callable[..., T]:
         """Compile once, also if graphs are freed and captured again."""

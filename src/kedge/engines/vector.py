@@ -77,9 +77,8 @@ class Vector(Engine):
 
     def __init__(self, execution: Execution | None = None, capture: bool = True) -> None:
         super().__init__(execution)
-        self.chunk = (
-            self.execution.chunk
-        )  # maximal number of lanes at once; smaller after out of memory
+        #: Maximal number of lanes at once; smaller after out of memory.
+        self.chunk = self.execution.chunk
         self.captures = Captures(capture)
         self._compiled: dict[Any, Step] = {}
 
