@@ -1,4 +1,4 @@
-"""The protocol of an engine, and the registry of engines.
+"""The protocol of an engine, the registry of engines, and the reference engine.
 
 A new engine is one class in one file. It derives from :class:`Engine`, is decorated with
 ``@engines.register("name")`` and imported by :mod:`kedge.engines`. The laws compare it with the

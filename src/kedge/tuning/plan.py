@@ -1,7 +1,7 @@
 """The plan of a run: its execution, its threads, and estimates of its memory and time.
 
 Threads share the work of one operator, so their number follows the largest operator of a client's
-step.
+step. What trials have measured is remembered, by everything that it depends on.
 """
 
 from __future__ import annotations
