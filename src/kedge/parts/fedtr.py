@@ -128,8 +128,7 @@ class FedTR(Part):
         return {"drift": tree.map(lambda d, u: d - step * u, v.local["drift"], drifted)}
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        sums, counts = class_sums(v, weights)
-        uploads: Tree = {"sum": Sum(sums), "count": Sum(counts)}
+        uploads = self._centroids(v, weights)
         if self.drift_rule == "none":
             return {}, uploads
         if self.drift_rule == "descent":
@@ -158,3 +157,8 @@ class FedTR(Part):
         """u = d + w_i - w, the drift-corrected update."""
         drift = v.local["drift"] if self.drift_rule == "descent" else v.client["drift"]
         return tree.map(lambda d, p, w: d + (p - w), drift, params, v.anchor.params)
+
+    def _centroids(self, v: View, weights: Weights) -> Tree:
+        """Uploads: feature sums and counts per class over all data of the client."""
+        sums, counts = class_sums(v, weights)
+        return {"sum": Sum(sums), "count": Sum(counts)}
