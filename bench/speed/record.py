@@ -23,7 +23,7 @@ from kedge._version import __version__
 from kedge.engines import Execution
 from kedge.errors import KedgeError
 from kedge.files import write_file
-from kedge.tuning.remembered import processor_name
+from kedge.tuning.plan import processor_name
 
 DEFAULTS = dataclasses.asdict(Execution(engine=""))
 

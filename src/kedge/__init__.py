@@ -14,24 +14,44 @@ from typing import TYPE_CHECKING
 from kedge._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from kedge.api import Run, compare, fit, load, reproduce, run, sweep, write_report
-    from kedge.api.diagnosing import diagnose
-    from kedge.api.results import Results
-    from kedge.check import Claim, check_part, oracle
-    from kedge.core.method import Method, parse
-    from kedge.core.model import Model
-    from kedge.core.optim import SGD, Adam
-    from kedge.core.part import Mean, Out, Part, Stack, Sum, register
-    from kedge.core.round import Round
-    from kedge.core.task import Batch, Classification, MultiLabel, Regression
-    from kedge.core.task_custom import register_metric
-    from kedge.core.tree import Weights
-    from kedge.core.view import Spec, View
-    from kedge.core.work import LocalWork
-    from kedge.data.federation import Federation
-    from kedge.errors import KedgeError
-    from kedge.runs.result import Result
-    from kedge.sim.simulation import Simulation
+    from kedge.api import Run as Run
+    from kedge.api import compare as compare
+    from kedge.api import fit as fit
+    from kedge.api import load as load
+    from kedge.api import reproduce as reproduce
+    from kedge.api import run as run
+    from kedge.api import sweep as sweep
+    from kedge.api import write_report as write_report
+    from kedge.api.diagnosing import diagnose as diagnose
+    from kedge.api.results import Results as Results
+    from kedge.check import Claim as Claim
+    from kedge.check import check_part as check_part
+    from kedge.check import oracle as oracle
+    from kedge.core.method import Method as Method
+    from kedge.core.method import parse as parse
+    from kedge.core.model import Model as Model
+    from kedge.core.optim import SGD as SGD
+    from kedge.core.optim import Adam as Adam
+    from kedge.core.part import Mean as Mean
+    from kedge.core.part import Out as Out
+    from kedge.core.part import Part as Part
+    from kedge.core.part import Stack as Stack
+    from kedge.core.part import Sum as Sum
+    from kedge.core.part import register as register
+    from kedge.core.round import Round as Round
+    from kedge.core.task import Batch as Batch
+    from kedge.core.task import Classification as Classification
+    from kedge.core.task import MultiLabel as MultiLabel
+    from kedge.core.task import Regression as Regression
+    from kedge.core.task_custom import register_metric as register_metric
+    from kedge.core.tree import Weights as Weights
+    from kedge.core.view import Spec as Spec
+    from kedge.core.view import View as View
+    from kedge.core.work import LocalWork as LocalWork
+    from kedge.data.federation import Federation as Federation
+    from kedge.errors import KedgeError as KedgeError
+    from kedge.runs.result import Result as Result
+    from kedge.sim.simulation import Simulation as Simulation
 else:
     from importlib import import_module as _import_module
 
@@ -56,6 +76,7 @@ else:
         "sim.simulation": ("Simulation",),
     }
     _MODULES = {name: f"kedge.{module}" for module, names in _PUBLIC.items() for name in names}
+    __all__ = sorted(_MODULES)
 
     def __getattr__(name: str) -> object:
         """Import a public name, or a module such as ``kedge.models``, on first use."""
@@ -75,45 +96,3 @@ else:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
-
-
-__all__ = [
-    "SGD",
-    "Adam",
-    "Batch",
-    "Claim",
-    "Classification",
-    "Federation",
-    "KedgeError",
-    "LocalWork",
-    "Mean",
-    "Method",
-    "Model",
-    "MultiLabel",
-    "Out",
-    "Part",
-    "Regression",
-    "Result",
-    "Results",
-    "Round",
-    "Run",
-    "Simulation",
-    "Spec",
-    "Stack",
-    "Sum",
-    "View",
-    "Weights",
-    "check_part",
-    "compare",
-    "diagnose",
-    "fit",
-    "load",
-    "oracle",
-    "parse",
-    "register",
-    "register_metric",
-    "reproduce",
-    "run",
-    "sweep",
-    "write_report",
-]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from kedge.errors import OutOfMemory
@@ -36,19 +37,18 @@ def host_available(root: str = "/") -> int:
     return max(min(free), 0)
 
 
-def kilobytes(path: Path, name: str) -> int | None:
-    """A value of a file of ``/proc``; None if there is none, as on other systems than Linux."""
-    try:
+def read_number(path: Path, name: str) -> int | None:
+    """The number after a name in a file of ``/proc`` or ``/sys``; None if there is none, as on
+    other systems than Linux."""
+    with suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             if line.startswith(name):
                 return int(line.split()[1])
-    except OSError:
-        pass
     return None
 
 
 def _free_pages(root: Path) -> int:
-    free = kilobytes(root / "proc/meminfo", "MemAvailable:")
+    free = read_number(root / "proc/meminfo", "MemAvailable:")
     if free is not None:
         return free * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: the total
@@ -62,7 +62,7 @@ def _process_limits(root: Path) -> Iterator[int]:
         return
     for kind, used_name in (("RLIMIT_AS", "VmSize:"), ("RLIMIT_DATA", "VmData:")):
         limit, _ = resource.getrlimit(getattr(resource, kind))
-        used = kilobytes(root / "proc/self/status", used_name)
+        used = read_number(root / "proc/self/status", used_name)
         if limit != resource.RLIM_INFINITY and limit < MAX_LIMIT_BYTES and used is not None:
             yield limit - used * 1024
 
@@ -98,14 +98,8 @@ def _left(group: Path, limit_name: str, used_name: str, cache_name: str) -> int 
         return None
     if limit >= MAX_LIMIT_BYTES:
         return None
-    cache = 0  # files that the kernel drops when memory is short
-    try:
-        for line in (group / "memory.stat").read_text().splitlines():
-            if line.startswith(f"{cache_name} "):
-                cache = int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return limit - used + cache
+    # files that the kernel drops when memory is short
+    return limit - used + (read_number(group / "memory.stat", f"{cache_name} ") or 0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

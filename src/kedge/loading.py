@@ -55,11 +55,8 @@ def load_file(name: str | Path) -> Loaded:
         raise LoadError(f"{name} cannot be read: {error.strerror}") from None
     digest = hashlib.sha256(source).hexdigest()
     known = files.get(path)
-    if (
-        known
-        and known.sha256 == digest
-        and all(entry in registry for registry, entry in known.entries)
-    ):
+    registered = known and all(entry in registry for registry, entry in known.entries)
+    if known and registered and known.sha256 == digest:
         return known
     before = len(additions)
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge.core.differences import not_a_tree, params_gap, tree_gap, weights_gap
+from kedge.core.hooks import not_a_tree, params_gap, tree_gap, weights_gap
 from kedge.core.tree import Weights
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from kedge.core import eager, rng, tree
-from kedge.core.layers.keyed import keyed
-from kedge.core.layers.sequence import Attention
+from kedge.core.layers.keyed import Attention, keyed
 from kedge.core.model import Model
 from kedge.core.optim import SGD, Adam
 from kedge.core.task import Classification

@@ -16,14 +16,14 @@ HEAVY = SGD(momentum=0.5)
 def lane(client: int, **fields: Any) -> Lane:
     """A client of 4 samples that takes 2 plain steps of length 0.1."""
     given: dict[str, Any] = {
-        "size": 4, "steps": 2, "work": LocalWork(), "lr": 0.1, "weighting": "size",
+        "size": 4, "steps": 2, "work": LocalWork(), "lr": 0.1, "weight": 4.0,
         "optim": SGD(), "pull": 0.0, "share": 1.0,
     }  # fmt: skip
     return Lane(client, **given | fields)
 
 
 def test_numbers_of_lanes_of_one_run() -> None:
-    lanes = [lane(7, share=0.5), lane(3, size=12, steps=6, share=1.5)]
+    lanes = [lane(7, share=0.5), lane(3, size=12, steps=6, weight=12.0, share=1.5)]
     found = infos(lanes, 5, torch.float64)
     assert {name: value.tolist() for name, value in found._asdict().items()} == {
         "client": [7, 3],
@@ -43,10 +43,10 @@ def test_numbers_of_lanes_of_one_run() -> None:
 
 
 def test_lanes_of_several_runs_have_their_own_rates_and_weights() -> None:
-    found = infos([lane(0), lane(1, lr=0.3, weighting="uniform")], 0, torch.float64)
+    found = infos([lane(0), lane(1, lr=0.3, weight=1.0)], 0, torch.float64)
     assert found.lr.tolist() == [0.1, 0.3]
     assert found.weight.tolist() == [4, 1]
-    assert infos([lane(0, weighting="uniform")], 0, torch.float64).weight.tolist() == [1]
+    assert infos([lane(0, weight=1.0)], 0, torch.float64).weight.tolist() == [1]
 
 
 @pytest.mark.parametrize(

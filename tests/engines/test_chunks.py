@@ -12,10 +12,9 @@ from kedge.core import tree
 from kedge.core.task import Classification
 from kedge.data.federation import Federation
 from kedge.engines import Execution
-from kedge.engines.capture import Captures
+from kedge.engines.capture import Captures, is_out_of_memory, retry_smaller
 from kedge.engines.engine import Engine
 from kedge.engines.loop import Loop
-from kedge.engines.oom import is_out_of_memory, retry_smaller
 from kedge.engines.vector import Vector, split
 from kedge.errors import HookError, KedgeError
 from kedge.models import build

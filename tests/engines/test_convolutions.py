@@ -136,7 +136,7 @@ def test_a_graph_has_no_permutations_that_change_nothing() -> None:
     """The compiler would convert their operands to contiguous maps and back."""
     net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
     convolutions.replace_layers(net)
-    norms.replace_layers(net)
+    norms.replace_norms(net)
     net[0].stacked = True
     weights = {n: torch.randn(2, *p.shape) for n, p in net.named_parameters()}
     state = {n: b.expand(2, *b.shape).clone() for n, b in net.named_buffers()}

@@ -14,8 +14,7 @@ from kedge.core.optim import SGD
 from kedge.core.task import Classification
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
-from kedge.engines.layout import layout_of
-from kedge.engines.narrow import LoopLayout, NarrowConv2d
+from kedge.engines.layout import LoopLayout, NarrowConv2d, layout_of
 from kedge.models import build
 from kedge.sim.simulation import Simulation
 

@@ -47,7 +47,7 @@ def problem(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
 
 def fused(layer: nn.Module) -> nn.Module:
     net = nn.Sequential(copy.deepcopy(layer))
-    norms.replace_layers(net)
+    norms.replace_norms(net)
     assert isinstance(net[0], norms.BatchNorm)
     assert isinstance(net[0], type(layer))
     return net[0]

@@ -23,7 +23,7 @@ from kedge.engines import Execution
 from kedge.engines import compiled as module
 from kedge.engines.compiled import compile_function
 from kedge.engines.layout import EngineLayout, to_channels_last
-from kedge.models.resnet import BasicBlock
+from kedge.models.networks import BasicBlock
 from kedge.sim.simulation import Simulation
 
 PIXELS = pytest.mark.parametrize("side", [1, 2, 4])

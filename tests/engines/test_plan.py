@@ -24,8 +24,6 @@ from kedge.engines.workers import Workers
 from kedge.runs.planning import settings_of
 from kedge.settings import Config
 from kedge.tuning import plan, timings
-from kedge.tuning import remembered as known
-from kedge.tuning import remembered as plan_cache
 from kedge.tuning.timings import Timings
 from kedge.tuning.trial import RoundPiece
 
@@ -143,7 +141,7 @@ def test_a_short_run_and_a_named_engine_are_not_measured(monkeypatch: pytest.Mon
 
 def key(config: Config, sim: Any) -> str:
     settings = settings_of(config)
-    found = known.key_of(plan.candidates(settings, sim), settings, sim)
+    found = plan.key_of(plan.candidates(settings, sim), settings, sim)
     return json.dumps(found, sort_keys=True)
 
 
@@ -200,20 +198,20 @@ def test_a_cache_that_cannot_be_written_is_ignored(
 
 
 def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plan_cache._path() == tmp_path / "cache" / "plans.json"
+    assert plan._cache_path() == tmp_path / "cache" / "plans.json"
     monkeypatch.delenv("KEDGE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert plan_cache._path() == Path("/elsewhere/kedge/plans.json")
+    assert plan._cache_path() == Path("/elsewhere/kedge/plans.json")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert plan_cache._path() == Path("/home/somebody/.cache/kedge/plans.json")
+    assert plan._cache_path() == Path("/home/somebody/.cache/kedge/plans.json")
 
 
 def test_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(plan, "MAX_ENTRIES", 3)
     for i in (0, 1, 2, 0, 3):
-        plan_cache.store_record({"i": i}, {"value": i})
-    assert [plan_cache.load_record({"i": i}) for i in range(4)] == [
+        plan.store_record({"i": i}, {"value": i})
+    assert [plan.load_record({"i": i}) for i in range(4)] == [
         {"value": 0}, None, {"value": 2}, {"value": 3},
     ]  # fmt: skip
 

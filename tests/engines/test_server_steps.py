@@ -15,7 +15,7 @@ from kedge.core.model import Model
 from kedge.core.optim import SGD
 from kedge.core.part import Part
 from kedge.core.round import Round
-from kedge.core.steps import REFERENCE, Setting
+from kedge.core.steps import REFERENCE, ServerView
 from kedge.core.tree import Tree, Weights
 from kedge.core.update import ZERO
 from kedge.core.view import Spec
@@ -147,11 +147,11 @@ class Walk(Part):
         found = r.iterate(self._step, r.server, xs, given)
         return weights, found
 
-    def _step(self, s: Setting, given: Tree, carry: Tree, x: Tree) -> Tree:
+    def _step(self, s: ServerView, given: Tree, carry: Tree, x: Tree) -> Tree:
         new = self.factor * carry["now"] - carry["before"] + given["lr"] * x["x"]
         return {"now": new, "before": carry["now"]}
 
-    def _twice(self, s: Setting, given: Tree) -> Tree:
+    def _twice(self, s: ServerView, given: Tree) -> Tree:
         return {"twice": 2 * given["x"], "same": given["x"]}
 
 
@@ -281,7 +281,7 @@ class Peeking(Walk):
 
     needs_clients = True
 
-    def _step(self, s: Setting, given: Tree, carry: Tree, x: Tree) -> Tree:
+    def _step(self, s: ServerView, given: Tree, carry: Tree, x: Tree) -> Tree:
         return tree.scale(carry, s.clients.params["head.bias"].sum())  # type: ignore[attr-defined]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -26,7 +27,7 @@ from kedge.settings import Config
 from kedge.tuning import plan as threads
 from kedge.tuning import timings
 from kedge.tuning.placement import Settings
-from kedge.tuning.remembered import Measurements
+from kedge.tuning.plan import Measurements
 from kedge.tuning.timings import Timings
 
 CPU = torch.device("cpu")
@@ -185,7 +186,7 @@ def test_timings_expire(days: float, counts: bool) -> None:
     when = time.time() - days * 86400
     found = Measurements({}, Timings(took, took, 0.1), {}, 1e6, when)
     assert found.is_current == counts
-    assert Measurements.from_record(found.to_record()) == found
+    assert Measurements.from_record(dataclasses.asdict(found)) == found
 
 
 @pytest.mark.usefixtures("quick")

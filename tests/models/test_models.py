@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from kedge.errors import FieldError, GrammarError, KedgeError, ModelError, UnknownName
 from kedge.models import build, models, norm_layer, schema
-from kedge.models.layers import SliceDropout
+from kedge.models.networks import SliceDropout
 
 CIFAR, MNIST, PAMAP2 = (3, 32, 32), (1, 28, 28), (27, 200)
 RESNET = "stem stage1 stage2 stage3 stage4"

@@ -442,9 +442,10 @@ def test_where_the_discrepancy_reaches_the_generator(detach: bool) -> None:
     share = boost._ensemble(r.uploads["counts"])[:, y]
     params, buffers = r.server["params"], r.server["buffers"]
     game = _Game(z, y, share, r.key)
-    got, _ = torch.func.grad(boost._generator_loss, has_aux=True)(
-        params, buffers, r, weights, r.clients, game, 3
-    )
+    rest = r, weights, r.clients, game, 3
+    got, _ = torch.func.grad(
+        lambda own: boost._generator_loss(Weights(own, buffers), *rest), has_aux=True
+    )(params)
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
     x = boost._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)[0]
     said = r.forward(weights, x).logits

@@ -458,16 +458,15 @@ class BySize(FedDF):
 
 @dataclass(frozen=True)
 class StudentTeacher(FedDF):
-    def _student_loss(self, own, weights, s, x, mean, key):  # the other KL
-        tuned = weights._replace(params=weights.params | own)
-        said, buffers = student_logits(s, self.level, tuned, x, "train", key)
+    def _student_loss(self, student, s, x, mean, key):  # the other KL
+        said, buffers = student_logits(s, self.level, student, x, "train", key)
         return s.task.divergence(said, mean).mean(), buffers
 
 
 @dataclass(frozen=True)
 class BatchSum(FedDF):
-    def _student_loss(self, own, weights, s, x, mean, key):  # not the mean over samples
-        loss, buffers = super()._student_loss(own, weights, s, x, mean, key)
+    def _student_loss(self, student, s, x, mean, key):  # not the mean over samples
+        loss, buffers = super()._student_loss(student, s, x, mean, key)
         return len(x) * loss, buffers
 
 

@@ -120,7 +120,7 @@ def test_lanes_of_several_kinds_are_drawn_as_if_alone(plan: tuple, data: st.Data
     keys, sizes, steps, batch = plan
     flags = [data.draw(st.booleans()) for _ in sizes]
     lanes = [
-        Lane(k, n, t, LocalWork(batch=batch, replacement=flag), 0.1, "size", SGD(), 0.0, 1.0)
+        Lane(k, n, t, LocalWork(batch=batch, replacement=flag), 0.1, SGD(), 0.0, n, 1.0)
         for k, (n, t, flag) in enumerate(zip(sizes, steps, flags, strict=True))
     ]
     together = batches(keys, lanes)

@@ -145,21 +145,20 @@ class Bound:
 
     def with_data(self, data: Data) -> Bound:
         """This binding on other data, in the same phases."""
-        other = copy.copy(self)
-        other.data, other._by_phases, other._root = data, {}, None
-        return other
+        return self._changed(data=data)
 
     def with_noise(self, noise: Noise) -> Bound:
         """This binding with another source of noise on what leaves; keys are public, so noise that
         must hide something is not drawn from them."""
-        other = copy.copy(self)
-        other.noise, other._by_phases, other._root = noise, {}, None
-        return other
+        return self._changed(noise=noise)
 
     def detailed(self) -> Bound:
         """This binding with all of the task's sums in tests, also those of ``task.details``."""
+        return self._changed(details=True)
+
+    def _changed(self, **values: object) -> Bound:
         other = copy.copy(self)
-        other.details, other._by_phases, other._root = True, {}, None
+        vars(other).update(values, _by_phases={}, _root=None)
         return other
 
     def sums(self, logits: Tensor, batch: Batch, mask: Tensor) -> Sums:
@@ -209,21 +208,17 @@ class Bound:
 
     def server(self) -> Server:
         """The server's state before the first round."""
-        slots = {
-            p.name: call(p, "server_init", self.spec.for_part(p))
-            for p in self.parts_with("server_init")
-        }
-        return Server(self.initial, slots)
+        return Server(self.initial, self._slots("server_init"))
 
     def client(self) -> dict[str, Tree]:
         """A client's state before its first round."""
-        slots = {
-            p.name: call(p, "client_init", self.spec.for_part(p))
-            for p in self.parts_with("client_init")
-        }
+        slots = self._slots("client_init")
         if self.private_params or self.private_buffers:
             slots[PRIVATE] = self.only_private(self.initial)
         return slots
+
+    def _slots(self, hook: str) -> dict[str, Tree]:
+        return {p.name: call(p, hook, self.spec.for_part(p)) for p in self.parts_with(hook)}
 
     def sent(self, server: Server) -> dict[str, Tree]:
         """What parts broadcast with the weights, by part name."""

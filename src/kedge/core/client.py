@@ -24,7 +24,7 @@ from kedge.core.part import Part
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.update import Update
-from kedge.core.view import Context, Job, Passes, View, view_out
+from kedge.core.view import ClientContext, Job, Passes, View, view_out
 
 
 class Carry(NamedTuple):
@@ -133,18 +133,13 @@ def end(bound: Bound, job: Job, carry: Carry) -> Trained:
     if PRIVATE in job.client:
         next_state[PRIVATE] = bound.only_private(carry.weights)
     local, anchor = bound.only_public(carry.weights), bound.only_public(context.anchor)
-    delta = Weights(
-        tree.sub(local.params, anchor.params),
-        tree.map(
-            lambda a, b: a.to(bound.spec.dtype) - b.to(bound.spec.dtype),
-            local.buffers,
-            anchor.buffers,
-        ),
-    )
+    dtype = bound.spec.dtype
+    buffers = tree.map(lambda a, b: a.to(dtype) - b.to(dtype), local.buffers, anchor.buffers)
+    delta = Weights(tree.sub(local.params, anchor.params), buffers)
     contribution: Tree = {}
     for part in bound.parts_with("contribute"):
         contribution = _call(part, "contribute", context, delta.params)
-    steps = carry.step.clamp_min(1).to(bound.spec.dtype)
+    steps = carry.step.clamp_min(1).to(dtype)
     losses = tree.map(lambda t: t / steps, carry.losses)
     info = job.info
     update = Update(delta, contribution, uploads, losses, info.weight, info.share)
@@ -161,7 +156,9 @@ def survey(bound: Bound, job: Job, part: Part) -> Update:
     return _released(bound, context, update, dict(job.client)).update
 
 
-def _released(bound: Bound, context: Context, update: Update, state: dict[str, Tree]) -> Trained:
+def _released(
+    bound: Bound, context: ClientContext, update: Update, state: dict[str, Tree]
+) -> Trained:
     """The update as the parts that change what leaves make it, left to right, and the state."""
     for part in bound.parts_with("release"):
         job = context.job._replace(client=context.job.client | state)
@@ -181,7 +178,7 @@ def personal(bound: Bound, job: Job) -> Weights:
 
 def _objective(
     bound: Bound,
-    context: Context,
+    context: ClientContext,
     carry: Carry,
     batch: Batch,
     params: Params,
@@ -222,7 +219,7 @@ def _objective(
     return total, {"outs": outs, "buffers": passes.buffers, "local": ascended, "losses": losses}
 
 
-def _task_loss(bound: Bound, context: Context, batch: Batch, logits: Tensor) -> Tensor:
+def _task_loss(bound: Bound, context: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
     weighing = bound.parts_with("weigh")
     if not weighing:
         return bound.task.mean_loss(logits, batch)
@@ -233,7 +230,7 @@ def _task_loss(bound: Bound, context: Context, batch: Batch, logits: Tensor) -> 
 
 
 def _descend(
-    bound: Bound, context: Context, params: Params, grads: Params, state: Tree, ops: Ops
+    bound: Bound, context: ClientContext, params: Params, grads: Params, state: Tree, ops: Ops
 ) -> tuple[Params, Tree]:
     """The optimiser's update of the leaves that are trainable in this step."""
     lr = context.job.info.lr
@@ -263,30 +260,18 @@ def _chosen(flag: Tensor | bool, new: Tensor, old: Tensor) -> Tensor:
 
 def client_context(
     bound: Bound, job: Job, local: dict[str, Tree], step: Tensor | None = None
-) -> Context:
+) -> ClientContext:
     """What this client's hooks share; its private leaves are restored into the anchor."""
     anchor = job.anchor
     if PRIVATE in job.client:
         private = job.client[PRIVATE]
         anchor = Weights(anchor.params | private["params"], anchor.buffers | private["buffers"])
     key = _pass_key(job, step) if bound.model.is_random else job.key
-    return Context(
-        model=bound.model,
-        task=bound.task,
-        spec=bound.spec,
-        data=bound.data,
-        job=job,
-        anchor=anchor,
-        passes=Passes(bound.model, anchor.buffers, key, True, bound.cuts),
-        local=local,
-        phases=bound.phases,
-        noise=bound.noise,
-        counted=bound.counted,
-        step=step,
-    )
+    passes = Passes(bound.model, anchor.buffers, key, True, bound.cuts)
+    return ClientContext(bound, job, anchor, passes, local, step)
 
 
-def _passes(context: Context, weights: Weights, track: bool = True) -> Passes:
+def _passes(context: ClientContext, weights: Weights, track: bool = True) -> Passes:
     """Passes at other weights in the same step, with the same random key."""
     same = context.passes
     return Passes(same.model, weights.buffers, same.key, track, same.taps)
@@ -302,6 +287,6 @@ def _data_key(bound: Bound, job: Job, step: Tensor) -> Tensor:
     return rng.fold(rng.fold(job.key, "data"), step) if bound.data.is_random else job.key
 
 
-def _call(part: Part, hook: str, context: Context, *args: Any) -> Any:
+def _call(part: Part, hook: str, context: ClientContext, *args: Any) -> Any:
     """Call a hook with the part's view of the context."""
     return call(part, hook, View(context, part, hook), *args)

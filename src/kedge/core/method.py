@@ -7,9 +7,9 @@ reports.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from kedge.core.part import Method, Part, parse
+from kedge.core.part import Method, Options, Part, parse
 
 __all__ = ["FedAvg", "Method", "parse"]
 
@@ -25,4 +25,4 @@ class FedAvg(Part):
 
     # Not registered: it is the empty sum, and this class only describes it.
     side = "both"
-    neutral: ClassVar[dict[str, Any] | None] = {}
+    neutral: ClassVar[Options | None] = {}

@@ -62,7 +62,7 @@ class Tape:
     def hooked(self, net: nn.Module, head: str | None) -> Iterator[None]:
         """For modules that are not sequential: install forward hooks within the block."""
 
-        def read_features(_: nn.Module, args: tuple[Any, ...]) -> None:
+        def read_features(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             self.features = args[0]
 
         with ExitStack() as stack:
@@ -103,7 +103,7 @@ class FunctionalModule:
         self.module = module
         self.num_parameters = len(list(module.parameters()))
         #: (dict of a submodule, key in it, full name, the module's own tensor)
-        self._slots: list[tuple[dict[str, Any], str, str, Tensor]] = []
+        self._slots: list[tuple[dict[str, Tensor | None], str, str, Tensor]] = []
         first: dict[int, str] = {}  # shared tensors have the name of their first slot
         for prefix, child in module.named_modules():
             for tensors in (child._parameters, child._buffers):
@@ -220,7 +220,9 @@ class Model:
         #: What no round changes and nobody sends: frozen parameters, and buffers that are not
         #: part of the module's state.
         self.constants: Params = {
-            n: v.detach() for n, v in both if n not in (names if _is_param(v) else kept)
+            n: v.detach()
+            for n, v in both
+            if n not in (names if isinstance(v, nn.Parameter) else kept)
         }
 
     def prepared(
@@ -352,7 +354,7 @@ class Model:
             features = features.to(full) if features is not None else None
         return Pass(logits, features, tape.at, tape.where, after)
 
-    def _precise(self, x: Tensor) -> AbstractContextManager[Any]:
+    def _precise(self, x: Tensor) -> AbstractContextManager[object]:
         """This model's precision, which overrides an autocast of the caller."""
         if x.is_meta:  # shapes alone; torch knows no autocast there
             return nullcontext()
@@ -387,10 +389,6 @@ def _copied(module: nn.Module) -> nn.Module:
     """A copy that shares all parameters and buffers: nobody writes to them, since each pass brings
     its own, and they may be large."""
     return copy.deepcopy(module, {id(v): v for v in (*module.parameters(), *module.buffers())})
-
-
-def _is_param(value: Tensor) -> bool:
-    return isinstance(value, nn.Parameter)
 
 
 def find_head(module: nn.Module, head: str | None = None) -> str | None:

@@ -6,8 +6,9 @@ An :class:`Ops` computes gradients, updates parameters and reduces replies. Each
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,10 +38,20 @@ class Ops(NamedTuple):
 
 def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
     """Gradient and detached auxiliary results of an objective, by autograd."""
+    with no_saved_tensor_hooks():
+        return gradient_by(partial(torch.autograd.grad, allow_unused=True), objective, params)
+
+
+def gradient_by(
+    differentiate: Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor | None]],
+    objective: Objective,
+    params: Params,
+) -> tuple[Params, Tree]:
+    """:func:`gradient`, by a function from a scalar and leaves to the gradients of the leaves."""
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    with torch.enable_grad(), no_saved_tensor_hooks():
+    with torch.enable_grad():
         value, aux = objective(leaves)
-        flat = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        flat = differentiate(value, tuple(leaves.values()))
     grads = {
         n: torch.zeros_like(params[n]) if g is None else g
         for n, g in zip(leaves, flat, strict=True)

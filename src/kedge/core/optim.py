@@ -7,8 +7,8 @@ Optimiser state lives for one round: every client starts a round with a fresh op
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import Field, dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from kedge.core.tree import Params, Tree
 from kedge.errors import FieldError
 from kedge.grammar import parse_call
 from kedge.registry import Registry
-from kedge.schema import Doc, ErrorCollector, Range, Read, Schema, schema_of
+from kedge.schema import Configured, Doc, ErrorCollector, Range, Read
 
 Own = TypeVar("Own", bound="Optimizer")
 
 
-class Optimizer:
+class Optimizer(Configured):
     """Base class of local optimisers: a frozen dataclass of settings with pure functions.
 
     A new optimiser is one such class with ``@register`` above it; its fields, with types, ranges
@@ -33,34 +33,15 @@ class Optimizer:
     and ``schedule``, which :class:`kedge.core.bound.Bound` reads.
     """
 
-    name: ClassVar[str] = ""
     #: The sum of its steps is a weighted sum of gradients, so parts may divide by it.
     is_linear: ClassVar[bool] = False
 
     lr: float
     schedule: str
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # subclasses are dataclasses
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.name = cls.__dict__.get("name") or cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        schema = self.schema()
-        values = schema.check({field: getattr(self, field) for field in schema.options})
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
+        super().__post_init__()
         self.check()
-
-    @classmethod
-    def schema(cls) -> Schema:
-        """The fields: types, ranges, defaults and help."""
-        return schema_of(cls, cls.name)
-
-    def __str__(self) -> str:
-        """The optimiser in the grammar, with the fields that differ from their defaults."""
-        schema = self.schema()
-        return schema.write({field: getattr(self, field) for field in schema.options})
 
     def check(self) -> None:
         """Raise a FieldError if fields do not go together."""
@@ -237,7 +218,7 @@ def _prepared(grads: Params, params: Params, clip: float, weight_decay: float, o
 
 
 def make_optimizer(
-    text: str, settings: Mapping[str, Any] | None = None, chosen: Collection[str] = ()
+    text: str, settings: Mapping[str, object] | None = None, chosen: Collection[str] = ()
 ) -> Optimizer:
     """Make the optimiser that a string describes.
 
@@ -270,7 +251,7 @@ def make_optimizer(
     return optimizers[call.name](**values)
 
 
-def _refuse(text: str, name: str, key: str, value: Any, named: Mapping[str, Any]) -> None:
+def _refuse(text: str, name: str, key: str, value: object, named: Mapping[str, object]) -> None:
     """Raise if a setting is given twice, or belongs to other optimisers."""
     if key not in named:
         owners = [n for n in optimizers if key in optimizers[n].schema().options]

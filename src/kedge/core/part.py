@@ -48,8 +48,8 @@ from kedge.errors import (
 )
 from kedge.grammar import Call, parse_calls
 from kedge.registry import Registry
+from kedge.schema import Configured, ErrorCollector
 from kedge.schema import Doc as Doc
-from kedge.schema import ErrorCollector, Schema, schema_of
 from kedge.schema import Range as Range
 from kedge.schema.formula import evaluate
 
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from kedge.core.round import Round
     from kedge.core.update import Totals, Update
     from kedge.core.view import Spec, View
+
+
+Options = dict[str, Any]  # values of a part's fields, by name
 
 
 class Out(NamedTuple):
@@ -102,18 +105,18 @@ class Declarations:
     #: Tasks for which it has a meaning.
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     #: Named settings: ``moon:fedcog`` in a method string.
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    presets: ClassVar[dict[str, Options]] = {}
     #: A setting under which the method equals FedAvg bit for bit; None where there is none.
-    neutral: ClassVar[dict[str, Any] | None] = None
+    neutral: ClassVar[Options | None] = None
     #: A setting under which the fixed point minimises the run's objective, the mean of the clients'
     #: losses with the run's client weights (law *objective*); None where the part claims no such
     #: thing. ``solves_for`` restricts the claim to the head.
-    solves: ClassVar[dict[str, Any] | None] = None
+    solves: ClassVar[Options | None] = None
     solves_for: ClassVar[Literal["all", "head"]] = "all"
     #: How much farther from the optimum of two quadratics than FedAvg it may settle (law *stable*).
     strays: ClassVar[float] = 0.0
     #: A setting that is quick on a tiny problem, for the tests of all pairs.
-    tiny: ClassVar[dict[str, Any]] = {}
+    tiny: ClassVar[Options] = {}
     #: How many numbers the server sends to a client in a round, beyond FedAvg's: a formula in P
     #: (parameters that travel), W and B (all of the network's parameters and buffers), H (the
     #: head's), E (the part's own, from ``extend``), F (features), C (outputs), X (inputs), N
@@ -188,7 +191,7 @@ parts: Registry[type[Part]] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class Part(Declarations):
+class Part(Declarations, Configured):
     """Base class of all parts. See the module's docstring for the rules."""
 
     # -- once ---------------------------------------------------------------------------------
@@ -323,15 +326,9 @@ class Part(Declarations):
 
     # -- what every part can do ---------------------------------------------------------------
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.name = cls.__dict__.get("name") or cls.__name__.lower()
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         check_overrides(cls, Part)
-
-    def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for field, value in self.schema().check(given).items():
-            object.__setattr__(self, field, value)
 
     def for_model(self, model: Model) -> Part:
         """The part with the options filled in that its defaults leave to the model, such as a
@@ -365,24 +362,12 @@ class Part(Declarations):
     def __add__(self, other: Part | Method | str) -> Method:
         return Method((self,)) + other
 
-    def __str__(self) -> str:
-        """The part in the method grammar, with the fields that differ from their defaults."""
-        return self.schema().write(
-            {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        )
-
-    @classmethod
-    def schema(cls) -> Schema:
-        """The part's fields: types, ranges, defaults, help and presets."""
-        return schema_of(cls, cls.name or cls.__name__, presets=True)
-
     def count(self, formula: str, symbols: dict[str, int]) -> int:
         """Value of ``sends``, ``uploads`` or ``keeps`` for given sizes of the model."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return round(evaluate(formula, fields | symbols))
+        return round(evaluate(formula, self._given() | symbols))
 
 
-OTHERS = {"has", "hooks", "count", "cuts", "surveys", "advice", "schema"}
+OTHERS = {"has", "hooks", "count", "cuts", "surveys", "advice"}
 OTHERS |= {"anchor_pull", "for_model", "makes_inputs", "refuses"}
 HOOKS = [n for n, f in vars(Part).items() if callable(f) and n[0] != "_" and n not in OTHERS]
 

@@ -7,14 +7,14 @@ from torch import Tensor
 from kedge.core import rng
 from kedge.core.model import Model
 from kedge.core.part import Part
-from kedge.core.steps import REFERENCE, Function, Setting, Step, Steps, check_method
+from kedge.core.steps import REFERENCE, Function, ServerView, Step, Steps, check_method
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.update import NO_WEIGHTS, Totals
 from kedge.core.view import Noise, Spec
 from kedge.errors import HookError
 
 
-class Round(Setting):
+class Round(ServerView):
     """What a part sees on the server at the end of a round: reduced values only."""
 
     def __init__(
@@ -64,18 +64,14 @@ class Round(Setting):
     @property
     def sum_delta(self) -> Params:
         """Plain sum of the clients' updates over the cohort."""
-        if not self._part.needs_sum:
-            raise HookError(f"{self._part.name} reads r.sum_delta: declare needs_sum = True")
+        self._check_declared("sum_delta", "needs_sum")
         return self._totals.summed.plain_delta
 
     @property
     def share_delta(self) -> Params:
         """Sum of the clients' updates over the cohort, each times its share r_k. Divided by the
         number of all clients N, it is the cohort's part of a mean over all clients."""
-        if not self._part.needs_share_sum:
-            raise HookError(
-                f"{self._part.name} reads r.share_delta: declare needs_share_sum = True"
-            )
+        self._check_declared("share_delta", "needs_share_sum")
         return self._totals.summed.share_delta
 
     @property
@@ -86,18 +82,18 @@ class Round(Setting):
     @property
     def clients(self) -> Weights:
         """Every client's trained weights, stacked along a first axis, in the cohort's order."""
-        if not self._part.needs_clients:
-            raise HookError(f"{self._part.name} reads r.clients: declare needs_clients = True")
+        self._check_declared("clients", "needs_clients")
         return self._totals.stacked.weights
 
     @property
     def client_weights(self) -> Tensor:
         """Every client's weight in the mean, ``[K]``, in the order of :attr:`clients`."""
-        if not self._part.needs_clients:
-            raise HookError(
-                f"{self._part.name} reads r.client_weights: declare needs_clients = True"
-            )
+        self._check_declared("client_weights", "needs_clients")
         return self._totals.stacked.weight
+
+    def _check_declared(self, what: str, need: str) -> None:
+        if not getattr(self._part, need):
+            raise HookError(f"{self._part.name} reads r.{what}: declare {need} = True")
 
     def noise(self, like: Tree) -> Tree:
         """Standard normal numbers in the shapes of a tree, for ``receive``; see ``v.noise``."""
@@ -107,7 +103,7 @@ class Round(Setting):
         """Take one step for every row of ``xs``.
 
         Args:
-            step: a method ``step(setting, given, carry, x)`` of the part that returns the next
+            step: a method ``step(view, given, carry, x)`` of the part that returns the next
                 carry, of the same names and shapes; it must be pure.
             carry: what the steps change.
             xs: the steps' own inputs, leaves ``[steps, ...]``.
@@ -122,21 +118,21 @@ class Round(Setting):
             weights = r.iterate(self._student_step, weights, {"x": x, "y": y}, {"lr": lr})
         """
         check_method(self._part.name, step, {"given": given, "xs": xs, "carry": carry})
-        return self._steps.iterate(self._setting(), step, carry, xs, given, borrow)
+        return self._steps.iterate(self._view(), step, carry, xs, given, borrow)
 
     def apply(self, function: Function, given: Tree, borrow: bool = False) -> Tree:
-        """``function(setting, given)`` of a method of the part; it must be pure.
+        """``function(view, given)`` of a method of the part; it must be pure.
 
         With ``borrow``, the next call with this method may overwrite the result, so neither it nor
         what reads it copies it.
         """
         check_method(self._part.name, function, given)
-        return self._steps.apply(self._setting(), function, given, borrow)
+        return self._steps.apply(self._view(), function, given, borrow)
 
     def keep(self, result: Tree) -> Tree:
         """A borrowed result in memory of its own, as the part's state must be."""
         return self._steps.keep(result)
 
-    def _setting(self) -> Setting:
+    def _view(self) -> ServerView:
         model = self._steps.prepare(self.model, self.model.precision)
-        return Setting(self._part, model, self.spec, self._steps)
+        return ServerView(self._part, model, self.spec, self._steps)

@@ -6,8 +6,6 @@ step. All functions here are pure: the state that is passed in stays as it is.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from kedge.core import rng, tree
@@ -117,7 +115,7 @@ def _round(
 
 def _uploads_of_part(totals: Totals, name: str) -> Tree:
     """One part's uploads, nested as the part returned them; sums of Mean become means."""
-    uploads: dict[str, Any] = {}
+    uploads: dict[str, Tree] = {}
     for path, upload in totals.uploads.items():
         if path[0] != name:
             continue

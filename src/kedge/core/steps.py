@@ -2,10 +2,10 @@
 
 A part that trains on the server (a generator, a student) writes one step as a method::
 
-    def _student_step(self, s: Setting, given: Tree, carry: Weights, x: Tree) -> Weights: ...
+    def _student_step(self, s: ServerView, given: Tree, carry: Weights, x: Tree) -> Weights: ...
 
 and runs it with ``r.iterate(self._student_step, weights, draws, given)``. The step sees only its
-arguments, the part's fields, and the :class:`Setting`, which is the same in all rounds. So an
+arguments, the part's fields, and the :class:`ServerView`, which is the same in all rounds. So an
 engine may record it once and replay it in later rounds. What changes from round to round, such as a
 learning rate, is a tensor in ``given``.
 
@@ -15,7 +15,6 @@ learning rate, is a tensor in ``given``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +28,8 @@ from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec
 from kedge.errors import HookError
 
-Step = Callable[["Setting", Tree, Tree, Tree], Tree]  # (setting, given, carry, x) -> next carry
-Function = Callable[["Setting", Tree], Tree]  # (setting, given) -> result
+Step = Callable[["ServerView", Tree, Tree, Tree], Tree]  # (view, given, carry, x) -> next carry
+Function = Callable[["ServerView", Tree], Tree]  # (view, given) -> result
 
 
 class Steps:
@@ -70,23 +69,23 @@ class Steps:
         """A borrowed result in memory of its own."""
         return result
 
-    def apply(self, setting: Setting, function: Function, given: Tree, borrow: bool) -> Tree:
-        """``function(setting, given)``; ``borrow``: the next call may overwrite the result."""
-        return function(setting, given)
+    def apply(self, view: ServerView, function: Function, given: Tree, borrow: bool) -> Tree:
+        """``function(view, given)``; ``borrow``: the next call may overwrite the result."""
+        return function(view, given)
 
     def iterate(
-        self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
+        self, view: ServerView, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
     ) -> Tree:
-        """The last carry of ``carry = step(setting, given, carry, x)`` over the rows x of xs."""
+        """The last carry of ``carry = step(view, given, carry, x)`` over the rows x of xs."""
         for t in range(count_rows(xs)):
-            carry = step(setting, given, carry, tree.take(xs, t))
+            carry = step(view, given, carry, tree.take(xs, t))
         return carry
 
 
 REFERENCE = Steps()
 
 
-class Setting:
+class ServerView:
     """What is the same in every round of a run, as a part sees it on the server."""
 
     def __init__(self, part: Part, model: Model, spec: Spec, steps: Steps = REFERENCE) -> None:
@@ -94,6 +93,13 @@ class Setting:
         self.model, self.spec, self.task = model, spec, spec.task
         self.unstacks_one, self.stacks_all = steps.unstacks_one, steps.stacks_all
         self.converts = steps.converts
+        #: ``(gradient, auxiliary results)`` of ``objective(params)``, which returns a scalar and a
+        #: tree.
+        self.gradient = steps.gradient
+        #: ``factor * a + b``, leaf by leaf.
+        self.axpy = steps.axpy
+        #: One step of an optimiser: the next parameters and its next state.
+        self.update = steps.update
 
     def prepare(self, model: Model) -> Model:
         """A part's own model, such as a generator, in the precision and the layout of the run.
@@ -116,27 +122,12 @@ class Setting:
         """
         return self._steps.as_read(self.model, weights)
 
-    def gradient(self, objective: Objective, params: Params) -> tuple[Params, Tree]:
-        """``(gradient, auxiliary results)`` of ``objective(params)``, which returns a scalar and
-        a tree."""
-        return self._steps.gradient(objective, params)
-
-    def axpy(self, factor: Tensor | float, a: Params, b: Params) -> Params:
-        """``factor * a + b``, leaf by leaf."""
-        return self._steps.axpy(factor, a, b)
-
-    def update(
-        self, optimizer: Optimizer, params: Params, grads: Params, state: Tree, lr: Tensor
-    ) -> tuple[Params, Tree]:
-        """One step of an optimiser: the next parameters and its next state."""
-        return self._steps.update(optimizer, params, grads, state, lr)
-
 
 def count_rows(xs: Tree) -> int:
     return len(next(tree.leaves(xs)))
 
 
-def check_method(name: str, function: Any, arguments: Tree) -> None:
+def check_method(name: str, function: Callable[..., Tree], arguments: Tree) -> None:
     """Raise a HookError unless a function is a part's method, and its arguments are tensors."""
     if not isinstance(getattr(function, "__self__", None), Part):
         raise HookError(

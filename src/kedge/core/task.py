@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,16 @@ from kedge.core.metrics import (
     log_odds,
     residual_sums,
 )
-from kedge.core.task_base import Batch, Metric, Sums, Task, check_finite, register_task, tasks
+from kedge.core.task_base import (
+    Batch,
+    Labels,
+    Metric,
+    Sums,
+    Task,
+    check_finite,
+    register_task,
+    tasks,
+)
 from kedge.errors import DataError, FieldError
 
 __all__ = [
@@ -191,7 +199,7 @@ class MultiLabel(Task):
         return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all())
 
     @classmethod
-    def faults(cls, y: Any) -> Iterator[tuple[Any, str]]:
+    def faults(cls, y: Labels) -> Iterator[tuple[Labels, str]]:
         yield (y != 0) & (y != 1), "is neither 0 nor 1; write task=regression for numbers"
 
     @classmethod
@@ -217,7 +225,7 @@ class MultiLabel(Task):
         check_finite(y, kind)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        target = batch.y.to(logits.dtype) if batch.target is None else batch.target
+        target = self.targets(batch, logits.dtype)
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
 
     def soft(self, y: Tensor, dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from kedge.errors import DataError, FieldError
 from kedge.registry import Registry
 
 Sums = dict[str, Tensor]
+Labels = TypeVar("Labels", Array, Tensor)
 
 tasks: Registry[type[Task]] = Registry("task", module="kedge.core.task", group="kedge.tasks")
 
@@ -61,7 +62,7 @@ class Metric:
     decimals: int = 2
     needs: tuple[str, ...] = ()  # sums of :meth:`Task.details` that it reads
     doc: str = ""
-    function: Callable[[Any, Any], float] | None = None  # of labels and scores, instead of sums
+    function: Callable[[Array, Array], float] | None = None  # of labels and scores, instead of sums
     bound: Callable[[Sums], float | None] | None = None  # on its error; None: it is exact
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ class Task:
         return False
 
     @classmethod
-    def faults(cls, y: Any) -> Iterator[tuple[Any, str]]:
+    def faults(cls, y: Labels) -> Iterator[tuple[Labels, str]]:
         """``(mask, text)`` of what may be wrong with single labels, in an array or a tensor."""
         yield from ()
 
@@ -143,6 +144,10 @@ class Task:
             if len(bad):
                 value = y[tuple(bad[0])].item()
                 raise DataError(f"{kind}label {value:g} in row {int(bad[0, 0])} {text}")
+
+    def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Labels as numbers, ``[B, outputs]``: those that a part has added, else :meth:`soft`."""
+        return self.soft(batch.y, dtype) if batch.target is None else batch.target
 
     # -- learning -----------------------------------------------------------------------------
 

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kedge.core.labels import Array
 from kedge.core.task import Classification
-from kedge.core.task_base import Batch, Metric, Task
+from kedge.core.task_base import Batch, Metric, Sums, Task
 from kedge.errors import FieldError, UnknownName, nearest
 from kedge.registry import Registry
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits [B, C], labels) -> [B]
-ScoreFunction = Callable[[Any, Any], float]  # (labels, scores), numpy arrays, as scikit-learn's
+ScoreFunction = Callable[[Array, Array], float]  # (labels, scores), numpy arrays, as scikit-learn's
 
 #: Metrics of one's own by name, see :func:`register_metric`.
 own_metrics = Registry[Metric]("metric", see="kedge list metrics")
@@ -42,7 +43,7 @@ def with_loss(task: Task, function: Loss) -> Task:
     """
     if not callable(function):
         raise FieldError(f"loss = {function!r} is no function (logits, y) -> loss of each sample")
-    return _derived(task, _loss_class(_class(task), function))
+    return _loss_class(_class(task), function)(**vars(task))
 
 
 def with_class_weights(
@@ -64,7 +65,7 @@ def with_class_weights(
         raise FieldError(f"class_weights are {len(values)} numbers for {task.outputs} classes")
     if not all(math.isfinite(w) and w >= 0 for w in values) or not any(values):
         raise FieldError(f"class_weights must be finite, not negative and not all 0: {values}")
-    return _derived(task, _weighted_class(_class(task), values, torch.device(device)))
+    return _weighted_class(_class(task), values, torch.device(device))(**vars(task))
 
 
 def balanced_weights(counts: Sequence[float]) -> list[float]:
@@ -135,13 +136,10 @@ def with_metric(task: Task, metric: str | ScoreFunction) -> Task:
     >>> with_metric(Classification(2), "auroc").headline.label
     'auroc'
     """
-    if isinstance(metric, str):
-        found = _named(task, metric)
-    else:
-        found = score_metric(metric)
+    found = _named(task, metric) if isinstance(metric, str) else score_metric(metric)
     if found == task.headline:
         return task
-    return _derived(task, _metric_class(_class(task), found))
+    return _metric_class(_class(task), found)(**vars(task))
 
 
 def register_metric(
@@ -188,26 +186,22 @@ def _named(task: Task, name: str) -> Metric:
     return known[name]
 
 
-def _no_sums(sums: Any) -> float | None:
+def _no_sums(sums: Sums) -> float | None:
     return None
 
 
-def _class(task: Task) -> Any:
+def _class(task: Task) -> Any:  # mypy takes no class of dataclasses for a key
     return type(task)
 
 
-def _derived(task: Task, cls: type[Task]) -> Task:
-    return cls(**vars(task))
-
-
 @lru_cache(maxsize=256)
-def _metric_class(base: Any, metric: Metric) -> type[Task]:
+def _metric_class(base: type[Task], metric: Metric) -> type[Task]:
     others = tuple(m for m in base.metrics if m.name != metric.name)
     return _subclass(base, {"metrics": (metric, *others)})
 
 
 @lru_cache(maxsize=256)
-def _loss_class(base: Any, function: Loss) -> type[Task]:
+def _loss_class(base: type[Task], function: Loss) -> type[Task]:
     def loss(self: Task, logits: Tensor, batch: Batch) -> Tensor:
         found = function(logits, batch.y if batch.target is None else batch.target)
         if not isinstance(found, Tensor) or found.shape != (len(logits),):
@@ -222,7 +216,9 @@ def _loss_class(base: Any, function: Loss) -> type[Task]:
 
 
 @lru_cache(maxsize=64)
-def _weighted_class(base: Any, weights: tuple[float, ...], device: torch.device) -> type[Task]:
+def _weighted_class(
+    base: type[Task], weights: tuple[float, ...], device: torch.device
+) -> type[Task]:
     tensor = torch.tensor(weights, device=device)  # made once: a captured graph cannot copy it
 
     def loss(self: Task, logits: Tensor, batch: Batch) -> Tensor:
@@ -236,5 +232,5 @@ def _weighted_class(base: Any, weights: tuple[float, ...], device: torch.device)
     return _subclass(base, {"loss": loss})
 
 
-def _subclass(base: type[Task], attributes: dict[str, Any]) -> type[Task]:
+def _subclass(base: type[Task], attributes: dict[str, object]) -> type[Task]:
     return type(base.__name__, (base,), {"__doc__": base.__doc__} | attributes)

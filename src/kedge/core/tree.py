@@ -17,6 +17,7 @@ from torch import Tensor
 
 Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | NamedTuple of Trees
 Params: TypeAlias = dict[str, Tensor]
+Index: TypeAlias = int | slice | list[int] | Tensor  # of rows
 T = TypeVar("T")
 
 SEPARATOR = "|"  # between the keys in the name of a leaf
@@ -30,7 +31,7 @@ class Weights(NamedTuple):
 
 
 # The name follows the papers' notation for "apply to each leaf"; builtins.map is not used here.
-def map(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
+def map(fn: Callable[..., Tree], first: Tree, *rest: Tree) -> Tree:
     """Apply ``fn`` leaf by leaf.
 
     >>> map(lambda a, b: a + b, {"w": 1.0}, {"w": 2.0, "only here": 3.0})
@@ -123,7 +124,7 @@ def concat(trees: list[Tree]) -> Tree:
     return trees[0] if len(trees) == 1 else map(lambda *xs: torch.cat(xs), *trees)
 
 
-def take(tree: Tree, index: Any) -> Tree:
+def take(tree: Tree, index: Index) -> Tree:
     """Rows (or one row) of every leaf."""
     return map(lambda x: x[index], tree)
 

@@ -8,7 +8,7 @@ the totals of two groups of clients. Updates of single clients are retained only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -143,7 +143,7 @@ def add(a: Totals, b: Totals, into: AddInto | None = None) -> Totals:
     else:
         into(list(tree.leaves(a.summed)), list(tree.leaves(b.summed)))
         summed = a.summed
-    stacked = tree.map(_joined, a.stacked, b.stacked)
+    stacked = tree.map(lambda x, y: torch.cat([x, y]), a.stacked, b.stacked)
     return Totals(a.clients | b.clients, summed, stacked, a.up_bytes + b.up_bytes)
 
 
@@ -166,7 +166,7 @@ def total_of(
     return found
 
 
-def uploads_of(node: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+def uploads_of(node: Tree, path: Path = ()) -> list[tuple[Path, Sum | Mean | Stack]]:
     """All uploads in a nested dict, with their paths."""
     if isinstance(node, (Sum, Mean, Stack)):
         return [(path, node)]
@@ -193,7 +193,3 @@ def _reduction(upload: Sum | Mean | Stack, w: Tensor, ops: Ops) -> Callable[[Ten
 def _add_into(a: list[Tensor], b: list[Tensor]) -> None:
     for x, y in zip(a, b, strict=True):
         x.add_(y)
-
-
-def _joined(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cat([a, b])

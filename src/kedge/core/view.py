@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from kedge.core.part import Out, Part
 from kedge.core.task import Batch, Task
 from kedge.core.tree import Params, Tree, Weights
 from kedge.errors import HookError
+
+if TYPE_CHECKING:
+    from kedge.core.bound import Bound
 
 
 class Data(Protocol):
@@ -139,7 +142,7 @@ class Passes:
     ) -> None:
         self.model, self.buffers, self.key, self.track = model, buffers, key, track
         self.taps = taps  # the cuts that any part reads
-        self._done: dict[tuple[Any, ...], tuple[Pass, Weights, Tensor]] = {}
+        self._done: dict[tuple[int, int, int, Mode, bool], tuple[Pass, Weights, Tensor]] = {}
 
     def run(
         self,
@@ -168,20 +171,14 @@ class Passes:
 
 
 @dataclass
-class Context:
+class ClientContext:
     """What all parts of one step share; a :class:`View` restricts it to one part."""
 
-    model: Model
-    task: Task
-    spec: Spec
-    data: Data
+    bound: Bound
     job: Job
     anchor: Weights
     passes: Passes
     local: dict[str, Tree]
-    phases: dict[str, str]
-    noise: Noise
-    counted: dict[str, tuple[str, ...]]
     step: Tensor | None = None
     gradient: Callable[[Params], Params] | None = None
 
@@ -189,18 +186,18 @@ class Context:
 class View:
     """What a part sees on a client. Everything is read-only."""
 
-    def __init__(self, context: Context, part: Part, hook: str) -> None:
+    def __init__(self, context: ClientContext, part: Part, hook: str) -> None:
         self._context, self._part, self._hook = context, part, hook
 
     @property
     def spec(self) -> Spec:
         """Sizes and shapes of the run: model, task, clients."""
-        return self._context.spec
+        return self._context.bound.spec
 
     @property
     def task(self) -> Task:
         """The task of the run: loss and labels."""
-        return self._context.task
+        return self._context.bound.task
 
     @property
     def info(self) -> Info:
@@ -215,7 +212,7 @@ class View:
     @property
     def phase(self) -> str:
         """The part's phase in this round."""
-        return self._context.phases.get(self._part.name, "")
+        return self._context.bound.phases.get(self._part.name, "")
 
     @property
     def step(self) -> Tensor:
@@ -232,12 +229,12 @@ class View:
 
     def counted(self, part: str) -> tuple[str, ...]:
         """The names of a part's uploads that count samples."""
-        return self._context.counted.get(part, ())
+        return self._context.bound.counted.get(part, ())
 
     def noise(self, like: Tree) -> Tree:
         """Standard normal numbers in the shapes of a tree, for ``release``. In a simulation they
         are drawn from :attr:`key`, in a real federation from a source that nobody else knows."""
-        return self._context.noise(self.key, like)
+        return self._context.bound.noise(self.key, like)
 
     @property
     def anchor(self) -> Weights:
@@ -287,7 +284,7 @@ class View:
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The head alone, from features to logits."""
-        return self._context.model.head(params, features)
+        return self._context.bound.model.head(params, features)
 
     def grad(self, params: Params) -> Params:
         """Gradient of the whole objective at another point, on the same batch."""
@@ -303,7 +300,7 @@ class View:
         """
         if not self._part.needs_sweep:
             raise HookError(f"{self._part.name} calls v.sweep: declare needs_sweep = True")
-        sweep, data = self._context.job.sweep, self._context.data
+        sweep, data = self._context.job.sweep, self._context.bound.data
         pieces = [fn(data.clean(sweep.rows[i]), sweep.mask[i]) for i in range(len(sweep.rows))]
         total = pieces[0]
         for piece in pieces[1:]:

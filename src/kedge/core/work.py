@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -99,8 +99,8 @@ class Workload:
     def lane(self, bound: Bound, client: int, size: int, round: int) -> Lane:
         """The work of a client with ``size`` samples in a round."""
         return Lane(
-            client, size, self.work.steps_for(size), self.work, bound.lr(round), self.weighting,
-            bound.optim, bound.pull, self.share_of(size),
+            client, size, self.work.steps_for(size), self.work, bound.lr(round), bound.optim,
+            bound.pull, self.weight_of(size), self.share_of(size),
         )  # fmt: skip
 
 
@@ -112,9 +112,9 @@ class Lane(NamedTuple):
     steps: int  # local steps
     work: LocalWork
     lr: float
-    weighting: str
     optim: Optimizer
     pull: float  # of the parts, see Bound.pull
+    weight: float  # of its update, before normalisation
     share: float  # of the data, see Workload.share_of
 
 
@@ -130,34 +130,23 @@ def client_keys(round_keys: Tensor, clients: Sequence[int]) -> Tensor:
 
 def infos(lanes: Sequence[Lane], round: int, dtype: torch.dtype) -> Info:
     """Numbers about a round for each of K lanes, ``[K]`` each."""
-    ids = torch.tensor([lane.client for lane in lanes])
-    sizes = torch.tensor([lane.size for lane in lanes], dtype=dtype)
-    steps = torch.tensor([lane.steps for lane in lanes], dtype=dtype)
-    if all(lane.lr == lanes[0].lr for lane in lanes):
-        rates = torch.full_like(sizes, lanes[0].lr)
-    else:
-        rates = torch.tensor([lane.lr for lane in lanes], dtype=dtype)
+
+    def numbers(name: str) -> Tensor:
+        return torch.tensor([getattr(lane, name) for lane in lanes], dtype=dtype)
+
+    ids, steps = torch.tensor([lane.client for lane in lanes]), numbers("steps")
     effective, pulled = _effective(lanes, steps)
     return Info(
         client=ids,
         round=torch.full_like(ids, round),
-        lr=rates,
+        lr=numbers("lr"),
         num_steps=steps,
         effective_steps=effective,
         pulled_steps=pulled,
-        num_examples=sizes,
-        weight=_client_weights(lanes, sizes),
-        share=torch.tensor([lane.share for lane in lanes], dtype=dtype),
+        num_examples=numbers("size"),
+        weight=numbers("weight"),
+        share=numbers("share"),
     )
-
-
-def _client_weights(lanes: Sequence[Lane], sizes: Tensor) -> Tensor:
-    """The weight of each lane's update before normalisation, ``[K]``."""
-    kinds = {lane.weighting for lane in lanes}
-    if len(kinds) == 1:
-        return sizes if kinds == {"size"} else torch.ones_like(sizes)
-    weighted = torch.tensor([lane.weighting == "size" for lane in lanes])
-    return torch.where(weighted, sizes, torch.ones_like(sizes))
 
 
 def _effective(lanes: Sequence[Lane], steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +174,7 @@ def batches(keys: Tensor, lanes: Sequence[Lane]) -> Tensor:
     return torch.where(replacement, drawn[True], drawn[False])
 
 
-def take_jobs(jobs: Job, index: Any) -> Job:
+def take_jobs(jobs: Job, index: tree.Index) -> Job:
     """Jobs of some clients, by index; shared leaves stay shared."""
     stacked = jobs._asdict()
     if not jobs.fields:  # all of one run
@@ -254,7 +243,7 @@ def _repeated(counts: Tensor, total: int) -> Tensor:
     return torch.repeat_interleave(counts, output_size=total)
 
 
-def _on(values: Sequence[Any], device: torch.device) -> Tensor:
+def _on(values: Sequence[float], device: torch.device) -> Tensor:
     """A tensor on a device. Unlike ``torch.tensor(values, device=...)``, this does not synchronise
     with the GPU."""
     return torch.tensor(values).to(device, non_blocking=True)

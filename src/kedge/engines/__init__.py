@@ -3,10 +3,10 @@
 Importing this package registers the engines. A new engine is one class in one file, imported here.
 """
 
-from kedge.engines import loop, reference, vector, workers
+from kedge.engines import loop, vector, workers
 from kedge.engines.engine import Engine, engines, make_engine
 from kedge.engines.execution import Execution
 
 __all__ = ["Engine", "Execution", "engines", "make_engine"]
 
-del loop, reference, vector, workers
+del loop, vector, workers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from kedge.core.client import Carry
 from kedge.core.view import Job
 from kedge.core.work import take_jobs
 from kedge.engines.torch_private import foreach_copy_
+from kedge.errors import HookError
 
 Step = Callable[[Job, Carry, Tensor], Carry]
 Fuse = Callable[..., Callable[..., Any]]  # (function, *examples of its arguments)
@@ -77,30 +78,29 @@ class Graphs:
         return graph, result
 
 
+class Functions(NamedTuple):
+    """What a round of clients consists of."""
+
+    begin: Callable[[Job], Carry]  # the first carry
+    step: Step  # the next carry
+    end: Callable[[Job, Carry], Any]  # the result
+
+
 class CapturedSteps:
     """Captures and replays the steps of a round on static copies of jobs and carry.
 
     Args:
-        begin: ``begin(jobs)`` returns the first carry.
-        step: ``step(jobs, carry, index)`` returns the next carry.
-        end: ``end(jobs, carry)`` returns the result.
+        functions: of the round.
         jobs: of the shapes of later jobs.
-        carry: of the shapes of later carries.
         rows: the shape of one step's batch indices, ``(batch,)`` or ``(lanes, batch)``.
         fuse: compiles ``step`` and ``end``; None: they run eagerly.
     """
 
     def __init__(
-        self,
-        begin: Callable[[Job], Carry],
-        step: Step,
-        end: Callable[[Job, Carry], Any],
-        jobs: Job,
-        carry: Carry,
-        rows: tuple[int, ...],
-        fuse: Fuse | None = None,
+        self, functions: Functions, jobs: Job, rows: tuple[int, ...], fuse: Fuse | None = None
     ) -> None:
-        self.begin, self.step, self.end = begin, step, end
+        self.begin, self.step, self.end = functions
+        step, end, carry = self.step, self.end, self.begin(jobs)
         self.jobs, self.rows = static_copy(jobs), rows
         device = next(iter(tree.leaves(carry))).device
         self.index = torch.zeros((UNROLL, *rows), dtype=torch.int64, device=device)
@@ -328,3 +328,38 @@ def side_by_side(
     finally:  # the streams' inputs must stay alive until they are read
         for stream in streams:
             main.wait_stream(stream)
+
+
+# -- Retry with fewer clients after CUDA runs out of memory ----------------------------------------
+
+
+T = TypeVar("T")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is, or was caused by, out of memory (in a hook, or during capture)."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def retry_smaller(captures: Captures, work: Callable[[], T], shrink: Callable[[], None]) -> T:
+    """Call ``work``, and retry after out of memory.
+
+    The first retry frees the graphs captured for other rounds. Before each further one, ``shrink``
+    reduces the number of clients at once, or raises.
+    """
+    has_graphs = len(captures) > 0
+    while True:
+        try:
+            return work()
+        except (RuntimeError, HookError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # outside the handler, where the traceback would keep the tensors of the failed call alive
+        if not has_graphs:
+            shrink()
+        has_graphs = False
+        captures.clear()

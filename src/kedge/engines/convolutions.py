@@ -122,20 +122,25 @@ class Conv2d(nn.Conv2d):
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        assert not isinstance(self.padding, str)
-        rows, columns = (
-            used_taps(x.shape[i - 2], self.kernel_size[i], self.stride[i], self.padding[i])
-            for i in (0, 1)
-        )
-        weight, padding = self.weight, (rows.padding, columns.padding)
-        if (rows.stop - rows.start, columns.stop - columns.start) != self.kernel_size:
-            weight = weight[..., rows.start : rows.stop, columns.start : columns.stop]
+        weight, padding = self._used(x)
         y = _Forward.apply(x, weight, self.stride[0], padding)
         if self.bias is None:
             return y
         if self.out_channels % 16:  # not in channels-last
             return y + self.bias.to(y.dtype).reshape(-1, 1, 1)
         return _Biased.apply(y, self.bias)
+
+    def _used(self, x: Tensor) -> tuple[Tensor, Pair]:
+        """The filters without taps that meet only the padding of ``x``, and their padding."""
+        assert not isinstance(self.padding, str)
+        rows, columns = (
+            used_taps(x.shape[i - 2], self.kernel_size[i], self.stride[i], self.padding[i])
+            for i in (0, 1)
+        )
+        weight = self.weight
+        if (rows.stop - rows.start, columns.stop - columns.start) != self.kernel_size:
+            weight = weight[..., rows.start : rows.stop, columns.start : columns.stop]
+        return weight, (rows.padding, columns.padding)
 
 
 class Taps(NamedTuple):
@@ -194,15 +199,19 @@ def _can_be_stacked(layer: nn.Module) -> bool:
     )
 
 
-class _Forward(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: int, padding: Pair) -> Tensor:
-        return F.conv2d(x, w.to(x.dtype), stride=stride, padding=padding)
+class _Bilinear(torch.autograd.Function):
+    """A function of two tensors, and of numbers that end in a stride and a padding."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, w, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(x, w)
+        first, second, *_, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(first, second)
+
+
+class _Forward(_Bilinear):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, stride: int, padding: Pair) -> Tensor:
+        return F.conv2d(x, w.to(x.dtype), stride=stride, padding=padding)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -224,18 +233,13 @@ class _Forward(torch.autograd.Function):
         return _Stacked.apply(_channels_last(x), w, stride, padding), 0
 
 
-class _Inputs(torch.autograd.Function):
+class _Inputs(_Bilinear):
     """Gradient with respect to the inputs."""
 
     @staticmethod
     def forward(g: Tensor, w: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
         shape = [g.shape[0], w.shape[1], *size]
         return conv2d_input(shape, w.to(g.dtype), g, stride, padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        g, w, ctx.size, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(g, w)
 
     @staticmethod
     def backward(ctx: Any, gg: Tensor) -> Any:  # bilinear in g and w
@@ -254,18 +258,13 @@ class _Inputs(torch.autograd.Function):
         return _inputs(g, w, *rest), 0
 
 
-class _Weights(torch.autograd.Function):
+class _Weights(_Bilinear):
     """Gradient with respect to the weights, in float32."""
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, size: Pair, stride: int, padding: Pair) -> Tensor:
         shape = [g.shape[1], x.shape[1], *size]
         return conv2d_weight(x, shape, g, stride, padding).to(accumulator(x))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        g, x, ctx.size, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(g, x)
 
     @staticmethod
     def backward(ctx: Any, gw: Tensor) -> Any:
@@ -280,7 +279,7 @@ class _Weights(torch.autograd.Function):
         return _weights(g, x, *rest), 0
 
 
-class _Stacked(torch.autograd.Function):
+class _Stacked(_Bilinear):
     """The operation with a client axis, for gradients taken outside ``vmap``."""
 
     @staticmethod
@@ -288,11 +287,6 @@ class _Stacked(torch.autograd.Function):
         return torch.ops.kedge.conv(
             x, _permute_weights(w, x.dtype, (0, 3, 4, 1, 2)), stride, padding
         )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, w, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(x, w)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The protocol of an engine, and the registry of engines.
+"""The protocol of an engine, the registry of engines, and the reference engine.
 
 A new engine is one class in one file. It derives from :class:`Engine`, is decorated with
 ``@engines.register("name")`` and imported by :mod:`kedge.engines`. The laws compare it with the
@@ -8,18 +8,21 @@ reference engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kedge.core import client, tree
 from kedge.core.bound import Bound
 from kedge.core.client import Trained
 from kedge.core.model import Model
 from kedge.core.part import Part
+from kedge.core.task import Batch
 from kedge.core.tree import Weights
-from kedge.core.update import Totals
+from kedge.core.update import Totals, total
+from kedge.core.work import take_jobs
 from kedge.engines.capture import Captures
 from kedge.engines.cohort import Cohort, Outcome
 from kedge.engines.execution import Execution
@@ -27,6 +30,9 @@ from kedge.errors import FieldError, KedgeError
 from kedge.registry import Registry
 
 engines: Registry[type[Engine]] = Registry("engine")
+
+
+EVALUATION_ROWS = 1024  # per forward pass
 
 
 class RunFacts(NamedTuple):
@@ -75,11 +81,15 @@ class Engine(ABC):
                 f"engine = loop, or leave workers out"
             )
         if execution.streams:
-            raise FieldError(
-                f"streams = {execution.streams}: clients of a loop train side by side on a GPU, "
-                f"but this is engine = {cls.name} on {device.type}; leave streams out"
-            )
+            raise cls._without_streams(execution, device)
         return cls(execution)
+
+    @classmethod
+    def _without_streams(cls, execution: Execution, device: torch.device) -> FieldError:
+        return FieldError(
+            f"streams = {execution.streams}: clients of a loop train side by side on a GPU, "
+            f"but this is engine = {cls.name} on {device.type}; leave streams out"
+        )
 
     @classmethod
     def candidates(cls, request: RunFacts) -> list[Execution]:
@@ -128,7 +138,6 @@ class Engine(ABC):
     def personal(self, cohort: Cohort) -> Weights:
         """The personal weights of every client, stacked along a first axis."""
 
-    @abstractmethod
     def evaluate(
         self, bound: Bound, weights: Weights, rows: Sequence[Tensor], personal: bool
     ) -> list[dict[str, Tensor]]:
@@ -143,6 +152,8 @@ class Engine(ABC):
         Returns:
             ``{}`` for a client without rows.
         """
+        each = (tree.take(weights, k) if personal else weights for k in range(len(rows)))
+        return [sums_over(bound, w, indices) for w, indices in zip(each, rows, strict=True)]
 
     def why_not_together(self, cohort: Cohort) -> str:
         """Why the runs of a cohort cannot train as one computation; empty if they can."""
@@ -165,3 +176,64 @@ def make_engine(execution: Execution, device: torch.device) -> Engine:
 def as_execution(engine: Any) -> Execution:
     """The execution, made from a name if need be."""
     return engine if isinstance(engine, Execution) else Execution(engine)
+
+
+def sums_over(bound: Bound, weights: Weights, rows: Tensor) -> dict[str, Tensor]:
+    """The task's sums of one model over rows ``[n]`` of the data; ``{}`` for no rows."""
+    pieces = torch.split(rows, EVALUATION_ROWS) if len(rows) else ()
+    return metric_sums(bound, weights, map(bound.data.clean, pieces))
+
+
+@torch.no_grad()
+def metric_sums(bound: Bound, weights: Weights, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    """The task's sums of one model over batches; ``{}`` for no batch."""
+    total: dict[str, Tensor] = {}
+    for batch in batches:
+        logits = bound.model.forward(weights, batch.x, "eval").logits
+        ones = torch.ones(len(logits), dtype=logits.dtype, device=logits.device)
+        sums = bound.sums(logits, batch, ones)
+        total = tree.add(total, sums) if total else sums
+    return total
+
+
+# -- The reference engine: one client after the other, in plain PyTorch ----------------------------
+
+
+@engines.register("reference")
+class Reference(Engine):
+    """Plain PyTorch on the model as the user gave it: slow, easy to read, and the standard of
+    correctness with which the laws compare every other engine."""
+
+    name = "reference"
+    is_candidate = False
+
+    def prepare(self, model: Model, device: torch.device, dtype: torch.dtype) -> Model:
+        return model.prepared(model.layout, device, dtype)
+
+    def train(self, cohort: Cohort) -> list[Outcome]:
+        done: Trained = tree.stack(list(self.updates(cohort)))
+        [group] = cohort.groups
+        totals = total(cohort.bound, done.update, cohort.jobs.anchor)
+        states = [(list(range(cohort.size)), done.next_state)]
+        return [Outcome(totals.of(group.clients, group.round), states)]
+
+    def survey(self, cohort: Cohort, part: Part) -> Totals:
+        updates = tree.stack([done.update for done in self.updates(cohort, part.name)])
+        return total(cohort.bound, updates, cohort.jobs.anchor)
+
+    def updates(self, cohort: Cohort, part: str = "") -> Iterator[Trained]:
+        bound, jobs = cohort.bound, cohort.with_states().jobs
+        for i in range(cohort.size):
+            job = take_jobs(jobs, i)
+            if part:
+                yield Trained(client.survey(bound, job, bound.part(part)), job.client)
+                continue
+            carry = client.begin(bound, job)
+            for index in cohort.batches[i, : cohort.steps[i]]:
+                carry = client.step(bound, job, carry, index)
+            yield client.end(bound, job, carry)
+
+    def personal(self, cohort: Cohort) -> Weights:
+        jobs = cohort.with_states().jobs
+        each = (take_jobs(jobs, i) for i in range(cohort.size))
+        return tree.stack([client.personal(cohort.bound, job) for job in each])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
@@ -19,25 +19,30 @@ from kedge.core import client, tree
 from kedge.core.bound import Bound
 from kedge.core.client import Carry, Trained
 from kedge.core.model import Model
-from kedge.core.ops import Objective, no_saved_tensor_hooks
+from kedge.core.ops import Objective, gradient_by, no_saved_tensor_hooks
 from kedge.core.part import Part
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.update import ZERO, Stacked, Summed, Totals, Update, add, total
 from kedge.core.view import Job
 from kedge.core.work import single_jobs
-from kedge.engines.capture import CapturedSteps, Captures, shapes_of, side_by_side
+from kedge.engines.capture import (
+    CapturedSteps,
+    Captures,
+    Functions,
+    is_out_of_memory,
+    retry_smaller,
+    shapes_of,
+    side_by_side,
+)
 from kedge.engines.cohort import Cohort, Outcome, Reduced, clone
 from kedge.engines.compiled import compile_function
 from kedge.engines.device import keep_freed_memory
 from kedge.engines.engine import Engine, RunFacts, engines
 from kedge.engines.execution import Execution
-from kedge.engines.layout import EngineLayout, layout_of, prefers_channels_last
-from kedge.engines.narrow import LoopLayout
-from kedge.engines.oom import is_out_of_memory, retry_smaller
+from kedge.engines.layout import EngineLayout, LoopLayout, layout_of, prefers_channels_last
 from kedge.engines.ops import FOREACH, IN_PLACE, MAX_DOT_ELEMENTS, may_overwrite
-from kedge.engines.reference import sums_over
 from kedge.engines.torch_private import foreach_add_, gradients
-from kedge.errors import FieldError, HookError, KedgeError
+from kedge.errors import HookError, KedgeError
 
 MAX_STREAMS = 4  # eight are no faster on the ResNets of `python -m bench`
 T = TypeVar("T")
@@ -71,10 +76,7 @@ class Loop(Engine):
     @classmethod
     def create(cls, execution: Execution, device: torch.device) -> Engine:
         if execution.streams and device.type != "cuda":
-            raise FieldError(
-                f"streams = {execution.streams}: clients of a loop train side by side on a GPU, "
-                f"but this is engine = {cls.name} on {device.type}; leave streams out"
-            )
+            raise cls._without_streams(execution, device)
         if not execution.workers:
             return cls(execution)
         assert Loop.shared is not None  # set by kedge.engines.workers
@@ -130,12 +132,6 @@ class Loop(Engine):
     def personal(self, cohort: Cohort) -> Weights:
         cohort, query = cohort.with_states(), Query("personal", cohort.bound.phases)
         return self._with_retry(lambda: self._stack_answers(cohort, query))
-
-    def evaluate(
-        self, bound: Bound, weights: Weights, rows: Sequence[Tensor], personal: bool
-    ) -> list[dict[str, Tensor]]:
-        every = [tree.take(weights, k) if personal else weights for k in range(len(rows))]
-        return [sums_over(bound, w, own) for w, own in zip(every, rows, strict=True)]
 
     def _train(self, cohort: Cohort) -> tuple[Totals, Tree]:
         found, states, [group] = ZERO, None, cohort.groups
@@ -238,7 +234,7 @@ class Loop(Engine):
         rows, compiler = tuple(batches.shape[1:]), fuse if self.execution.compile else None
         try:
             steps = self.captures.get(
-                key, lambda: CapturedSteps(begin, step, end, job, begin(job), rows, compiler)
+                key, lambda: CapturedSteps(Functions(begin, step, end), job, rows, compiler)
             )
             if steps is None:
                 return None
@@ -294,15 +290,7 @@ def _write_row(rows: Tree, i: int, value: Tree, count: int) -> Tree:
 def gradient(objective: Objective, params: Params) -> tuple[Params, Tree]:
     """:func:`kedge.core.ops.gradient`. The caller rejects hooks on saved tensors, once for all
     steps of a client."""
-    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    with torch.enable_grad():
-        value, aux = objective(leaves)
-        flat = gradients(value, tuple(leaves.values()))
-    grads = {
-        n: torch.zeros_like(params[n]) if g is None else g
-        for n, g in zip(leaves, flat, strict=True)
-    }
-    return grads, tree.detach(aux)
+    return gradient_by(gradients, objective, params)
 
 
 #: The first step of a client, which reads the anchor.

@@ -6,6 +6,7 @@ Graphs are kept with those of the clients' steps, so that both are freed when me
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -16,7 +17,7 @@ from kedge.core import ops, tree
 from kedge.core.model import Model
 from kedge.core.ops import Objective
 from kedge.core.optim import Adam, Optimizer
-from kedge.core.steps import REFERENCE, Function, Setting, Step, Steps, count_rows
+from kedge.core.steps import REFERENCE, Function, ServerView, Step, Steps, count_rows
 from kedge.core.tree import Params, Tree, Weights
 from kedge.engines import convolutions
 from kedge.engines.capture import (
@@ -25,13 +26,13 @@ from kedge.engines.capture import (
     CapturedLoop,
     Captures,
     address_of,
+    is_out_of_memory,
     shapes_of,
     static_copy,
 )
 from kedge.engines.compiled import compile_function
 from kedge.engines.engine import Engine
 from kedge.engines.layout import ServerLayout, as_read
-from kedge.engines.oom import is_out_of_memory
 from kedge.engines.torch_private import (
     foreach_add,
     foreach_mul,
@@ -65,7 +66,7 @@ class FastSteps(Steps):
         self.unstacks_one = self.converts = self._on_gpu = device.type == "cuda"
         # in eager mode, BatchNorm of a stack is slow
         self.stacks_all = compiles and self._on_gpu
-        self._fuse = self._compile if compiles else None
+        self._compiles = compiles
         self._compiled: dict[Any, Callable[..., Any]] = {}
         # by id of the model and the arguments, with the model, so that the id stays its own
         self._models: dict[tuple[int, str, bool], tuple[Model, Model]] = {}
@@ -110,9 +111,9 @@ class FastSteps(Steps):
     def keep(self, result: Tree) -> Tree:
         return static_copy(result) if self._on_gpu else result
 
-    def apply(self, setting: Setting, function: Function, given: Tree, borrow: bool) -> Tree:
+    def apply(self, view: ServerView, function: Function, given: Tree, borrow: bool) -> Tree:
         def call(given: Tree) -> Tree:
-            return function(setting, given)
+            return function(view, given)
 
         def replay(captured: CapturedFunction) -> Tree:
             result = captured.run(given)
@@ -130,10 +131,10 @@ class FastSteps(Steps):
         )
 
     def iterate(
-        self, setting: Setting, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
+        self, view: ServerView, step: Step, carry: Tree, xs: Tree, given: Tree, borrow: bool
     ) -> Tree:
         def advance(given: Tree, carry: Tree, x: Tree) -> Tree:
-            return step(setting, given, carry, x)
+            return step(view, given, carry, x)
 
         count = count_rows(xs)
         if not count:
@@ -190,13 +191,12 @@ class FastSteps(Steps):
 
     def _eager(self, key: Any, function: Callable[..., T], *examples: Tree) -> Callable[..., T]:
         """The function, compiled on a CPU if the execution says so."""
-        if self._fuse is None or self._on_gpu:
+        if not self._compiles or self._on_gpu:
             return function
         return self._compile(key, function, *examples)
 
     def _fuse_for(self, key: Any) -> Any:
-        fuse = self._fuse
-        return None if fuse is None else lambda f, *examples: fuse(key, f, *examples)
+        return partial(self._compile, key) if self._compiles else None
 
     def _compile(self, key: Any, function: Callable[..., T], *examples: Tree) -> Callable[..., T]:
         """Compile once, also if graphs are freed and captured again."""

@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -146,7 +146,10 @@ def gradient(fn: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tup
                 create_graph=is_nested or value.is_cuda,
                 allow_unused=True,
             )
-        out = partial(_unwrapped, level)
+
+        def out(x: Tensor) -> Tensor:
+            return layers._unwrap_for_grad(x, level)
+
         grads = {
             n: out(torch.zeros_like(leaves[n]) if g is None else g)
             for n, g in zip(params, found, strict=True)
@@ -163,10 +166,6 @@ def _leaf(x: Tensor, level: int) -> Tensor:
         return layers._wrap_for_grad(x, level).requires_grad_()
     finally:
         layers.set_inplace_requires_grad_allowed(before)
-
-
-def _unwrapped(level: int, x: Tensor) -> Tensor:
-    return layers._unwrap_for_grad(x, level)
 
 
 # -- gradients of one client --------------------------------------------------------------------
@@ -297,7 +296,7 @@ def watching_operators(watch: Callable[[str, Any, Any], None]) -> Iterator[bool]
         yield False
         return
 
-    class Watcher(module.TorchDispatchMode):  # type: ignore[name-defined]
+    class OperatorMode(module.TorchDispatchMode):  # type: ignore[name-defined]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False  # True would import torch's compiler, which takes seconds
@@ -309,5 +308,5 @@ def watching_operators(watch: Callable[[str, Any, Any], None]) -> Iterator[bool]
             watch(func.name(), (args, kwargs), out)
             return out
 
-    with Watcher():
+    with OperatorMode():
         yield True

@@ -34,26 +34,37 @@ from kedge.core.update import ZERO, Totals, add, total
 from kedge.core.view import Job
 from kedge.core.work import take_jobs
 from kedge.engines import convolutions
-from kedge.engines.capture import CapturedSteps, Captures, shapes_of
+from kedge.engines.capture import (
+    CapturedSteps,
+    Captures,
+    Functions,
+    Step,
+    is_out_of_memory,
+    retry_smaller,
+    shapes_of,
+)
 from kedge.engines.cohort import Cohort, Outcome, Reduced, clone, take_rows
 from kedge.engines.compiled import compile_function
-from kedge.engines.engine import Engine, RunFacts, engines
+from kedge.engines.engine import EVALUATION_ROWS, Engine, RunFacts, engines
 from kedge.engines.execution import Execution
 from kedge.engines.lane_bound import LaneBound
 from kedge.engines.layout import EngineLayout
-from kedge.engines.oom import is_out_of_memory, retry_smaller
 from kedge.engines.ops import MAPPED
-from kedge.engines.reference import EVALUATION_ROWS, sums_over
 from kedge.engines.torch_private import over_clients
 from kedge.errors import HookError, KedgeError
 
 SHARED: Any = Job(anchor=None, sent=None, client=0, info=0, key=0, counts=0, sweep=0, fields=None)  # type: ignore[arg-type]
 MIN_RUNNING_SHARE = 0.25  # of the lanes, for the compiled step of all lanes to run
-Begin = Callable[[Job], Carry]
-Step = Callable[[Job, Carry, Tensor], Carry]
-End = Callable[[Job, Carry], Trained]
 Variant = tuple[int, bool]  # the binding, and whether updates are reduced
 T = TypeVar("T")
+
+
+class Lanes(NamedTuple):
+    """Clients that train as one computation, sorted by decreasing number of steps."""
+
+    jobs: Job
+    steps: Sequence[int]
+    batches: Tensor  # [lanes, max steps, batch]
 
 
 @engines.register("vector")
@@ -66,9 +77,8 @@ class Vector(Engine):
 
     def __init__(self, execution: Execution | None = None, capture: bool = True) -> None:
         super().__init__(execution)
-        self.chunk = (
-            self.execution.chunk
-        )  # maximal number of lanes at once; smaller after out of memory
+        #: Maximal number of lanes at once; smaller after out of memory.
+        self.chunk = self.execution.chunk
         self.captures = Captures(capture)
         self._compiled: dict[Any, Step] = {}
 
@@ -129,17 +139,18 @@ class Vector(Engine):
         Returns:
             A stacked :class:`Trained`, or :class:`Reduced` if ``reduced``.
         """
-        begin, step, plain_end = _map_over_clients(bound, bool(jobs.fields))
+        functions = _map_over_clients(bound, bool(jobs.fields))
 
         def reduce(jobs: Job, carry: Carry) -> Reduced:
-            done = plain_end(jobs, carry)
+            done = end(jobs, carry)
             return Reduced(total(bound, done.update, jobs.anchor, MAPPED), done.next_state)
 
-        end, variant = reduce if reduced else plain_end, (id(bound), reduced)
-        done = self._replay(begin, step, end, variant, jobs, steps, batches)
+        end, lanes, variant = functions.end, Lanes(jobs, steps, batches), (id(bound), reduced)
+        functions = functions._replace(end=reduce if reduced else end)
+        done = self._replay(functions, variant, lanes)
         if done is not None:
             return done._replace(totals=clone(done.totals)) if reduced else done
-        return end(jobs, self._run_steps(begin, step, variant, jobs, steps, batches))
+        return functions.end(jobs, self._run_steps(functions, variant, lanes))
 
     def _train_or_hint(self, *args: Any) -> Any:
         """:meth:`train_chunk`, with a hint in the message of a HookError."""
@@ -150,15 +161,8 @@ class Vector(Engine):
                 f"{error} (all clients at once; engine=loop names the client)"
             ) from error
 
-    def _run_steps(
-        self,
-        begin: Begin,
-        step: Step,
-        variant: Variant,
-        jobs: Job,
-        steps: Sequence[int],
-        batches: Tensor,
-    ) -> Carry:
+    def _run_steps(self, functions: Functions, variant: Variant, lanes: Lanes) -> Carry:
+        (begin, step, _), (jobs, steps, batches) = functions, lanes
         carry, total = begin(jobs), len(steps)
         full_step = self._compile(step, variant, jobs, carry, batches[:, 0])  # for all lanes
         finished: list[Carry] = []  # in the order of lanes
@@ -186,21 +190,13 @@ class Vector(Engine):
             self._compiled[key] = compile_function(step, jobs, carry, index)
         return self._compiled[key]
 
-    def _replay(
-        self,
-        begin: Begin,
-        step: Step,
-        end: Callable[[Job, Carry], Any],
-        variant: Variant,
-        jobs: Job,
-        steps: Sequence[int],
-        batches: Tensor,
-    ) -> Any:
+    def _replay(self, functions: Functions, variant: Variant, lanes: Lanes) -> Any:
         """Train by replaying captured graphs; None if there are none.
 
         Graphs are captured for few sizes of the stack. With k clients still running, the next
         larger size is replayed, and the carries of finished clients are restored at the end.
         """
+        jobs, steps, batches = lanes
         if not self.captures.enabled or batches.device.type != "cuda":
             return None
         total = len(steps)
@@ -209,7 +205,7 @@ class Vector(Engine):
         compiler = compile_function if self.execution.compile else None
         try:
             captured = self.captures.get(
-                key, lambda: CapturedSteps(begin, step, end, jobs, begin(jobs), rows, compiler)
+                key, lambda: CapturedSteps(functions, jobs, rows, compiler)
             )
             if captured is None:
                 return None
@@ -261,8 +257,7 @@ class Vector(Engine):
     ) -> list[dict[str, Tensor]]:
         if bound.model.batchnorm == "batch":
             # batch statistics over padded rows would depend on other clients
-            each = [tree.take(weights, k) if personal else weights for k in range(len(rows))]
-            return [sums_over(bound, w, indices) for w, indices in zip(each, rows, strict=True)]
+            return super().evaluate(bound, weights, rows, personal)
         counts = [len(indices) for indices in rows]
         index = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)  # [clients, max rows]
         column = torch.arange(index.shape[1], device=index.device)
@@ -307,7 +302,7 @@ class Vector(Engine):
         )
 
 
-def _map_over_clients(bound: Bound, several: bool = False) -> tuple[Begin, Step, End]:
+def _map_over_clients(bound: Bound, several: bool = False) -> Functions:
     """``begin``, ``step`` and ``end`` of a client round, mapped over clients. Clients of several
     runs share nothing."""
 
@@ -324,7 +319,9 @@ def _map_over_clients(bound: Bound, several: bool = False) -> tuple[Begin, Step,
         return client.end(bound_of(job), job, carry)
 
     dims = 0 if several else SHARED
-    return over_clients(begin, dims), over_clients(step, dims, 0, 0), over_clients(end, dims, 0)
+    return Functions(
+        over_clients(begin, dims), over_clients(step, dims, 0, 0), over_clients(end, dims, 0)
+    )
 
 
 def _staircase(steps: Sequence[int]) -> list[tuple[int, int, int]]:

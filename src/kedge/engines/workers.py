@@ -36,7 +36,7 @@ from kedge.core import tree
 from kedge.core.bound import Bound
 from kedge.core.tree import Tree
 from kedge.core.work import take_jobs
-from kedge.engines.cohort import Cohort
+from kedge.engines.cohort import Cohort, clone
 from kedge.engines.device import keep_freed_memory
 from kedge.engines.execution import Execution
 from kedge.engines.layout import layout_of
@@ -117,18 +117,18 @@ class Pool:
     def __init__(self, loop: Loop, bound: Bound, count: int) -> None:
         self.bound, self._round = bound, 0
         # slots: one per client at work, one per client that waits, one for the answer being read
-        self._common, self._slots = SharedMemory(), [SharedMemory() for _ in range(2 * count + 1)]
+        self.common, self.slots = SharedMemory(), [SharedMemory() for _ in range(2 * count + 1)]
         ticket_reader, self._tickets = os.pipe()
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
-        files = [self._tickets, self._common.file, *(slot.file for slot in self._slots)]
+        files = [self._tickets, self.common.file, *(slot.file for slot in self.slots)]
         self.close = weakref.finalize(
             self, _close, os.getpid(), self._processes, self._connections, files
         )
         context = multiprocessing.get_context("fork")
         for _ in range(count):
             receiver, sender = context.Pipe(duplex=False)
-            worker = Worker(loop, bound, self._common, self._slots, ticket_reader, sender)
+            worker = Worker(self, loop, ticket_reader, sender)
             process = context.Process(target=worker.main, args=(self._tickets,), daemon=True)
             with warnings.catch_warnings():
                 # Python warns of threads that may hold a lock; torch's hold none between calls
@@ -149,7 +149,7 @@ class Pool:
 
     def run(self, cohort: Cohort, query: Query) -> Iterator[Any]:
         """The clients' answers in the order of the cohort. Each is valid until the next one."""
-        total, free = cohort.size, list(range(len(self._slots)))
+        total, free = cohort.size, list(range(len(self.slots)))
         header, places = self._write_header(cohort, query)
         begun = 0
         done: dict[int, tuple[int | None, Any]] = {}  # slot and answer, by position
@@ -182,15 +182,15 @@ class Pool:
         places, job_end = allocate(_job_of(cohort, 0))
         text = bytearray(pickle.dumps((shared, places, job_end, query)))
         header = Span(torch.uint8, (len(text),), end)
-        self._common.write(shared, values)
-        self._common.write(header, torch.frombuffer(text, dtype=torch.uint8))
+        self.common.write(shared, values)
+        self.common.write(header, torch.frombuffer(text, dtype=torch.uint8))
         return header, places
 
     def _hand_out(
         self, cohort: Cohort, position: int, slot: int, header: Span, places: Tree
     ) -> None:
         """Write a client's job into a slot, and its ticket into the pipe."""
-        self._slots[slot].write(places, _job_of(cohort, position))
+        self.slots[slot].write(places, _job_of(cohort, position))
         number, steps = cohort.clients[position], cohort.steps[position]
         start, size = header.start, header.shape[0]
         ticket = Ticket(self._round, start, size, position, slot, number, steps)
@@ -200,8 +200,8 @@ class Pool:
     def _read(self, slot: int, answer: Any, copy: bool = False) -> Any:
         if isinstance(answer, Exception):
             return answer
-        value = self._slots[slot].read(answer)
-        return tree.map(_clone, value) if copy else value
+        value = self.slots[slot].read(answer)
+        return clone(value) if copy else value
 
     def _receive(self, timeout: float | None = None) -> Any:
         """The next message from any process."""
@@ -230,16 +230,8 @@ class Pool:
 class Worker:
     """A worker process: answers for one client after the other."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        bound: Bound,
-        common: SharedMemory,
-        slots: list[SharedMemory],
-        tickets: int,
-        connection: Connection,
-    ) -> None:
-        self.loop, self.bound, self.common, self.slots = loop, bound, common, slots
+    def __init__(self, pool: Pool, loop: Loop, tickets: int, connection: Connection) -> None:
+        self.loop, self.bound, self.common, self.slots = loop, pool.bound, pool.common, pool.slots
         self.tickets, self.connection, self._round = tickets, connection, 0
 
     def main(self, ticket_writer: int) -> None:
@@ -284,10 +276,6 @@ def _job_of(cohort: Cohort, position: int) -> Tree:
     """The job and batch indices of one client, without what all clients share."""
     job: Any = take_jobs(cohort.jobs, position)
     return {"job": job._replace(anchor={}, sent={}), "batches": cohort.batches[position]}
-
-
-def _clone(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) else x
 
 
 def _gradient_error() -> KedgeError | None:

@@ -19,7 +19,9 @@ from torch import nn
 
 from kedge.errors import GrammarError, ModelError
 from kedge.grammar import parse_call
-from kedge.models.basic import (
+from kedge.models.hf import hf, hf_config, hf_from_config
+from kedge.models.networks import (
+    cct7,
     fedcog_cnn,
     fedcog_cnn100,
     feddc_lenet,
@@ -27,15 +29,15 @@ from kedge.models.basic import (
     linear,
     mlp,
     mnist_cnn,
+    norm_layer,
     pamap2_cnn,
     pfl_cnn,
+    resnet18,
+    resnet34,
+    resnet50,
     vgg9,
     vgg11,
 )
-from kedge.models.cct import cct7
-from kedge.models.hf import hf, hf_config, hf_from_config
-from kedge.models.layers import norm_layer
-from kedge.models.resnet import resnet18, resnet34, resnet50
 from kedge.registry import Registry
 from kedge.schema import BoundCall, Schema, schema_of
 
@@ -103,11 +105,7 @@ def _read_hf(text: str) -> BoundCall:
         raise GrammarError(f"{text!r} names no model; write hf:NAME or hf:FOLDER")
     call = parse_call(f"hf{options}")
     values = schema_of(hf, "hf").bind(call, by_name=True)
-    return BoundCall(text, partial(_build_hf, name), values)
-
-
-def _build_hf(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn.Module:
-    return hf(shape, outputs, name, **options)
+    return BoundCall(text, partial(hf, name=name), values)
 
 
 def build(text: str, shape: tuple[int, ...], outputs: int) -> nn.Sequential:

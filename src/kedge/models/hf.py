@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.errors import ModelError
-from kedge.models.layers import Shape
-from kedge.schema import Doc, Range
+from kedge.models.networks import Shape
+from kedge.schema import Doc, NotNegative, Size
 
 # -- LoRA: train a low-rank update of some linear layers, and leave their weights as they are ------
 
@@ -138,8 +138,8 @@ def hf(
     outputs: int,
     name: str,
     *,
-    lora: Annotated[int, Doc("rank of the trained updates; 0: train all weights"), Range(0)] = 0,
-    alpha: Annotated[float, Doc("updates are multiplied by alpha / lora"), Range(0)] = 16.0,
+    lora: Annotated[Size, Doc("rank of the trained updates; 0: train all weights")] = 0,
+    alpha: Annotated[NotNegative, Doc("updates are multiplied by alpha / lora")] = 16.0,
     targets: Annotated[
         tuple[str, ...] | str, Doc("linear layers with updates; empty: queries and values")
     ] = (),

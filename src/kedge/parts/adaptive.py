@@ -13,24 +13,21 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Out, Part, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
 class _FedOpt(Part):
     """Adaptive server optimizer. Subclasses define the second moment."""
 
-    lr: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 0.1
-    beta1: Annotated[float, Doc("momentum of the update"), Range(0, 1)] = 0.9
-    tau: Annotated[
-        float,
-        Doc("degree of adaptivity; the second moment starts at tau^2"),
-        Range(0, open=True),
-    ] = 1e-3
+    lr: Annotated[Positive, Doc("server learning rate")] = 0.1
+    beta1: Annotated[Share, Doc("momentum of the update")] = 0.9
+    tau: Annotated[Positive, Doc("degree of adaptivity; the second moment starts at tau^2")] = 1e-3
 
     side = "server"
 
@@ -66,7 +63,7 @@ class FedAdagrad(_FedOpt):
     BatchNorm statistics are averaged. Sends / keeps: nothing.
     """
 
-    beta1: Annotated[float, Doc("momentum of the update"), Range(0, 1)] = 0.0
+    beta1: Annotated[Share, Doc("momentum of the update")] = 0.0
 
     strays = 0.005  # its steps shrink: it is still on the way to FedAvg's fixed point
 
@@ -89,7 +86,7 @@ class FedAdam(_FedOpt):
     keeps: nothing.
     """
 
-    beta2: Annotated[float, Doc("momentum of the second moment"), Range(0, 1)] = 0.99
+    beta2: Annotated[Share, Doc("momentum of the second moment")] = 0.99
 
     presets = {"fedcog": {"lr": 1.0}}
 
@@ -113,7 +110,7 @@ class FedYogi(_FedOpt):
     keeps: nothing.
     """
 
-    beta2: Annotated[float, Doc("momentum of the second moment"), Range(0, 1)] = 0.99
+    beta2: Annotated[Share, Doc("momentum of the second moment")] = 0.99
 
     strays = 0.002  # it still swings about FedAvg's fixed point
 
@@ -142,9 +139,9 @@ class FedExP(Part):
     and its squared norm.
     """
 
-    eps: Annotated[
-        float, Doc("bounds the step when updates cancel out (0.1 on EMNIST)"), Range(0)
-    ] = 1e-3
+    eps: Annotated[NotNegative, Doc("bounds the step when updates cancel out (0.1 on EMNIST)")] = (
+        1e-3
+    )
     cohort_eps: Annotated[
         bool, Doc("multiply eps by the number of clients in the round, S (the released code)")
     ] = True
@@ -216,7 +213,7 @@ class GroupDRO(Part):
     weighted, and q_k. Keeps: log q_k.
     """
 
-    eta: Annotated[float, Doc("step size of the client weights q"), Range(0)] = 0.01
+    eta: Annotated[NotNegative, Doc("step size of the client weights q")] = 0.01
     loss: Annotated[
         Literal["mean", "first"], Doc("l_k: mean over the round's steps, or the first step's loss")
     ] = "mean"

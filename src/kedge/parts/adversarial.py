@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Out, Part, register
 from kedge.core.task import Batch
 from kedge.core.tree import Params
 from kedge.core.view import Spec, View
+from kedge.schema import Count, NotNegative
 
 
 @register
@@ -33,10 +34,8 @@ class DANN(Part):
     Neutral at: lam = 0, without alternation. Sends / uploads: D.
     """
 
-    lam: Annotated[
-        float, Doc("weight of the discriminator's loss (FedBR: 0.01 to 1)"), Range(0)
-    ] = 0.01
-    width: Annotated[int, Doc("hidden size of the discriminator, three layers"), Range(1)] = 256
+    lam: Annotated[NotNegative, Doc("weight of the discriminator's loss (FedBR: 0.01 to 1)")] = 0.01
+    width: Annotated[Count, Doc("hidden size of the discriminator, three layers")] = 256
     alternate: Annotated[bool, Doc("alternate steps of discriminator and model")] = False
 
     presets = {"fedbr": {"lam": 0.01, "width": 256, "alternate": True}}

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kedge.core import tree
-from kedge.core.part import Doc, Part, Range, register
+from kedge.core.part import Doc, Part, register
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import Positive, Share
 
 
 @register
@@ -70,8 +71,8 @@ class FedAvgM(Part):
     Neutral at: beta = 0, lr = 1. BatchNorm statistics are averaged, without momentum.
     """
 
-    beta: Annotated[float, Doc("momentum of the server"), Range(0, 1)] = 0.9
-    lr: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
+    beta: Annotated[Share, Doc("momentum of the server")] = 0.9
+    lr: Annotated[Positive, Doc("server learning rate")] = 1.0
     nesterov: Annotated[bool, Doc("Nesterov's momentum; false: heavy ball")] = True
 
     side = "server"

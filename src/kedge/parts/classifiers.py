@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Range, Sum, register
+from kedge.core.part import Doc, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
+from kedge.schema import Count, NotNegative, Positive, Share, Size
 
 _LOG_ZERO = -1e30  # finite stand-in for log 0: times a soft label of 0 it is 0, -inf is nan
 
@@ -44,18 +45,16 @@ class CCVR(Part):
     client, once, after the last round.
     """
 
-    samples: Annotated[int, Doc("virtual features per class, M_c"), Range(1)] = 500
-    steps: Annotated[int, Doc("SGD steps of the head"), Range(0)] = 500
-    batch: Annotated[int, Doc("virtual features per step"), Range(1)] = 128
-    lr: Annotated[float, Doc("learning rate of the head"), Range(0)] = 0.01
-    momentum: Annotated[float, Doc("momentum of the head"), Range(0, 1)] = 0.9
+    samples: Annotated[Count, Doc("virtual features per class, M_c")] = 500
+    steps: Annotated[Size, Doc("SGD steps of the head")] = 500
+    batch: Annotated[Count, Doc("virtual features per step")] = 128
+    lr: Annotated[NotNegative, Doc("learning rate of the head")] = 0.01
+    momentum: Annotated[Share, Doc("momentum of the head")] = 0.9
     labels: Annotated[
         Literal["equal", "proportional"],
         Doc("class balance of a batch: uniform, or as in the clients' data"),
     ] = "equal"
-    jitter: Annotated[float, Doc("added to Sigma_c's diagonal, relative to its mean"), Range(0)] = (
-        1e-6
-    )
+    jitter: Annotated[NotNegative, Doc("added to Sigma_c's diagonal, relative to its mean")] = 1e-6
 
     side = "server"
     counted = ("count", "sum", "outer")
@@ -69,7 +68,7 @@ class CCVR(Part):
 
     def survey(self, v: View) -> Tree:
         def batch_sums(batch: Batch, mask: Tensor) -> Tree:
-            one_hot = _one_hot(batch.y, v.task.outputs, mask.dtype) * mask[:, None]  # [B, C]
+            one_hot = v.task.soft(batch.y, mask.dtype) * mask[:, None]  # [B, C]
             z = v.forward(v.anchor, batch.x, train=False).features.flatten(1)  # [B, F]
             outer = torch.einsum("bc,bf,bg->cfg", one_hot, z, z)
             return {"count": one_hot.sum(0), "sum": one_hot.T @ z, "outer": outer}
@@ -150,7 +149,7 @@ class SphereFed(Part):
 
     class_mean: Annotated[bool, Doc("divide the squared error by C")] = True
     calibrate: Annotated[bool, Doc("solve for W after the last round")] = True
-    ridge: Annotated[float, Doc("ridge rho of the calibration"), Range(0)] = 1e-4
+    ridge: Annotated[NotNegative, Doc("ridge rho of the calibration")] = 1e-4
 
     needs_features = True
     needs_shared_head = True
@@ -184,7 +183,7 @@ class SphereFed(Part):
         def batch_sums(batch: Batch, mask: Tensor) -> Tree:
             out = v.forward(v.anchor, batch.x, train=False)
             z = F.normalize(out.features.flatten(1), dim=1) * mask[:, None]
-            return {"gram": z.T @ z, "cross": z.T @ _one_hot(batch.y, v.task.outputs, z.dtype)}
+            return {"gram": z.T @ z, "cross": z.T @ v.task.soft(batch.y, z.dtype)}
 
         return {name: Sum(total) for name, total in v.sweep(batch_sums).items()}
 
@@ -205,10 +204,7 @@ class SphereFed(Part):
 
     def term(self, v: View, params: Params, batch: Batch, out: Out) -> Tensor:
         z = F.normalize(out.features.flatten(1), dim=1)
-        target = batch.target
-        if target is None:
-            target = _one_hot(batch.y, v.task.outputs, z.dtype)
-        error = (z @ self._classifier(v.spec).T - target) ** 2  # [B, C]
+        error = (z @ self._classifier(v.spec).T - v.task.targets(batch, z.dtype)) ** 2  # [B, C]
         return (error.mean(1) if self.class_mean else error.sum(1)).mean()
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
@@ -257,7 +253,7 @@ class FedETF(Part):
     """
 
     balanced: Annotated[bool, Doc("balanced softmax; else plain cross-entropy")] = True
-    scale: Annotated[float, Doc("initial value of s"), Range(0, open=True)] = 1.0
+    scale: Annotated[Positive, Doc("initial value of s")] = 1.0
 
     needs_labels = True
     tasks = ("classification",)
@@ -281,8 +277,3 @@ class FedETF(Part):
         """M' mu for U = I: scaled deviations from the mean over classes, ``[B, C]``."""
         classes = mu.shape[1]
         return math.sqrt(classes / (classes - 1)) * (mu - mu.mean(1, keepdim=True))
-
-
-def _one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """One-hot labels ``[B, C]`` by comparison: ``F.one_hot`` reads values, which vmap forbids."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)

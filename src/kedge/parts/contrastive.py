@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Out, Part, register
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import NotNegative, Positive, Size
 
 
 @register
@@ -39,13 +40,11 @@ class MOON(Part):
     """
 
     mu: Annotated[
-        float, Doc("weight of the contrastive term (5 on CIFAR-10, 1 on CIFAR-100)"), Range(0)
+        NotNegative, Doc("weight of the contrastive term (5 on CIFAR-10, 1 on CIFAR-100)")
     ] = 5.0
-    tau: Annotated[float, Doc("temperature"), Range(0, open=True)] = 0.5
-    projection: Annotated[int, Doc("output size of the projection; 0: none"), Range(0)] = 256
-    width: Annotated[
-        int, Doc("hidden size of the projection; 0: that of the features"), Range(0)
-    ] = 0
+    tau: Annotated[Positive, Doc("temperature")] = 0.5
+    projection: Annotated[Size, Doc("output size of the projection; 0: none")] = 256
+    width: Annotated[Size, Doc("hidden size of the projection; 0: that of the features")] = 0
     eval_mode: Annotated[
         bool, Doc("global and previous model run in evaluation mode; false: in training mode")
     ] = True

@@ -17,7 +17,7 @@ from kedge.core.model import Mode
 from kedge.core.optim import Adam
 from kedge.core.part import Part, Stack
 from kedge.core.round import Round
-from kedge.core.steps import Setting
+from kedge.core.steps import ServerView
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
@@ -47,9 +47,41 @@ class Teams(NamedTuple):
 
 
 class Taught(Part):
-    """Learns from the clients' models on the server; ``level`` is a field."""
+    """Learns from the clients' models on the server, and trains a generator there.
+
+    Subclasses declare the annotated names below as fields.
+    """
 
     level: str
+    noise: int
+    width: int  # 0: the default of the generator
+    final_norm: bool
+
+    counted = ("counts",)
+    needs_clients = True
+    needs_labels = True
+    tasks = ("classification",)
+    uploads = "C"
+
+    def makes_inputs(self) -> bool:
+        return self.level == "input"
+
+    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
+        return {}, {"counts": Stack(v.label_counts)}  # n_k^y
+
+    def _generator(self, spec: Spec) -> Generator:
+        """Of inputs for the model, or of features for its head."""
+        shape = spec.shapes["features"] if self.level == "feature" else tuple(spec.input_shape)
+        return self._build(shape, spec.task.outputs)
+
+    def _build(self, shape: tuple[int, ...], classes: int) -> Generator:
+        if self.level == "feature":
+            return feature_generator(shape, classes, self.noise, self.width or 8)
+        width = self.width or 128
+        return image_generator(shape, classes, self.noise, width, self.final_norm, self.name)
+
+    def _prepared_generator(self, s: ServerView) -> Generator:
+        return self._generator(s.spec).prepared(s.prepare)
 
     def _teachers(self, r: Round) -> Weights:
         """The clients' models of this round, leaves ``[K, ...]``, as passes read them; only their
@@ -58,7 +90,7 @@ class Taught(Part):
             return Weights({n: r.clients.params[n] for n in r.model.head_names()}, {})
         return r.apply(self._as_read, r.clients, borrow=True) if r.converts else r.clients
 
-    def _as_read(self, s: Setting, weights: Weights) -> Weights:
+    def _as_read(self, s: ServerView, weights: Weights) -> Weights:
         return s.as_read(weights)
 
     def _teams(self, r: Round, order: Tensor | None, joined: bool) -> Teams:
@@ -79,7 +111,7 @@ class Taught(Part):
         given = {"teachers": teams.teachers, "student": student, "rows": teams.rows}
         return r.apply(self._join, given, borrow=True)
 
-    def _join(self, s: Setting, given: Tree) -> Weights:
+    def _join(self, s: ServerView, given: Tree) -> Weights:
         rows = given["rows"]
 
         def stack(clients: Tensor, own: Tensor) -> Tensor:
@@ -98,20 +130,9 @@ class Distiller(Taught):
     aim: str
     weight_decay: float
     student_bn: str
-    noise: int
-    width: int
-    final_norm: bool
 
     side = "server"
-    counted = ("counts",)
-    needs_clients = True
-    needs_labels = True
-    tasks = ("classification",)
-    uploads = "C"
     compute = "generator and student on the server"
-
-    def makes_inputs(self) -> bool:
-        return self.level == "input"
 
     def server_init(self, spec: Spec) -> Tree:
         if self.level == "feature":
@@ -123,73 +144,51 @@ class Distiller(Taught):
             )
         return self._generator(spec).init(spec.key, spec.dtype, spec.device)._asdict()
 
-    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        return {}, {"counts": Stack(v.label_counts)}  # n_k^y
-
-    def _student_loss(
-        self, own: Params, weights: Weights, s: Setting, *rest: Any
-    ) -> tuple[Tensor, Params]:
-        """``(loss, next buffers)`` of the global model with the tuned parameters ``own``."""
+    def _student_loss(self, student: Weights, s: ServerView, *rest: Any) -> tuple[Tensor, Params]:
+        """``(loss, next buffers)`` of the global model."""
         raise NotImplementedError
 
-    def _descend(self, s: Setting, weights: Weights, lr: Tensor, *rest: Any) -> Weights:
-        """The global model after one SGD step on ``_student_loss(own, weights, s, *rest)``."""
+    def _descend(self, s: ServerView, weights: Weights, lr: Tensor, *rest: Any) -> Weights:
+        """The global model after one SGD step on ``_student_loss(student, s, *rest)``."""
         own = {n: weights.params[n] for n in self._tuned_names(s.spec)}
-        grads, buffers = s.gradient(lambda p: self._student_loss(p, weights, s, *rest), own)
+
+        def loss(own: Params) -> tuple[Tensor, Params]:
+            return self._student_loss(weights._replace(params=weights.params | own), s, *rest)
+
+        grads, buffers = s.gradient(loss, own)
         params = s.axpy(-lr, s.axpy(self.weight_decay, own, grads), own)
         return Weights(weights.params | params, buffers)
 
     def _student_forward(
-        self, own: Params, weights: Weights, s: Setting, x: Tensor, key: Tensor | None
+        self, student: Weights, s: ServerView, x: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
-        """``(logits, next buffers)`` of the global model with the tuned parameters ``own``."""
-        student = weights._replace(params=weights.params | own)
+        """``(logits, next buffers)`` of the global model."""
         mode: Mode = "train" if self.student_bn == "train" else "eval"
         return student_logits(s, self.level, student, x, mode, key)
 
     def _tuned_names(self, spec: Spec) -> list[str]:
-        return tuned_names(spec, self.level)
+        """Names of the shared parameters to fine-tune: all of the model's, or only the head's."""
+        own = spec.model.head_names() if self.level == "feature" else spec.model.names
+        return [n for n in own if n in spec.params]
 
-    def _prepared_generator(self, s: Setting) -> Generator:
-        return self._generator(s.spec).prepared(s.prepare)
 
-    def _generator(self, spec: Spec) -> Generator:
-        """Of inputs for the model, or of features for its head."""
-        classes = spec.task.outputs
-        if self.level == "feature":
-            return feature_generator(spec.shapes["features"], classes, self.noise, self.width)
-        shape = tuple(spec.input_shape)
-        return image_generator(shape, classes, self.noise, self.width, self.final_norm, self.name)
+Loss = Callable[[Weights], tuple[Tensor, Params]]  # of a generator: (loss, next buffers)
 
 
 def generator_step(
-    s: Setting,
-    loss: Callable[..., tuple[Tensor, Params]],
-    fit: Fit,
-    lr: Tensor,
-    weight_decay: float | None,
-    *rest: Any,
+    s: ServerView, loss: Loss, fit: Fit, lr: Tensor, weight_decay: float | None = None
 ) -> Fit:
-    """Take one Adam step on the generator.
-
-    ``loss(params, buffers, s, *rest)`` returns ``(loss, next buffers)``.
-    """
+    """Take one Adam step on the generator."""
     params, before = fit.generator
-    grads, buffers = s.gradient(lambda p: loss(p, before, s, *rest), params)
+    grads, buffers = s.gradient(lambda p: loss(Weights(p, before)), params)
     if weight_decay is not None:
         grads = s.axpy(weight_decay, params, grads)
     params, moments = s.update(Adam(), params, grads, fit.moments, lr)
     return Fit(Weights(params, buffers), moments)
 
 
-def tuned_names(spec: Spec, level: str) -> list[str]:
-    """Names of the shared parameters to fine-tune: all of the model's, or only the head's."""
-    own = spec.model.head_names() if level == "feature" else spec.model.names
-    return [n for n in own if n in spec.params]
-
-
 def student_logits(
-    s: Setting, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
+    s: ServerView, level: str, weights: Weights, x: Tensor, mode: Mode, key: Tensor | None = None
 ) -> tuple[Tensor, Params]:
     """``(logits [B, C], next buffers)`` of one model on generated samples ``x``."""
     if level == "feature":
@@ -198,7 +197,7 @@ def student_logits(
     return out.logits, out.buffers
 
 
-def teacher_logits(s: Setting, level: str, teachers: Weights, x: Tensor) -> Tensor:
+def teacher_logits(s: ServerView, level: str, teachers: Weights, x: Tensor) -> Tensor:
     """Logits ``[K, B, C]`` of K stacked client models on the same samples, in evaluation mode."""
 
     def logits_of(weights: Weights) -> Tensor:
@@ -207,6 +206,12 @@ def teacher_logits(s: Setting, level: str, teachers: Weights, x: Tensor) -> Tens
     if s.unstacks_one and len(next(tree.leaves(teachers))) == 1:
         return logits_of(tree.take(teachers, 0)).unsqueeze(0)
     return torch.func.vmap(logits_of)(teachers)
+
+
+def client_shares(weights: Tensor) -> Tensor:
+    """Weights ``[K, C]`` that sum to 1 over the clients for every present class."""
+    total = weights.sum(0)
+    return weights / (total + (total <= 0))
 
 
 def draw_labels(key: Tensor, counts: Tensor, number: int) -> Tensor:
@@ -234,7 +239,7 @@ def decayed_lr(r: Round, lr: float, decay: float) -> Tensor:
     return torch.full((), lr * decay**r.round, dtype=r.spec.dtype, device=r.spec.device)
 
 
-def pass_key(s: Setting, key: Tensor, step: Tensor) -> Tensor | None:
+def pass_key(s: ServerView, key: Tensor, step: Tensor) -> Tensor | None:
     """The key of the student's pass in a step; None for a model that draws nothing."""
     return rng.fold(key, step) if s.model.is_random else None
 

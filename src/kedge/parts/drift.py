@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Mean, Out, Part, Range, Sum, register
+from kedge.core.part import Doc, Mean, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError, UnknownName
+from kedge.parts.proximal import ByShare
 from kedge.parts.variates import SCAFFOLD
+from kedge.schema import NotNegative, Positive, Share
 
 
 @register
 @dataclass(frozen=True)
-class FedDC(Part):
+class FedDC(ByShare):
     r"""Decouple local drift by a drift variable, and correct the gradient by control variates.
 
     Client: :math:`\min_\theta L_k(\theta) + \frac{\alpha}{2}\|\theta + h_k - w\|^2 + \langle\theta,
@@ -45,7 +47,7 @@ class FedDC(Part):
     plain mean of h. Sends: s. Uploads: r_k times the change of s_k. Keeps: h_k, s_k.
     """
 
-    alpha: Annotated[float, Doc("weight of the drift term"), Range(0)] = 0.01
+    alpha: Annotated[NotNegative, Doc("weight of the drift term")] = 0.01
     by_share: Annotated[
         bool, Doc("client k has alpha / r_k and s / r_k, r_k its share of the data")
     ] = False
@@ -56,17 +58,6 @@ class FedDC(Part):
     sends = "P"
     uploads = "P"
     keeps = "2*P"
-
-    @property
-    def needs_sum(self) -> bool:  # type: ignore[override]
-        return self.by_share
-
-    @property
-    def needs_share_sum(self) -> bool:  # type: ignore[override]
-        return not self.by_share
-
-    def anchor_pull(self) -> None:
-        return None
 
     def server_init(self, spec: Spec) -> Tree:
         zero = tree.zeros_like(spec.params)
@@ -129,9 +120,9 @@ class FedSpeed(Part):
     are 1. BatchNorm's running statistics are updated in the first pass only. Keeps: h_k.
     """
 
-    lam: Annotated[float, Doc("weight of the proximal term and of its correction"), Range(0)] = 0.1
-    rho: Annotated[float, Doc("norm of the ascent step"), Range(0)] = 0.1
-    merge: Annotated[float, Doc("share of the gradient after the ascent step"), Range(0, 1)] = 1.0
+    lam: Annotated[NotNegative, Doc("weight of the proximal term and of its correction")] = 0.1
+    rho: Annotated[NotNegative, Doc("norm of the ascent step")] = 0.1
+    merge: Annotated[Share, Doc("share of the gradient after the ascent step")] = 1.0
 
     solves = {"lam": 8.0, "rho": 0.0}
     needs_share_sum = True
@@ -232,8 +223,8 @@ class FedCM(Part):
     alpha = 1, eta_g = 1. Sends: m. Uploads: the number of steps.
     """
 
-    alpha: Annotated[float, Doc("share of the local gradient"), Range(0, 1)] = 0.1
-    eta_g: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
+    alpha: Annotated[Share, Doc("share of the local gradient")] = 0.1
+    eta_g: Annotated[Positive, Doc("server learning rate")] = 1.0
     start: Annotated[
         Literal["zero", "gradient"],
         Doc("first round: m = 0 (paper and released code), or the local gradient alone"),

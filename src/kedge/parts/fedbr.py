@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Mean, Out, Part, Range, Stack, register
+from kedge.core.part import Doc, Mean, Out, Part, Stack, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.parts.pools import drawn_sums
+from kedge.schema import Count, NotNegative, Size
 
 _WIDTH, _OUT = "(width if width else 2*F)", "(out if out else F)"
 _PROJECTION = f"F*{_WIDTH} + {_WIDTH}*{_WIDTH} + {_WIDTH}*{_OUT} + 2*{_WIDTH} + {_OUT}"
@@ -48,43 +50,37 @@ class FedBR(Part):
     """
 
     lam: Annotated[
-        float, Doc("weight of component 1, pseudo-labels (0.1 on CIFAR-10, PACS)"), Range(0)
+        NotNegative, Doc("weight of component 1, pseudo-labels (0.1 on CIFAR-10, PACS)")
     ] = 1.0
-    mu: Annotated[float, Doc("weight of component 2, the contrastive term"), Range(0)] = 0.5
+    mu: Annotated[NotNegative, Doc("weight of component 2, the contrastive term")] = 0.5
     inv_temperature1: Annotated[float, Doc("tau_1, factor of the cosine to global features")] = 2.0
     inv_temperature2: Annotated[float, Doc("tau_2, factor of the cosine to real features")] = 2.0
     rows: Annotated[
-        int,
+        Size,
         Doc(
             "pseudo-samples, B; 0: as many as rows in a batch; number b is paired with real sample "
             "b mod batch size"
         ),
-        Range(0),
     ] = 0
-    samples: Annotated[int, Doc("samples averaged into each mean, M"), Range(1)] = 10
+    samples: Annotated[Count, Doc("samples averaged into each mean, M")] = 10
     means: Annotated[
-        int,
+        Size,
         Doc(
             "means per client; pseudo-data are drawn from the means of all clients "
             "(algorithm 2); 0: one per row, each row from a random client"
         ),
-        Range(0),
     ] = 0
     across: Annotated[
-        int, Doc("clients, drawn with replacement, whose means are averaged into each"), Range(1)
+        Count, Doc("clients, drawn with replacement, whose means are averaged into each")
     ] = 1
     refresh: Annotated[
         Literal["round", "once"], Doc("renew pseudo-data each round, or make them once")
     ] = "round"
     mixture: Annotated[
-        int, Doc("local samples mixed into each pseudo-sample, K (eq. 4); 0: none"), Range(0)
+        Size, Doc("local samples mixed into each pseudo-sample, K (eq. 4); 0: none")
     ] = 0
-    width: Annotated[int, Doc("hidden size of the projection; 0: twice the features"), Range(0)] = (
-        256
-    )
-    out: Annotated[int, Doc("output size of the projection; 0: that of the features"), Range(0)] = (
-        128
-    )
+    width: Annotated[Size, Doc("hidden size of the projection; 0: twice the features")] = 256
+    out: Annotated[Size, Doc("output size of the projection; 0: that of the features")] = 128
     max_step: Annotated[bool, Doc("train the projection (ablated in table 4)")] = True
 
     presets = {
@@ -122,17 +118,8 @@ class FedBR(Part):
         return {"projection": projection, "pseudo": pseudo}
 
     def survey(self, v: View) -> Tree:
-        shape, offset = (self.means or self._rows(v.spec), self.samples), 0
-        draws = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
-
-        def batch_sums(batch: Batch, mask: Tensor) -> Tree:
-            nonlocal offset
-            index = offset + torch.arange(len(mask), device=mask.device)
-            offset += len(mask)
-            hits = (draws[:, :, None] == index).sum(1) * mask  # [G, B]
-            return torch.einsum("gr,r...->g...", hits, batch.x)
-
-        means = v.sweep(batch_sums) / self.samples
+        count = self.means or self._rows(v.spec)
+        means = drawn_sums(v, count, self.samples)["x"] / self.samples
         return {"means": Stack(means), "client": Stack(v.info.client)}
 
     def surveys(self) -> Literal["first", "every", "last"]:
@@ -194,10 +181,7 @@ class FedBR(Part):
 
     def _mixed(self, v: View, batch: Batch) -> Tree:
         """Pseudo-samples with K samples of the batch mixed into each (eq. 4)."""
-        classes = torch.arange(v.task.outputs, device=batch.y.device)
-        labels = batch.target  # [B, C]
-        if labels is None:  # one-hot by comparison: F.one_hot reads values, which vmap forbids
-            labels = (batch.y[:, None] == classes).to(batch.x.dtype)
+        labels = v.task.targets(batch, batch.x.dtype)  # [B, C]
         pick = rng.integers(v.key, (self._rows(v.spec), self.mixture), len(batch.x))
         x = (v.sent["pseudo"] + batch.x[pick].sum(1)) / (self.mixture + 1)
         target = (1 / v.task.outputs + labels[pick].sum(1)) / (self.mixture + 1)

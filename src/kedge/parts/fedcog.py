@@ -18,6 +18,7 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import FieldError
+from kedge.schema import Count, NotNegative, Positive, Size
 
 _BLANK_ROWS = 2  # rows of zeros fed below the cut; two, so that no mask broadcasts from one row
 
@@ -44,10 +45,10 @@ class FedCOG(Part):
     Neutral at: start never reached. Keeps: the previous local model.
     """
 
-    start: Annotated[int, Doc("first round with generation; FedAvg before it"), Range(0)] = 0
-    samples: Annotated[int, Doc("generated samples per client and round, N"), Range(1)] = 256
-    steps: Annotated[int, Doc("steps of the generation (table 7)"), Range(0)] = 100
-    lr: Annotated[float, Doc("learning rate of the generation"), Range(0)] = 0.01
+    start: Annotated[Size, Doc("first round with generation; FedAvg before it")] = 0
+    samples: Annotated[Count, Doc("generated samples per client and round, N")] = 256
+    steps: Annotated[Size, Doc("steps of the generation (table 7)")] = 100
+    lr: Annotated[NotNegative, Doc("learning rate of the generation")] = 0.01
     betas: Annotated[tuple[float, float], Doc("Adam's two decay rates in the generation")] = (
         0.5,
         0.9,
@@ -62,7 +63,7 @@ class FedCOG(Part):
     shares: Annotated[
         tuple[float, ...], Doc("for targets=custom: share of each class, or label probability")
     ] = ()
-    lambda_dis: Annotated[float, Doc("weight of the disagreement"), Range(0)] = 0.1
+    lambda_dis: Annotated[NotNegative, Doc("weight of the disagreement")] = 0.1
     disagreement: Annotated[
         Literal["js", "official"],
         Doc("Jensen-Shannon (eq. 2), or the code's: KL(m || p), clamped probabilities"),
@@ -71,7 +72,7 @@ class FedCOG(Part):
         Literal["inputs", "generator"],
         Doc("what is optimised: the inputs, or a small generator and its noise (A.5.1)"),
     ] = "inputs"
-    latent: Annotated[int, Doc("dimension of the generator's noise"), Range(1)] = 256
+    latent: Annotated[Count, Doc("dimension of the generator's noise")] = 256
     width: Annotated[int, Doc("channels (or units) inside the generator"), Range(2)] = 128
     cut: Annotated[
         str, Doc("generate activations at this cut, e.g. token embeddings (A.1.2); '': inputs")
@@ -80,13 +81,9 @@ class FedCOG(Part):
         Literal["balanced", "lambda"],
         Doc("weights of the two losses: from the class counts (A.3.2), or 1 and lambda_kd"),
     ] = "balanced"
-    lambda_kd: Annotated[float, Doc("weight of the distillation, weighting=lambda"), Range(0)] = (
-        0.01
-    )
-    batch: Annotated[int, Doc("generated samples in a local step"), Range(1)] = 64
-    temperature: Annotated[
-        float, Doc("temperature of the distillation, T"), Range(0, open=True)
-    ] = 1.0
+    lambda_kd: Annotated[NotNegative, Doc("weight of the distillation, weighting=lambda")] = 0.01
+    batch: Annotated[Count, Doc("generated samples in a local step")] = 64
+    temperature: Annotated[Positive, Doc("temperature of the distillation, T")] = 1.0
 
     presets = {
         "paper": {"start": 50, "targets": "uniform", "weighting": "lambda"},

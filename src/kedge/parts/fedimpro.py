@@ -17,6 +17,7 @@ from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.errors import IncompatibleError
+from kedge.schema import NotNegative, Share, Size
 
 FIRST_SCALE = 0.1  # initial standard deviation
 FULL_DIMENSION = 5000  # activations from which on the released code has no momentum
@@ -53,8 +54,8 @@ class FedImpro(Part):
     cut: Annotated[
         str, Doc("last of the lower layers; empty: stage2, else the middle one of the model")
     ] = ""
-    weight: Annotated[float, Doc("final weight of the drawn features' loss"), Range(0)] = 1.0
-    ramp: Annotated[int, Doc("rounds over which the weight grows from 0; 0: none"), Range(0)] = 500
+    weight: Annotated[NotNegative, Doc("final weight of the drawn features' loss")] = 1.0
+    ramp: Annotated[Size, Doc("rounds over which the weight grows from 0; 0: none")] = 500
     cap: Annotated[bool, Doc("end the ramp at the final weight")] = True
     mix: Annotated[
         Literal["sum", "share"],
@@ -74,7 +75,7 @@ class FedImpro(Part):
     spread: Annotated[
         Literal["std", "variance"], Doc("the scale to average over steps and clients")
     ] = "std"
-    s_max: Annotated[float, Doc("largest standard deviation; 0: no bound"), Range(0)] = 0.1
+    s_max: Annotated[NotNegative, Doc("largest standard deviation; 0: no bound")] = 0.1
     beta_m: Annotated[
         float | Literal["by_dimension"],
         Doc(
@@ -83,8 +84,8 @@ class FedImpro(Part):
         ),
         Range(0, 1),
     ] = 0.0
-    beta_g: Annotated[float, Doc("momentum of the server's statistics"), Range(0, 1)] = 0.0
-    noise: Annotated[float, Doc("standard deviation of the noise on uploads"), Range(0)] = 0.0
+    beta_g: Annotated[Share, Doc("momentum of the server's statistics")] = 0.0
+    noise: Annotated[NotNegative, Doc("standard deviation of the noise on uploads")] = 0.0
     count_weighted: Annotated[
         bool, Doc("weight statistics by label counts, and include the variance between clients")
     ] = False

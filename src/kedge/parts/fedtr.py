@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Mean, Out, Part, Range, Sum, register
+from kedge.core.part import Doc, Mean, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.parts.drift import release_drift
 from kedge.parts.regularisers import class_sums, empty_means, update_means
+from kedge.schema import NotNegative
 
 
 @register
@@ -47,14 +48,12 @@ class FedTR(Part):
     drift_rule: Annotated[
         Literal["accumulate", "descent", "none"], Doc("update rule of the drift variable")
     ] = "accumulate"
-    alpha: Annotated[float, Doc("weight of the drift term (2 is the printed form)"), Range(0)] = 0.1
-    lambda_R: Annotated[  # noqa: N815, the weight of the term R
-        float, Doc("weight of the centroid term"), Range(0)
-    ] = 1.0
+    alpha: Annotated[NotNegative, Doc("weight of the drift term (2 is the printed form)")] = 0.1
+    lambda_R: Annotated[NotNegative, Doc("weight of the centroid term")] = 1.0  # noqa: N815
     reduction: Annotated[
         Literal["mean", "sum"], Doc("reduction of the centroid term over batch and features")
     ] = "mean"
-    eta_g: Annotated[float, Doc("step size of the drift in descent"), Range(0)] = 0.01
+    eta_g: Annotated[NotNegative, Doc("step size of the drift in descent")] = 0.01
     persistent: Annotated[
         bool, Doc("descent keeps the drift between rounds, as in algorithm 1")
     ] = False

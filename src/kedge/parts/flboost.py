@@ -17,7 +17,7 @@ from kedge.core import rng, tree
 from kedge.core.optim import Adam
 from kedge.core.part import Doc, Range, register
 from kedge.core.round import Round
-from kedge.core.steps import Setting
+from kedge.core.steps import ServerView
 from kedge.core.tree import Params, Tree, Weights
 from kedge.parts.distil import (
     Distiller,
@@ -25,6 +25,7 @@ from kedge.parts.distil import (
     Teams,
     allot_labels,
     client_order,
+    client_shares,
     decayed_lr,
     draw_labels,
     generator_step,
@@ -33,6 +34,7 @@ from kedge.parts.distil import (
     teacher_logits,
 )
 from kedge.parts.generators import diversity
+from kedge.schema import Count, NotNegative, Size
 
 # -- Limits on fine-tuning on the server, for samples of doubtful quality --------------------------
 
@@ -121,26 +123,26 @@ class FLBoost(Distiller):
     Neutral at: steps = 0. Uploads: label counts. The server keeps G.
     """
 
-    steps: Annotated[int, Doc("iterations I per round"), Range(0)] = 10
-    generator_steps: Annotated[int, Doc("generator steps I_g per iteration"), Range(0)] = 1
-    student_steps: Annotated[int, Doc("global model's steps I_d per iteration"), Range(0)] = 5
+    steps: Annotated[Size, Doc("iterations I per round")] = 10
+    generator_steps: Annotated[Size, Doc("generator steps I_g per iteration")] = 1
+    student_steps: Annotated[Size, Doc("global model's steps I_d per iteration")] = 5
     batch: Annotated[int, Doc("samples B per iteration"), Range(2)] = 50
     lr: Annotated[
         float | None,
         Doc("learning rate of the global model; none: the clients' rate of the round"),
         Range(0),
     ] = None
-    generator_lr: Annotated[float, Doc("learning rate of the generator (Adam)"), Range(0)] = 0.01
+    generator_lr: Annotated[NotNegative, Doc("learning rate of the generator (Adam)")] = 0.01
     decay: Annotated[
         float,
         Doc("factor of generator_lr per round, and of lr if that is a number"),
         Range(0, 1, open=True),
     ] = 0.998
-    weight_decay: Annotated[float, Doc("weight decay of the global model"), Range(0)] = 1e-3
+    weight_decay: Annotated[NotNegative, Doc("weight decay of the global model")] = 1e-3
     lambda_cls: Annotated[
-        float, Doc("weight of L_cls, the clients' cross-entropy on samples"), Range(0)
+        NotNegative, Doc("weight of L_cls, the clients' cross-entropy on samples")
     ] = 1.0
-    lambda_r: Annotated[float, Doc("weight of L_r, the diversity of samples"), Range(0)] = 1.0
+    lambda_r: Annotated[NotNegative, Doc("weight of L_r, the diversity of samples")] = 1.0
     focused: Annotated[
         bool, Doc("FocusedKD: labels follow p_t; else uniform over the present classes")
     ] = True
@@ -178,12 +180,12 @@ class FLBoost(Distiller):
     level: Annotated[
         Literal["input", "feature"], Doc("feature: FLBoost-f, G generates features for the head")
     ] = "input"
-    noise: Annotated[int, Doc("dimension of z (256 for CIFAR-100)"), Range(1)] = 100
+    noise: Annotated[Count, Doc("dimension of z (256 for CIFAR-100)")] = 100
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
-    start: Annotated[int, Doc("first round with fine-tuning; the base alone before"), Range(0)] = 0
+    start: Annotated[Size, Doc("first round with fine-tuning; the base alone before")] = 0
     warmup: Annotated[
-        int, Doc("rounds from start in which the generator is trained, but not the model"), Range(0)
+        Size, Doc("rounds from start in which the generator is trained, but not the model")
     ] = 0
     bound: Annotated[
         float | None,
@@ -268,9 +270,7 @@ class FLBoost(Distiller):
 
     def _ensemble(self, counts: Tensor) -> Tensor:
         """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every present class."""
-        weights = counts if self.attention else torch.ones_like(counts)
-        total = weights.sum(0)
-        return weights / (total + (total <= 0))
+        return client_shares(counts if self.attention else torch.ones_like(counts))
 
     def _draw(self, key: Tensor, counts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Noise ``[I, B, d]`` and labels ``[I, B]``; a class without samples is never drawn."""
@@ -294,16 +294,15 @@ class FLBoost(Distiller):
             fit = r.iterate(self._generator_step, fit, xs, given, borrow=True)
         return fit
 
-    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Tree) -> Fit:
+    def _generator_step(self, s: ServerView, given: Tree, fit: Fit, x: Tree) -> Fit:
         game: _Game = given["game"]
         rest = given.get("student"), x["models"], game._replace(share=x["share"]), len(game.share)
-        return generator_step(s, self._generator_loss, fit, given["lr"], None, *rest)
+        return generator_step(s, lambda g: self._generator_loss(g, s, *rest), fit, given["lr"])
 
     def _generator_loss(
         self,
-        params: Params,
-        buffers: Params,
-        s: Setting,
+        generator: Weights,
+        s: ServerView,
         student: Weights | None,
         teachers: Weights,
         game: _Game,
@@ -313,9 +312,7 @@ class FLBoost(Distiller):
 
         For None, the student is the last of the teachers.
         """
-        x, buffers = self._prepared_generator(s)(
-            Weights(params, buffers), game.z, game.y, train=True
-        )
+        x, buffers = self._prepared_generator(s)(generator, game.z, game.y, train=True)
         every = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         targets = every if student is not None else every[:-1]
         labels = game.y.expand(len(targets), -1)
@@ -343,7 +340,7 @@ class FLBoost(Distiller):
         steps = {"step": torch.arange(self.student_steps, device=game.key.device)}
         return r.iterate(self._student_step, weights, steps, given, borrow=True)
 
-    def _lesson(self, s: Setting, given: Tree) -> Tree:
+    def _lesson(self, s: ServerView, given: Tree) -> Tree:
         """Samples and the clients' logits on them, which are constant over the student's steps."""
         game: _Game = given["game"]
         x, _ = self._prepared_generator(s)(given["generator"], game.z, game.y, train=False)
@@ -354,37 +351,29 @@ class FLBoost(Distiller):
         share, found = trust(targets, game.y, game.share, least)
         return {"x": x, "targets": targets, "share": share, "found": found}
 
-    def _student_step(self, s: Setting, given: Tree, weights: Weights, x: Tree) -> Weights:
+    def _student_step(self, s: ServerView, given: Tree, weights: Weights, x: Tree) -> Weights:
         lesson, key = given["lesson"], pass_key(s, given["key"], x["step"])
-        rest = lesson["x"], lesson["targets"], lesson["share"], key
-        new = self._descend(s, weights, given["lr"], *rest)
+        new = self._descend(s, weights, given["lr"], lesson, key)
         return stay_unless(lesson["found"], new, weights) if "found" in lesson else new
 
     def _student_forward(
-        self, own: Params, weights: Weights, s: Setting, x: Tensor, key: Tensor | None
+        self, student: Weights, s: ServerView, x: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         if self.student_bn != "batch":
-            return super()._student_forward(own, weights, s, x, key)
-        student = weights._replace(params=weights.params | own)
+            return super()._student_forward(student, s, x, key)
         return student_logits(s, self.level, student, x, "probe", key)
 
     def _student_loss(
-        self,
-        own: Params,
-        weights: Weights,
-        s: Setting,
-        x: Tensor,
-        targets: Tensor,
-        share: Tensor,
-        key: Tensor | None,
+        self, student: Weights, s: ServerView, lesson: Tree, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         """L_md and the global model's next buffers."""
-        logits, buffers = self._student_forward(own, weights, s, x, key)
+        logits, buffers = self._student_forward(student, s, lesson["x"], key)
+        targets, share = lesson["targets"], lesson["share"]
         loss = self._discrepancy(s, self.student_md, targets, logits, share)
         return loss / (s.task.outputs if self.class_mean else 1), buffers
 
     def _discrepancy(
-        self, s: Setting, measure: str, teachers: Tensor, student: Tensor, share: Tensor
+        self, s: ServerView, measure: str, teachers: Tensor, student: Tensor, share: Tensor
     ) -> Tensor:
         """L_md: the mean over samples of the clients' weighted divergences."""
         if measure == "kl":

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kedge.core import rng, tree
 from kedge.core.optim import Adam
-from kedge.core.part import Doc, Out, Range, Stack, register
+from kedge.core.part import Doc, Out, Range, register
 from kedge.core.round import Round
-from kedge.core.steps import Setting
+from kedge.core.steps import ServerView
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
@@ -28,13 +28,15 @@ from kedge.parts.distil import (
     Fit,
     Taught,
     allot_labels,
+    client_shares,
     decayed_lr,
     draw_labels,
     generator_step,
     pass_key,
     teacher_logits,
 )
-from kedge.parts.generators import Generator, diversity, feature_generator, image_generator
+from kedge.parts.generators import diversity
+from kedge.schema import Count, NotNegative, Size
 
 _FLBOOST = {
     "generator_lr": 0.01,
@@ -71,19 +73,17 @@ class FedGen(Taught):
     counts.
     """
 
-    alpha: Annotated[float, Doc("initial weight of the generated samples' loss"), Range(0)] = 10.0
-    beta: Annotated[float, Doc("initial weight of the divergence"), Range(0)] = 10.0
+    alpha: Annotated[NotNegative, Doc("initial weight of the generated samples' loss")] = 10.0
+    beta: Annotated[NotNegative, Doc("initial weight of the divergence")] = 10.0
     fade: Annotated[float, Doc("factor of both weights per round"), Range(0, 1, open=True)] = 0.98
-    floor: Annotated[float, Doc("smallest value of both weights"), Range(0)] = 1e-4
-    rows: Annotated[
-        int, Doc("generated samples B' per local step; 0: the batch size"), Range(0)
-    ] = 0
-    steps: Annotated[int, Doc("generator steps per round (Adam)"), Range(0)] = 50
+    floor: Annotated[NotNegative, Doc("smallest value of both weights")] = 1e-4
+    rows: Annotated[Size, Doc("generated samples B' per local step; 0: the batch size")] = 0
+    steps: Annotated[Size, Doc("generator steps per round (Adam)")] = 50
     batch: Annotated[int, Doc("samples per generator step"), Range(2)] = 32
-    generator_lr: Annotated[float, Doc("learning rate of the generator"), Range(0)] = 3e-4
+    generator_lr: Annotated[NotNegative, Doc("learning rate of the generator")] = 3e-4
     decay: Annotated[float, Doc("factor of generator_lr per round"), Range(0, 1, open=True)] = 0.98
-    weight_decay: Annotated[float, Doc("weight decay of the generator"), Range(0)] = 1e-2
-    eta: Annotated[float, Doc("weight of L_div, the diversity of samples"), Range(0)] = 1.0
+    weight_decay: Annotated[NotNegative, Doc("weight decay of the generator")] = 1e-2
+    eta: Annotated[NotNegative, Doc("weight of L_div, the diversity of samples")] = 1.0
     keep_moments: Annotated[bool, Doc("keep Adam's moments between rounds")] = True
     prior: Annotated[
         Literal["uniform", "normal"], Doc("noise z: uniform on [0, 1), or standard normal")
@@ -91,14 +91,13 @@ class FedGen(Taught):
     level: Annotated[
         Literal["feature", "input"], Doc("what G generates; input: images (FedGen*)")
     ] = "feature"
-    noise: Annotated[int, Doc("dimension of z"), Range(1)] = 32
+    noise: Annotated[Count, Doc("dimension of z")] = 32
     width: Annotated[
-        int,
+        Size,
         Doc(
             "channels of the image generator's first map; a 64th of the feature generator's hidden "
             "size; 0: 128 or 8 (512 hidden units)"
         ),
-        Range(0),
     ] = 0
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
 
@@ -109,16 +108,8 @@ class FedGen(Taught):
     }
     neutral = {"alpha": 0.0, "beta": 0.0}
     tiny = {"steps": 2, "batch": 6, "noise": 3, "width": 2}
-    needs_clients = True
-    counted = ("counts",)
-    needs_labels = True
-    tasks = ("classification",)
     sends = "G"
-    uploads = "C"
     compute = "a pass of generated samples; a generator on the server"
-
-    def makes_inputs(self) -> bool:
-        return self.level == "input"
 
     def server_init(self, spec: Spec) -> Tree:
         if self.width == 1:
@@ -149,9 +140,6 @@ class FedGen(Taught):
         alpha, beta = self._weight(v, self.alpha), self._weight(v, self.beta)
         return alpha * (rows / size) * ce + beta * divergence
 
-    def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
-        return {}, {"counts": Stack(v.label_counts)}  # n_k^y
-
     def server_step(self, r: Round, weights: Weights) -> tuple[Weights, Tree]:
         counts = r.uploads["counts"]  # [K, C]
         generator = Weights(**r.server["generator"])
@@ -169,15 +157,18 @@ class FedGen(Taught):
 
     def _ensemble(self, counts: Tensor) -> Tensor:
         """a_{k,y}, ``[K, C]``: sums to 1 over the clients for every present class."""
-        total = counts.sum(0)
-        return counts / (total + (total <= 0))
+        return client_shares(counts)
 
-    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Tree) -> Fit:
+    def _generator_step(self, s: ServerView, given: Tree, fit: Fit, x: Tree) -> Fit:
         key_y, key_z = rng.split(x["key"], 2)
         y = draw_labels(key_y, given["present"], self.batch)
         z, share = self._noise(key_z, self.batch, s.spec), given["share"][:, y]
-        rest, decay = (given["teachers"], z, y, share), self.weight_decay
-        return generator_step(s, self._generator_loss, fit, given["lr"], decay, *rest)
+        rest = given["teachers"], z, y, share
+
+        def loss(generator: Weights) -> tuple[Tensor, Params]:
+            return self._generator_loss(generator, s, *rest)
+
+        return generator_step(s, loss, fit, given["lr"], self.weight_decay)
 
     def count(self, formula: str, symbols: dict[str, int]) -> int:
         """Add the symbol G, the size of the generator.
@@ -194,18 +185,10 @@ class FedGen(Taught):
         return super().count(formula, symbols | {"G": size})
 
     def _generator_loss(
-        self,
-        params: Params,
-        buffers: Params,
-        s: Setting,
-        teachers: Weights,
-        z: Tensor,
-        y: Tensor,
-        share: Tensor,
+        self, own: Weights, s: ServerView, teachers: Weights, z: Tensor, y: Tensor, share: Tensor
     ) -> tuple[Tensor, Params]:
         """sum_k a_{k,y} CE + eta L_div, and G's next buffers."""
-        generator = self._generator(s.spec).prepared(s.prepare)
-        x, buffers = generator(Weights(params, buffers), z, y, train=True)
+        x, buffers = self._prepared_generator(s)(own, z, y, train=True)
         logits = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         labels = y.expand(len(logits), -1)
         ce = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")  # [K, B]
@@ -227,16 +210,6 @@ class FedGen(Taught):
     def _noise(self, key: Tensor, rows: int, spec: Spec) -> Tensor:
         draw = rng.uniform if self.prior == "uniform" else rng.normal
         return draw(key, (rows, self.noise), spec.dtype)
-
-    def _generator(self, spec: Spec) -> Generator:
-        shape = spec.shapes["features"] if self.level == "feature" else tuple(spec.input_shape)
-        return self._build(shape, spec.task.outputs)
-
-    def _build(self, shape: tuple[int, ...], classes: int) -> Generator:
-        if self.level == "feature":
-            return feature_generator(shape, classes, self.noise, self.width or 8)
-        width = self.width or 128
-        return image_generator(shape, classes, self.noise, width, self.final_norm, self.name)
 
 
 @register
@@ -260,23 +233,23 @@ class FedDF(Distiller):
     at: student_steps = 0. Uploads: label counts. The server keeps G.
     """
 
-    generator_steps: Annotated[int, Doc("generator steps per round (Adam)"), Range(0)] = 50
-    student_steps: Annotated[int, Doc("global model's steps per round (SGD)"), Range(0)] = 20
+    generator_steps: Annotated[Size, Doc("generator steps per round (Adam)")] = 50
+    student_steps: Annotated[Size, Doc("global model's steps per round (SGD)")] = 20
     batch: Annotated[int, Doc("samples per step"), Range(2)] = 50
-    lr: Annotated[float, Doc("learning rate of the global model"), Range(0)] = 0.1
-    generator_lr: Annotated[float, Doc("learning rate of the generator"), Range(0)] = 0.01
+    lr: Annotated[NotNegative, Doc("learning rate of the global model")] = 0.1
+    generator_lr: Annotated[NotNegative, Doc("learning rate of the generator")] = 0.01
     decay: Annotated[
         float, Doc("factor of both learning rates per round"), Range(0, 1, open=True)
     ] = 0.998
-    weight_decay: Annotated[float, Doc("weight decay of both models"), Range(0)] = 1e-3
-    eta: Annotated[float, Doc("weight of L_div, the diversity of samples"), Range(0)] = 1.0
+    weight_decay: Annotated[NotNegative, Doc("weight decay of both models")] = 1e-3
+    eta: Annotated[NotNegative, Doc("weight of L_div, the diversity of samples")] = 1.0
     student_bn: Annotated[
         Literal["train", "frozen"], Doc("frozen: fine-tune the global model in evaluation mode")
     ] = "train"
     level: Annotated[
         Literal["input", "feature"], Doc("feature: G generates features, only the head is tuned")
     ] = "input"
-    noise: Annotated[int, Doc("dimension of z (256 for CIFAR-100)"), Range(1)] = 100
+    noise: Annotated[Count, Doc("dimension of z (256 for CIFAR-100)")] = 100
     width: Annotated[int, Doc("channels of the generator's first map"), Range(2)] = 128
     final_norm: Annotated[bool, Doc("images end in a BatchNorm without scale and shift")] = True
 
@@ -297,15 +270,17 @@ class FedDF(Distiller):
         first = Fit(generator, Adam().init(generator.params))
         return r.iterate(self._generator_step, first, draws, given).generator
 
-    def _generator_step(self, s: Setting, given: Tree, fit: Fit, x: Draws) -> Fit:
-        rest, decay = (given["teachers"], *x), self.weight_decay
-        return generator_step(s, self._generator_loss, fit, given["lr"], decay, *rest)
+    def _generator_step(self, s: ServerView, given: Tree, fit: Fit, x: Draws) -> Fit:
+        def loss(generator: Weights) -> tuple[Tensor, Params]:
+            return self._generator_loss(generator, s, given["teachers"], *x)
+
+        return generator_step(s, loss, fit, given["lr"], self.weight_decay)
 
     def _generator_loss(
-        self, params: Params, buffers: Params, s: Setting, teachers: Weights, z: Tensor, y: Tensor
+        self, generator: Weights, s: ServerView, teachers: Weights, z: Tensor, y: Tensor
     ) -> tuple[Tensor, Params]:
         """The clients' mean cross-entropy + eta L_div, and G's next buffers."""
-        x, buffers = self._prepared_generator(s)(Weights(params, buffers), z, y, train=True)
+        x, buffers = self._prepared_generator(s)(generator, z, y, train=True)
         logits = teacher_logits(s, self.level, teachers, x)  # [K, B, C]
         ce = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))
         return ce + self.eta * diversity(z, x), buffers
@@ -319,7 +294,7 @@ class FedDF(Distiller):
         draws["step"] = torch.arange(self.student_steps, device=key.device)
         return r.iterate(self._student_step, weights, draws, given)
 
-    def _student_step(self, s: Setting, given: Tree, weights: Weights, draw: Tree) -> Weights:
+    def _student_step(self, s: ServerView, given: Tree, weights: Weights, draw: Tree) -> Weights:
         x, _ = self._prepared_generator(s)(given["generator"], draw["z"], draw["y"], train=False)
         mean = self._ensemble(teacher_logits(s, self.level, given["teachers"], x))
         key = pass_key(s, given["key"], draw["step"])
@@ -330,16 +305,10 @@ class FedDF(Distiller):
         return torch.logsumexp(F.log_softmax(logits, -1), 0) - math.log(len(logits))
 
     def _student_loss(
-        self,
-        own: Params,
-        weights: Weights,
-        s: Setting,
-        x: Tensor,
-        mean: Tensor,
-        key: Tensor | None,
+        self, student: Weights, s: ServerView, x: Tensor, mean: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Params]:
         """KL(mean softmax || student), and the global model's next buffers."""
-        logits, buffers = self._student_forward(own, weights, s, x, key)
+        logits, buffers = self._student_forward(student, s, x, key)
         return s.task.divergence(mean, logits).mean(), buffers
 
     def _draws(self, r: Round, player: str, steps: int, counts: Tensor) -> Draws:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Out, Part, register
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import NotNegative, Share
 
 
 class PrivateHead(Part):
@@ -99,7 +100,7 @@ class Ditto(Part):
     """
 
     lam: Annotated[
-        float, Doc("weight of the personal model's proximal term (paper: 0.1 to 1)"), Range(0)
+        NotNegative, Doc("weight of the personal model's proximal term (paper: 0.1 to 1)")
     ] = 0.1
 
     side = "personal"
@@ -223,9 +224,7 @@ class FedRep(PrivateHead):
     the head, which is neither sent nor uploaded.
     """
 
-    head_share: Annotated[
-        float, Doc("share of the local steps that train the head"), Range(0, 1)
-    ] = 0.5
+    head_share: Annotated[Share, Doc("share of the local steps that train the head")] = 0.5
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
         head_step = v.step < torch.floor((self.head_share + GRAIN) * v.info.num_steps.double())

@@ -13,20 +13,38 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Range, Stack, register
+from kedge.core.part import Doc, Out, Part, Stack, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import Count, Positive, Share
+
+
+def drawn_sums(v: View, count: int, samples: int) -> Tree:
+    """``count`` sums of ``samples`` of the client's inputs ``x`` and labels ``y`` each, drawn with
+    replacement."""
+    offset = 0
+    draws = rng.integers(v.key, (count, samples), v.info.num_examples.to(torch.int64))  # [G, M]
+
+    def batch_sums(batch: Batch, mask: Tensor) -> Tree:
+        nonlocal offset
+        index = offset + torch.arange(len(mask), device=mask.device)
+        offset += len(mask)
+        hits = (draws[:, :, None] == index).sum(1) * mask  # [G, B]
+        labels = v.task.soft(batch.y, mask.dtype)
+        return {"x": torch.einsum("gr,r...->g...", hits, batch.x), "y": hits @ labels}
+
+    return v.sweep(batch_sums)
 
 
 @dataclass(frozen=True)
 class _Pooled(Part):
     """Build a pool of sample means, send it to the clients and pair it with their samples."""
 
-    lam: Annotated[float, Doc("weight of the pool's mean in a mixture"), Range(0, 1)] = 0.1
-    samples: Annotated[int, Doc("samples averaged into each mean, M"), Range(1)] = 10
-    rows: Annotated[int, Doc("means in the pool, equally many from each client"), Range(1)] = 256
+    lam: Annotated[Share, Doc("weight of the pool's mean in a mixture")] = 0.1
+    samples: Annotated[Count, Doc("samples averaged into each mean, M")] = 10
+    rows: Annotated[Count, Doc("means in the pool, equally many from each client")] = 256
     refresh: Annotated[
         Literal["once", "round"], Doc("make the pool once from all clients, or renew it each round")
     ] = "once"
@@ -46,18 +64,8 @@ class _Pooled(Part):
         return {"x": x, "y": x.new_zeros(self.rows, spec.task.outputs)}
 
     def survey(self, v: View) -> Tree:
-        shape, offset = (math.ceil(self.rows / v.spec.num_clients), self.samples), 0
-        draws = rng.integers(v.key, shape, v.info.num_examples.to(torch.int64))  # [G, M]
-
-        def batch_sums(batch: Batch, mask: Tensor) -> Tree:
-            nonlocal offset
-            index = offset + torch.arange(len(mask), device=mask.device)
-            offset += len(mask)
-            hits = (draws[:, :, None] == index).sum(1) * mask  # [G, B]
-            labels = v.task.soft(batch.y, mask.dtype)
-            return {"x": torch.einsum("gr,r...->g...", hits, batch.x), "y": hits @ labels}
-
-        means = tree.scale(v.sweep(batch_sums), 1 / self.samples)
+        count = math.ceil(self.rows / v.spec.num_clients)
+        means = tree.scale(drawn_sums(v, count, self.samples), 1 / self.samples)
         stacks = {name: Stack(value) for name, value in means.items()}
         return stacks | {"client": Stack(v.info.client)}
 
@@ -84,7 +92,7 @@ class _Pooled(Part):
 
     def _mixed(self, v: View, batch: Batch, x: Tensor, y: Tensor) -> Batch:
         """The batch with inputs ``x`` and targets (1 - lam) y_i + lam y."""
-        target = v.task.soft(batch.y, batch.x.dtype) if batch.target is None else batch.target
+        target = v.task.targets(batch, batch.x.dtype)
         return Batch(x, batch.y, (1 - self.lam) * target + self.lam * y)
 
 
@@ -180,9 +188,7 @@ class Mixup(Part):
     For classification, cross-entropy with the mixed label equals the mixture of the two losses.
     """
 
-    alpha: Annotated[
-        float, Doc("parameter of the Beta distribution of the mixing weight"), Range(0, open=True)
-    ] = 0.2
+    alpha: Annotated[Positive, Doc("parameter of the Beta distribution of the mixing weight")] = 0.2
 
     side = "data"
     presets = {"fedbr": {"alpha": 0.2}}
@@ -194,6 +200,6 @@ class Mixup(Part):
         key_order, key_weight = rng.split(v.key, 2)
         partner = rng.permutation(key_order, len(batch.x))
         lam = rng.beta(key_weight, self.alpha, self.alpha, batch.x.dtype)
-        target = v.task.soft(batch.y, batch.x.dtype) if batch.target is None else batch.target
+        target = v.task.targets(batch, batch.x.dtype)
         x = lam * batch.x + (1 - lam) * batch.x[partner]
         return Batch(x, batch.y, lam * target + (1 - lam) * target[partner])

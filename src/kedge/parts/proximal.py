@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Out, Part, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import NotNegative, Positive
 
 
 @register
@@ -31,7 +32,7 @@ class FedProx(Part):
     Neutral at: mu = 0. Sends / keeps: nothing.
     """
 
-    mu: Annotated[float, Doc("weight of the proximal term"), Range(0)] = 0.01
+    mu: Annotated[NotNegative, Doc("weight of the proximal term")] = 0.01
 
     presets = {
         "fedimpro": {"mu": 0.1},
@@ -49,9 +50,27 @@ class FedProx(Part):
         return 0.5 * self.mu * tree.sq_dist(v.public(params), v.anchor.params)
 
 
+class ByShare(Part):
+    """Pulls towards a model that drifts; ``by_share`` is a field. If it is set, clients scale their
+    objective by their share of the data, and the server takes the plain sum of updates."""
+
+    by_share: bool
+
+    @property
+    def needs_sum(self) -> bool:  # type: ignore[override]
+        return self.by_share
+
+    @property
+    def needs_share_sum(self) -> bool:  # type: ignore[override]
+        return not self.by_share
+
+    def anchor_pull(self) -> None:
+        return None
+
+
 @register
 @dataclass(frozen=True)
-class FedDyn(Part):
+class FedDyn(ByShare):
     r"""Align local optima with the global optimum by a linear term updated every round.
 
     Client: :math:`\min_\theta L_k(\theta) - \langle g_k, \theta\rangle + \frac{\alpha}{2}\|\theta
@@ -69,7 +88,7 @@ class FedDyn(Part):
     mean in h. A small alpha needs gradient clipping or many local steps. Keeps: g_k.
     """
 
-    alpha: Annotated[float, Doc("weight of the quadratic term"), Range(0, open=True)] = 0.01
+    alpha: Annotated[Positive, Doc("weight of the quadratic term")] = 0.01
 
     by_share: Annotated[bool, Doc("client k has alpha / r_k, r_k its share of the data")] = False
 
@@ -81,17 +100,6 @@ class FedDyn(Part):
     tiny = {"alpha": 1.0}
     solves = {"alpha": 8.0}
     keeps = "P"
-
-    @property
-    def needs_sum(self) -> bool:  # type: ignore[override]
-        return self.by_share
-
-    @property
-    def needs_share_sum(self) -> bool:  # type: ignore[override]
-        return not self.by_share
-
-    def anchor_pull(self) -> None:
-        return None
 
     def server_init(self, spec: Spec) -> Tree:
         return tree.zeros_like(spec.params)  # h
@@ -143,7 +151,7 @@ class FedSAM(Part):
     running statistics are updated in the first pass only. Neutral at: rho = 0.
     """
 
-    rho: Annotated[float, Doc("radius of the neighbourhood"), Range(0)] = 0.1
+    rho: Annotated[NotNegative, Doc("radius of the neighbourhood")] = 0.1
 
     presets = {"fedcog": {"rho": 0.5}}
     neutral = {"rho": 0.0}

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.core.part import Doc, Out, Part, Range, Sum, register
+from kedge.core.part import Doc, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import NotNegative, Positive
 
 # -- Class means of features over all clients: FedTR's centroids, FedProto's prototypes ------------
 
@@ -73,8 +74,8 @@ class FedNTD(Part):
     nothing.
     """
 
-    beta: Annotated[float, Doc("weight of the term (FedBR tries 1 and 0.1)"), Range(0)] = 1.0
-    tau: Annotated[float, Doc("temperature"), Range(0, open=True)] = 1.0
+    beta: Annotated[NotNegative, Doc("weight of the term (FedBR tries 1 and 0.1)")] = 1.0
+    tau: Annotated[Positive, Doc("temperature")] = 1.0
     eval_mode: Annotated[
         bool, Doc("the global model runs in evaluation mode; false: in training mode")
     ] = True
@@ -106,7 +107,7 @@ class FedDecorr(Part):
     correlations. A batch of one sample has no term. Neutral at: beta = 0. Sends / keeps: nothing.
     """
 
-    beta: Annotated[float, Doc("weight of the term"), Range(0)] = 0.1
+    beta: Annotated[NotNegative, Doc("weight of the term")] = 0.1
 
     presets = {"fedcog": {"beta": 0.01}, "fedbr": {"beta": 0.1}}
     neutral = {"beta": 0.0}
@@ -145,7 +146,7 @@ class FedProto(Part):
     validity. Uploads: their sums and weights.
     """
 
-    lam: Annotated[float, Doc("weight of the prototype term"), Range(0)] = 1.0
+    lam: Annotated[NotNegative, Doc("weight of the prototype term")] = 1.0
     pool: Annotated[
         Literal["samples", "clients"],
         Doc("average prototypes over samples, or equally over clients (the authors' code)"),
@@ -218,7 +219,7 @@ class FedLC(Part):
     of the sum and its logit gets no gradient. Neutral at: tau = 0. Sends / keeps: nothing.
     """
 
-    tau: Annotated[float, Doc("scale of the margins (not given in the paper)"), Range(0)] = 1.0
+    tau: Annotated[NotNegative, Doc("scale of the margins (not given in the paper)")] = 1.0
 
     presets = {"feddecorr": {"tau": 0.1}}
     neutral = {"tau": 0.0}
@@ -243,7 +244,7 @@ class LogitAdjust(Part):
     would be infinite, counts with a share of 1e-12. Neutral at: tau = 0. Sends / keeps: nothing.
     """
 
-    tau: Annotated[float, Doc("strength of the adjustment"), Range(0)] = 1.0
+    tau: Annotated[NotNegative, Doc("strength of the adjustment")] = 1.0
 
     neutral = {"tau": 0.0}
     needs_labels = True

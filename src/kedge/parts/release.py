@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Part, Range, register
+from kedge.core.part import Doc, Part, register
 from kedge.core.round import Round
 from kedge.core.tree import Tree, Weights
 from kedge.core.update import Totals, Update
 from kedge.core.view import View
 from kedge.errors import IncompatibleError
+from kedge.schema import NotNegative, Positive
 
 
 @register
@@ -39,7 +40,7 @@ class Clip(Part):
     client) are refused. Neutral at: norm = 1e30.
     """
 
-    norm: Annotated[float, Doc("largest norm S of what leaves"), Range(0, open=True)] = 1.0
+    norm: Annotated[Positive, Doc("largest norm S of what leaves")] = 1.0
     side = "privacy"
     neutral = {"norm": 1e30}
     tiny = {"norm": 0.5}
@@ -70,7 +71,7 @@ class Gauss(Part):
     Neutral at: std = 0.
     """
 
-    std: Annotated[float, Doc("standard deviation of the noise"), Range(0)] = 0.01
+    std: Annotated[NotNegative, Doc("standard deviation of the noise")] = 0.01
     side = "privacy"
     neutral = {"std": 0.0}
     tiny = {"std": 0.001}
@@ -109,10 +110,8 @@ class CentralGauss(Part):
     of its own. kedge states no epsilon for it. Neutral at: std = 0.
     """
 
-    std: Annotated[float, Doc("standard deviation of the noise on a sum"), Range(0)] = 0.01
-    clients: Annotated[float, Doc("expected clients of a round; 0: those that came"), Range(0)] = (
-        0.0
-    )
+    std: Annotated[NotNegative, Doc("standard deviation of the noise on a sum")] = 0.01
+    clients: Annotated[NotNegative, Doc("expected clients of a round; 0: those that came")] = 0.0
     side = "privacy"
     neutral = {"std": 0.0}
     tiny = {"std": 0.001}
@@ -139,38 +138,30 @@ def _content(v: View, update: Update) -> tuple[Tree, Tree]:
     """All that leaves and tells something about the data, and the unit of each of its leaves."""
     integers = {n for n, b in v.anchor.buffers.items() if not b.is_floating_point()}
     buffers = {n: b for n, b in update.delta.buffers.items() if n not in integers}
-    content: dict[str, Tree] = {
-        "update": Weights(update.delta.params, buffers),
-        "contribution": update.contribution,
-    }
     one = torch.ones((), dtype=torch.float64, device=v.spec.device)
-    units: dict[str, Tree] = {
-        "update": tree.map(lambda _: one, content["update"]),
-        "contribution": tree.map(lambda _: v.info.weight, update.contribution),
-    }
+    units: dict[str, Tree] = {}
     for part, uploads in update.uploads.items():
-        for leaf in tree.leaves(uploads):
-            if not leaf.is_floating_point():
-                raise IncompatibleError(
-                    f"{part} uploads whole numbers, which can be neither clipped nor made noisy; "
-                    "leave one of them out"
-                )
-        entries = uploads if isinstance(uploads, dict) else {"": uploads}
-        for name, value in entries.items():
-            unit = v.info.num_examples if name in v.counted(part) else one
-            content[f"{part} {name}"] = value
-            units[f"{part} {name}"] = tree.map(lambda _, u=unit: u, value)
-    return content, units
+        if not all(leaf.is_floating_point() for leaf in tree.leaves(uploads)):
+            raise IncompatibleError(
+                f"{part} uploads whole numbers, which can be neither clipped nor made noisy; "
+                "leave one of them out"
+            )
+        units[part] = tree.map(lambda _: one, uploads)
+        for name in v.counted(part):
+            if isinstance(uploads, dict) and name in uploads:
+                units[part][name] = tree.map(lambda _: v.info.num_examples, uploads[name])
+    delta = Weights(update.delta.params, buffers)
+    return {"update": delta, "contribution": update.contribution, "uploads": update.uploads}, {
+        "update": tree.map(lambda _: one, delta),
+        "contribution": tree.map(lambda _: v.info.weight, update.contribution),
+        "uploads": units,
+    }
 
 
 def _with_content(update: Update, content: Tree) -> Update:
     """An update with other content."""
     params, buffers = content["update"]
-    uploads: dict[str, Tree] = {}
-    for part, before in update.uploads.items():
-        if isinstance(before, dict):
-            uploads[part] = {name: content[f"{part} {name}"] for name in before}
-        else:
-            uploads[part] = content[f"{part} "]
     delta = Weights(params, update.delta.buffers | buffers)
-    return update._replace(delta=delta, contribution=content["contribution"], uploads=uploads)
+    return update._replace(
+        delta=delta, contribution=content["contribution"], uploads=content["uploads"]
+    )

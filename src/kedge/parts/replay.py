@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Out, Part, register
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree
 from kedge.core.view import View
+from kedge.schema import NotNegative, Share, Size
 
 
 @register
@@ -38,10 +39,10 @@ class FedReg(Part):
     the one at v. Sends / keeps: nothing.
     """
 
-    gamma: Annotated[float, Doc("point of the gradient between w (0) and v (1)"), Range(0, 1)] = 0.5
-    ascents: Annotated[int, Doc("ascent steps that generate the data, S"), Range(0)] = 10
-    eta_s: Annotated[float, Doc("step size of the pseudo-data"), Range(0)] = 0.1
-    eta_p: Annotated[float, Doc("step size of the perturbed data"), Range(0)] = 1e-3
+    gamma: Annotated[Share, Doc("point of the gradient between w (0) and v (1)")] = 0.5
+    ascents: Annotated[Size, Doc("ascent steps that generate the data, S")] = 10
+    eta_s: Annotated[NotNegative, Doc("step size of the pseudo-data")] = 0.1
+    eta_p: Annotated[NotNegative, Doc("step size of the perturbed data")] = 1e-3
 
     presets = {
         "cifar10": {"gamma": 0.5, "ascents": 10, "eta_s": 0.1, "eta_p": 1e-3},
@@ -56,10 +57,7 @@ class FedReg(Part):
         return True
 
     def ascend(self, v: View, params: Params, batch: Batch, out: Out) -> Tree:
-        classes = torch.arange(v.task.outputs, device=batch.y.device)
-        target = batch.target  # [B, C]
-        if target is None:  # one-hot by comparison: F.one_hot reads values, which vmap forbids
-            target = (batch.y[:, None] == classes).to(batch.x.dtype)
+        target = v.task.targets(batch, batch.x.dtype)  # [B, C]
         pseudo = self._ascended(v, batch.x, target, self.eta_s)
         probs = v.task.probs(v.spec.model.forward(v.anchor, pseudo, "eval").logits)
         perturbed = self._ascended(v, batch.x, target, self.eta_p)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Part, Range, Stack, register
+from kedge.core.part import Doc, Part, Stack, register
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import View
 from kedge.errors import FieldError
+from kedge.schema import Count, Size
 
 
 class _Robust(Part):
@@ -69,8 +70,8 @@ class Krum(_Robust):
     the client's number.
     """
 
-    byzantine: Annotated[int, Doc("Byzantine clients per round, f"), Range(0)] = 1
-    select: Annotated[int, Doc("updates to average; above 1: Multi-Krum"), Range(1)] = 1
+    byzantine: Annotated[Size, Doc("Byzantine clients per round, f")] = 1
+    select: Annotated[Count, Doc("updates to average; above 1: Multi-Krum")] = 1
 
     tiny = {"byzantine": 0}
     strays = 1.0  # it follows one client, here the first
@@ -117,7 +118,7 @@ class TrimmedMean(_Robust):
     """
 
     byzantine: Annotated[
-        int, Doc("values to trim at each end, b: Byzantine clients per round"), Range(0)
+        Size, Doc("values to trim at each end, b: Byzantine clients per round")
     ] = 1
 
     tiny = {"byzantine": 0}

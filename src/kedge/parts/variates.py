@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kedge.core import tree
-from kedge.core.part import Doc, Part, Range, Sum, register
+from kedge.core.part import Doc, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from kedge.schema import Positive
 
 
 @register
@@ -33,7 +34,7 @@ class SCAFFOLD(Part):
     effective number of steps. Sends: c. Uploads: r_k times the change of c_k. Keeps: c_k.
     """
 
-    eta_g: Annotated[float, Doc("server learning rate"), Range(0, open=True)] = 1.0
+    eta_g: Annotated[Positive, Doc("server learning rate")] = 1.0
 
     solves = {}
     needs_plain_sgd = True

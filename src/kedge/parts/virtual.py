@@ -14,6 +14,7 @@ from kedge.core.part import Doc, Out, Part, Range, register
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree
 from kedge.core.view import Spec, View
+from kedge.schema import Count, NotNegative, Positive, Size
 
 
 @register
@@ -40,23 +41,23 @@ class VHL(Part):
     Uploads: the extra outputs.
     """
 
-    alpha: Annotated[float, Doc("weight of the virtual samples' loss"), Range(0)] = 1.0
-    lam: Annotated[float, Doc("weight of the alignment with virtual features"), Range(0)] = 1.0
+    alpha: Annotated[NotNegative, Doc("weight of the virtual samples' loss")] = 1.0
+    lam: Annotated[NotNegative, Doc("weight of the alignment with virtual features")] = 1.0
     lam_virtual: Annotated[
-        float, Doc("weight of the contrastive loss among virtual features"), Range(0)
+        NotNegative, Doc("weight of the contrastive loss among virtual features")
     ] = 0.1
-    tau: Annotated[float, Doc("temperature of both contrastive losses"), Range(0, open=True)] = 0.07
+    tau: Annotated[Positive, Doc("temperature of both contrastive losses")] = 0.07
     rows: Annotated[int, Doc("virtual samples per local step"), Range(2)] = 128
-    per_class: Annotated[int, Doc("virtual samples per class"), Range(1)] = 200
-    align_epochs: Annotated[int, Doc("local epochs with contrastive losses; 0: all"), Range(0)] = 5
+    per_class: Annotated[Count, Doc("virtual samples per class")] = 200
+    align_epochs: Annotated[Size, Doc("local epochs with contrastive losses; 0: all")] = 5
     labels: Annotated[
         Literal["extra", "shared"],
         Doc("labels of virtual samples: extra classes, or the real ones"),
     ] = "extra"
     spread: Annotated[
-        float, Doc("standard deviation within a virtual class; 1 between classes"), Range(0)
+        NotNegative, Doc("standard deviation within a virtual class; 1 between classes")
     ] = 0.5
-    grid: Annotated[int, Doc("side of the coarse images"), Range(1)] = 8
+    grid: Annotated[Count, Doc("side of the coarse images")] = 8
 
     side = "data"
     presets = {

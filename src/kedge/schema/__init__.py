@@ -17,18 +17,30 @@ without one, takes any value.
 
 from kedge.schema.binding import (
     BoundCall,
+    Configured,
     ErrorCollector,
     Option,
     OptionRow,
     Schema,
     bind_sum,
+    read_fields,
     schema_of,
 )
-from kedge.schema.reading import read_fields
-from kedge.schema.values import Choice, Count, Doc, Length, NotNegative, Positive, Range, Read, Size
+from kedge.schema.values import (
+    Choice,
+    Count,
+    Doc,
+    Length,
+    NotNegative,
+    Positive,
+    Range,
+    Read,
+    Share,
+    Size,
+)
 
 __all__ = [
-    "BoundCall", "Choice", "Count", "Doc", "ErrorCollector", "Length", "NotNegative", "Option",
-    "OptionRow", "Positive", "Range", "Read", "Schema", "Size", "bind_sum", "read_fields",
-    "schema_of",
+    "BoundCall", "Choice", "Configured", "Count", "Doc", "ErrorCollector", "Length", "NotNegative",
+    "Option", "OptionRow", "Positive", "Range", "Read", "Schema", "Share", "Size", "bind_sum",
+    "read_fields", "schema_of",
 ]  # fmt: skip

@@ -5,10 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from kedge.errors import FieldError, GrammarError, KedgeError, SeveralErrors, UnknownName
 from kedge.grammar import Call, parse_calls, write_value
@@ -275,6 +286,35 @@ def _read(thing: Any, name: str, presets: bool, hidden: tuple[str, ...]) -> Sche
     return Schema(name, {option.name: option for option in options}, noun, named)
 
 
+class Configured:
+    """Base of frozen dataclasses whose fields are options: ``name(field=value)``."""
+
+    #: Its name in the grammar; the class name in lower case if it is not set.
+    name: ClassVar[str] = ""
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # subclasses are dataclasses
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__dict__.get("name") or cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        for key, value in self.schema().check(self._given()).items():
+            object.__setattr__(self, key, value)
+
+    @classmethod
+    def schema(cls) -> Schema:
+        """The fields: types, ranges, defaults, help and presets."""
+        return schema_of(cls, cls.name or cls.__name__, presets=True)
+
+    def _given(self) -> dict[str, Any]:
+        """The value of every field."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def __str__(self) -> str:
+        """The call in the grammar, with the fields that differ from their defaults."""
+        return self.schema().write(self._given())
+
+
 class Lookup(Protocol):
     """A mapping from names to functions, such as a registry."""
 
@@ -322,3 +362,72 @@ def _repr(value: Any) -> str:
 
 def _as_typed(value: Any) -> str:
     return "-" if value is None else write_value(value)
+
+
+# -- A dataclass from the values of a JSON or TOML file, strictly ----------------------------------
+
+
+T = TypeVar("T")
+
+
+def read_fields(cls: type[T], values: Any, where: str = "", complete: bool = False) -> T:
+    """An instance of a dataclass from plain values.
+
+    Fields may be of all types that options have, and dataclasses, tuples and mappings of these.
+
+    Args:
+        cls: the dataclass.
+        values: a mapping from the names of fields to values. Lists become tuples, and mappings
+            become the dataclasses that stand in their place.
+        where: its place, which starts every message.
+        complete: whether fields with a default must be there, too, as in files that kedge writes.
+
+    Raises:
+        KedgeError: a key is unknown or missing, or a value has the wrong type or is out of range;
+            all of these together.
+
+    >>> Node = dataclasses.make_dataclass("Node", [("ports", tuple[int, ...]), ("name", str, "")])
+    >>> read_fields(Node, {"ports": [1, 2]})
+    Node(ports=(1, 2), name='')
+    >>> read_fields(Node, {"ports": [1, 2.5]}, "node")
+    Traceback (most recent call last):
+    kedge.errors.FieldError: node.ports[1] = 2.5 is not a whole number
+    """
+    _check_mapping(values, where or "the content")
+    hints = get_type_hints(cls, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    errors, found = ErrorCollector(), {}
+    for key in (key for key in values if key not in fields):
+        errors.add(UnknownName(f"key of {where}" if where else "key", str(key), fields))
+    for name, own in fields.items():
+        place = f"{where}.{name}" if where else name
+        with errors.collect():
+            if name in values:
+                found[name] = _read_value(values[name], hints[name], place, complete)
+            elif complete or default_of(own) is REQUIRED:
+                raise FieldError(f"{place} is missing", name)
+    errors.raise_all()
+    return cls(**found)
+
+
+def _read_value(value: Any, hint: Any, place: str, complete: bool) -> Any:
+    """A value in the type of a hint."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return read_fields(hint, value, place, complete)  # type: ignore[arg-type]
+    if origin in (Union, types.UnionType) and types.NoneType in inner:
+        members = tuple(member for member in inner if member is not types.NoneType)
+        return None if value is None else _read_value(value, Union[members], place, complete)  # noqa: UP007
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        _check_mapping(value, place)
+        return {k: _read_value(v, inner[1], f"{place}.{k}", complete) for k, v in value.items()}
+    if origin is tuple and inner[-1] is Ellipsis and isinstance(value, (list, tuple)):
+        return tuple(
+            _read_value(v, inner[0], f"{place}[{i}]", complete) for i, v in enumerate(value)
+        )
+    return Option(place, hint).check(value)
+
+
+def _check_mapping(value: Any, place: str) -> None:
+    if not isinstance(value, Mapping):
+        raise FieldError(f"{place} is {value!r:.40}, which is no table of names and values")

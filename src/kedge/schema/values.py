@@ -68,6 +68,7 @@ class Read(NamedTuple):
 
 Positive = Annotated[float, Range(0, open=True)]
 NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]
 Size = Annotated[int, Range(0)]
 

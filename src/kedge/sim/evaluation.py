@@ -16,8 +16,7 @@ from kedge.core.task import Batch, Task
 from kedge.core.task_base import Sums
 from kedge.core.tree import Weights
 from kedge.data.federation import Federation
-from kedge.engines.engine import Engine
-from kedge.engines.reference import EVALUATION_ROWS, metric_sums
+from kedge.engines.engine import EVALUATION_ROWS, Engine, metric_sums
 from kedge.errors import FieldError, KedgeError
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kedge.engines.torch_private import watching_operators
 from kedge.limits import host_available as host_available
-from kedge.limits import kilobytes
+from kedge.limits import read_number
 
 MIN_RESERVED_BYTES = 100_000_000  # below it, the segments of CUDA's allocator are too coarse
 
@@ -106,7 +106,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _process_peak() -> int:
     """Peak resident memory of this process in bytes."""
-    peak = kilobytes(Path("/proc/self/status"), "VmHWM:")
+    peak = read_number(Path("/proc/self/status"), "VmHWM:")
     if peak is not None:  # on Linux, getrusage would include the peak of the parent before exec
         return peak * 1024
     import resource  # not on Windows

@@ -70,10 +70,8 @@ def place(
     data, server = sim.federation.nbytes, tree.nbytes(sim.server)
     # data and server are already in memory
     free = memory.available(sim.federation.device) + data + server
-    cohort, seeds = (
-        sim.session.cohort_size,
-        seeds_at_once(execution, sim.session.cohort_size, settings.seeds),
-    )
+    cohort = sim.session.cohort_size
+    seeds = seeds_at_once(execution, cohort, settings.seeds)
     state = client_state * sim.federation.num_clients * seeds
     location = _state_location(state, free) if settings.state == "auto" else settings.state
     execution, notes = dataclasses.replace(execution, state=location), []

@@ -1,39 +1,46 @@
 """The plan of a run: its execution, its threads, and estimates of its memory and time.
 
 Threads share the work of one operator, so their number follows the largest operator of a client's
-step.
+step. What trials have measured is remembered, by everything that it depends on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import hashlib
+import json
 import math
 import multiprocessing
 import os
+import platform
 import shutil
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kedge._version import __version__
 from kedge.core import client
 from kedge.core.work import take_jobs
-from kedge.engines.device import device_name
+from kedge.engines.device import device_name, effective
 from kedge.engines.engine import RunFacts, engines
 from kedge.engines.execution import Execution
 from kedge.engines.torch_private import watching_operators
 from kedge.engines.workers import can_start_workers
 from kedge.errors import KedgeError
+from kedge.files import make_folder, write_file
 from kedge.sim.simulation import Simulation
 from kedge.tuning import timings
 from kedge.tuning.memory import Need
 from kedge.tuning.placement import Placement, Settings, format_bytes, place, seeds_at_once
-from kedge.tuning.remembered import Measurements, key_of, load_record, store_record
 from kedge.tuning.timings import Timings, label
 from kedge.tuning.trial import form_cohort, isolated, measure_need, one_step, start_trial
 
@@ -72,7 +79,12 @@ def _clients_at_once(execution: Execution, settings: Settings, sim: Simulation) 
 def largest_operator(sim: Simulation, rounds: int) -> float:
     """Floating-point operations of the largest operator of a client's step, or of what comes before
     its first step. Infinite if this is not known."""
-    largest = _Largest()
+    largest = 0.0
+
+    def watch(name: str, inputs: Any, outputs: Any) -> None:
+        nonlocal largest
+        largest = max(largest, flops_of(name, inputs[0], outputs))
+
     with isolated(sim.federation.device):
         try:
             trial = start_trial(sim, Execution("loop"), rounds)
@@ -80,21 +92,11 @@ def largest_operator(sim: Simulation, rounds: int) -> float:
                 trial, one_step(trial, [trial.session.draw_clients(trial.round)[0]])
             )
             bound, job, rows = cohort.bound, take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
-            with watching_operators(largest.watch) as watched:
+            with watching_operators(watch) as watched:
                 client.step(bound, job, client.begin(bound, job), rows)
         except Exception:  # noqa: BLE001  (the run itself raises the error)
             return math.inf
-    return largest.flops if watched else math.inf
-
-
-class _Largest:
-    """The largest of the operators that were watched."""
-
-    def __init__(self) -> None:
-        self.flops = 0.0
-
-    def watch(self, name: str, inputs: Any, outputs: Any) -> None:
-        self.flops = max(self.flops, flops_of(name, inputs[0], outputs))
+    return largest if watched else math.inf
 
 
 def flops_of(name: str, inputs: Sequence[Any], outputs: Any) -> float:
@@ -226,25 +228,24 @@ def _make_plan(settings: Settings, sim: Simulation) -> Plan:
     placements = _place_all(threaded, known, settings, sim)
     chosen, reason = _select(placements, known, settings, sim)
     if not settings.workers or None not in known.needs.values():  # a process may die by chance
-        store_record(key, known.to_record())
-    plan = Plan(
+        store_record(key, dataclasses.asdict(known))
+    took = known.timings or Timings({}, {}, 0.0)
+    seconds = took.rounds.get(label(chosen.execution), math.inf)
+    seconds = seconds if math.isfinite(seconds) else 0.0  # unknown
+    evaluations = math.ceil(settings.rounds / settings.eval_every)
+    total = settings.seeds * (settings.rounds * seconds + evaluations * took.test)
+    return Plan(
         execution=chosen.execution,
         device=device_name(sim.federation.device),
         at_once=chosen.at_once,
         lane_bytes=chosen.lane,
         total_bytes=chosen.total,
         available_bytes=chosen.available,
+        round_seconds=seconds,
+        total_seconds=total if seconds else 0.0,
         reason=reason,
         notes=(*_failure_notes(every, working, threaded, known), *chosen.notes),
     )
-    if known.timings is None:
-        return plan
-    round_seconds = known.timings.rounds.get(label(chosen.execution), math.inf)
-    if not math.isfinite(round_seconds):
-        return plan
-    evaluations = math.ceil(settings.rounds / settings.eval_every)
-    total = settings.seeds * (settings.rounds * round_seconds + evaluations * known.timings.test)
-    return dataclasses.replace(plan, round_seconds=round_seconds, total_seconds=total)
 
 
 def _failure_notes(
@@ -395,3 +396,124 @@ def _format_ms(seconds: float) -> str:
     """Milliseconds to two digits."""
     digits = max(0, 1 - math.floor(math.log10(max(seconds * 1e3, 1e-6))))
     return f"{seconds * 1e3:.{digits}f}"
+
+
+# -- What is remembered of trials ------------------------------------------------------------------
+
+
+MAX_AGE_S = 30 * 86400.0  # older timings are measured again
+
+
+@dataclass
+class Measurements:
+    """Memory by engine, None for one that fails, and timings by candidate."""
+
+    needs: dict[str, Need | None]
+    timings: Timings | None = None
+    failures: dict[str, str] = field(default_factory=dict)  # reasons, by engine
+    operator: float | None = None  # floating-point operations of the largest operator of a step
+    when: float = field(default_factory=time.time)  # of the timings, in seconds since the epoch
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any] | None) -> Measurements:
+        """Read a record of the cache. A malformed one counts as missing."""
+        try:
+            assert record is not None
+            needs = {
+                name: need and Need(int(need[0]), int(need[1]))
+                for name, need in record["needs"].items()
+            }
+            given = record["timings"]
+            timings = given and Timings(
+                dict(given["steps"]),
+                dict(given["rounds"]),
+                float(given["test"]),
+                dict(given["failures"]),
+                dict(given["spread"]),
+            )
+            operator, failures = float(record["operator"]), dict(record["failures"])
+            return cls(needs, timings, failures, operator, float(record["when"]))
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError):
+            return cls({})
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the timings still count: they expire."""
+        return self.timings is not None and 0 <= time.time() - self.when < MAX_AGE_S
+
+
+def key_of(candidates: Sequence[Execution], settings: Settings, sim: Simulation) -> dict[str, Any]:
+    """Everything that the measurements depend on."""
+    fed, bound = sim.federation, sim.bound
+    weights = {**bound.initial.params, **bound.initial.buffers}
+    return {
+        "kedge": __version__,
+        "torch": torch.__version__,
+        "device": device_name(fed.device),
+        "processor": processor_name(),
+        "threads": [settings.threads, torch.get_num_threads()],
+        "cores": os.cpu_count(),
+        "candidates": [dataclasses.asdict(x) for x in candidates],
+        "method": repr(bound.method),
+        "optim": repr(bound.optim),
+        "model": repr(bound.model.template),
+        "weights": [(name, list(x.shape), str(x.dtype)) for name, x in weights.items()],
+        "input": [list(fed.input_shape), str(fed.x.dtype), settings.augment],
+        "batchnorm": bound.model.batchnorm,
+        "precision": effective(bound.model.precision, fed.device),
+        "work": repr(sim.session.workload.work),
+        "steps": sorted(sim.session.workload.work.steps_for(size) for size in fed.sizes),
+        "cohort": sim.session.cohort_size,
+        "seeds": settings.seeds,
+    }
+
+
+@cache
+def processor_name() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine()
+
+
+MAX_ENTRIES = 500  # the oldest are evicted
+
+
+def load_record(key: dict[str, Any]) -> dict[str, Any] | None:
+    """The record stored under a key, or None."""
+    return _cached_records().get(_digest(key))
+
+
+def store_record(key: dict[str, Any], record: dict[str, Any]) -> None:
+    """Store a record under a key; both are JSON objects."""
+    path, digest = _cache_path(), _digest(key)
+    others = {name: value for name, value in _cached_records().items() if name != digest}
+    newest = [*others.items(), (digest, record)][-MAX_ENTRIES:]
+    with contextlib.suppress(OSError):
+        make_folder(path.parent)
+        write_file(path, json.dumps(dict(newest)).encode(), private=True)
+
+
+def _cached_records() -> dict[str, dict[str, Any]]:
+    try:
+        records = json.loads(_cache_path().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(records, dict):
+        return {}
+    return {name: value for name, value in records.items() if isinstance(value, dict)}
+
+
+def _cache_path() -> Path:
+    folder = os.environ.get("KEDGE_CACHE")
+    user_cache = os.environ.get("XDG_CACHE_HOME")
+    if folder:
+        return Path(folder) / "plans.json"
+    return (Path(user_cache) if user_cache else Path.home() / ".cache") / "kedge" / "plans.json"
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]

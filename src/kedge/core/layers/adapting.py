@@ -6,8 +6,8 @@ Forward hooks convert the outputs, so the names of weights stay as they are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class Adapted(NamedTuple):
     tokens: bool  # takes whole numbers
 
 
-def check_module(model: Any) -> nn.Module:
+def check_module(model: object) -> nn.Module:
     """The module itself; a ModelError says what to give instead of anything else."""
     if isinstance(model, type):
         raise ModelError(f"model is the class {model.__name__}; give an instance: call it first")
@@ -75,8 +75,7 @@ def adapt(module: nn.Module, x: Tensor, seed: int = 0) -> Adapted:
         if isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor):
             _last(candidate).register_forward_hook(take_logits)
             out = out["logits"]
-        _check_outputs(out, len(x))
-        return Adapted(candidate, tuple(out.shape[1:]), tokens)
+        return Adapted(candidate, tuple(_outputs(out, len(x)).shape[1:]), tokens)
     raise AssertionError
 
 
@@ -135,19 +134,19 @@ def _output_at(net: nn.Module, name: str, x: Tensor) -> Tensor:
     return found[-1]
 
 
-def take_logits(_module: nn.Module, _args: Any, out: Any) -> Any:
+def take_logits(_module: nn.Module, _args: object, out: Mapping[str, Tensor]) -> Tensor:
     """Forward hook: the entry ``logits`` of a dictionary."""
     return out["logits"]
 
 
-def two_logits(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
+def two_logits(_module: nn.Module, _args: object, out: Tensor) -> Tensor:
     """Forward hook: the logits [0, z] of one output z."""
     z = out.reshape(-1, 1)
     return torch.cat([torch.zeros_like(z), z], -1)
 
 
 #: Hooks by the names under which a saved model has them.
-HOOKS = {"logits": take_logits, "one_logit": two_logits}
+HOOKS: dict[str, Callable[..., Tensor]] = {"logits": take_logits, "one_logit": two_logits}
 
 
 def hooks_of(module: nn.Module) -> dict[str, list[str]]:
@@ -183,11 +182,11 @@ def _copied(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(b): UninitializedBuffer() for b in lazy})
 
 
-def _in_float32(net: nn.Module, x: Tensor) -> Any:
+def _in_float32(net: nn.Module, x: Tensor) -> object:
     """Outputs of a net; its lazy layers are created, and it is then in float32."""
     if not _is_lazy(net):
         net.float()
-    out = net(x)
+    out: object = net(x)
     net.float()
     if _is_lazy(net):
         raise ModelError("a lazy layer is not used in the forward pass; leave it out")
@@ -199,7 +198,8 @@ def _is_lazy(net: nn.Module) -> bool:
     return any(isinstance(v, kinds) for v in [*net.parameters(), *net.buffers()])
 
 
-def _check_outputs(out: Any, rows: int) -> None:
+def _outputs(out: object, rows: int) -> Tensor:
+    """The outputs of a module; a ModelError if they are none."""
     if isinstance(out, Mapping):
         raise ModelError(
             f"the model returns a dictionary of {', '.join(map(str, out))}; let it return its "
@@ -219,6 +219,7 @@ def _check_outputs(out: Any, rows: int) -> None:
         )
     if not out.is_floating_point():
         raise ModelError("the model returns whole numbers; let it return logits")
+    return out
 
 
 def _cannot_take(net: nn.Module, x: Tensor, error: Exception) -> str:

@@ -26,7 +26,7 @@ from kedge.core.bound import Bound
 from kedge.core.part import Stack
 from kedge.core.tree import Tree
 from kedge.core.update import Update
-from kedge.engines.reference import metric_sums
+from kedge.engines.engine import metric_sums
 from kedge.errors import WireError
 from kedge.federation.coordinator.rules import Rules
 from kedge.federation.large_messages import Message, size_of

@@ -31,9 +31,9 @@ from kedge.core.tree import Tree, Weights
 from kedge.core.update import NO_WEIGHTS, Update
 from kedge.core.view import Noise
 from kedge.data.federation import Federation
+from kedge.engines.engine import sums_over
 from kedge.engines.layout import layout_of
 from kedge.engines.loop import Loop
-from kedge.engines.reference import sums_over
 from kedge.errors import KedgeError, TermsError, WireError
 from kedge.session import wire
 from kedge.session.session import NEVER, Broadcast, Request
