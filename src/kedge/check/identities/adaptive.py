@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kedge.check.identities.common import LR, A, H
+from kedge.check.identities.common import LR, A, H, close, pair, positions
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
@@ -24,7 +24,7 @@ def two_rounds_by_hand(cls: type[FedAdagrad]) -> Iterator[Claim]:
     first = 0.5 * 0.25 / (math.sqrt(0.0725) + 0.1)
     d = _update(first)
     second = first + 0.5 * d / (math.sqrt(0.0725 + d * d) + 0.1)
-    yield from _two_rounds(cls(lr=0.5, tau=0.1), first, second)
+    yield from positions(pair().simulate(cls(lr=0.5, tau=0.1)), first, second)
 
 
 @oracle(FedAdam)
@@ -36,7 +36,8 @@ def moments_by_hand(cls: type[FedAdam]) -> Iterator[Claim]:
     d = _update(first)
     m, v = 0.8 * 0.05 + 0.2 * d, 0.6 * 0.031 + 0.4 * d * d
     second = first + 0.5 * m / (math.sqrt(v) + 0.1)
-    yield from _two_rounds(cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6), first, second)
+    part = cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6)
+    yield from positions(pair().simulate(part), first, second)
 
 
 @oracle(FedYogi)
@@ -49,9 +50,9 @@ def additive_second_moment_by_hand(cls: type[FedYogi]) -> Iterator[Claim]:
     assert d * d > 0.035
     m, v = 0.8 * 0.05 + 0.2 * d, 0.035 + 0.4 * d * d
     second = first + 0.5 * m / (math.sqrt(v) + 0.1)
-    yield from _two_rounds(cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6), first, second)
-    run = quadratics(H, A, LR, steps=1).simulate(cls(lr=0.5, tau=1.0, beta1=0.8, beta2=0.6))
-    run.run_round()
+    part = cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6)
+    yield from positions(pair().simulate(part), first, second)
+    run = pair().trained(cls(lr=0.5, tau=1.0, beta1=0.8, beta2=0.6))
     yield Claim("w with v above d^2", 0.5 * 0.05 / (math.sqrt(0.975) + 1), position(run))
 
 
@@ -97,11 +98,11 @@ def norms_are_over_all_parameters(cls: type[FedExP]) -> Iterator[Claim]:
     deltas = [_moved(problem.simulate("fedavg"), [k]) for k in range(3)]
     p = [5 / 28, 9 / 28, 14 / 28]
     mean = tree.map(lambda *d: p[0] * d[0] + p[1] * d[1] + p[2] * d[2], *deltas)
-    spread = sum(q * _square(d) for q, d in zip(p, deltas, strict=True))
-    eta = max(1.0, spread / (2 * (_square(mean) + 3 * 1e-6)))
+    spread = sum(q * float(tree.sq_norm(d)) for q, d in zip(p, deltas, strict=True))
+    eta = max(1.0, spread / (2 * (float(tree.sq_norm(mean)) + 3 * 1e-6)))
     got = _moved(problem.simulate(cls(eps=1e-6)), [0, 1, 2])
     yield Claim("eta is above 1", 1.0, float(eta > 1), 0.0)
-    yield Claim("error of the update", 0.0, tree.gap(got, tree.scale(mean, eta)), 1e-12)
+    yield close("error of the update", got, tree.scale(mean, eta))
 
 
 @oracle(FedExP)
@@ -112,15 +113,13 @@ def mean_of_the_last_two_iterates(cls: type[FedExP]) -> Iterator[Claim]:
     problem = images(sizes=(5, 9), norm="bn")
     run, plain = problem.simulate(cls()), problem.simulate(cls(average=False))
     iterates: list[Weights] = []
-    yield Claim("first model", 0.0, tree.gap(run.output, run.weights), 0.0)
+    yield close("first model", run.output, run.weights, 0.0)
     for t in range(1, 4):
         run.run_round()
         plain.run_round()
         iterates = [*iterates, plain.weights][-2:]
-        yield Claim(f"iterates at t = {t}", 0.0, tree.gap(run.weights, plain.weights), 0.0)
-        yield Claim(
-            f"model without mean at t = {t}", 0.0, tree.gap(plain.output, iterates[-1]), 0.0
-        )
+        yield close(f"iterates at t = {t}", run.weights, plain.weights, 0.0)
+        yield close(f"model without mean at t = {t}", plain.output, iterates[-1], 0.0)
         old, new = iterates[0], iterates[-1]
         gaps = [tree.gap(run.output.params, tree.map(_mean, old.params, new.params))]
         for name, value in run.output.buffers.items():
@@ -136,7 +135,7 @@ def high_losses_increase_the_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
     0.5 e/(1 + e). Later losses multiply q further. Client sizes do not matter. Detects a flipped
     sign, a forgotten q, and weights by size."""
     for copies in (None, (1, 3)):
-        run = quadratics(H, A, LR, steps=1, copies=copies).simulate(cls(eta=0.2))
+        run = pair(copies=copies).simulate(cls(eta=0.2))
         w, q = 0.0, [1.0, 1.0]
         for t in range(3):
             losses = [h * (w - a) ** 2 / 2 for h, a in zip(H, A, strict=True)]
@@ -163,7 +162,7 @@ def absent_clients_keep_their_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
     """The cohorts are client 1, both, client 1, both. Alone, client 1 moves w by its own update,
     for any q_1, and its loss still increases q_1; q_0 is unchanged. Detects a q that is stored
     normalised over the cohort, or that changes for absent clients."""
-    run = quadratics(H, A, LR, steps=1).simulate(cls(eta=0.2))
+    run = pair().simulate(cls(eta=0.2))
     w, log_q = 0.0, [0.0, 0.0]
     for cohort in ([1], [0, 1], [1], [0, 1]):
         updates, total = 0.0, 0.0
@@ -181,39 +180,26 @@ def _update(w: float) -> float:
     return sum(-LR * h * (w - a) for h, a in zip(H, A, strict=True)) / 2
 
 
-def _two_rounds(part: Part, first: float, second: float) -> Iterator[Claim]:
-    run = quadratics(H, A, LR, steps=1).simulate(part)
-    for w in (first, second):
-        run.run_round()
-        yield Claim(f"w at t = {run.round}", w, position(run))
-
-
 def _coordinates(part: Any, share: float, keep: float, add: float) -> Iterator[Claim]:
     """The update is lr share d / (sqrt(keep tau^2 + add d^2) + tau), per coordinate."""
     problem = images(norm="bn")
     plain, run = problem.simulate("fedavg"), problem.simulate(part)
-    d = _moved(plain, None)
-    got = _moved(run, None)
+    d, got = _moved(plain, None), _moved(run, None)
     expected = {
         n: part.lr * share * x / (torch.sqrt(keep * part.tau**2 + add * x**2) + part.tau)
         for n, x in d.items()
     }
-    yield Claim("error of the update", 0.0, tree.gap(got, expected), 1e-12)
-    same = tree.gap(run.weights.buffers, plain.weights.buffers)
-    yield Claim("error of BatchNorm statistics", 0.0, same, 0.0)
+    yield close("error of the update", got, expected)
+    yield close("error of BatchNorm statistics", run.weights.buffers, plain.weights.buffers, 0.0)
 
 
 def _halves(part: Part, optima: tuple[float, ...], copies: tuple[int, ...] | None = None) -> float:
     """w after one round from 0 in which every client's update is half its optimum."""
-    run = quadratics((10.0,) * len(optima), optima, LR, steps=1, copies=copies).simulate(part)
-    run.run_round()
-    return position(run)
+    return position(quadratics((10.0,) * len(optima), optima, LR, 1, copies).trained(part))
 
 
 def _first(part: Part, steps: int) -> float:
-    run = quadratics(H, A, LR, steps=steps).simulate(part)
-    run.run_round()
-    return position(run)
+    return position(pair(steps).trained(part))
 
 
 def _moved(run: Any, clients: list[int] | None) -> Params:
@@ -221,10 +207,6 @@ def _moved(run: Any, clients: list[int] | None) -> Params:
     start = run.weights.params
     run.run_round(clients)
     return tree.sub(run.weights.params, start)
-
-
-def _square(delta: Params) -> float:
-    return sum(float((x**2).sum()) for x in delta.values())
 
 
 def _mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

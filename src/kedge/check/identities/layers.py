@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.check.identities.common import LR, STEPS, A, H
+from kedge.check.identities.common import LR, STEPS, A, H, close
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core import client, tree
@@ -63,9 +63,9 @@ def nothing_is_communicated(cls: type[Local]) -> Iterator[Claim]:
         done = run.run_round()
         plain.run_round([0])
         yield Claim("bytes per round", 0.0, float(done.up_bytes + done.down_bytes), 0.0)
-    yield Claim("the server", 0.0, tree.gap(run.weights, start), 0.0)
+    yield close("the server", run.weights, start, 0.0)
     own = tree.take(run.personal(), 0)
-    yield Claim("error of the model of client 0", 0.0, tree.gap(own, plain.weights), 1e-12)
+    yield close("error of the model of client 0", own, plain.weights)
 
 
 @oracle(Ditto)
@@ -100,22 +100,17 @@ def personal_model_has_its_own_batchnorm(cls: type[Ditto]) -> Iterator[Claim]:
     run = problem.simulate(cls(lam=0.0))
     run.run_round([0])
     first = tree.take(run.personal([0]), 0)
-    yield Claim("error after one round", 0.0, tree.gap(first, run.weights), 1e-12)
+    yield close("error after one round", first, run.weights)
     run.run_round([1])
-    yield Claim(
-        "change in a round of another client",
-        0.0,
-        tree.gap(tree.take(run.personal([0]), 0), first),
-        0.0,
-    )
+    yield close("change in a round of another client", tree.take(run.personal([0]), 0), first, 0.0)
     w, buffers = first
     for t in range(2):
         batch = run.federation.clean(run.cohort([0]).batches[0, t])
         w, buffers = _step(run, w, buffers, batch.x, batch.y)
     run.run_round([0])
     got = tree.take(run.personal([0]), 0)
-    yield Claim("error of the parameters", 0.0, tree.gap(got.params, w), 1e-12)
-    yield Claim("error of the statistics", 0.0, tree.gap(got.buffers, buffers), 1e-12)
+    yield close("error of the parameters", got.params, w)
+    yield close("error of the statistics", got.buffers, buffers)
 
 
 @oracle(FineTune)
@@ -150,12 +145,10 @@ def personal_model_includes_statistics(cls: type[FineTune]) -> Iterator[Claim]:
         carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[1, t])
     run.run_round()
     own = run.personal()
-    yield Claim(
-        "error of the model of client 1", 0.0, tree.gap(tree.take(own, 1), carry.weights), 1e-12
-    )
+    yield close("error of the model of client 1", tree.take(own, 1), carry.weights)
     mean = tree.map(lambda x: x.double().mean(0), own)
     shared = tree.map(lambda x: x.double(), run.weights)
-    yield Claim("error of the mean", 0.0, tree.gap(mean, shared), 1e-12)
+    yield close("error of the mean", mean, shared)
 
 
 def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kedge.check.identities.common import close
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, Problem, images, step_view
-from kedge.core import tree
 from kedge.core.optim import SGD
 from kedge.core.part import Out, Part
 from kedge.core.task import Batch, make_task
@@ -44,7 +44,7 @@ def one_sample_by_hand(cls: type[FedNTD]) -> Iterator[Claim]:
         grad = torch.func.grad(term)(local)["head.weight"]  # [class, input]
         x = torch.tensor([0, math.log(2), math.log(3)], dtype=DOUBLE)
         expected = torch.stack([0 * x, 3 * tau * (0.5 - p) * x, 3 * tau * (p - 0.5) * x])
-        yield Claim(f"error of its gradient at tau = {tau:g}", 0.0, tree.gap(grad, expected))
+        yield close(f"error of its gradient at tau = {tau:g}", grad, expected, 1e-9)
         yield Claim(
             f"gradient of the true logit at tau = {tau:g}", 0.0, float(grad[0].abs().max()), 0.0
         )
@@ -71,9 +71,7 @@ def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
     for t in range(2):
         params = _descended(params, partial(loss, t=t))
     run.run_round([0])
-    yield Claim(
-        "error of the model after two steps", 0.0, tree.gap(run.weights.params, params), 1e-12
-    )
+    yield close("error of the model after two steps", run.weights.params, params)
 
 
 @oracle(FedNTD)
@@ -144,9 +142,7 @@ def gradient_reaches_the_body(cls: type[FedDecorr]) -> Iterator[Claim]:
 
     expected = _descended(run.weights.params, loss)
     run.run_round([0])
-    yield Claim(
-        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
-    )
+    yield close("error of the model after one step", run.weights.params, expected)
 
 
 @oracle(FedProto)
@@ -156,7 +152,7 @@ def first_round_is_fedavg(cls: type[FedProto]) -> Iterator[Claim]:
     run, plain = problem.simulate(cls(lam=5.0)), problem.simulate("fedavg")
     run.run_round()
     plain.run_round()
-    yield Claim("difference from FedAvg's model", 0.0, tree.gap(run.weights, plain.weights), 0.0)
+    yield close("difference from FedAvg's model", run.weights, plain.weights, 0.0)
 
 
 @oracle(FedProto)
@@ -174,13 +170,12 @@ def prototypes_by_hand(cls: type[FedProto]) -> Iterator[Claim]:
         for j in range(3):
             own = [z[b.y == j] for z, b in zip(features, data, strict=True) if (b.y == j).any()]
             every = torch.cat(own) if pool == "samples" else torch.stack([z.mean(0) for z in own])
-            gap = tree.gap(got[j], every.mean(0))
-            yield Claim(f"error of prototype {j}, mean over {pool}", 0.0, gap, 1e-12)
+            yield close(f"error of prototype {j}, mean over {pool}", got[j], every.mean(0))
         lacks = [j for j in range(3) if not (data[0].y == j).any()]
         run.run_round([0])
         after = run.server.slots[cls.name]["prototypes"]
         yield Claim("a class is absent", 1.0, float(bool(lacks)), 0.0)
-        yield Claim("change of the absent prototype", 0.0, tree.gap(after[lacks], got[lacks]), 0.0)
+        yield close("change of the absent prototype", after[lacks], got[lacks], 0.0)
 
 
 @oracle(FedProto)
@@ -192,9 +187,7 @@ def prototypes_of_the_trained_model(cls: type[FedProto]) -> Iterator[Claim]:
     batch = run.federation.clean(_rows(run)[1])
     z, got = _features(run, batch.x), run.server.slots[cls.name]["prototypes"]
     for j in batch.y.unique().tolist():
-        yield Claim(
-            f"error of prototype {j}", 0.0, tree.gap(got[j], z[batch.y == j].mean(0)), 1e-12
-        )
+        yield close(f"error of prototype {j}", got[j], z[batch.y == j].mean(0))
 
 
 @oracle(FedProto)
@@ -220,9 +213,7 @@ def one_step_by_autograd(cls: type[FedProto]) -> Iterator[Claim]:
     expected = _descended(run.weights.params, loss)
     run.run_round([1])
     yield Claim("a class has no prototype", 1.0, float(len(known) < 3), 0.0)
-    yield Claim(
-        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
-    )
+    yield close("error of the model after one step", run.weights.params, expected)
 
 
 def _linear(weight: Tensor) -> Problem:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kedge.check.identities.common import close
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, Problem, images
 from kedge.core import tree
@@ -75,9 +76,7 @@ def three_steps_by_autograd(cls: type[FedReg]) -> Iterator[Claim]:
                 taken = tree.scale(grads, max(0.0, share))
                 v, delta = tree.sub(v, taken), tree.sub(delta, taken)
         run.run_round([k])
-        yield Claim(
-            f"error of the model of client {k}", 0.0, tree.gap(run.weights.params, v), 1e-11
-        )
+        yield close(f"error of the model of client {k}", run.weights.params, v, 1e-11)
     yield Claim("sign cases of k_2 and k_3", 3.0, float(len(used)), 0.0)
 
 

@@ -12,6 +12,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from kedge.check.identities.common import close
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
@@ -150,8 +151,6 @@ def _network() -> tuple[Weights, Tensor]:
 def _same(part: Part, expected: Weights) -> Iterator[Claim]:
     run = images(norm="bn", sizes=_SIZES).simulate(part)
     run.run_round()
-    yield Claim(
-        "error of the parameters", 0.0, tree.gap(run.weights.params, expected.params), 1e-12
-    )
+    yield close("error of the parameters", run.weights.params, expected.params)
     found = {n: run.weights.buffers[n] for n in expected.buffers}
-    yield Claim("error of BatchNorm statistics", 0.0, tree.gap(found, expected.buffers), 1e-12)
+    yield close("error of BatchNorm statistics", found, expected.buffers)
