@@ -82,26 +82,25 @@ class _Probe(Part):
 
 def pure(part: Part) -> None:
     """Equal inputs give equal outputs, and hooks modify neither inputs nor the part."""
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
-    _run_surveys(run)
+    problem = images(norm="bn", task=part.tasks[0])
+    run = _surveyed(problem, part)
     cohort = run.cohort([0])
-    job, index = take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
-    check_client(run.bound.at(run.round), job, index, every=True)
+    check_client(
+        run.bound.at(run.round), take_jobs(cohort.jobs, 0), cohort.batches[0, 0], every=True
+    )
     before = repr(vars(part)), _class_state(part)
     for engine in tested_engines():
-        first = _run(images(norm="bn", task=part.tasks[0]), part, engine)
-        again = _run(images(norm="bn", task=part.tasks[0]), part, engine)
+        first, again = (_run(images(norm="bn", task=part.tasks[0]), part, engine) for _ in range(2))
         _check_identical(first, again, f"two equal runs on the {engine} engine")
     if (repr(vars(part)), _class_state(part)) != before:
         raise LawViolation(
             "the part changed its own attributes; return state from client_init, prepare or "
             "server_init instead"
         )
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
+    run = _surveyed(problem, part)
     cohort = run.cohort([0, 1, 2])
-    _run_surveys(run)
     for i in range(3):
-        job = take_jobs(run.cohort([0, 1, 2]).jobs, i)
+        job = take_jobs(cohort.jobs, i)
         inputs = [*tree.leaves(job), *tree.leaves(run.server)]
         versions = [x._version for x in inputs]
         carry = client.begin(run.bound.at(run.round), job)
@@ -163,18 +162,16 @@ def resumable(part: Part) -> None:
         uninterrupted = _run(problem, part, engine, rounds=3)
         stopped = _run(problem, part, engine, rounds=1)
         resumed = problem.simulate(part, engine, per_round=2)
-        resumed.load_state(load(save({k: v.contiguous() for k, v in stopped.state().items()})))
+        resumed.load_state(_sent(stopped.state()))
         for _ in range(2):
             resumed.run_round()
-        _check_identical(
-            uninterrupted, resumed, f"a resumed run and an uninterrupted run ({engine})"
-        )
+        what = f"a resumed run and an uninterrupted run ({engine})"
+        _check_identical(uninterrupted, resumed, what)
 
 
 def wire(part: Part) -> None:
     """Messages and states survive a round trip through safetensors."""
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
-    _run_surveys(run)
+    run = _surveyed(images(norm="bn", task=part.tasks[0]), part)
     run.run_round()
     cohort = run.cohort([0, 1])
     update, state = _trained(run, 0)
@@ -188,18 +185,22 @@ def wire(part: Part) -> None:
     }
     for name, value in messages.items():
         try:
-            flat = {k: v.contiguous() for k, v in tree.to_wire(value).items()}
+            flat = tree.to_wire(value)
         except TypeError as error:
             raise LawViolation(f"{name}: {error}") from None
-        if not tree.equal(value, tree.from_wire(load(save(flat)), value)):
+        if not tree.equal(value, tree.from_wire(_sent(flat), value)):
             raise LawViolation(f"{name} changes in a round trip through safetensors")
+
+
+def _sent(flat: Params) -> Params:
+    """Named tensors after a round trip through safetensors."""
+    return load(save({name: x.contiguous() for name, x in flat.items()}))
 
 
 def frugal(part: Part) -> None:
     """Sent, uploaded and kept numbers match the part's declaration."""
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
-    plain = images(norm="bn", task=part.tasks[0]).simulate("fedavg")
-    _run_surveys(run)
+    problem = images(norm="bn", task=part.tasks[0])
+    run, plain = _surveyed(problem, part), problem.simulate("fedavg")
     run.run_round()
     part, symbols = run.bound.part(part.name), run.bound.spec.symbols(part)
     update, base = _trained(run, 0).update, _trained(plain, 0).update
@@ -240,8 +241,7 @@ def ragged(part: Part) -> None:
     """A client's result is the same alone and together with clients of other sizes."""
     problem = images(norm="bn", task=part.tasks[0], sizes=(6, 21, 11))
     for engine in tested_engines():
-        run = problem.simulate(part, engine)
-        _run_surveys(run)
+        run = _surveyed(problem, part, engine)
         run.run_round()
         totals, states = _train(run, [0, 1, 2])
         alone = [_train(run, [k]) for k in range(3)]
@@ -267,8 +267,7 @@ def permutation(part: Part) -> None:
     for engine in tested_engines():
         runs = []
         for order in ([0, 1, 2], [2, 0, 1]):
-            run = problem.simulate(part, engine)
-            _run_surveys(run)
+            run = _surveyed(problem, part, engine)
             for _ in range(2):
                 run.run_round(order)
             runs.append(run)
@@ -306,41 +305,39 @@ def objective(part: Part) -> None:
 
 
 def stable(part: Part) -> None:
-    """On two quadratics the method settles between the optima, and near enough to the best."""
-    if "regression" in part.tasks and (reason := _quadratics_fault(part)):
-        raise LawViolation(reason)
-
-
-def _quadratics_fault(part: Part) -> str:
-    """Why the method is not stable on two quadratics; empty if it is.
+    """On two quadratics the method settles between the optima, and near enough to the best.
 
     A mean over clients and steps of any attraction to the clients' optima lies between these. A
     correction, a penalty or a server optimizer with the right sign settles no farther from the
     optimum of the mean than FedAvg, but for what the part declares as ``strays``. A leaf that stays
     on the clients does not move on the server.
     """
+    if "regression" not in part.tasks:
+        return
     run, path = quadratics(CURVATURES, OPTIMA, LR, STEPS).simulate(part), []
     for round in range(ROUNDS):
         try:
             run.run_round()
         except KedgeError as error:
-            return f"round {round} on two quadratics: {error}"
+            raise LawViolation(f"round {round} on two quadratics: {error}") from None
         path.append(position(run))
     settled, best = sum(path[-LAST:]) / LAST, minimum(CURVATURES, OPTIMA)
     fedavg = fedavg_point(CURVATURES, OPTIMA, LR, STEPS)
     if "head.weight" in run.bound.private_params:
-        return f"a private leaf moves on the server, to {settled:.3g}" if any(path) else ""
+        if any(path):
+            raise LawViolation(f"a private leaf moves on the server, to {settled:.3g}")
+        return
     is_between = min(OPTIMA) <= settled <= max(OPTIMA)
-    if is_between and abs(settled - best) <= abs(fedavg - best) + part.strays + SLACK:
-        return ""
+    beyond = abs(settled - best) - abs(fedavg - best)
+    if is_between and beyond <= part.strays + SLACK:
+        return
     advice = "A sign is likely to be wrong"
     if is_between:
-        beyond = abs(settled - best) - abs(fedavg - best)
         advice += (
             "; if the objective is another one, declare how much farther it settles: "
             f"strays = {_rounded_up(beyond)}"
         )
-    return (
+    raise LawViolation(
         f"on two quadratics with optima at {OPTIMA[0]:g} and {OPTIMA[1]:g}, w settles at "
         f"{settled:.6g}; FedAvg settles at {fedavg:.6g}, and the optimum of the mean is "
         f"{best:.6g}. {advice}"
@@ -388,9 +385,12 @@ def _run(problem: Problem, method: Any, engine: str, rounds: int = 2) -> Simulat
     return problem.trained(method, engine, rounds, per_round=2)
 
 
-def _run_surveys(run: Simulation) -> None:
-    for part in run.bound.parts_with("survey"):
-        run.survey(part, None)
+def _surveyed(problem: Problem, part: Part, engine: str | None = None) -> Simulation:
+    """A simulation before its first round, with the surveys that come first."""
+    run = problem.simulate(part, engine)
+    for one in run.bound.parts_with("survey"):
+        run.survey(one, None)
+    return run
 
 
 def _trained(run: Simulation, k: int) -> client.Trained:

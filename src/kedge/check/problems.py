@@ -165,8 +165,9 @@ def linear(
     """
     head = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=DOUBLE)
     with torch.no_grad():
-        for leaf, value in zip(head.parameters(), (weight, bias), strict=False):
-            leaf.copy_(value)
+        head.weight.copy_(weight)
+        if bias is not None:
+            head.bias.copy_(bias)
     data = federation_of(x, y, sizes, task, len(weight))
     stages = {"stage1": nn.Flatten()} if x.ndim > 2 else {}
     module = nn.Sequential(OrderedDict(**stages, head=head))

@@ -10,12 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.check.identities.common import close, cross_entropy, descended, features_of, layers
+from kedge.check.identities.common import (
+    close,
+    cross_entropy,
+    descended,
+    features_of,
+    layers,
+    picked,
+)
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.task import Batch
-from kedge.core.tree import Params, Weights
+from kedge.core.tree import Params
 from kedge.parts.adversarial import DANN
 from kedge.sim.simulation import Simulation
 
@@ -32,22 +39,21 @@ def three_steps_by_autograd(cls: type[DANN]) -> Iterator[Claim]:
         batches, params, start = run.cohort([1]).batches[0], run.weights.params, cls.name + "/"
         for t in range(3):
             batch = run.federation.clean(batches[t])
-            own = {n: p for n, p in params.items() if n.startswith(start)}
-            net = {n: p for n, p in params.items() if n not in own}
-            new = {}
+            own = tree.under(params, cls.name)
+            net = {n: p for n, p in params.items() if not n.startswith(start)}
+            new: Params = {}
             if not alternate or t % 2 == 0:
-                new |= descended(own, partial(_domain_loss, run, batch, net))
+                step = descended(own, partial(_domain_loss, run, batch, net))
+                new |= {start + n: p for n, p in step.items()}
             if not alternate or t % 2 == 1:
                 new |= descended(net, partial(_model_loss, run, batch, own))
             params = params | new
         run.run_round([1])
         what = "alternating" if alternate else "simultaneous"
-        for name, is_own in (("discriminator", True), ("model", False)):
-            moved, expected = (
-                {n: p for n, p in w.items() if n.startswith(start) == is_own}
-                for w in (run.weights.params, params)
-            )
-            yield close(f"error of the {name}, {what}", moved, expected)
+        domain = {n for n in params if n.startswith(start)}
+        for name, names in (("discriminator", domain), ("model", set(params) - domain)):
+            found, expected = (picked(w, names) for w in (run.weights.params, params))
+            yield close(f"error of the {name}, {what}", found, expected)
 
 
 @oracle(DANN)
@@ -66,9 +72,8 @@ def loss_of_an_uninformative_discriminator(cls: type[DANN]) -> Iterator[Claim]:
 
 def _domain_loss(run: Simulation, batch: Batch, net: Params, own: Params) -> Tensor:
     """Cross-entropy of the discriminator's answer, client 1."""
-    features = features_of(run, batch.x, Weights(net, {}))
-    answer = layers(tree.under(own, DANN.name), features)
-    return F.cross_entropy(answer, torch.ones(len(batch.y), dtype=torch.int64))
+    features = features_of(run, batch.x, net)
+    return F.cross_entropy(layers(own, features), torch.ones(len(batch.y), dtype=torch.int64))
 
 
 def _model_loss(run: Simulation, batch: Batch, own: Params, net: Params) -> Tensor:

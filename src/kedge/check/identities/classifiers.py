@@ -13,13 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.check.identities.common import close, descended, features_of
+from kedge.check.identities.common import (
+    close,
+    descended,
+    features_of,
+    logits_of,
+    picked,
+    server_round,
+)
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, images, step_view
 from kedge.core import rng
 from kedge.core.part import Part
-from kedge.core.round import Round
-from kedge.core.tree import Params, Tree, Weights
+from kedge.core.tree import Params, Tree
 from kedge.core.update import ZERO
 from kedge.parts.classifiers import CCVR, FedETF, SphereFed
 from kedge.sim.simulation import Simulation
@@ -50,9 +56,8 @@ def pooled_statistics_equal_those_of_all_samples(cls: type[CCVR]) -> Iterator[Cl
             if len(some) > 1:
                 total = total + (len(some) - 1) * some.T.cov()
         total = (total - n * torch.outer(own.mean(0), own.mean(0))) / (n - 1)
-        yield close(
-            f"error against the formula of the paper for class {c}", covariance[c], total, 1e-13
-        )
+        what = f"error against the formula of the paper for class {c}"
+        yield close(what, covariance[c], total, 1e-13)
 
 
 @oracle(CCVR)
@@ -83,7 +88,7 @@ def head_training_equals_torch_sgd(cls: type[CCVR]) -> Iterator[Claim]:
     run = images(sizes=(5, 9, 14)).simulate(part)
     sums = _survey(run, part)
     sums = {n: torch.cat([x[:2], torch.zeros_like(x[2:])]) for n, x in sums.items()}  # class 2
-    r = _round(run, part, sums)
+    r = server_round(run, sums, ZERO.of([0, 1, 2], 0))
     new, _ = part.absorb(r, run.weights)
     key_features, key_batches = rng.split(r.key, 2)
     count, mean, covariance = part._pooled(sums)
@@ -96,7 +101,7 @@ def head_training_equals_torch_sgd(cls: type[CCVR]) -> Iterator[Claim]:
         sgd.zero_grad()
         F.cross_entropy(F.linear(features[y, row], *head.values()), y).backward()
         sgd.step()
-    yield close("error of the head", {n: new.params[n] for n in HEAD}, head, 1e-13)
+    yield close("error of the head", picked(new.params, HEAD), head, 1e-13)
     yield Claim("draws of the absent class", 0.0, float(absent), 0.0)
     yield close("error of the body", _body(new.params), _body(run.weights.params), 0.0)
 
@@ -107,9 +112,8 @@ def class_balance_of_batches(cls: type[CCVR]) -> Iterator[Claim]:
     count = torch.tensor([30.0, 10.0, 0.0], dtype=DOUBLE)
     for labels, expected in (("equal", 0.5), ("proportional", 0.75)):
         y, row = cls(labels=labels, batch=8000, samples=5)._rows(rng.key(2), count)  # type: ignore[arg-type]
-        yield Claim(
-            f"share of class 0 ({labels})", expected, float((y == 0).to(DOUBLE).mean()), 0.02
-        )
+        share = float((y == 0).to(DOUBLE).mean())
+        yield Claim(f"share of class 0 ({labels})", expected, share, 0.02)
         yield Claim(f"draws of the absent class ({labels})", 0.0, float((y == 2).sum()), 0.0)
         yield Claim(f"largest feature index ({labels})", 4.0, float(row.max()), 0.0)
 
@@ -135,7 +139,7 @@ def one_step_by_autograd(cls: type[SphereFed]) -> Iterator[Claim]:
     _, batch = step_view(run, 1, cls())
 
     def loss(body: Params) -> Tensor:
-        f = features_of(run, batch.x, Weights(start | body, {}))
+        f = features_of(run, batch.x, start | body)
         error = F.normalize(f, dim=1) @ w.T - torch.eye(3, dtype=DOUBLE)[batch.y]
         return (error**2).sum() / 15
 
@@ -144,7 +148,7 @@ def one_step_by_autograd(cls: type[SphereFed]) -> Iterator[Claim]:
     yield Claim("loss", float(loss(start)), float(found[cls.name][0] + found["task"][0]))
     yield close("error of the body", _body(run.weights.params), expected, 1e-13)
     x = run.federation.clean(torch.arange(14)).x
-    logits = run.bound.model.forward(run.weights, x, "eval").logits
+    logits = logits_of(run, x)
     scores = F.normalize(features_of(run, x), dim=1) @ w.T
     same = (logits.argmax(1) == scores.argmax(1)).to(DOUBLE).mean()
     yield Claim("agreement with the predictions of W f/|f|", 1.0, float(same), 0.0)
@@ -189,7 +193,7 @@ def one_step_with_a_rotated_frame(cls: type[FedETF]) -> Iterator[Claim]:
     start |= {n: u @ start[n] for n in HEAD}  # the projection, rotated
 
     def loss(params: Params) -> Tensor:
-        mu = run.bound.model.forward(Weights(params, {}), batch.x, "eval").logits
+        mu = logits_of(run, batch.x, params)
         logits = params[f"{cls.name}/scale"] * F.normalize(mu, dim=1) @ frame
         weight = counts[has] * torch.exp(logits[:, has])
         own = counts[batch.y] * torch.exp(logits.gather(1, batch.y[:, None])[:, 0])
@@ -201,7 +205,7 @@ def one_step_with_a_rotated_frame(cls: type[FedETF]) -> Iterator[Claim]:
     yield Claim("loss", float(loss(start)), float(found[cls.name][0] + found["task"][0]))
     yield close("error of the model", after, run.weights.params)
     x = run.federation.clean(torch.arange(14)).x
-    mu = run.bound.model.forward(run.weights, x, "eval").logits @ u.T
+    mu = logits_of(run, x) @ u.T
     same = ((mu @ frame).argmax(1) == (mu @ u).argmax(1)).to(DOUBLE).mean()
     yield Claim("agreement with the predictions of the head", 1.0, float(same), 0.0)
 
@@ -223,19 +227,3 @@ def _survey(run: Simulation, part: Part) -> Tree:
     cohort = run.cohort(range(run.federation.num_clients))
     found = run.engine.survey(cohort, part)
     return {path[-1]: upload.value for path, upload in found.uploads.items()}
-
-
-def _round(run: Simulation, part: Part, uploads: Tree) -> Round:
-    return Round(
-        part=part,
-        model=run.bound.model,
-        spec=run.bound.spec,
-        round=run.round,
-        lr=0.05,
-        key=rng.key(9),
-        phase="",
-        anchor=run.weights,
-        server={},
-        uploads=uploads,
-        totals=ZERO.of(list(range(run.federation.num_clients)), 0),
-    )

@@ -8,7 +8,7 @@ that fixed points are known in closed form. The standard pair is h = (1, 10), a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,14 @@ from torch import Tensor
 
 from kedge.check.oracles import Claim
 from kedge.check.problems import Problem, minimum, position, quadratics
-from kedge.core import tree
+from kedge.core import rng, tree
 from kedge.core.method import Method
+from kedge.core.model import Mode, Pass
 from kedge.core.part import Part
+from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
+from kedge.core.update import Totals
 from kedge.sim.simulation import Simulation
 
 H, A, LR, STEPS = (1.0, 10.0), (0.0, 1.0), 0.05, 10
@@ -42,12 +45,20 @@ def after_steps(k: int, w: float, steps: int = STEPS) -> float:
     return A[k] + (1 - LR * H[k]) ** steps * (w - A[k])
 
 
-def updates(
+def updating(
     values: Sequence[float], h: float, lr: float, copies: tuple[int, ...] | None
 ) -> Problem:
     """Quadratic clients whose first updates are these values; each takes one step."""
     optima = tuple(u / (lr * h) for u in values)
     return quadratics((h,) * len(optima), optima, lr, steps=1, copies=copies)
+
+
+def moved(run: Simulation, clients: Sequence[int] | None = None) -> Weights:
+    """The change of the global model in one round."""
+    before = run.weights
+    run.run_round(clients)
+    change: Weights = tree.sub(run.weights, before)
+    return change
 
 
 def positions(run: Simulation, *expected: float) -> Iterator[Claim]:
@@ -60,6 +71,11 @@ def positions(run: Simulation, *expected: float) -> Iterator[Claim]:
 def head(params: Tree) -> float:
     """The weight of the quadratics in a tree of parameters."""
     return float(params["head.weight"])
+
+
+def picked(params: Tree, names: Iterable[str]) -> Tree:
+    """The leaves of these names."""
+    return {n: params[n] for n in names}
 
 
 def close(what: str, a: Tree, b: Tree, tolerance: float = 1e-12) -> Claim:
@@ -88,8 +104,7 @@ def descended(params: Params, *losses: Callable[[Params], Tensor], lr: float = L
 
 def cross_entropy(run: Simulation, batch: Batch) -> Callable[[Params], Tensor]:
     """The loss on a batch of a network without BatchNorm."""
-    model = run.bound.model
-    return lambda p: F.cross_entropy(model.forward(Weights(p, {}), batch.x, "eval").logits, batch.y)
+    return lambda params: F.cross_entropy(logits_of(run, batch.x, params), batch.y)
 
 
 def first_batch(run: Simulation, client: int, t: int = 0) -> Batch:
@@ -97,11 +112,30 @@ def first_batch(run: Simulation, client: int, t: int = 0) -> Batch:
     return run.federation.clean(run.cohort([client]).batches[0, t])
 
 
-def features_of(run: Simulation, x: Tensor, weights: Weights | None = None) -> Tensor:
-    """Features in evaluation mode, at the global model by default."""
-    features = run.bound.model.forward(weights or run.weights, x, "eval").features
+def samples_of(run: Simulation, client: int) -> Batch:
+    """All samples of a client."""
+    return run.federation.clean(run.federation.rows.split(run.federation.sizes)[client])
+
+
+def features_of(
+    run: Simulation, x: Tensor, weights: Weights | Params | None = None, mode: Mode = "eval"
+) -> Tensor:
+    """Features, by default in evaluation mode and at the global model."""
+    features = _forward(run, x, weights, mode).features
     assert features is not None
     return features
+
+
+def logits_of(run: Simulation, x: Tensor, weights: Weights | Params | None = None) -> Tensor:
+    """Logits in evaluation mode, at the global model by default."""
+    return _forward(run, x, weights).logits
+
+
+def _forward(
+    run: Simulation, x: Tensor, weights: Weights | Params | None, mode: Mode = "eval"
+) -> Pass:
+    weights = Weights(weights, {}) if isinstance(weights, dict) else weights or run.weights
+    return run.bound.model.forward(weights, x, mode)
 
 
 def linear_of(params: Params, x: Tensor) -> Tensor:
@@ -115,3 +149,21 @@ def layers(p: Tree, z: Tensor) -> Tensor:
     for i in range(last):
         z = torch.clamp(z @ p[f"weight{i}"].T + p[f"bias{i}"], min=0)
     return z @ p[f"weight{last}"].T + p[f"bias{last}"]
+
+
+def server_round(run: Simulation, uploads: Tree, totals: Totals, round: int = 0) -> Round:
+    """What the only part of a method receives on the server."""
+    part = run.bound.parts[0]
+    return Round(
+        part=part,
+        model=run.bound.model,
+        spec=run.bound.spec,
+        round=round,
+        lr=LR,
+        key=rng.key(9),
+        phase="",
+        anchor=run.weights,
+        server=run.server.slots.get(part.name, {}),
+        uploads=uploads,
+        totals=totals,
+    )

@@ -13,7 +13,6 @@ from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.model import Mode
-from kedge.core.tree import Weights
 from kedge.parts.contrastive import MOON
 
 
@@ -21,16 +20,11 @@ from kedge.parts.contrastive import MOON
 def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
     """Without a previous model all three models coincide, so the two cosines are equal."""
     problem = images(sizes=(5, 5), steps=1)
-    run = problem.simulate(cls(mu=3.0, projection=4))
-    plain = problem.simulate("fedavg")
+    run, plain = problem.simulate(cls(mu=3.0, projection=4)), problem.trained("fedavg")
     terms = run.run_round().losses[cls.name]
-    plain.run_round()
     yield Claim("term / mu at equal models", math.log(2), float(terms[0]) / 3.0)
-    yield close(
-        "effect of its gradient on the model",
-        plain.weights,
-        tree.map(lambda _, w: w, plain.weights, run.weights),
-    )
+    model = tree.map(lambda _, w: w, plain.weights, run.weights)
+    yield close("effect of its gradient on the model", plain.weights, model)
 
 
 @oracle(MOON)
@@ -47,14 +41,14 @@ def both_models_run_in_evaluation_mode(cls: type[MOON]) -> Iterator[Claim]:
         run = problem.trained(part)
         own = tree.under(run.weights.params, cls.name)
         batch = first_batch(run, 1)
-        z: list[torch.Tensor] = []
-        for weights in (run.weights, run.weights, alone.weights):
-            mode: Mode = "eval" if z and eval_mode else "probe"
-            features = run.bound.model.forward(weights, batch.x, mode).features
-            assert features is not None
-            one = layers(own, features)
-            z.append(one / one.norm(dim=1, keepdim=True))
-        now, before = (z[0] * z[1]).sum(1), (z[0] * z[2]).sum(1)
+        fixed: Mode = "eval" if eval_mode else "probe"
+        modes: tuple[Mode, ...] = ("probe", fixed, fixed)
+        models = (run.weights, run.weights, alone.weights)
+        here, there, old = (
+            F.normalize(layers(own, features_of(run, batch.x, weights, mode)))
+            for weights, mode in zip(models, modes, strict=True)
+        )
+        now, before = (here * there).sum(1), (here * old).sum(1)
         expected = float(1.5 * torch.log1p(torch.exp((before - now) / 0.4)).mean())
         got = float(run.run_round().losses[cls.name][1])
         yield Claim(f"term of round 1 with eval_mode = {eval_mode}", expected, got)
@@ -71,7 +65,7 @@ def term_of_the_second_round(cls: type[MOON]) -> Iterator[Claim]:
     run = images(sizes=(5, 9), batch=5, steps=1).trained(cls(mu=1.0, projection=0, tau=0.5))
     batch = first_batch(run, 1)
     previous = tree.take(run.store.rows[cls.name]["previous"], 1)
-    now, before = (features_of(run, batch.x, w) for w in (run.weights, Weights(previous, {})))
+    now, before = (features_of(run, batch.x, w) for w in (run.weights, previous))
     cosine = F.cosine_similarity(now, before)
     expected = float(torch.log1p(torch.exp((cosine - 1) / 0.5)).mean())
     yield Claim("term of round 1", expected, float(run.run_round().losses[cls.name][1]))

@@ -18,8 +18,10 @@ from kedge.check.identities.common import (
     gradient,
     head,
     pair,
+    picked,
     positions,
     run_quadratics,
+    samples_of,
 )
 from kedge.check.objective import CURVATURES, OPTIMA, SIZES, blocks, client_weights, settle
 from kedge.check.oracles import Claim, oracle
@@ -127,19 +129,16 @@ def only_the_head_is_corrected(cls: type[FedPVR]) -> Iterator[Claim]:
     yield Claim("control variates outside the head", 0.0, float(len(set(c) ^ names)), 0.0)
     if not names <= set(c):
         return
-    own = tree.map(lambda *g: torch.stack(g), *({n: g[n] for n in c} for g in first))
+    own = tree.map(lambda *g: torch.stack(g), *(picked(g, c) for g in first))
     mean = tree.map(lambda g: g.mean(0), own)
     yield close("error of c_k = grad f_k", state, own)
     yield close("error of c = mean of c_k", c, mean)
     change = _gradient(run, 0)
-    change |= tree.map(lambda g, c, c_0: g + c - c_0[0], {n: change[n] for n in c}, mean, own)
+    change |= tree.map(lambda g, c, c_0: g + c - c_0[0], picked(change, c), mean, own)
     expected = tree.axpy(-LR, change, run.weights.params)
     run.run_round([0])
-    for what, is_head in (("head", True), ("body", False)):
-        found, second = (
-            {n: p for n, p in w.items() if (n in names) == is_head}
-            for w in (run.weights.params, expected)
-        )
+    for what, some in (("head", names), ("body", set(expected) - names)):
+        found, second = (picked(w, some) for w in (run.weights.params, expected))
         yield close(f"error of the second step of the {what}", found, second)
 
 
@@ -194,5 +193,4 @@ def fixed_point_of_fedavg_with_a_smaller_step(cls: type[FedCM]) -> Iterator[Clai
 
 def _gradient(run: Simulation, k: int) -> Params:
     """Gradient of a client's loss on all its data at the global model."""
-    batch = run.federation.clean(run.federation.rows[5 * k : 5 * k + 5])
-    return gradient(run.weights.params, cross_entropy(run, batch))[1]
+    return gradient(run.weights.params, cross_entropy(run, samples_of(run, k)))[1]

@@ -19,13 +19,15 @@ from kedge.check.identities.common import (
     features_of,
     first_batch,
     layers,
+    logits_of,
+    picked,
 )
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, LocalSteps, Problem, federation_of, images, small_net
 from kedge.core import rng
 from kedge.core.optim import SGD
 from kedge.core.task import Batch
-from kedge.core.tree import Params, Weights
+from kedge.core.tree import Params
 from kedge.core.work import LocalWork
 from kedge.parts.fedbr import FedBR
 
@@ -38,9 +40,8 @@ def equal_cosines_give_log_2(cls: type[FedBR]) -> Iterator[Claim]:
     y = torch.ones(6, dtype=torch.int64)
     work = LocalWork(batch=6, steps=1)
     problem = Problem(federation_of(x, y, [6]), small_net("none", 3), work, SGD(lr=0.5))
-    run, plain = problem.simulate(cls(lam=0.0, mu=3.0, rows=4, width=5)), problem.simulate("fedavg")
+    run, plain = problem.simulate(cls(lam=0.0, mu=3.0, rows=4, width=5)), problem.trained("fedavg")
     term = run.run_round().losses[cls.name][0]
-    plain.run_round()
     yield Claim("term / mu", math.log(2), float(term) / 3)
     yield close("effect of its gradient on the model", plain.weights, run.weights)
 
@@ -69,25 +70,25 @@ def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
         return -torch.log(f1 / (f1 + f2)).mean()
 
     def term(params: Params, real: Batch, p: Params) -> Tensor:
-        z_pseudo, z_real = (features_of(run, x, Weights(params, {})) for x in (pseudo, real.x))
+        z_pseudo, z_real = (features_of(run, x, params) for x in (pseudo, real.x))
         log_probs = F.log_softmax(model.head(params, z_pseudo), 1)
         return -0.3 * log_probs.mean() + 0.7 * contrast(p, z_pseudo, z_real)
 
     z_global, params, terms = features_of(run, pseudo), dict(body), []
     for t in range(2):
         real = run.federation.clean(batches[t])
-        z = [features_of(run, x, Weights(params, {})) for x in (pseudo, real.x)]
+        z = [features_of(run, x, params) for x in (pseudo, real.x)]
         projection = descended(projection, partial(contrast, z_pseudo=z[0], z_real=z[1]), lr=-LR)
         terms.append(float(term(params, real, projection)))
         params = descended(params, cross_entropy(run, real), partial(term, real=real, p=projection))
 
     # the same pseudo-data again: the survey of round 0 draws from the same keys
-    found = run.run_round([0]).losses[cls.name][0]
+    mean = run.run_round([0]).losses[cls.name][0]
+    yield Claim("mean of the two terms", sum(terms) / 2, float(mean))
     after = run.server.slots[cls.name]["projection"]
-    yield Claim("mean of the two terms", sum(terms) / 2, float(found))
     yield close("error of the projection", projection, after)
-    for what, names in (("head", head), ("body", [n for n in body if n not in head])):
-        found, expected = ({n: w[n] for n in names} for w in (run.weights.params, params))
+    for what, names in (("head", head), ("body", set(body) - set(head))):
+        found, expected = (picked(w, names) for w in (run.weights.params, params))
         yield close(f"error of the {what}", found, expected)
 
 
@@ -118,9 +119,7 @@ def gradient_of_component_1(cls: type[FedBR]) -> Iterator[Claim]:
     run.survey(run.bound.parts[0], [0])
     pseudo, start = run.server.slots[cls.name]["pseudo"], run.weights
     real = first_batch(run, 0)
-    p, p_pseudo = (
-        torch.softmax(run.bound.model.forward(start, x, "eval").logits, 1) for x in (real.x, pseudo)
-    )
+    p, p_pseudo = (torch.softmax(logits_of(run, x), 1) for x in (real.x, pseudo))
     grad = (p - F.one_hot(real.y, 3)).mean(0) + 2.0 * (p_pseudo - 1 / 3).mean(0)
     run.run_round([0])
     expected = start.params["head.bias"] - 0.05 * grad

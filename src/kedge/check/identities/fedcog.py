@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.check.identities.common import close, linear_of
+from kedge.check.identities.common import close, linear_of, logits_of
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, LocalSteps, Problem, images, linear
 from kedge.core import rng, tree
@@ -73,10 +73,9 @@ def first_step_is_a_fraction_of_fedavg(cls: type[FedCOG]) -> Iterator[Claim]:
     1, 0) the client lacks 7 samples, so the task's loss has weight 5/12, and the step is 5/12 of
     FedAvg's. Detects swapped weights, and weights from N."""
     problem = _linear(_classes((4, 1, 0)), steps=1)
-    run, plain = problem.simulate(cls(samples=4, steps=2)), problem.simulate("fedavg")
+    run, plain = problem.simulate(cls(samples=4, steps=2)), problem.trained("fedavg")
     start = run.weights.params
     term = float(run.run_round().losses[cls.name][0])
-    plain.run_round()
     part = tree.map(lambda s, w: s + (w - s) * 5 / 12, start, plain.weights.params)
     yield Claim("distillation loss at the global model", 0.0, term, 1e-12)
     yield close("error of 5/12 of FedAvg's step", part, run.weights.params)
@@ -88,16 +87,12 @@ def distillation_loss_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
     second term is 0.7 T^2 mean sum_c g_c log(g_c / s_c), with s FedAvg's model after one step and g
     the global model. Detects the reverse KL, and a missing T^2."""
     settings: dict[str, Any] = {"weighting": "lambda", "lambda_kd": 0.7, "temperature": 2.0}
-    run = _linear(_classes((4, 2, 0)), steps=2).simulate(
-        cls(samples=4, batch=4, steps=2, **settings)
-    )
+    part = cls(samples=4, batch=4, steps=2, **settings)
+    run = _linear(_classes((4, 2, 0)), steps=2).simulate(part)
     plain = _linear(_classes((4, 2, 0)), steps=1).simulate("fedavg")
     x, before = _generated(run, 0)["x"], run.weights
     plain.run_round()
-    g, s = (
-        torch.softmax(run.bound.model.forward(weights, x, "eval").logits / 2, 1)
-        for weights in (before, plain.weights)
-    )
+    g, s = (torch.softmax(logits_of(run, x, weights) / 2, 1) for weights in (before, plain.weights))
     expected = 0.7 * 4 * (g * torch.log(g / s)).sum(1).mean()
     found = 2 * run.run_round().losses[cls.name][0]  # a mean over two steps
     yield Claim("term of the second step", float(expected), float(found))

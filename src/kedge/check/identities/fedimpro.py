@@ -87,9 +87,8 @@ def momentum_of_the_released_code(cls: type[FedImpro]) -> Iterator[Claim]:
             expected["mean"][c] = 0.9968 * first["mean"][c] + 0.0032 * own.mean(0)
             if len(own) > 1:
                 expected["scale"][c] = 0.9968 * first["scale"][c] + 0.0032 * own.std(0)
-        yield close(
-            f"error of the statistics, one per {axes}", run.server.slots[cls.name], expected
-        )
+        got = run.server.slots[cls.name]
+        yield close(f"error of the statistics, one per {axes}", got, expected)
 
 
 @oracle(FedImpro)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kedge.check.identities.common import close, cross_entropy, features_of, gradient
+from kedge.check.identities.common import close, cross_entropy, features_of, gradient, samples_of
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, LocalSteps, Problem, images, linear, step_view
 from kedge.core import rng, tree
@@ -118,7 +118,7 @@ def centroids_of_the_trained_model(cls: type[FedTR]) -> Iterator[Claim]:
     expected = torch.zeros(3, run.bound.spec.features, dtype=DOUBLE)
     for k in (0, 2):
         run.run_round([k])
-        batch = run.federation.clean(run.federation.rows.split(run.federation.sizes)[k])
+        batch = samples_of(run, k)
         features = features_of(run, batch.x)
         for j in batch.y.unique():
             expected[j] = features[batch.y == j].mean(0)
@@ -165,12 +165,8 @@ def accumulated_drift_at_the_optimum(cls: type[FedTR]) -> Iterator[Claim]:
         yield Claim(f"norm of the global gradient, {cohort} of 3 clients", 0.0, norm)
         for k in range(3):
             drift = tree.take(run.store.rows[cls.name]["drift"], k)
-            yield close(
-                f"error of d_{k} = -grad f_{k}/alpha, {cohort} of 3 clients",
-                drift,
-                tree.scale(grads[k], -1 / alpha),
-                1e-9,
-            )
+            what = f"error of d_{k} = -grad f_{k}/alpha, {cohort} of 3 clients"
+            yield close(what, drift, tree.scale(grads[k], -1 / alpha), 1e-9)
 
 
 def convex() -> Problem:
@@ -184,9 +180,8 @@ def convex() -> Problem:
 
 def client_gradient(run: Simulation, k: int) -> Params:
     """Gradient of f_k of :func:`convex` at the global model."""
-    start, params = run.federation.offsets[k], run.weights.params
-    batch = run.federation.clean(run.federation.rows[start : start + 1])
-    return tree.axpy(DECAY, params, _gradient(run, params, batch))
+    params = run.weights.params
+    return tree.axpy(DECAY, params, _gradient(run, params, samples_of(run, k)))
 
 
 def _gradient(run: Simulation, params: Params, batch: Batch) -> Params:

@@ -18,10 +18,13 @@ from kedge.check.identities.common import close, descended, gradient, leaves_of,
 from kedge.check.identities.two_linear import (
     COUNTS,
     SHARE,
+    SMALL,
+    equals_fedavg,
     head_gradient,
     linear_clients,
     pairwise_diversity,
     server_round_of,
+    teachers,
 )
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, images
@@ -32,7 +35,6 @@ from kedge.core.tree import Params, Weights
 from kedge.parts.flboost import FLBoost
 from kedge.parts.generators import diversity
 
-SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 ONE: dict[str, Any] = SMALL | {"steps": 1, "generator_steps": 1, "student_steps": 1}
 #: One step on the KL divergence summed over clients, with gradients through all models.
 SUMMED: dict[str, Any] = {
@@ -48,9 +50,7 @@ SUMMED: dict[str, Any] = {
 def ensemble_weights(cls: type[FLBoost]) -> Iterator[Claim]:
     """n = (6, 1, 0), (2, 3, 0) gives a = (3/4, 1/4, 0), (1/4, 3/4, 0), which sum to 1 for every
     present class. Detects shares of a client's own data, 6/7 and 2/5."""
-    a = cls()._ensemble(COUNTS)
-    expected = torch.tensor([[0.75, 0.25, 0.0], [0.25, 0.75, 0.0]], dtype=DOUBLE)
-    yield close("error of a_{k,y}", a, expected, 0.0)
+    yield close("error of a_{k,y}", cls()._ensemble(COUNTS), SHARE, 0.0)
     plain = cls(attention=False)._ensemble(COUNTS)
     half = torch.full_like(plain, 0.5)
     yield close("error of the uniform weights without attention", plain, half, 0.0)
@@ -60,11 +60,8 @@ def ensemble_weights(cls: type[FLBoost]) -> Iterator[Claim]:
 def label_proportions(cls: type[FLBoost]) -> Iterator[Claim]:
     """n = (8, 4, 0) and 2 x 7 labels: the quotas 9 1/3, 4 2/3 are rounded to 9, 5, 0. Unfocused,
     the present classes have equal quotas: 7, 7, 0."""
-    part = cls(steps=2, batch=7)
-    for what, one, expected in (
-        ("focused", part, (9, 5, 0)),
-        ("unfocused", cls(steps=2, batch=7, focused=False), (7, 7, 0)),
-    ):
+    for what, focused, expected in (("focused", True, (9, 5, 0)), ("unfocused", False, (7, 7, 0))):
+        one = cls(steps=2, batch=7, focused=focused)
         _, y = one._draw(rng.key(1), COUNTS.sum(0), DOUBLE)
         found = torch.bincount(y.flatten(), minlength=3).tolist()
         for c in range(3):
@@ -90,22 +87,21 @@ def student_step_by_hand(cls: type[FLBoost]) -> Iterator[Claim]:
     )
     for case, options, lr in cases:
         part = cls(**ONE, **options)
-        direction, divisor = part.direction, 3 if part.class_mean else 1
         r, weights = server_round_of(part, round=3)
         new, slot = part.server_step(r, weights)
-        z, y = part._draw(r.key, COUNTS.sum(0), DOUBLE)
-        x = part._generator(r.spec)(Weights(**slot), z[0], y[0], train=False)[0].flatten(1)
-        a, w = SHARE[:, y[0]], weights.params  # [K, B]
-        log_s = torch.log_softmax(linear_of(w, x), 1)
+        z, y = _drawn(part, r)
+        x = part._generator(r.spec)(Weights(**slot), z, y, train=False)[0].flatten(1)
+        log_s = torch.log_softmax(linear_of(weights.params, x), 1)
         s, grad = log_s.exp(), torch.zeros_like(log_s)
-        for k in range(2):
-            log_t = torch.log_softmax(linear_of(tree.take(r.clients.params, k), x), 1)
-            if direction == "teacher_student":
+        for k, teacher in enumerate(teachers(r)):
+            log_t = torch.log_softmax(linear_of(teacher, x), 1)
+            if part.direction == "teacher_student":
                 part_k = s - log_t.exp()
             else:
                 part_k = s * ((log_s - log_t) - (s * (log_s - log_t)).sum(1, keepdim=True))
-            grad = grad + a[k][:, None] * part_k
-        expected = tree.axpy(-lr, head_gradient(grad, x, w, divisor * 1e-3), w)
+            grad = grad + SHARE[k, y][:, None] * part_k
+        decay = 1e-3 * (3 if part.class_mean else 1)
+        expected = tree.axpy(-lr, head_gradient(grad, x, weights.params, decay), weights.params)
         yield close(f"error of the global model after a step ({case})", new.params, expected, 1e-13)
 
 
@@ -114,13 +110,12 @@ def learning_rate_of_the_run(cls: type[FLBoost]) -> Iterator[Claim]:
     """With lr = none and a schedule 0.05 0.5^t, four rounds equal those of lr = 0.05, decay = 0.5;
     generator_steps = 0, as decay acts on G, too. Detects the rate of the first round, and a decay
     on top of the schedule."""
-    runs = []
-    for options in ({"decay": 0.9}, {"decay": 0.5, "lr": 0.05}):
-        part = cls(**ONE | {"generator_steps": 0}, **options)  # type: ignore[arg-type]
-        problem = linear_clients()
-        problem = replace(problem, optim=SGD(lr=0.05, schedule="exponential(0.5)"))
-        runs.append(problem.trained(part, rounds=4).weights.params)
-    yield Claim("difference from the same rates as numbers", 0.0, tree.gap(*runs), 1e-14)
+    problem = replace(linear_clients(), optim=SGD(lr=0.05, schedule="exponential(0.5)"))
+    own, same = (
+        problem.trained(cls(**ONE | {"generator_steps": 0} | options), rounds=4).weights.params
+        for options in ({"decay": 0.9}, {"decay": 0.5, "lr": 0.05})
+    )
+    yield close("difference from the same rates as numbers", own, same, 1e-14)
 
 
 @oracle(FLBoost)
@@ -187,17 +182,12 @@ def without_adversarial_learning(cls: type[FLBoost]) -> Iterator[Claim]:
     r, weights = server_round_of(part)
     other = weights._replace(params=tree.scale(weights.params, -2.0))
     new, slot = part.server_step(r, weights)
-    yield close(
-        "effect of the global model on the generator", slot, part.server_step(r, other)[1], 0.0
-    )
+    same = part.server_step(r, other)[1]
+    yield close("effect of the global model on the generator", slot, same, 0.0)
     still = cls(**ONE | {"steps": 2, "generator_steps": 0}, adversarial=True)
     r.server = slot
-    yield close(
-        "error of the student trained after the generator",
-        still.server_step(r, weights)[0],
-        new,
-        1e-13,
-    )
+    tuned = still.server_step(r, weights)[0]
+    yield close("error of the student trained after the generator", tuned, new, 1e-13)
 
 
 @oracle(FLBoost)
@@ -206,8 +196,7 @@ def equal_clients_equal_fedavg(cls: type[FLBoost]) -> Iterator[Claim]:
     gradients are zero, and without weight decay the round equals FedAvg's. Detects a student that
     starts from last round's model."""
     part = cls(**SMALL, steps=3, student_steps=2, weight_decay=0.0)
-    plain, run = (linear_clients().trained(m) for m in ("fedavg", part))
-    yield close("difference from FedAvg's model", plain.weights.params, run.weights.params)
+    yield from equals_fedavg(part)
 
 
 @oracle(FLBoost)
@@ -229,14 +218,12 @@ def start_and_warmup(cls: type[FLBoost]) -> Iterator[Claim]:
     part = cls(**ONE, start=3, warmup=2)
     r, weights = server_round_of(part, round=2)
     new, slot = part.server_step(r, weights)
-    yield Claim("change before the start", 0.0, _changes(new, weights, slot, r.server), 0.0)
+    yield close("change before the start", (new, slot), (weights, r.server), 0.0)
     waits = cls(**ONE | {"student_steps": 0})
     for round, other in ((3, waits), (4, waits), (5, cls(**ONE))):
         r, weights = server_round_of(part, round=round)
         new, slot = part.server_step(r, weights)
-        expected, other_slot = other.server_step(r, weights)
-        gap = _changes(new, expected, slot, other_slot)
-        yield Claim(f"error of round {round}", 0.0, gap, 0.0)
+        yield close(f"error of round {round}", (new, slot), other.server_step(r, weights), 0.0)
     yield Claim("the student moves in round 5", 1.0, float(tree.gap(new, weights) > 1e-4), 0.0)
 
 
@@ -252,12 +239,8 @@ def bounded_fine_tuning(cls: type[FLBoost]) -> Iterator[Claim]:
     ratio = float(norms[0] / norms[1])
     for times, expected in ((0.0, 0.0), (0.5, 0.5), (2.0, 1.0)):
         new = cls(**ONE, bound=times * ratio).server_step(r, weights)[0].params
-        yield close(
-            f"error of a fine-tuning bounded at {times} of its norm",
-            tree.sub(new, weights.params),
-            tree.scale(free, expected),
-            1e-13,
-        )
+        moved, what = tree.sub(new, weights.params), f"bounded at {times} of its norm"
+        yield close(f"error of a fine-tuning {what}", moved, tree.scale(free, expected), 1e-13)
 
 
 @oracle(FLBoost)
@@ -265,14 +248,14 @@ def doubtful_samples_do_not_count(cls: type[FLBoost]) -> Iterator[Claim]:
     """Let q_b = sum_k a_{k,y} t_k(y) of each of six samples. With a confidence between two of them,
     the gradient is the mean over those above. Above all q_b there is no step, and no weight decay.
     Detects a mean over the batch, and clients that are not weighted."""
-    r, weights = server_round_of(cls(**ONE))
-    z, y = _drawn(cls(**ONE), r)
-    generator = Weights(**cls(**ONE).server_step(r, weights)[1])
-    x = cls(**ONE)._generator(r.spec)(generator, z, y, train=False)[0].flatten(1)
+    part = cls(**ONE)
+    r, weights = server_round_of(part)
+    plain, slot = part.server_step(r, weights)
+    z, y = _drawn(part, r)
+    x = part._generator(r.spec)(Weights(**slot), z, y, train=False)[0].flatten(1)
     w, taught = weights.params, torch.zeros(len(y), 3, dtype=DOUBLE)
-    for k in range(2):
-        teacher = torch.softmax(linear_of(tree.take(r.clients.params, k), x), 1)
-        taught += SHARE[k, y][:, None] * teacher
+    for k, teacher in enumerate(teachers(r)):
+        taught += SHARE[k, y][:, None] * torch.softmax(linear_of(teacher, x), 1)
     q = taught[torch.arange(len(y)), y]
     gaps = (torch.softmax(linear_of(w, x), 1) - taught) / 3  # over C
     ordered = q.sort().values
@@ -285,9 +268,7 @@ def doubtful_samples_do_not_count(cls: type[FLBoost]) -> Iterator[Claim]:
     none = cls(**ONE, confidence=min(1.0, float(q.max()) + 1e-6)).server_step(r, weights)[0]
     yield close("change without a trusted sample", none, weights, 0.0)
     every = cls(**ONE, confidence=0.0).server_step(r, weights)[0]
-    yield close(
-        "error of a step on all samples", every, cls(**ONE).server_step(r, weights)[0], 1e-13
-    )
+    yield close("error of a step on all samples", every, plain, 1e-13)
 
 
 @oracle(FLBoost)
@@ -299,9 +280,8 @@ def statistics_of_the_clients(cls: type[FLBoost]) -> Iterator[Claim]:
     methods = ("fedavg", cls(**options, student_bn="batch"), cls(**options, student_bn="train"))
     runs = [images(norm="bn").trained(m) for m in methods]
     plain, batch, train = (run.weights for run in runs)
-    yield close(
-        "difference of the parameters from those of training mode", batch.params, train.params, 0.0
-    )
+    what = "difference of the parameters from those of training mode"
+    yield close(what, batch.params, train.params, 0.0)
     yield close("difference of the statistics from FedAvg's", batch.buffers, plain.buffers, 0.0)
     moved = float(tree.gap(train.buffers, plain.buffers) > 1e-3)
     yield Claim("training mode moves the statistics", 1.0, moved, 0.0)
@@ -311,8 +291,8 @@ def _discrepancy(r: Round, x: Tensor, y: Tensor, student: Params) -> Tensor:
     """Mean over samples of sum_k a_{k,y} KL(t_k || s)."""
     s = torch.log_softmax(linear_of(student, x), 1)
     total = torch.zeros((), dtype=DOUBLE)
-    for k in range(2):
-        t = torch.log_softmax(linear_of(tree.take(r.clients.params, k), x), 1)
+    for k, teacher in enumerate(teachers(r)):
+        t = torch.log_softmax(linear_of(teacher, x), 1)
         gaps = F.kl_div(s, t, reduction="none", log_target=True).sum(1)  # KL(t || s)
         total = total + SHARE[k, y] @ gaps / len(x)
     return total
@@ -320,7 +300,7 @@ def _discrepancy(r: Round, x: Tensor, y: Tensor, student: Params) -> Tensor:
 
 def _generator_by_torch(part: FLBoost, r: Round, weights: Weights, official: bool) -> Weights:
     """The generator after its Adam steps: one on the sum over clients, or one per client."""
-    z, y = _drawn(part, r)
+    (z, y), models = _drawn(part, r), teachers(r)
     a = SHARE[:, y]
     leaves = leaves_of(r.server["params"])
     buffers = r.server["buffers"]
@@ -331,7 +311,7 @@ def _generator_by_torch(part: FLBoost, r: Round, weights: Weights, official: boo
             s = linear_of(weights.params, x)
             loss = torch.zeros((), dtype=DOUBLE)
             for k in group:
-                t = linear_of(tree.take(r.clients.params, k), x)
+                t = linear_of(models[k], x)
                 for b in range(len(y)):
                     p, q = torch.softmax(t[b], 0), torch.softmax(s[b], 0)
                     if official:
@@ -354,8 +334,3 @@ def _drawn(part: FLBoost, r: Round) -> tuple[Tensor, Tensor]:
     """Noise and labels of the first iteration."""
     z, y = part._draw(r.key, COUNTS.sum(0), DOUBLE)
     return z[0], y[0]
-
-
-def _changes(new: Weights, weights: Weights, slot: Any, other: Any) -> float:
-    """Largest change of the global model or of the generator."""
-    return max(tree.gap(new, weights), tree.gap(slot, other))

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.check.identities.common import close, cross_entropy, descended, leaves_of, linear_of
+from kedge.check.identities.common import (
+    close,
+    cross_entropy,
+    descended,
+    leaves_of,
+    linear_of,
+    logits_of,
+)
 from kedge.check.identities.two_linear import (
     SHARE,
+    SMALL,
+    equals_fedavg,
     head_gradient,
-    linear_clients,
     pairwise_diversity,
     server_round_of,
+    teachers,
 )
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, images, step_view
@@ -30,8 +38,6 @@ from kedge.core.tree import Params, Weights
 from kedge.parts.distil import allot_labels, draw_labels
 from kedge.parts.generated import FedDF, FedGen
 from kedge.sim.simulation import Simulation
-
-SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 
 
 @oracle(FedGen)
@@ -57,8 +63,8 @@ def generator_steps_equal_torch_adam(cls: type[FedGen]) -> Iterator[Claim]:
                 z = rng.uniform(key_z, (6, 3), DOUBLE)
                 x, buffers = net(Weights(leaves, buffers), z, y, train=True)
                 loss = 0.3 * pairwise_diversity(z, x)
-                for k in range(2):
-                    log_probs = torch.log_softmax(linear_of(tree.take(r.clients.params, k), x), 1)
+                for k, teacher in enumerate(teachers(r)):
+                    log_probs = torch.log_softmax(linear_of(teacher, x), 1)
                     for b in range(6):
                         loss = loss - SHARE[k, y[b]] * log_probs[b, y[b]] / 6
                 adam.zero_grad()
@@ -124,8 +130,7 @@ def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
     [z], [y] = part._draws(r, "student", 1, torch.tensor([8, 4, 0]))
     x = part._generator(r.spec)(Weights(**slot), z, y, train=False)[0].flatten(1)
     w = weights.params
-    teachers = [tree.take(r.clients.params, k) for k in range(2)]
-    mean = sum(torch.softmax(linear_of(c, x), 1) for c in teachers) / 2
+    mean = sum(torch.softmax(linear_of(c, x), 1) for c in teachers(r)) / 2
     grad = torch.softmax(linear_of(w, x), 1) - mean
     expected = tree.axpy(-0.1 * 0.998**3, head_gradient(grad, x, w, 1e-3), w)
     yield close("error of the global model after a step", new.params, expected, 1e-13)
@@ -141,10 +146,9 @@ def ensemble_generator_equals_torch_adam(cls: type[FedDF]) -> Iterator[Claim]:
     adam = torch.optim.Adam(leaves.values(), lr=0.01 * 0.998**2, weight_decay=1e-3)
     for z, y in zip(*part._draws(r, "generator", 2, torch.tensor([8, 4, 0])), strict=True):
         x, buffers = part._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)
-        logits = [linear_of(tree.take(r.clients.params, k), x) for k in range(2)]
-        loss = (F.cross_entropy(logits[0], y) + F.cross_entropy(logits[1], y)) / 2
+        losses = [F.cross_entropy(linear_of(c, x), y) for c in teachers(r)]
         adam.zero_grad()
-        (loss + 0.3 * pairwise_diversity(z, x)).backward()
+        (sum(losses) / 2 + 0.3 * pairwise_diversity(z, x)).backward()
         adam.step()
         buffers = tree.detach(buffers)
     same, slot = part.server_step(r, weights)
@@ -171,8 +175,7 @@ def equal_clients_equal_fedavg(cls: type[FedDF]) -> Iterator[Claim]:
     """Two clients with the same data have the same model, which is their mean: without weight decay
     the round equals FedAvg's. Detects a student that starts from last round's model."""
     part = cls(**SMALL, generator_steps=1, student_steps=3, weight_decay=0.0)
-    plain, run = (linear_clients().trained(m) for m in ("fedavg", part))
-    yield close("difference from FedAvg's model", plain.weights.params, run.weights.params)
+    yield from equals_fedavg(part)
 
 
 @oracle(FedDF)
@@ -193,13 +196,11 @@ def _local_term(
 ) -> Tensor:
     """3/2 (4/5) CE(h(G(z', y')), y') + mean KL(h(G(z, y)) || f(x)), the first argument constant."""
 
-    def logits_of(x: Tensor, level: str = "input") -> Tensor:
-        if level == "feature":
-            return linear_of(params, x)
-        return run.bound.model.forward(Weights(params, {}), x, "eval").logits
+    def classified(x: Tensor) -> Tensor:
+        return linear_of(params, x) if level == "feature" else logits_of(run, x, params)
 
     other, same, labels = made
-    real = logits_of(batch.x)
-    target = torch.softmax(logits_of(same, level), 1).detach()
+    real = logits_of(run, batch.x, params)
+    target = torch.softmax(classified(same), 1).detach()
     divergence = (target * (target.log() - torch.log_softmax(real, 1))).sum(1).mean()
-    return 1.5 * 0.8 * F.cross_entropy(logits_of(other, level), labels) + 1.0 * divergence
+    return 1.5 * 0.8 * F.cross_entropy(classified(other), labels) + 1.0 * divergence
