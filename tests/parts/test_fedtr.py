@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 
 from kedge.check.identities.common import features_of
 from kedge.check.identities.fedtr import client_gradient, convex
@@ -18,6 +17,7 @@ from kedge.core.part import Mean, Sum, parts
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.fedtr import FedTR
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 
