@@ -31,8 +31,8 @@ from kedge.check.identities.common import BEST, LR, STEPS, A, H
 from kedge.check.objective import name_objective, solved
 from kedge.check.oracles import claims_on_engines, oracles_of
 from kedge.cli.app import main
+from kedge.cli.check import part_names
 from kedge.cli.options import LOAD, load_files
-from kedge.cli.prove import part_names
 from kedge.cli.screen import console, errors
 from kedge.core.method import Method, parse
 from kedge.core.part import Part, parts

@@ -54,9 +54,9 @@ from kedge.engines import Execution
 from kedge.local import federation as local
 from kedge.local.federation import FederationSpec
 from kedge.local.processes import processes_of, read_processes
+from kedge.runs.build import simulation
 from kedge.runs.measure import measure
 from kedge.runs.rounds import train_record
-from kedge.runs.build import simulation
 from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schema", "loading", "limits"),
     ("core",),
     ("parts", "data", "models", "engines", "session"),
-    ("sim",),
+    ("sim", "catalogue"),
     ("settings",),
     ("history", "tuning", "federation"),
     ("report", "diagnostics", "federation.member"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nets import DOUBLE, KEY, fill, normal, stages
+from tests.core.nets import DOUBLE, KEY, fill, normal, stages
 from torch import Tensor, nn
 from torch.func import vmap
 

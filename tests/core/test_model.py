@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from nets import DOUBLE, KEY, Custom, Recurrent, X, as_state, fill, normal, stages, state
+from tests.core.nets import DOUBLE, KEY, Custom, Recurrent, X, as_state, fill, normal, stages, state
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 

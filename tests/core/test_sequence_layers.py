@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import DOUBLE, KEY, normal
+from tests.core.nets import DOUBLE, KEY, normal
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 

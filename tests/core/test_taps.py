@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import Custom, Recurrent, X, fill, normal, stages
+from tests.core.nets import Custom, Recurrent, X, fill, normal, stages
 from torch import Tensor, nn
 from torch.func import grad, vmap
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nets import KEY, X, stages
+from tests.core.nets import KEY, X, stages
 
 from kedge.check.problems import images, step_view
 from kedge.core import tree

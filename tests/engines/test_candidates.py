@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from planning import FORKS, make, planned
+from tests.engines.planning import FORKS, make, planned
 from torch.utils import backend_registration
 
 import kedge

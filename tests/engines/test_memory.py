@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from planning import CPU, make, planned
 from safetensors.torch import load_file
+from tests.engines.planning import CPU, make, planned
 from torch import Tensor
 
 import kedge

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planning import TRAIN, make, planned, slow
+from tests.engines.planning import TRAIN, make, planned, slow
 from torch import Tensor, nn
 
 import kedge

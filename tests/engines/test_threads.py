@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from planning import make, planned
+from tests.engines.planning import make, planned
 
 import kedge
 from kedge.cli import let_waiting_threads_sleep

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.check.laws import LAWS
 from kedge.check.problems import images, position, quadratics
@@ -14,6 +13,7 @@ from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.errors import FieldError
 from kedge.parts.adaptive import FedAdagrad, FedAdam, FedExP, FedYogi, GroupDRO
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 from torch import nn
 
 from kedge.check.laws import LAWS
@@ -16,6 +15,7 @@ from kedge.core.method import parse
 from kedge.core.optim import SGD
 from kedge.errors import FieldError
 from kedge.parts.adversarial import DANN, _discriminate
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

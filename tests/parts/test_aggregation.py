@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import pytest
-from faults import is_found
 
 import kedge
 from kedge.check.problems import images, position, quadratics
@@ -15,6 +14,7 @@ from kedge.core.work import LocalWork
 from kedge.errors import IncompatibleError
 from kedge.parts.aggregation import FedAvgM, FedNova
 from kedge.sim.fleet import Fleet
+from tests.parts.faults import is_found
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import kedge
-from kedge.check.laws import LAWS, LawViolation
-from kedge.check.problems import position, quadratics
-from kedge.check.settling import CURVATURES, LR, OPTIMA, ROUNDS, STEPS, fedavg_point
+from kedge.check.laws import CURVATURES, LAWS, LR, OPTIMA, ROUNDS, STEPS, LawViolation
+from kedge.check.problems import fedavg_point, position, quadratics
 from kedge.core import tree
 from kedge.core.part import Part, Stack, Sum
 from kedge.errors import CheckFailed, HookError, KedgeError
@@ -432,4 +431,5 @@ def test_fedavg_settles_where_the_formula_says() -> None:
     run = quadratics(CURVATURES, OPTIMA, LR, STEPS).simulate("fedavg")
     for _ in range(ROUNDS):
         run.run_round()
-    assert position(run) == pytest.approx(fedavg_point(), abs=1e-12)
+    expected = fedavg_point(CURVATURES, OPTIMA, LR, STEPS)
+    assert position(run) == pytest.approx(expected, abs=1e-12)

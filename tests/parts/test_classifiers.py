@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 from torch import nn
 
 from kedge.check.identities.classifiers import _features, _survey
@@ -25,6 +24,7 @@ from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, ModelError
 from kedge.parts.classifiers import _LOG_ZERO, CCVR, FedETF, SphereFed
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from faults import is_found
 from torch import Tensor
 
 from kedge.check.laws import LAWS
@@ -25,6 +24,7 @@ from kedge.engines.workers import can_start_workers
 from kedge.errors import IncompatibleError
 from kedge.parts.release import CentralGauss, Clip, Gauss
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 ENGINES = ("loop", "vector")
 WHOLE = ("krum", "fedbr", "fedmix", "naivemix")  # these upload the client's number

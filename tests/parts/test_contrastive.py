@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from faults import is_found
 from torch import nn
 
 from kedge.check.laws import LAWS
@@ -15,6 +14,7 @@ from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.parts.contrastive import MOON
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

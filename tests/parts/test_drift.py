@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from faults import is_found
 from torch import nn
 
 from kedge.check.laws import LAWS
@@ -18,6 +17,7 @@ from kedge.core.part import Mean, Part, Sum
 from kedge.errors import FieldError, IncompatibleError, ModelError, UnknownName
 from kedge.parts.drift import FedCM, FedDC, FedPVR, FedSpeed, _drifted_delta
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

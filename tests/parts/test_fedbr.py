@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.check.problems import DOUBLE, Problem, images
 from kedge.core import client, tree
@@ -18,6 +17,7 @@ from kedge.data.federation import Federation
 from kedge.errors import IncompatibleError
 from kedge.parts.fedbr import FedBR
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 ENGINES = ("loop", "vector")
 TINY: dict[str, Any] = FedBR.tiny

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 from torch import Tensor, nn
 
 import kedge
@@ -21,6 +20,7 @@ from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError, KedgeError
 from kedge.parts.fedcog import FedCOG
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 ENGINES = ("loop", "vector")
 TINY: dict[str, Any] = FedCOG.tiny

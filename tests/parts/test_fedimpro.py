@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 from torch import nn
 
 from kedge.check.identities.fedimpro import CUT, _features, _upper
@@ -19,6 +18,7 @@ from kedge.parts.fedimpro import FedImpro
 from kedge.runs.train import advise
 from kedge.settings import Config
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

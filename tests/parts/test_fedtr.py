@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 
-from kedge.check.identities.fedtr import client_gradient, convex, features_of
+from kedge.check.identities.common import features_of
+from kedge.check.identities.fedtr import client_gradient, convex
 from kedge.check.laws import LAWS
 from kedge.check.problems import DOUBLE, images
 from kedge.core import tree
@@ -17,6 +17,7 @@ from kedge.core.part import Mean, Sum, parts
 from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.fedtr import FedTR
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 
@@ -283,7 +284,7 @@ def test_centroids_are_means_over_all_samples_without_augmentation() -> None:
     run = replace(problem, federation=noisy).simulate(FedTR())
     run.run_round([1])
     batch = plain.clean(clients[1])
-    features = features_of(run, run.weights, batch.x)
+    features = features_of(run, batch.x)
     for j in batch.y.unique():
         got = run.server.slots["fedtr"]["centroids"][j]
         assert tree.gap(got, features[batch.y == j].mean(0)) < 1e-12
@@ -296,7 +297,7 @@ def test_centroids_under_batch_statistics_are_those_of_the_client(engine: str) -
     run = problem.simulate(FedTR(drift_rule="none", lambda_R=0.0), engine=engine)
     run.run_round([1])  # alone, so that the next global model is its own
     batch = run.federation.clean(run.federation.rows[8:])
-    features = features_of(run, run.weights, batch.x)
+    features = features_of(run, batch.x)
     for j in batch.y.unique():
         got = run.server.slots["fedtr"]["centroids"][j]
         assert tree.gap(got, features[batch.y == j].mean(0)) < 1e-12

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.core import tree
 from kedge.core.part import Part
 from kedge.core.tree import Weights
 from kedge.parts.flboost import FLBoost
+from tests.parts.faults import is_found
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 from torch import nn
 
 from kedge.check.identities.two_linear import COUNTS, server_round_of
@@ -24,6 +23,7 @@ from kedge.parts.distil import allot_labels, draw_labels, student_logits
 from kedge.parts.generated import FedDF, FedGen
 from kedge.parts.generators import feature_generator, image_generator
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 
 def gen(**options: Any) -> FedGen:

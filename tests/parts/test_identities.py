@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.check import check_part
 from kedge.check.oracles import oracles_of
@@ -17,6 +16,7 @@ from kedge.parts.layers import FedRep
 from kedge.parts.pools import Mixup
 from kedge.parts.proximal import FedDyn, FedProx, FedSAM
 from kedge.parts.variates import SCAFFOLD
+from tests.parts.faults import is_found
 
 NAMES = [None, *(parts[name] for name in parts)]
 IDS = ["fedavg", *parts]

@@ -4,12 +4,12 @@ import dataclasses
 import warnings
 
 import pytest
-from sketches import SKETCHES
 
 from kedge.check.laws import LAWS, TOLERANCE, skipped
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.part import Part, parse, parts
+from tests.parts.sketches import SKETCHES
 
 BUILT_IN = [cls(**cls.tiny) for cls in (parts[name] for name in parts)]
 ALL = [*BUILT_IN, *SKETCHES]

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from faults import is_found
 from torch import Tensor, nn
 
 from kedge.check.laws import LAWS
@@ -17,6 +16,7 @@ from kedge.core.tree import Weights
 from kedge.errors import FieldError, ModelError
 from kedge.parts.layers import Ditto, FedBN, FedPer, FineTune, Local
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

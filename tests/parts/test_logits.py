@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.check.laws import LAWS
 from kedge.check.problems import images, step_view
@@ -13,6 +12,7 @@ from kedge.core.method import parse
 from kedge.core.part import Part
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.regularisers import FedLC, LogitAdjust
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

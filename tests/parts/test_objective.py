@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import kedge.parts  # noqa: F401  (registers the built-in parts)
-from kedge.check.law import LawViolation
-from kedge.check.objective import fixed_points, minimum, name_objective, objective, solved
-from kedge.check.problems import images
+from kedge.check.laws import LawViolation, objective
+from kedge.check.objective import fixed_points, name_objective, solved
+from kedge.check.problems import images, minimum
 from kedge.core import tree
 from kedge.core.method import parse
 from kedge.core.part import Part, Sum, parts

@@ -4,13 +4,13 @@ from itertools import combinations
 
 import pytest
 import torch
-from test_laws import ALL
 
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.method import Method
 from kedge.core.part import Part
 from kedge.errors import IncompatibleError, TwoAggregators
+from tests.parts.test_laws import ALL
 
 pytestmark = pytest.mark.long
 
@@ -57,7 +57,7 @@ def test_pair(pair: tuple[Part, Part]) -> None:
 
 
 def test_all_sketches_at_once() -> None:
-    from sketches import SKETCHES
+    from tests.parts.sketches import SKETCHES
 
     runs = [images(norm="bn").simulate(Method(SKETCHES), e) for e in ("loop", "vector")]
     for run in runs:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.check.identities.pools import _unit_vectors
 from kedge.check.laws import LAWS
@@ -19,6 +18,7 @@ from kedge.data.federation import Federation
 from kedge.errors import FieldError
 from kedge.parts.pools import FedMix, NaiveMix
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

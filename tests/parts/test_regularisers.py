@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.check.laws import LAWS
 from kedge.check.problems import DOUBLE, images, step_view
@@ -13,6 +12,7 @@ from kedge.core.method import parse
 from kedge.core.part import Out, Part
 from kedge.errors import FieldError, IncompatibleError, KedgeError
 from kedge.parts.regularisers import FedDecorr, FedNTD, FedProto, _not_true
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from faults import is_found
 
 from kedge.check.laws import LAWS
 from kedge.check.problems import images, step_view
@@ -17,6 +16,7 @@ from kedge.core.view import View
 from kedge.core.work import take_jobs
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.replay import FedReg
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

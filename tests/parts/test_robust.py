@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from faults import claims_of, is_found
 
 from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
@@ -13,6 +12,7 @@ from kedge.core.method import parse
 from kedge.core.part import Part, Stack
 from kedge.errors import FieldError
 from kedge.parts.robust import Krum, Median, TrimmedMean, _sq_distances
+from tests.parts.faults import claims_of, is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

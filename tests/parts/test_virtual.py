@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import is_found
 from torch import nn
 
 from kedge.check.laws import LAWS
@@ -24,6 +23,7 @@ from kedge.data.federation import Federation
 from kedge.errors import FieldError, IncompatibleError
 from kedge.parts.virtual import VHL, _contrast
 from kedge.sim.simulation import Simulation
+from tests.parts.faults import is_found
 
 # Each of these has one fault; the comment names it, and an identity must find it.
 

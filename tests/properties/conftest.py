@@ -7,16 +7,12 @@ By default every run draws the same examples and nothing is written to disk. Wit
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, max_examples=50, **COMMON)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from strategies import TEXT, settings_of, values
+from tests.properties.strategies import TEXT, settings_of, values
 
 from kedge.core.optim import optimizers
 from kedge.core.part import Method, Part, parse, parts

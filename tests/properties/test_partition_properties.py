@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import TEXT, settings_of
+from tests.properties.strategies import TEXT, settings_of
 
 from kedge.data.partition import Partition, draw, draws, holdout, partitions, resplit, shifts
 from kedge.data.partition.draws import (

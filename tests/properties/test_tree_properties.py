@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import KEYS, same_bits, tensors, trees
+from tests.properties.strategies import KEYS, same_bits, tensors, trees
 from torch import Tensor
 
 from kedge.core import tree

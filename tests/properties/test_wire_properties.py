@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import TEXT, bits, same_bits, tensors, trees
+from tests.properties.strategies import TEXT, bits, same_bits, tensors, trees
 
 from kedge.core import tree
 from kedge.core.tree import Weights

@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.mutants import report
+from tools.mutants.mutate import Source, sample
+from tools.mutants.tables import Tables
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tools.mutants import report  # noqa: E402
-from tools.mutants.mutate import Source, sample  # noqa: E402
-from tools.mutants.tables import Tables  # noqa: E402
-
 TOY = '''"""A toy: 1 + 1."""
 
 from dataclasses import dataclass

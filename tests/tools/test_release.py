@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import io
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from tools.release import __main__ as release
+from tools.release.content import PYTHONS, sdist_faults, wheel_faults
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tools.release import __main__ as release  # noqa: E402
-from tools.release.content import PYTHONS, sdist_faults, wheel_faults  # noqa: E402
-
 VERSION = release.read_version()
 INFO = f"kedge-{VERSION}.dist-info"
 METADATA = "\n".join(

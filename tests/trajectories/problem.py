@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulator import Client, FedAvg, Net, Stats, Vector, World
 from torch import nn
 
 from kedge.core import rng, tree
@@ -25,6 +24,7 @@ from kedge.core.task import make_task
 from kedge.core.work import LocalWork
 from kedge.data.federation import Federation
 from kedge.sim.simulation import Simulation
+from tests.trajectories.simulator import Client, FedAvg, Net, Stats, Vector, World
 
 ENGINES = ("loop", "vector")
 SIZES = (3, 17, 6, 12, 9)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from problem import DOUBLE
-from simulator import Vector
 
 from kedge.core import rng
+from tests.trajectories.problem import DOUBLE
+from tests.trajectories.simulator import Vector
 
 Leaves = dict[str, Vector]  # weight0, bias0, weight1, ...
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from problem import DOUBLE, ENGINES, OUTPUTS, WIDTH, Case, by_both, compare, key_of
-from simulator import Client, FedAvg, Vector, softmax
-from test_trajectory_personal import FineTune
 
 from kedge.core import rng
+from tests.trajectories.problem import (
+    DOUBLE,
+    ENGINES,
+    OUTPUTS,
+    WIDTH,
+    Case,
+    by_both,
+    compare,
+    key_of,
+)
+from tests.trajectories.simulator import Client, FedAvg, Vector, softmax
+from tests.trajectories.test_trajectory_personal import FineTune
 
 
 class FedETF(FedAvg):

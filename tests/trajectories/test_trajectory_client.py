@@ -6,10 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import DOUBLE, ENGINES, OUTPUTS, SIZES, WIDTH, Case, by_both, compare
-from simulator import Client, FedAvg, Vector, softmax
 
 from kedge.core import rng
+from tests.trajectories.problem import (
+    DOUBLE,
+    ENGINES,
+    OUTPUTS,
+    SIZES,
+    WIDTH,
+    Case,
+    by_both,
+    compare,
+)
+from tests.trajectories.simulator import Client, FedAvg, Vector, softmax
 
 D_WIDTH = 4
 D_SIZES = (WIDTH, D_WIDTH, D_WIDTH, len(SIZES))

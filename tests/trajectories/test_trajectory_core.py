@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problem import DOUBLE, ENGINES, Case, by_both, compare
-from simulator import Client, FedAvg, Vector
-from test_trajectory_drift import SCAFFOLD
 from torch import Tensor
 
 from kedge.core import rng, tree
@@ -22,6 +19,9 @@ from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
+from tests.trajectories.problem import DOUBLE, ENGINES, Case, by_both, compare
+from tests.trajectories.simulator import Client, FedAvg, Vector
+from tests.trajectories.test_trajectory_drift import SCAFFOLD
 
 HEAD = "head.weight"
 

@@ -10,11 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import DOUBLE, ENGINES, INPUT, OUTPUTS, WIDTH, Case, by_both, compare, key_of
-from projection import first_layer
-from simulator import Client, FedAvg, Vector, softmax
 
 from kedge.core import rng
+from tests.trajectories.problem import (
+    DOUBLE,
+    ENGINES,
+    INPUT,
+    OUTPUTS,
+    WIDTH,
+    Case,
+    by_both,
+    compare,
+    key_of,
+)
+from tests.trajectories.projection import first_layer
+from tests.trajectories.simulator import Client, FedAvg, Vector, softmax
 
 
 class Mixup(FedAvg):

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import ENGINES, Case, by_both, compare
-from simulator import Client, FedAvg, Vector
+
+from tests.trajectories.problem import ENGINES, Case, by_both, compare
+from tests.trajectories.simulator import Client, FedAvg, Vector
 
 
 class FedProx(FedAvg):

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import ENGINES, OUTPUTS, WIDTH, Case, by_both, compare, statistics
-from projection import backward, cosine, first_layers, project, sigmoid
-from simulator import Client, FedAvg, Vector, softmax
+
+from tests.trajectories.problem import ENGINES, OUTPUTS, WIDTH, Case, by_both, compare, statistics
+from tests.trajectories.projection import backward, cosine, first_layers, project, sigmoid
+from tests.trajectories.simulator import Client, FedAvg, Vector, softmax
 
 
 class MOON(FedAvg):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from problem import ENGINES, Case, compare
-from simulator import FedAvg
+
+from tests.trajectories.problem import ENGINES, Case, compare
+from tests.trajectories.simulator import FedAvg
 
 CASES = [
     Case("fedavg", FedAvg),

@@ -36,7 +36,7 @@ def test_every_part_is_named_once() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_file_has_these_trajectories(file: str) -> None:
-    cases = importlib.import_module(file.removesuffix(".py")).CASES
+    cases = importlib.import_module(f"tests.trajectories.{file.removesuffix('.py')}").CASES
     tested = {part.name for case in cases for part in parse(case.method).parts}
     assert set(FILES[file]) <= tested
 

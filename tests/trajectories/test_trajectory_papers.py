@@ -6,11 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import BATCH, DOUBLE, ENGINES, OUTPUTS, WIDTH, Case, by_both, compare, key_of
-from projection import Leaves, backward, cosine, first_layers, project, sigmoid
-from simulator import Client, FedAvg, Vector, softmax
 
 from kedge.core import rng
+from tests.trajectories.problem import (
+    BATCH,
+    DOUBLE,
+    ENGINES,
+    OUTPUTS,
+    WIDTH,
+    Case,
+    by_both,
+    compare,
+    key_of,
+)
+from tests.trajectories.projection import Leaves, backward, cosine, first_layers, project, sigmoid
+from tests.trajectories.simulator import Client, FedAvg, Vector, softmax
 
 
 class FedImpro(FedAvg):

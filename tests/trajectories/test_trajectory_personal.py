@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import ENGINES, Case, by_both, compare, statistics
-from simulator import Client, FedAvg, Stats, Vector
+
+from tests.trajectories.problem import ENGINES, Case, by_both, compare, statistics
+from tests.trajectories.simulator import Client, FedAvg, Stats, Vector
 
 
 class Private(FedAvg):

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import DOUBLE, ENGINES, WIDTH, Case, by_both, compare
-from simulator import Client, FedAvg, Vector
-from test_trajectory_drift import SCAFFOLD
 from torch import Tensor
 
 from kedge.core import rng
+from tests.trajectories.problem import DOUBLE, ENGINES, WIDTH, Case, by_both, compare
+from tests.trajectories.simulator import Client, FedAvg, Vector
+from tests.trajectories.test_trajectory_drift import SCAFFOLD
 
 
 class Noise(FedAvg):

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problem import ENGINES, Case, by_both, compare
-from simulator import Client, FedAvg, Vector, cross_entropy
+
+from tests.trajectories.problem import ENGINES, Case, by_both, compare
+from tests.trajectories.simulator import Client, FedAvg, Vector, cross_entropy
 
 
 class FedNova(FedAvg):

@@ -5,10 +5,12 @@
 ``docs/mutation.md``. A mutant that no test notices is a *survivor*: a fault of this kind could be
 in the source today. ``equivalent.toml`` names the survivors that compute the same.
 
-Why a script of its own. mutmut 3 mutates function bodies only, so it leaves out defaults and
-presets, and puts a wrapper around each function, which the check of hooks' arguments refuses; it
-takes all mutants, not a sample. cosmic-ray starts a Python per mutant and runs the same tests for
-each: 3 s of imports and minutes of tests, where a forked child needs 1 s and a few tests.
+Why a script of its own. mutmut 3.8.1, tried on ``parts/proximal.py``, makes 92 mutants there and
+runs all of them or those given by name: it draws no sample of a fixed size from a seed, and it
+leaves class bodies (defaults, presets, declarations) and properties as they are. It would replace
+the forks and the choice of tests (``child``, ``cover``, ``trial``), but not the sample, the named
+faults, the equivalent mutants or the page. cosmic-ray starts a Python per mutant and runs the same
+tests for each: 3 s of imports and minutes of tests, where a forked child needs 1 s and a few tests.
 
 How it works. The process that waits imports torch, pytest and all other libraries, but nothing of
 the package under test. Each mutant is a fork of it, whose import of one module compiles the changed

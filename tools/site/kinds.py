@@ -12,7 +12,7 @@ from tools.site.method_tables import fields_table
 from tools.site.papers import linked
 from tools.site.templates import render
 
-from kedge.cli.kinds import BY_WORD, KINDS, Kind
+from kedge.catalogue import BY_WORD, KINDS, Kind
 from kedge.core.task import Metric, tasks
 from kedge.data.datasets.known import KnownDataset as Known
 from kedge.data.datasets.load import EXAMPLES, FORMATS

@@ -12,7 +12,7 @@ from tools.site.markdown import cell, code, markdown, table
 from tools.site.papers import first_arxiv
 from tools.site.templates import render
 
-from kedge.cli.kinds import BY_WORD
+from kedge.catalogue import BY_WORD
 from kedge.core.method import FedAvg, Method
 from kedge.core.part import Part
 from kedge.errors import IncompatibleError

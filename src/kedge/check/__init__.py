@@ -93,17 +93,19 @@ def _laws(part: Part) -> list[Finding]:
     reasons = dict(skipped(part))
     findings = []
     for name, law in LAWS.items():
-        if name in reasons:
-            findings.append(Finding("law", name, None, reasons[name]))
-            continue
-        try:
-            with warnings.catch_warnings(), disabled():  # each law finds what it finds by itself
-                warnings.simplefilter("ignore")
-                law(part)
-        except (LawViolation, KedgeError) as error:
-            findings.append(Finding("law", name, False, str(error)))
-        else:
-            findings.append(Finding("law", name, True))
+        holds, detail = None, reasons.get(name, "")
+        if name not in reasons:
+            try:
+                with (
+                    warnings.catch_warnings(),
+                    disabled(),
+                ):  # each law finds what it finds by itself
+                    warnings.simplefilter("ignore")
+                    law(part)
+                holds = True
+            except (LawViolation, KedgeError) as error:
+                holds, detail = False, str(error)
+        findings.append(Finding("law", name, holds, detail))
     return findings
 
 

@@ -22,6 +22,7 @@ every task that the part supports. A law is a function that raises :class:`LawVi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -29,24 +30,44 @@ from typing import Any
 
 from safetensors.torch import load, save
 
-from kedge.check.law import REFERENCE as REFERENCE
-from kedge.check.law import LawViolation as LawViolation
-from kedge.check.law import tested_engines as tested_engines
-from kedge.check.objective import objective
-from kedge.check.problems import Problem, images
-from kedge.check.settling import quadratics_fault
+from kedge.check.objective import fixed_points
+from kedge.check.problems import (
+    LocalSteps,
+    Problem,
+    fedavg_point,
+    images,
+    minimum,
+    position,
+    quadratics,
+)
 from kedge.core import client, tree
 from kedge.core.method import Method
 from kedge.core.part import Part, Stack
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.update import Totals, add, uploads_of
 from kedge.core.view import View
-from kedge.core.work import take_jobs
+from kedge.core.work import WEIGHTINGS, take_jobs
+from kedge.engines import engines
 from kedge.engines.cohort import take_rows
+from kedge.errors import KedgeError
 from kedge.session.purity import check_client
 from kedge.sim.simulation import Simulation
 
+REFERENCE = "reference"  # the engine that all others must agree with
 TOLERANCE = 1e-11  # largest difference in float64 due to the order of summation
+# the two quadratics of the law *stable*
+CURVATURES, OPTIMA, LR, STEPS = (1.0, 10.0), (0.0, 1.0), 0.08, 5
+ROUNDS, LAST = 120, 30  # a method settles at its mean position of the last rounds
+SLACK = 1e-4  # in w: what is left of the first rounds
+
+
+class LawViolation(Exception):
+    """A law does not hold; the message gives the reason."""
+
+
+def tested_engines() -> list[str]:
+    """Names of all engines except the reference."""
+    return [name for name in engines if name != REFERENCE]
 
 
 @dataclass(frozen=True)
@@ -61,26 +82,25 @@ class _Probe(Part):
 
 def pure(part: Part) -> None:
     """Equal inputs give equal outputs, and hooks modify neither inputs nor the part."""
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
-    _run_surveys(run)
+    problem = images(norm="bn", task=part.tasks[0])
+    run = _surveyed(problem, part)
     cohort = run.cohort([0])
-    job, index = take_jobs(cohort.jobs, 0), cohort.batches[0, 0]
-    check_client(run.bound.at(run.round), job, index, every=True)
+    check_client(
+        run.bound.at(run.round), take_jobs(cohort.jobs, 0), cohort.batches[0, 0], every=True
+    )
     before = repr(vars(part)), _class_state(part)
     for engine in tested_engines():
-        first = _run(images(norm="bn", task=part.tasks[0]), part, engine)
-        again = _run(images(norm="bn", task=part.tasks[0]), part, engine)
+        first, again = (_run(images(norm="bn", task=part.tasks[0]), part, engine) for _ in range(2))
         _check_identical(first, again, f"two equal runs on the {engine} engine")
     if (repr(vars(part)), _class_state(part)) != before:
         raise LawViolation(
             "the part changed its own attributes; return state from client_init, prepare or "
             "server_init instead"
         )
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
+    run = _surveyed(problem, part)
     cohort = run.cohort([0, 1, 2])
-    _run_surveys(run)
     for i in range(3):
-        job = take_jobs(run.cohort([0, 1, 2]).jobs, i)
+        job = take_jobs(cohort.jobs, i)
         inputs = [*tree.leaves(job), *tree.leaves(run.server)]
         versions = [x._version for x in inputs]
         carry = client.begin(run.bound.at(run.round), job)
@@ -142,18 +162,16 @@ def resumable(part: Part) -> None:
         uninterrupted = _run(problem, part, engine, rounds=3)
         stopped = _run(problem, part, engine, rounds=1)
         resumed = problem.simulate(part, engine, per_round=2)
-        resumed.load_state(load(save({k: v.contiguous() for k, v in stopped.state().items()})))
+        resumed.load_state(_sent(stopped.state()))
         for _ in range(2):
             resumed.run_round()
-        _check_identical(
-            uninterrupted, resumed, f"a resumed run and an uninterrupted run ({engine})"
-        )
+        what = f"a resumed run and an uninterrupted run ({engine})"
+        _check_identical(uninterrupted, resumed, what)
 
 
 def wire(part: Part) -> None:
     """Messages and states survive a round trip through safetensors."""
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
-    _run_surveys(run)
+    run = _surveyed(images(norm="bn", task=part.tasks[0]), part)
     run.run_round()
     cohort = run.cohort([0, 1])
     update, state = _trained(run, 0)
@@ -167,18 +185,22 @@ def wire(part: Part) -> None:
     }
     for name, value in messages.items():
         try:
-            flat = {k: v.contiguous() for k, v in tree.to_wire(value).items()}
+            flat = tree.to_wire(value)
         except TypeError as error:
             raise LawViolation(f"{name}: {error}") from None
-        if not tree.equal(value, tree.from_wire(load(save(flat)), value)):
+        if not tree.equal(value, tree.from_wire(_sent(flat), value)):
             raise LawViolation(f"{name} changes in a round trip through safetensors")
+
+
+def _sent(flat: Params) -> Params:
+    """Named tensors after a round trip through safetensors."""
+    return load(save({name: x.contiguous() for name, x in flat.items()}))
 
 
 def frugal(part: Part) -> None:
     """Sent, uploaded and kept numbers match the part's declaration."""
-    run = images(norm="bn", task=part.tasks[0]).simulate(part)
-    plain = images(norm="bn", task=part.tasks[0]).simulate("fedavg")
-    _run_surveys(run)
+    problem = images(norm="bn", task=part.tasks[0])
+    run, plain = _surveyed(problem, part), problem.simulate("fedavg")
     run.run_round()
     part, symbols = run.bound.part(part.name), run.bound.spec.symbols(part)
     update, base = _trained(run, 0).update, _trained(plain, 0).update
@@ -219,8 +241,7 @@ def ragged(part: Part) -> None:
     """A client's result is the same alone and together with clients of other sizes."""
     problem = images(norm="bn", task=part.tasks[0], sizes=(6, 21, 11))
     for engine in tested_engines():
-        run = problem.simulate(part, engine)
-        _run_surveys(run)
+        run = _surveyed(problem, part, engine)
         run.run_round()
         totals, states = _train(run, [0, 1, 2])
         alone = [_train(run, [k]) for k in range(3)]
@@ -246,8 +267,7 @@ def permutation(part: Part) -> None:
     for engine in tested_engines():
         runs = []
         for order in ([0, 1, 2], [2, 0, 1]):
-            run = problem.simulate(part, engine)
-            _run_surveys(run)
+            run = _surveyed(problem, part, engine)
             for _ in range(2):
                 run.run_round(order)
             runs.append(run)
@@ -265,10 +285,73 @@ def additive(part: Part) -> None:
     _check_close(before, after, reason)
 
 
+def objective(part: Part) -> None:
+    """The fixed point minimises the objective of the run, under both kinds of client weights."""
+    if part.solves is None:
+        return
+    for weighting in WEIGHTINGS:
+        for engine in tested_engines():
+            try:
+                points = fixed_points(part, engine, weighting)
+            except KedgeError as error:
+                raise LawViolation(f"with weighting = {weighting}: {error}") from None
+            for point in points:
+                if not point.holds:
+                    raise LawViolation(
+                        f"with weighting = {weighting}, {point.what} settles at {point.got:.6f}, "
+                        f"not at {point.expected:.6f} ({engine}). Average corrections over all "
+                        "clients with v.info.share or r.share_delta"
+                    )
+
+
 def stable(part: Part) -> None:
-    """On two quadratics the method settles between the optima, and near enough to the best."""
-    if "regression" in part.tasks and (reason := quadratics_fault(part)):
-        raise LawViolation(reason)
+    """On two quadratics the method settles between the optima, and near enough to the best.
+
+    A mean over clients and steps of any attraction to the clients' optima lies between these. A
+    correction, a penalty or a server optimizer with the right sign settles no farther from the
+    optimum of the mean than FedAvg, but for what the part declares as ``strays``. A leaf that stays
+    on the clients does not move on the server.
+    """
+    if "regression" not in part.tasks:
+        return
+    run, path = quadratics(CURVATURES, OPTIMA, LR, STEPS).simulate(part), []
+    for round in range(ROUNDS):
+        try:
+            run.run_round()
+        except KedgeError as error:
+            raise LawViolation(f"round {round} on two quadratics: {error}") from None
+        path.append(position(run))
+    settled, best = sum(path[-LAST:]) / LAST, minimum(CURVATURES, OPTIMA)
+    fedavg = fedavg_point(CURVATURES, OPTIMA, LR, STEPS)
+    if "head.weight" in run.bound.private_params:
+        if any(path):
+            raise LawViolation(f"a private leaf moves on the server, to {settled:.3g}")
+        return
+    is_between = min(OPTIMA) <= settled <= max(OPTIMA)
+    beyond = abs(settled - best) - abs(fedavg - best)
+    if is_between and beyond <= part.strays + SLACK:
+        return
+    advice = "A sign is likely to be wrong"
+    if is_between:
+        advice += (
+            "; if the objective is another one, declare how much farther it settles: "
+            f"strays = {_rounded_up(beyond)}"
+        )
+    raise LawViolation(
+        f"on two quadratics with optima at {OPTIMA[0]:g} and {OPTIMA[1]:g}, w settles at "
+        f"{settled:.6g}; FedAvg settles at {fedavg:.6g}, and the optimum of the mean is "
+        f"{best:.6g}. {advice}"
+    )
+
+
+def _rounded_up(value: float) -> str:
+    """A number of one digit that is at least as large.
+
+    >>> _rounded_up(0.00345), _rounded_up(0.3)
+    ('0.004', '0.3')
+    """
+    unit = 10.0 ** math.floor(math.log10(max(value, SLACK)))
+    return f"{unit * math.ceil(round(value / unit, 6)):.1g}"
 
 
 LAWS: dict[str, Callable[[Part], None]] = {
@@ -299,24 +382,21 @@ def skipped(part: Part) -> Iterator[tuple[str, str]]:
 
 
 def _run(problem: Problem, method: Any, engine: str, rounds: int = 2) -> Simulation:
-    run = problem.simulate(method, engine, per_round=2)
-    for _ in range(rounds):
-        run.run_round()
+    return problem.trained(method, engine, rounds, per_round=2)
+
+
+def _surveyed(problem: Problem, part: Part, engine: str | None = None) -> Simulation:
+    """A simulation before its first round, with the surveys that come first."""
+    run = problem.simulate(part, engine)
+    for one in run.bound.parts_with("survey"):
+        run.survey(one, None)
     return run
-
-
-def _run_surveys(run: Simulation) -> None:
-    for part in run.bound.parts_with("survey"):
-        run.survey(part, None)
 
 
 def _trained(run: Simulation, k: int) -> client.Trained:
     """What client ``k`` makes of one local step."""
-    cohort = run.cohort([k])
-    job = take_jobs(cohort.jobs, 0)
-    carry = client.begin(run.bound.at(run.round), job)
-    carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, 0])
-    return client.end(run.bound.at(run.round), job, carry)
+    local = LocalSteps(run, k)
+    return client.end(local.bound, local.job, local.step(0))
 
 
 def _train(run: Simulation, clients: list[int]) -> tuple[Totals, Tree]:

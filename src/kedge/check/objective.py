@@ -13,23 +13,28 @@ have 1 to 6 samples and take as many steps, three of them in each round.
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.check.law import LawViolation, tested_engines
-from kedge.check.problems import DOUBLE, Problem, position, quadratics
+from kedge.check.oracles import Claim
+from kedge.check.problems import (
+    DOUBLE,
+    Problem,
+    fedavg_point,
+    federation_of,
+    linear,
+    minimum,
+    position,
+    quadratics,
+)
 from kedge.core import tree
 from kedge.core.method import Method
 from kedge.core.optim import SGD
 from kedge.core.part import Part
-from kedge.core.task import make_task
-from kedge.core.work import WEIGHTINGS, LocalWork
-from kedge.data.federation import Federation
-from kedge.errors import KedgeError
+from kedge.core.work import LocalWork
 from kedge.session.sampler import Uniform
 from kedge.sim.simulation import Simulation
 
@@ -43,38 +48,7 @@ TOLERANCE = 1e-8
 MAX_ROUNDS, CHECK_EVERY = 1000, 20
 
 
-def objective(part: Part) -> None:
-    """The fixed point minimises the objective of the run, under both kinds of client weights."""
-    if part.solves is None:
-        return
-    for weighting in WEIGHTINGS:
-        for engine in tested_engines():
-            try:
-                points = fixed_points(part, engine, weighting)
-            except KedgeError as error:
-                raise LawViolation(f"with weighting = {weighting}: {error}") from None
-            for point in points:
-                if not point.holds:
-                    raise LawViolation(
-                        f"with weighting = {weighting}, {point.what} settles at {point.got:.6f}, "
-                        f"not at {point.expected:.6f} ({engine}). Average corrections over all "
-                        "clients with v.info.share or r.share_delta"
-                    )
-
-
-class FixedPoint(NamedTuple):
-    """A number of the global model after many rounds, and its closed form."""
-
-    what: str
-    expected: float
-    got: float
-
-    @property
-    def holds(self) -> bool:
-        return abs(self.got - self.expected) <= TOLERANCE
-
-
-def fixed_points(part: Part, engine: str, weighting: str) -> list[FixedPoint]:
+def fixed_points(part: Part, engine: str, weighting: str) -> list[Claim]:
     """Run a part that declares ``solves`` until it settles, and compare with closed forms."""
     part = dataclasses.replace(part, **part.solves or {})
     if "regression" not in part.tasks:
@@ -88,12 +62,12 @@ def fixed_points(part: Part, engine: str, weighting: str) -> list[FixedPoint]:
     for i, (name, what) in enumerate((("body.weight", "the body"), ("head.weight", "the head"))):
         biased = part.solves_for == "head" and name == "body.weight"
         h, a, weights = CURVATURES[i], OPTIMA[i], client_weights(SIZES, weighting)
-        expected = fedavg_point(h, a, weights, lr, SIZES) if biased else minimum(h, a, weights)
-        points.append(FixedPoint(what, expected, float(run.weights.params[name])))
+        expected = fedavg_point(h, a, lr, SIZES, weights) if biased else minimum(h, a, weights)
+        points.append(Claim(what, expected, float(run.weights.params[name]), TOLERANCE))
     return points
 
 
-def _of_classes(part: Part, engine: str, weighting: str) -> list[FixedPoint]:
+def _of_classes(part: Part, engine: str, weighting: str) -> list[Claim]:
     """All clients have the same input and client k only the label y_k: at the minimum the softmax
     is the mean of the labels with the run's client weights."""
     run = one_label_each().simulate(part, engine, per_round=PER_ROUND, weighting=weighting)
@@ -103,7 +77,7 @@ def _of_classes(part: Part, engine: str, weighting: str) -> list[FixedPoint]:
     points = []
     for c in range(3):
         expected = sum(p for p, y in zip(weights, LABELS, strict=True) if y == c) / sum(weights)
-        points.append(FixedPoint(f"the probability of class {c}", expected, softmax[c]))
+        points.append(Claim(f"the probability of class {c}", expected, softmax[c], TOLERANCE))
     return points
 
 
@@ -153,45 +127,17 @@ def blocks(lr: float) -> Problem:
     owner = torch.repeat_interleave(torch.tensor(SIZES))
     x = torch.tensor(CURVATURES, dtype=DOUBLE).T[owner].sqrt()  # [samples, 2]
     y = x * torch.tensor(OPTIMA, dtype=DOUBLE).T[owner]
-    clients = list(torch.split(torch.arange(len(owner)), list(SIZES)))
-    federation = Federation(x, y, clients, make_task("regression", 2), dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("body", _Column(0))
-    module.add_module("head", _Column(1))
-    return Problem(federation, module, LocalWork(batch=1), SGD(lr=lr))
+    module = nn.Sequential(OrderedDict(body=_Column(0), head=_Column(1)))
+    data = federation_of(x, y, SIZES, "regression", 2)
+    return Problem(data, module, LocalWork(batch=1), SGD(lr=lr))
 
 
 def one_label_each() -> Problem:
     """Softmax regression on a constant input; every client has samples of one class only."""
     y = torch.repeat_interleave(torch.tensor(LABELS), torch.tensor(SIZES))
-    x = torch.ones((len(y), 1), dtype=DOUBLE)
-    clients = list(torch.split(torch.arange(len(y)), list(SIZES)))
-    federation = Federation(x, y, clients, make_task("classification", 3), dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("body", nn.Identity())
-    module.add_module("head", nn.Linear(1, 3, bias=False, dtype=DOUBLE))
-    nn.init.zeros_(module.get_submodule("head").weight)  # type: ignore[arg-type]
-    return Problem(federation, module, LocalWork(batch=1), SGD(lr=0.5))
+    return linear(torch.ones(len(y), 1), y, SIZES, torch.zeros(3, 1), steps=None, lr=0.5)
 
 
 def client_weights(sizes: Sequence[int], weighting: str) -> list[float]:
     """Client weights, not normalised."""
     return [float(n) if weighting == "size" else 1.0 for n in sizes]
-
-
-def minimum(h: Sequence[float], a: Sequence[float], weights: Sequence[float]) -> float:
-    """The minimum of sum_k p_k h_k (w - a_k)^2."""
-    return float(np.average(a, weights=np.multiply(weights, h)))
-
-
-def fedavg_point(
-    h: Sequence[float],
-    a: Sequence[float],
-    weights: Sequence[float],
-    lr: float,
-    steps: Sequence[int],
-) -> float:
-    """FedAvg's fixed point on quadratics with full participation: client k moves by 1 - (1 - lr
-    h_k)^steps of its distance to a_k."""
-    moved = 1 - (1 - lr * np.asarray(h)) ** np.asarray(steps)
-    return float(np.average(a, weights=np.multiply(weights, moved)))

@@ -83,8 +83,8 @@ def claims_on_engines(claims: Callable[[], Iterable[Claim]]) -> list[Claim]:
     Raises:
         KedgeError: the oracle cannot be run.
     """
-    with on_engine("loop"):
-        loop = list(claims())
-    with on_engine("vector"):
-        vector = list(claims())
-    return [other if one.holds else one for one, other in zip(loop, vector, strict=True)]
+    found = []
+    for engine in ("loop", "vector"):
+        with on_engine(engine):
+            found.append(list(claims()))
+    return [other if one.holds else one for one, other in zip(*found, strict=True)]

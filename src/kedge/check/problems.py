@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.core import rng
-from kedge.core.client import client_context
+from kedge.core.client import Carry, begin, client_context, step
 from kedge.core.method import Method
 from kedge.core.model import Model
 from kedge.core.optim import SGD, Optimizer
@@ -61,6 +63,20 @@ class Problem:
         settings["engine"] = engine or _engine.get()
         return Simulation(self.federation, self.model, method, **settings | options)
 
+    def trained(
+        self,
+        method: str | Method | Part,
+        engine: str | None = None,
+        rounds: int = 1,
+        clients: Sequence[int] | None = None,
+        **options: Any,
+    ) -> Simulation:
+        """A simulation after ``rounds`` rounds of these clients (None: as sampled)."""
+        run = self.simulate(method, engine, **options)
+        for _ in range(rounds):
+            run.run_round(clients)
+        return run
+
 
 def quadratics(
     curvatures: tuple[float, ...] = (1.0, 10.0),
@@ -81,9 +97,8 @@ def quadratics(
     owner = torch.repeat_interleave(torch.tensor(copies))
     h, a = torch.tensor(curvatures, dtype=DOUBLE)[owner], torch.tensor(optima, dtype=DOUBLE)[owner]
     x = (h / 2).sqrt()[:, None]
-    clients = list(torch.split(torch.arange(len(owner)), list(copies)))
-    federation = Federation(x, x[:, 0] * a, clients, make_task("regression", 1), dtype=DOUBLE)
-    return _linear(federation, 1, steps, optim or SGD(lr=lr))
+    head = torch.zeros(1, 1)
+    return linear(x, x[:, 0] * a, copies, head, task="regression", steps=steps, lr=lr, optim=optim)
 
 
 def position(run: Simulation) -> float:
@@ -91,9 +106,27 @@ def position(run: Simulation) -> float:
     return float(run.weights.params["head.weight"])
 
 
-def optimum(curvatures: tuple[float, ...], optima: tuple[float, ...]) -> float:
-    """Minimiser of the sum of the quadratics."""
-    return sum(h * a for h, a in zip(curvatures, optima, strict=True)) / sum(curvatures)
+def minimum(
+    h: Sequence[float], a: Sequence[float], weights: Sequence[float] | None = None
+) -> float:
+    """The minimum of sum_k p_k h_k (w - a_k)^2; equal weights by default."""
+    return float(np.average(a, weights=np.multiply(1 if weights is None else weights, h)))
+
+
+def fedavg_point(
+    h: Sequence[float],
+    a: Sequence[float],
+    lr: float,
+    steps: int | Sequence[int],
+    weights: Sequence[float] | None = None,
+) -> float:
+    """FedAvg's fixed point on quadratics with full participation: client k moves by 1 - (1 - lr
+    h_k)^steps of its distance to a_k.
+
+    >>> round(fedavg_point((1, 10), (0, 1), lr=0.08, steps=5), 6)
+    0.745697
+    """
+    return minimum(1 - (1 - lr * np.asarray(h)) ** np.asarray(steps), a, weights)
 
 
 def choices(
@@ -104,10 +137,8 @@ def choices(
     The input is 1. So the loss is :math:`-\log \mathrm{softmax}(z)_{c_k}`, and its gradient is
     softmax(z) - one-hot(:math:`c_k`). The model starts at z = 0.
     """
-    y = torch.tensor(labels)
-    x, clients = torch.ones(len(y), 1, dtype=DOUBLE), list(torch.arange(len(y)).split(1))
-    task = make_task("classification", classes)
-    return _linear(Federation(x, y, clients, task, dtype=DOUBLE), classes, steps, SGD(lr=lr))
+    x, sizes = torch.ones(len(labels), 1), [1] * len(labels)
+    return linear(x, torch.tensor(labels), sizes, torch.zeros(classes, 1), steps=steps, lr=lr)
 
 
 def logits(run: Simulation) -> list[float]:
@@ -115,12 +146,40 @@ def logits(run: Simulation) -> list[float]:
     return run.weights.params["head.weight"].flatten().tolist()
 
 
-def _linear(federation: Federation, outputs: int, steps: int | None, optim: Optimizer) -> Problem:
-    """A linear model of one input without bias that starts at 0, one sample per step."""
-    module = nn.Sequential()
-    module.add_module("head", nn.Linear(1, outputs, bias=False))
-    nn.init.zeros_(module.get_submodule("head").weight)  # type: ignore[arg-type]
-    return Problem(federation, module, LocalWork(batch=1, steps=steps), optim)
+def linear(
+    x: Tensor,
+    y: Tensor,
+    sizes: Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    task: str = "classification",
+    batch: int = 1,
+    steps: int | None = 1,
+    lr: float = 0.05,
+    optim: Optimizer | None = None,
+) -> Problem:
+    """A linear model that starts at ``weight`` [outputs, inputs] and ``bias`` (None: it has none).
+
+    The clients have the samples in order, as many as ``sizes`` says.
+    """
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=DOUBLE)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        if bias is not None:
+            head.bias.copy_(bias)
+    data = federation_of(x, y, sizes, task, len(weight))
+    stages = {"stage1": nn.Flatten()} if x.ndim > 2 else {}
+    module = nn.Sequential(OrderedDict(**stages, head=head))
+    return Problem(data, module, LocalWork(batch=batch, steps=steps), optim or SGD(lr=lr))
+
+
+def federation_of(
+    x: Tensor, y: Tensor, sizes: Sequence[int], task: str = "classification", outputs: int = 3
+) -> Federation:
+    """Clients that have the samples in order, as many as ``sizes`` says."""
+    clients = list(torch.split(torch.arange(len(y)), list(sizes)))
+    return Federation(x.to(DOUBLE), y, clients, make_task(task, outputs), dtype=DOUBLE)
 
 
 def images(
@@ -143,7 +202,7 @@ def images(
     pattern = rng.normal(keys[1], (3, 1, 8, 8), DOUBLE)
     x = 0.7 * rng.normal(keys[2], (total, 1, 8, 8), DOUBLE) + pattern[y]
     order = torch.argsort(y + rng.uniform(keys[3], (total,), DOUBLE))  # by class: label skew
-    labels: torch.Tensor = y
+    labels: Tensor = y
     if task == "multilabel":
         labels = torch.stack([y == 0, y != 1, y == 2], 1).to(DOUBLE)
     elif task == "regression":
@@ -159,14 +218,13 @@ def images(
 def small_net(norm: str, outputs: int, dropout: float = 0.0) -> nn.Sequential:
     """A network for 8x8 images with one channel: convolution and pooling, hidden layer, head."""
     layer = {"bn": nn.BatchNorm2d(4), "gn": nn.GroupNorm(2, 4), "none": nn.Identity()}[norm]
-    net = nn.Sequential()
-    net.add_module(
-        "stage1", nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), layer, nn.Tanh(), nn.AvgPool2d(4))
+    net = nn.Sequential(
+        OrderedDict(
+            stage1=nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), layer, nn.Tanh(), nn.AvgPool2d(4)),
+            stage2=nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Dropout(dropout)),
+            head=nn.Linear(6, outputs),
+        )
     )
-    net.add_module(
-        "stage2", nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Dropout(dropout))
-    )
-    net.add_module("head", nn.Linear(6, outputs))
     key = rng.key(11)
     with torch.no_grad():
         for i, weight in enumerate(net.parameters()):
@@ -181,3 +239,28 @@ def step_view(run: Simulation, client: int, part: Part, hook: str = "term") -> t
     job, first = take_jobs(cohort.jobs, 0), torch.zeros((), dtype=torch.int32)
     context = client_context(run.bound.at(run.round), job, {}, first)
     return View(context, part, hook), run.federation.clean(cohort.batches[0, 0])
+
+
+class LocalSteps:
+    """The local work of a client in the current round, one step at a time.
+
+    Attributes:
+        carry: what the client knows after the last step.
+        batches: its rows of every step.
+    """
+
+    def __init__(self, run: Simulation, client: int) -> None:
+        cohort = run.cohort([client])
+        self.bound, self.job = run.bound.at(run.round), take_jobs(cohort.jobs, 0)
+        self.batches = cohort.batches[0, : cohort.steps[0]]
+        self.carry = begin(self.bound, self.job)
+
+    def step(self, t: int) -> Carry:
+        """Take step ``t``."""
+        self.carry = step(self.bound, self.job, self.carry, self.batches[t])
+        return self.carry
+
+    def view(self, part: Part, hook: str = "term", t: int = 0) -> View:
+        """What a hook of a part receives in step ``t``."""
+        context = client_context(self.bound, self.job, self.carry.local, torch.tensor(t))
+        return View(context, part, hook)

@@ -1,4 +1,4 @@
-"""The command ``kedge``: its subcommands, and how errors are printed.
+"""The command ``kedge``: its subcommands, and how errors are printed and logged.
 
 The module of a subcommand is imported when it is called, since most of them need torch:
 ``kedge --help`` and ``kedge --version`` work without it.
@@ -6,11 +6,17 @@ The module of a subcommand is imported when it is called, since most of them nee
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import platform
 import sys
+import tempfile
+import time
+import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -19,10 +25,15 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from kedge._version import __version__
-from kedge.cli.crash import EXIT_CODE, as_user_error, sentence
 from kedge.cli.screen import accept_any_text, errors, warn
 from kedge.cli.screen import console as console
 from kedge.errors import Interrupted, KedgeError
+from kedge.files import make_folder, write_file
+from kedge.limits import is_out_of_memory, out_of_memory
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
+EXIT_CODE = 70  # EX_SOFTWARE: an internal error
 
 app = typer.Typer(
     help="Federated learning on heterogeneous data.",
@@ -32,7 +43,7 @@ app = typer.Typer(
 )
 
 
-class Entry(NamedTuple):
+class Subcommand(NamedTuple):
     """A subcommand: its function, or a group of commands, and its help text, the first paragraph of
     the docstring."""
 
@@ -42,89 +53,89 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "run": Entry(
+    "run": Subcommand(
         "kedge.cli.run:run",
         "Run",
         "Train with one method. Works without any argument: digits, 20 clients, 3 seeds.",
     ),
-    "compare": Entry(
+    "compare": Subcommand(
         "kedge.cli.run:compare",
         "Run",
         "Compare methods on the same partitions, cohorts and initial weights.",
     ),
-    "sweep": Entry(
+    "sweep": Subcommand(
         "kedge.cli.run:sweep",
         "Run",
         "Run all combinations of some settings; those that differ only in numbers train together.",
     ),
-    "demo": Entry(
+    "demo": Subcommand(
         "kedge.cli.run:demo",
         "Run",
         "Compare a few methods on digits; plot the curves and the partition. No network needed.",
     ),
-    "reproduce": Entry(
+    "reproduce": Subcommand(
         "kedge.cli.reproduce:reproduce",
         "Run",
         "Run the tables of papers, and print the paper's numbers and ours side by side.",
     ),
-    "flower": Entry(
+    "flower": Subcommand(
         "kedge.cli.flower:app",
         "Run",
         "Real federations on Flower: the same methods, with data that stay where they are.",
     ),
-    "predict": Entry(
+    "predict": Subcommand(
         "kedge.cli.use:predict",
         "Use",
         "Predict from raw data with the model of a run; a CSV file of ids, classes, probabilities.",
     ),
-    "evaluate": Entry(
+    "evaluate": Subcommand(
         "kedge.cli.use:evaluate",
         "Use",
         "Score the model of a run on labelled data: all metrics, per client and per class.",
     ),
-    "export": Entry(
+    "export": Subcommand(
         "kedge.cli.use:export",
         "Use",
         "Write the model of a run as a program for other software, with its scaling inside.",
     ),
-    "report": Entry(
+    "report": Subcommand(
         "kedge.cli.report:report",
         "Look",
         "Write a page about runs: who wins and how sure that is, curves, classes, clients, "
         "settings.",
     ),
-    "data": Entry(
-        "kedge.cli.look:data",
+    "data": Subcommand(
+        "kedge.cli.list:data",
         "Look",
         "List the datasets on this machine, and those that can be added.",
     ),
-    "partition": Entry(
-        "kedge.cli.look:partition",
+    "partition": Subcommand(
+        "kedge.cli.list:partition",
         "Look",
         "Draw a partition: how many samples of each class each client holds.",
     ),
-    "diagnose": Entry(
+    "diagnose": Subcommand(
         "kedge.cli.diagnose:diagnose",
         "Look",
         "Measure how unlike clients are, or what training made of it, with a verdict in words.",
     ),
-    "list": Entry(
-        "kedge.cli.look:list_things",
+    "list": Subcommand(
+        "kedge.cli.list:list_things",
         "Look",
         "List the parts of methods, or the entries of another kind, e.g. models.",
     ),
-    "show": Entry(
-        "kedge.cli.look:show",
+    "show": Subcommand(
+        "kedge.cli.list:show",
         "Look",
         "Show a part, a model, a partition, ...: what it does, its paper, options and ranges.",
     ),
-    "board": Entry(
+    "board": Subcommand(
         "kedge.cli.board:board",
         "Look",
         "Watch the runs below a folder on a local page: live curves, comparisons, notes, stop.",
     ),
-    "check": Entry(
-        "kedge.cli.prove:check",
+    "check": Subcommand(
+        "kedge.cli.check:check",
         "Prove",
         "Check parts against the laws and against identities from their papers. Exit code 1 if one "
         "fails.",
@@ -256,3 +267,51 @@ def _report_unforeseen(error: Exception) -> int:
 
 def _print_error(error: object) -> None:
     Console(stderr=True).print(Text("error: ", "bold red") + Text(str(error)), soft_wrap=True)
+
+
+def as_user_error(error: BaseException) -> KedgeError | None:
+    """The error in a sentence if its cause is known: memory or disk space, or a locked file."""
+    if is_out_of_memory(error):
+        return out_of_memory(error)
+    if isinstance(error, OSError) and error.errno in (*DISK_FULL, *NO_ACCESS):
+        file = f"{error.filename}" if error.filename else "a file"
+        advice = "free some disk space" if error.errno in DISK_FULL else "choose another folder"
+        reason = (error.strerror or str(error)).lower()
+        return KedgeError(f"{file} cannot be written or opened: {reason}; {advice}")
+    return None
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong in one line, and where the traceback is."""
+    first = (str(error).strip().splitlines() or [""])[0][:200]
+    kind = type(error).__name__ + (f": {first}" if first else "")
+    path = write_log(error)
+    where = f"The details are in {path}" if path else "KEDGE_DEBUG=1 shows the details"
+    return f"an error in kedge that should not happen ({kind}). {where}; please report it"
+
+
+def write_log(error: BaseException) -> Path | None:
+    """Write the traceback to the folder of the run, or of the user; None if neither is writable."""
+    lines = traceback.format_exception(error)
+    head = [
+        f"kedge {__version__}, Python {platform.python_version()}, {platform.platform()}\n",
+        f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {' '.join(sys.argv)}\n\n",
+    ]
+    for folder in _folders():
+        path = folder / f"kedge-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        try:
+            make_folder(folder)
+            write_file(path, "".join([*head, *lines]).encode(errors="replace"))
+        except OSError:
+            continue
+        return path
+    return None
+
+
+def _folders() -> list[Path]:
+    """Where the log may go, the best place first."""
+    runs = sys.modules.get("kedge.runs.folder")
+    opened: list[Path] = [p for p in getattr(runs, "opened", [])[-1:] if p.is_dir()]
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state else Path(os.path.expanduser("~")) / ".local" / "state"
+    return [*opened, home / "kedge", Path(tempfile.gettempdir())]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from kedge.check.identities.common import LR, A, H
+from kedge.check.identities.common import LR, A, H, after_steps, close, moved, pair, positions
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import images, position, quadratics
 from kedge.core import tree
 from kedge.core.part import Part
-from kedge.core.tree import Params, Weights
+from kedge.core.tree import Weights
 from kedge.parts.adaptive import FedAdagrad, FedAdam, FedExP, FedYogi, GroupDRO
 
 
@@ -24,7 +25,7 @@ def two_rounds_by_hand(cls: type[FedAdagrad]) -> Iterator[Claim]:
     first = 0.5 * 0.25 / (math.sqrt(0.0725) + 0.1)
     d = _update(first)
     second = first + 0.5 * d / (math.sqrt(0.0725 + d * d) + 0.1)
-    yield from _two_rounds(cls(lr=0.5, tau=0.1), first, second)
+    yield from positions(pair().simulate(cls(lr=0.5, tau=0.1)), first, second)
 
 
 @oracle(FedAdam)
@@ -36,7 +37,8 @@ def moments_by_hand(cls: type[FedAdam]) -> Iterator[Claim]:
     d = _update(first)
     m, v = 0.8 * 0.05 + 0.2 * d, 0.6 * 0.031 + 0.4 * d * d
     second = first + 0.5 * m / (math.sqrt(v) + 0.1)
-    yield from _two_rounds(cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6), first, second)
+    part = cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6)
+    yield from positions(pair().simulate(part), first, second)
 
 
 @oracle(FedYogi)
@@ -49,9 +51,9 @@ def additive_second_moment_by_hand(cls: type[FedYogi]) -> Iterator[Claim]:
     assert d * d > 0.035
     m, v = 0.8 * 0.05 + 0.2 * d, 0.035 + 0.4 * d * d
     second = first + 0.5 * m / (math.sqrt(v) + 0.1)
-    yield from _two_rounds(cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6), first, second)
-    run = quadratics(H, A, LR, steps=1).simulate(cls(lr=0.5, tau=1.0, beta1=0.8, beta2=0.6))
-    run.run_round()
+    part = cls(lr=0.5, tau=0.1, beta1=0.8, beta2=0.6)
+    yield from positions(pair().simulate(part), first, second)
+    run = pair().trained(cls(lr=0.5, tau=1.0, beta1=0.8, beta2=0.6))
     yield Claim("w with v above d^2", 0.5 * 0.05 / (math.sqrt(0.975) + 1), position(run))
 
 
@@ -94,14 +96,14 @@ def client_weights_enter_both_means(cls: type[FedExP]) -> Iterator[Claim]:
 def norms_are_over_all_parameters(cls: type[FedExP]) -> Iterator[Claim]:
     """On a network the update is eta times FedAvg's, with norms over all parameters."""
     problem = images(sizes=(5, 9, 14))
-    deltas = [_moved(problem.simulate("fedavg"), [k]) for k in range(3)]
+    deltas = [moved(problem.simulate("fedavg"), [k]).params for k in range(3)]
     p = [5 / 28, 9 / 28, 14 / 28]
     mean = tree.map(lambda *d: p[0] * d[0] + p[1] * d[1] + p[2] * d[2], *deltas)
-    spread = sum(q * _square(d) for q, d in zip(p, deltas, strict=True))
-    eta = max(1.0, spread / (2 * (_square(mean) + 3 * 1e-6)))
-    got = _moved(problem.simulate(cls(eps=1e-6)), [0, 1, 2])
+    spread = sum(q * float(tree.sq_norm(d)) for q, d in zip(p, deltas, strict=True))
+    eta = max(1.0, spread / (2 * (float(tree.sq_norm(mean)) + 3 * 1e-6)))
+    got = moved(problem.simulate(cls(eps=1e-6)), [0, 1, 2]).params
     yield Claim("eta is above 1", 1.0, float(eta > 1), 0.0)
-    yield Claim("error of the update", 0.0, tree.gap(got, tree.scale(mean, eta)), 1e-12)
+    yield close("error of the update", got, tree.scale(mean, eta))
 
 
 @oracle(FedExP)
@@ -112,22 +114,15 @@ def mean_of_the_last_two_iterates(cls: type[FedExP]) -> Iterator[Claim]:
     problem = images(sizes=(5, 9), norm="bn")
     run, plain = problem.simulate(cls()), problem.simulate(cls(average=False))
     iterates: list[Weights] = []
-    yield Claim("first model", 0.0, tree.gap(run.output, run.weights), 0.0)
+    yield close("first model", run.output, run.weights, 0.0)
     for t in range(1, 4):
         run.run_round()
         plain.run_round()
         iterates = [*iterates, plain.weights][-2:]
-        yield Claim(f"iterates at t = {t}", 0.0, tree.gap(run.weights, plain.weights), 0.0)
-        yield Claim(
-            f"model without mean at t = {t}", 0.0, tree.gap(plain.output, iterates[-1]), 0.0
-        )
-        old, new = iterates[0], iterates[-1]
-        gaps = [tree.gap(run.output.params, tree.map(_mean, old.params, new.params))]
-        for name, value in run.output.buffers.items():
-            one, other = old.buffers[name], new.buffers[name]
-            mean = _mean(one, other) if value.is_floating_point() else other
-            gaps.append(tree.gap(value, mean))
-        yield Claim(f"error of the model at t = {t}", 0.0, max(gaps), 1e-15)
+        yield close(f"iterates at t = {t}", run.weights, plain.weights, 0.0)
+        yield close(f"model without mean at t = {t}", plain.output, iterates[-1], 0.0)
+        mean = tree.map(_mean, iterates[0], iterates[-1])
+        yield close(f"error of the model at t = {t}", run.output, mean, 1e-15)
 
 
 @oracle(GroupDRO)
@@ -136,16 +131,12 @@ def high_losses_increase_the_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
     0.5 e/(1 + e). Later losses multiply q further. Client sizes do not matter. Detects a flipped
     sign, a forgotten q, and weights by size."""
     for copies in (None, (1, 3)):
-        run = quadratics(H, A, LR, steps=1, copies=copies).simulate(cls(eta=0.2))
-        w, q = 0.0, [1.0, 1.0]
-        for t in range(3):
-            losses = [h * (w - a) ** 2 / 2 for h, a in zip(H, A, strict=True)]
-            q = [x * math.exp(0.2 * loss) for x, loss in zip(q, losses, strict=True)]
-            d = [-LR * h * (w - a) for h, a in zip(H, A, strict=True)]
-            w += sum(x * y for x, y in zip(q, d, strict=True)) / sum(q)
+        run = pair(copies=copies).simulate(cls(eta=0.2))
+        for w in _weighted_by_losses([[0, 1]] * 3):
             run.run_round()
-            yield Claim(f"w at t = {t + 1}, client sizes {copies or (1, 1)}", w, position(run))
-    yield Claim("w at t = 1 in closed form", 0.5 * math.e / (1 + math.e), _first(cls(eta=0.2), 1))
+            yield Claim(f"w at t = {run.round}, client sizes {copies or (1, 1)}", w, position(run))
+    got = position(pair().trained(cls(eta=0.2)))
+    yield Claim("w at t = 1 in closed form", 0.5 * math.e / (1 + math.e), got)
 
 
 @oracle(GroupDRO)
@@ -155,7 +146,8 @@ def mean_or_first_loss(cls: type[GroupDRO]) -> Iterator[Claim]:
     steps."""
     for part, value in ((cls(eta=0.2), 3.125), (cls(eta=0.2, loss="first"), 5.0)):
         q = math.exp(0.2 * value)
-        yield Claim(f"w with the {part.loss} loss", 0.75 * q / (1 + q), _first(part, 2))
+        got = position(pair(2).trained(part))
+        yield Claim(f"w with the {part.loss} loss", 0.75 * q / (1 + q), got)
 
 
 @oracle(GroupDRO)
@@ -163,69 +155,44 @@ def absent_clients_keep_their_weight(cls: type[GroupDRO]) -> Iterator[Claim]:
     """The cohorts are client 1, both, client 1, both. Alone, client 1 moves w by its own update,
     for any q_1, and its loss still increases q_1; q_0 is unchanged. Detects a q that is stored
     normalised over the cohort, or that changes for absent clients."""
-    run = quadratics(H, A, LR, steps=1).simulate(cls(eta=0.2))
-    w, log_q = 0.0, [0.0, 0.0]
-    for cohort in ([1], [0, 1], [1], [0, 1]):
-        updates, total = 0.0, 0.0
-        for k in cohort:
-            log_q[k] += 0.2 * H[k] * (w - A[k]) ** 2 / 2
-            updates += math.exp(log_q[k]) * -LR * H[k] * (w - A[k])
-            total += math.exp(log_q[k])
-        w += updates / total
+    run, cohorts = pair().simulate(cls(eta=0.2)), ([1], [0, 1], [1], [0, 1])
+    for cohort, w in zip(cohorts, _weighted_by_losses(cohorts), strict=True):
         run.run_round(cohort)
         yield Claim(f"w at t = {run.round}", w, position(run))
 
 
+def _weighted_by_losses(cohorts: Sequence[list[int]]) -> Iterator[float]:
+    """w after each round of one step at eta = 0.2: log q_k grows by 0.2 times the loss."""
+    w, log_q = 0.0, [0.0, 0.0]
+    for cohort in cohorts:
+        for k in cohort:
+            log_q[k] += 0.2 * H[k] * (w - A[k]) ** 2 / 2
+        q = [math.exp(log_q[k]) for k in cohort]
+        d = [after_steps(k, w, 1) - w for k in cohort]
+        w += sum(x * y for x, y in zip(q, d, strict=True)) / sum(q)
+        yield w
+
+
 def _update(w: float) -> float:
     """FedAvg's update of the standard pair in one step."""
-    return sum(-LR * h * (w - a) for h, a in zip(H, A, strict=True)) / 2
-
-
-def _two_rounds(part: Part, first: float, second: float) -> Iterator[Claim]:
-    run = quadratics(H, A, LR, steps=1).simulate(part)
-    for w in (first, second):
-        run.run_round()
-        yield Claim(f"w at t = {run.round}", w, position(run))
+    return sum(after_steps(k, w, 1) - w for k in range(2)) / 2
 
 
 def _coordinates(part: Any, share: float, keep: float, add: float) -> Iterator[Claim]:
     """The update is lr share d / (sqrt(keep tau^2 + add d^2) + tau), per coordinate."""
     problem = images(norm="bn")
     plain, run = problem.simulate("fedavg"), problem.simulate(part)
-    d = _moved(plain, None)
-    got = _moved(run, None)
-    expected = {
-        n: part.lr * share * x / (torch.sqrt(keep * part.tau**2 + add * x**2) + part.tau)
-        for n, x in d.items()
-    }
-    yield Claim("error of the update", 0.0, tree.gap(got, expected), 1e-12)
-    same = tree.gap(run.weights.buffers, plain.weights.buffers)
-    yield Claim("error of BatchNorm statistics", 0.0, same, 0.0)
+    d, got = moved(plain).params, moved(run).params
+    lr, tau = part.lr * share, part.tau
+    expected = tree.map(lambda x: lr * x / (torch.sqrt(keep * tau**2 + add * x**2) + tau), d)
+    yield close("error of the update", got, expected)
+    yield close("error of BatchNorm statistics", run.weights.buffers, plain.weights.buffers, 0.0)
 
 
 def _halves(part: Part, optima: tuple[float, ...], copies: tuple[int, ...] | None = None) -> float:
     """w after one round from 0 in which every client's update is half its optimum."""
-    run = quadratics((10.0,) * len(optima), optima, LR, steps=1, copies=copies).simulate(part)
-    run.run_round()
-    return position(run)
+    return position(quadratics((10.0,) * len(optima), optima, LR, 1, copies).trained(part))
 
 
-def _first(part: Part, steps: int) -> float:
-    run = quadratics(H, A, LR, steps=steps).simulate(part)
-    run.run_round()
-    return position(run)
-
-
-def _moved(run: Any, clients: list[int] | None) -> Params:
-    """Change of the parameters in one round."""
-    start = run.weights.params
-    run.run_round(clients)
-    return tree.sub(run.weights.params, start)
-
-
-def _square(delta: Params) -> float:
-    return sum(float((x**2).sum()) for x in delta.values())
-
-
-def _mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a + b) / 2
+def _mean(old: Tensor, new: Tensor) -> Tensor:
+    return (old + new) / 2 if old.is_floating_point() else new

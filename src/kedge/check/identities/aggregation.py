@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kedge.check.identities.common import LR, STEPS, A, H, run_quadratics
+from kedge.check.identities.common import LR, H, after_steps, run_quadratics
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import position, quadratics
 from kedge.core.optim import SGD
@@ -14,9 +14,8 @@ from kedge.parts.proximal import FedProx
 
 @oracle(FedNova)
 def equal_steps_equal_fedavg(cls: type[FedNova]) -> Iterator[Claim]:
-    yield Claim(
-        "fixed point of FedAvg", position(run_quadratics("fedavg")), position(run_quadratics(cls()))
-    )
+    plain, own = (position(run_quadratics(method)) for method in ("fedavg", cls()))
+    yield Claim("fixed point of FedAvg", plain, own)
 
 
 @oracle(FedNova)
@@ -24,8 +23,7 @@ def unequal_steps_by_hand(cls: type[FedNova]) -> Iterator[Claim]:
     """h = (1, 10), a = (1, 1), 1 and 3 steps, p = (1/4, 3/4), from w = 0: the updates are 0.05 and
     1 - 0.5^3 = 0.875, so w = (1/4 + 3 * 3/4) (0.05/4 + 0.875/3 * 3/4) = 2.5 * 0.23125 =
     0.578125."""
-    run = quadratics(H, (1.0, 1.0), LR, steps=None, copies=(1, 3)).simulate(cls())
-    run.run_round()
+    run = quadratics(H, (1.0, 1.0), LR, steps=None, copies=(1, 3)).trained(cls())
     yield Claim("w after one round", 0.578125, position(run))
 
 
@@ -33,8 +31,7 @@ def unequal_steps_by_hand(cls: type[FedNova]) -> Iterator[Claim]:
 def proximal_steps_by_hand(cls: type[FedNova]) -> Iterator[Claim]:
     """As above beside FedProx at mu = 2: client 1 steps v <- 0.4 v + 0.5, to 0.78, and a = (1, 1 +
     0.9 + 0.9^2), as the pull takes lr mu = 0.1 of every step. Detects a = tau."""
-    run = quadratics(H, (1.0, 1.0), LR, steps=None, copies=(1, 3)).simulate(cls() + FedProx(mu=2.0))
-    run.run_round()
+    run = quadratics(H, (1.0, 1.0), LR, steps=None, copies=(1, 3)).trained(cls() + FedProx(mu=2.0))
     a = (1.0, 2.71)
     expected = (a[0] / 4 + a[1] * 3 / 4) * (0.05 / a[0] / 4 + 0.78 / a[1] * 3 / 4)
     yield Claim("w after one round", expected, position(run))
@@ -50,9 +47,7 @@ def flat_losses_move_by_their_gradients(cls: type[FedNova]) -> Iterator[Claim]:
         moved = []
         for optima in ((1e9, -3e9), (-1e9, -1e9)):
             problem = quadratics((1e-9, 1e-9), optima, LR, None, (1, 3), optim)
-            run = problem.simulate(cls() + FedProx(mu=2.0))
-            run.run_round()
-            moved.append(position(run))
+            moved.append(position(problem.trained(cls() + FedProx(mu=2.0))))
         what = f"w for momentum {momentum:g}{', Nesterov' * nesterov}"
         yield Claim(what, moved[1] * (3 / 4 * 3 - 1 / 4), moved[0], 1e-7)
 
@@ -66,7 +61,7 @@ def momentum_by_hand(cls: type[FedAvgM]) -> Iterator[Claim]:
     for options in ({}, {"nesterov": True}, {"nesterov": False}):
         w, u = 0.0, 0.0
         for _ in range(4):
-            d = sum((1 - (1 - LR * h) ** STEPS) * (a - w) for h, a in zip(H, A, strict=True)) / 2
+            d = sum(after_steps(k, w) - w for k in range(2)) / 2
             u = beta * u + d
             w += lr * (d + beta * u if options.get("nesterov", True) else u)
         got = position(run_quadratics(cls(beta=beta, lr=lr, **options), 4))

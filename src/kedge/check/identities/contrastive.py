@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 
+from kedge.check.identities.common import close, features_of, first_batch, layers
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import images, step_view
+from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.model import Mode
-from kedge.core.tree import Weights
 from kedge.parts.contrastive import MOON
 
 
@@ -19,13 +20,11 @@ from kedge.parts.contrastive import MOON
 def equal_models_give_log_2(cls: type[MOON]) -> Iterator[Claim]:
     """Without a previous model all three models coincide, so the two cosines are equal."""
     problem = images(sizes=(5, 5), steps=1)
-    run = problem.simulate(cls(mu=3.0, projection=4))
-    plain = problem.simulate("fedavg")
+    run, plain = problem.simulate(cls(mu=3.0, projection=4)), problem.trained("fedavg")
     terms = run.run_round().losses[cls.name]
-    plain.run_round()
     yield Claim("term / mu at equal models", math.log(2), float(terms[0]) / 3.0)
-    gap = tree.gap(plain.weights, tree.map(lambda _, w: w, plain.weights, run.weights))
-    yield Claim("effect of its gradient on the model", 0.0, gap, 1e-12)
+    model = tree.map(lambda _, w: w, plain.weights, run.weights)
+    yield close("effect of its gradient on the model", plain.weights, model)
 
 
 @oracle(MOON)
@@ -36,28 +35,24 @@ def both_models_run_in_evaluation_mode(cls: type[MOON]) -> Iterator[Claim]:
     and the previous one by their own statistics, or by the batch for eval_mode = false. A client
     that was absent from round 0 has the term log 2."""
     problem = images(sizes=(5, 9), batch=5, steps=1, norm="bn")
-    alone = problem.simulate("fedavg")
-    alone.run_round([1])
+    alone = problem.trained("fedavg", clients=[1])
     for eval_mode in (True, False):
         part = cls(mu=1.5, tau=0.4, projection=4, eval_mode=eval_mode)
-        run = problem.simulate(part)
-        run.run_round()
+        run = problem.trained(part)
         own = tree.under(run.weights.params, cls.name)
-        batch = run.federation.clean(run.cohort([1]).batches[0, 0])
-        z: list[torch.Tensor] = []
-        for weights in (run.weights, run.weights, alone.weights):
-            mode: Mode = "eval" if z and eval_mode else "probe"
-            features = run.bound.model.forward(weights, batch.x, mode).features
-            assert features is not None
-            hidden = (features @ own["weight0"].T + own["bias0"]).clamp_min(0)
-            one = hidden @ own["weight1"].T + own["bias1"]
-            z.append(one / one.norm(dim=1, keepdim=True))
-        now, before = (z[0] * z[1]).sum(1), (z[0] * z[2]).sum(1)
+        batch = first_batch(run, 1)
+        fixed: Mode = "eval" if eval_mode else "probe"
+        modes: tuple[Mode, ...] = ("probe", fixed, fixed)
+        models = (run.weights, run.weights, alone.weights)
+        here, there, old = (
+            F.normalize(layers(own, features_of(run, batch.x, weights, mode)))
+            for weights, mode in zip(models, modes, strict=True)
+        )
+        now, before = (here * there).sum(1), (here * old).sum(1)
         expected = float(1.5 * torch.log1p(torch.exp((before - now) / 0.4)).mean())
         got = float(run.run_round().losses[cls.name][1])
         yield Claim(f"term of round 1 with eval_mode = {eval_mode}", expected, got)
-        late = problem.simulate(part)
-        late.run_round([0])
+        late = problem.trained(part, clients=[0])
         first = float(late.run_round([1]).losses[cls.name][0])
         yield Claim(f"first term, late, with eval_mode = {eval_mode}", 1.5 * math.log(2), first)
 
@@ -67,14 +62,10 @@ def term_of_the_second_round(cls: type[MOON]) -> Iterator[Claim]:
     """At the first step of round 1, z = z_glob, so the cosine to the global model is 1. The cosine
     to the previous model is computed from two plain forward passes: the term is the mean of log(1 +
     e^{(cos - 1)/tau})."""
-    run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(mu=1.0, projection=0, tau=0.5))
-    run.run_round()
-    _, batch = step_view(run, 1, cls(projection=0))
+    run = images(sizes=(5, 9), batch=5, steps=1).trained(cls(mu=1.0, projection=0, tau=0.5))
+    batch = first_batch(run, 1)
     previous = tree.take(run.store.rows[cls.name]["previous"], 1)
-    now = run.bound.model.forward(run.weights, batch.x, "eval").features
-    before = run.bound.model.forward(Weights(previous, {}), batch.x, "eval").features
-    assert now is not None
-    assert before is not None
-    cosine = (now * before).sum(1) / (now.norm(dim=1) * before.norm(dim=1))
+    now, before = (features_of(run, batch.x, w) for w in (run.weights, previous))
+    cosine = F.cosine_similarity(now, before)
     expected = float(torch.log1p(torch.exp((cosine - 1) / 0.5)).mean())
     yield Claim("term of round 1", expected, float(run.run_round().losses[cls.name][1]))

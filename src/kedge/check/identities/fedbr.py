@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kedge.check.identities.common import (
+    LR,
+    close,
+    cross_entropy,
+    descended,
+    features_of,
+    first_batch,
+    layers,
+    logits_of,
+    picked,
+)
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images, small_net
-from kedge.core import client, rng, tree
+from kedge.check.problems import DOUBLE, LocalSteps, Problem, federation_of, images, small_net
+from kedge.core import rng
 from kedge.core.optim import SGD
-from kedge.core.task import make_task
-from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import View
-from kedge.core.work import LocalWork, take_jobs
-from kedge.data.federation import Federation
+from kedge.core.task import Batch
+from kedge.core.tree import Params
+from kedge.core.work import LocalWork
 from kedge.parts.fedbr import FedBR
 
 
@@ -27,15 +38,12 @@ def equal_cosines_give_log_2(cls: type[FedBR]) -> Iterator[Claim]:
     L_con is log 2, and its gradient is 0, as both cosines are at their maximum."""
     x = rng.normal(rng.key(5), (1, 1, 8, 8), DOUBLE).expand(6, 1, 8, 8)
     y = torch.ones(6, dtype=torch.int64)
-    federation = Federation(x, y, [range(6)], make_task("classification", 3), dtype=DOUBLE)
-    problem = Problem(federation, small_net("none", 3), LocalWork(batch=6, steps=1), SGD(lr=0.5))
-    run, plain = problem.simulate(cls(lam=0.0, mu=3.0, rows=4, width=5)), problem.simulate("fedavg")
+    work = LocalWork(batch=6, steps=1)
+    problem = Problem(federation_of(x, y, [6]), small_net("none", 3), work, SGD(lr=0.5))
+    run, plain = problem.simulate(cls(lam=0.0, mu=3.0, rows=4, width=5)), problem.trained("fedavg")
     term = run.run_round().losses[cls.name][0]
-    plain.run_round()
     yield Claim("term / mu", math.log(2), float(term) / 3)
-    yield Claim(
-        "effect of its gradient on the model", 0.0, tree.gap(plain.weights, run.weights), 1e-12
-    )
+    yield close("effect of its gradient on the model", plain.weights, run.weights)
 
 
 @oracle(FedBR)
@@ -55,41 +63,33 @@ def two_steps_by_autograd(cls: type[FedBR]) -> Iterator[Claim]:
     if len(pseudo) != 5:
         return
 
-    def features(params: Params, x: Tensor) -> Tensor:
-        found = model.forward(Weights(params, {}), x, "eval").features
-        assert found is not None
-        return found
-
     def contrast(p: Params, z_pseudo: Tensor, z_real: Tensor) -> Tensor:
-        local, anchor, real = (_three_layers(p, z) for z in (z_pseudo, z_global, z_real))
-        f1, f2 = torch.exp(2.0 * _cosine(local, anchor)), torch.exp(1.5 * _cosine(local, real))
+        local, anchor, real = (layers(p, z) for z in (z_pseudo, z_global, z_real))
+        f1 = torch.exp(2.0 * F.cosine_similarity(local, anchor))
+        f2 = torch.exp(1.5 * F.cosine_similarity(local, real))
         return -torch.log(f1 / (f1 + f2)).mean()
 
-    z_global, params, terms = features(body, pseudo).detach(), dict(body), []
+    def term(params: Params, real: Batch, p: Params) -> Tensor:
+        z_pseudo, z_real = (features_of(run, x, params) for x in (pseudo, real.x))
+        log_probs = F.log_softmax(model.head(params, z_pseudo), 1)
+        return -0.3 * log_probs.mean() + 0.7 * contrast(p, z_pseudo, z_real)
+
+    z_global, params, terms = features_of(run, pseudo), dict(body), []
     for t in range(2):
         real = run.federation.clean(batches[t])
-        leaves = {n: p.clone().requires_grad_() for n, p in projection.items()}
-        z_pseudo, z_real = (features(params, x).detach() for x in (pseudo, real.x))
-        grads = torch.autograd.grad(contrast(leaves, z_pseudo, z_real), list(leaves.values()))
-        projection = {n: projection[n] + 0.05 * g for n, g in zip(leaves, grads, strict=True)}
-
-        leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-        z_pseudo, z_real = features(leaves, pseudo), features(leaves, real.x)
-        log_probs = F.log_softmax(model.head(leaves, z_pseudo), 1)
-        term = -0.3 * log_probs.mean() + 0.7 * contrast(projection, z_pseudo, z_real)
-        loss = F.cross_entropy(model.head(leaves, z_real), real.y) + term
-        grads = torch.autograd.grad(loss, list(leaves.values()))
-        params = {n: params[n] - 0.05 * g for n, g in zip(leaves, grads, strict=True)}
-        terms.append(float(term.detach()))
+        z = [features_of(run, x, params) for x in (pseudo, real.x)]
+        projection = descended(projection, partial(contrast, z_pseudo=z[0], z_real=z[1]), lr=-LR)
+        terms.append(float(term(params, real, projection)))
+        params = descended(params, cross_entropy(run, real), partial(term, real=real, p=projection))
 
     # the same pseudo-data again: the survey of round 0 draws from the same keys
-    found = run.run_round([0]).losses[cls.name][0]
+    mean = run.run_round([0]).losses[cls.name][0]
+    yield Claim("mean of the two terms", sum(terms) / 2, float(mean))
     after = run.server.slots[cls.name]["projection"]
-    yield Claim("mean of the two terms", sum(terms) / 2, float(found))
-    yield Claim("error of the projection", 0.0, tree.gap(projection, after), 1e-12)
-    for what, names in (("head", head), ("body", [n for n in body if n not in head])):
-        gaps = [float((params[n] - run.weights.params[n]).abs().max()) for n in names]
-        yield Claim(f"error of the {what}", 0.0, max(gaps), 1e-12)
+    yield close("error of the projection", projection, after)
+    for what, names in (("head", head), ("body", set(body) - set(head))):
+        found, expected = (picked(w, names) for w in (run.weights.params, params))
+        yield close(f"error of the {what}", found, expected)
 
 
 @oracle(FedBR)
@@ -100,11 +100,8 @@ def every_real_sample_is_a_negative(cls: type[FedBR]) -> Iterator[Claim]:
         part = cls(lam=0.0, width=4, out=3, rows=rows)
         run = images(sizes=(14, 14), batch=7, steps=1).simulate(part)
         run.survey(part, [0])
-        cohort, bound, params = run.cohort([0]), run.bound.at(0), run.weights.params
-        job = take_jobs(cohort.jobs, 0)
-        carry = client.begin(bound, job)
-        context = client.client_context(bound, job, carry.local, torch.tensor(0))
-        view, batch = View(context, part, "term"), run.federation.clean(cohort.batches[0, 0])
+        local, params = LocalSteps(run, 0), run.weights.params
+        view, batch = local.view(part), first_batch(run, 0)
         out = view.forward(params, batch.x)
 
         def term(z: Tensor) -> Tensor:
@@ -121,14 +118,12 @@ def gradient_of_component_1(cls: type[FedBR]) -> Iterator[Claim]:
     run = images(sizes=(5, 9), batch=5, steps=1).simulate(cls(lam=2.0, mu=0.0, rows=3, width=4))
     run.survey(run.bound.parts[0], [0])
     pseudo, start = run.server.slots[cls.name]["pseudo"], run.weights
-    real = run.federation.clean(run.cohort([0]).batches[0, 0])
-    p, p_pseudo = (
-        torch.softmax(run.bound.model.forward(start, x, "eval").logits, 1) for x in (real.x, pseudo)
-    )
+    real = first_batch(run, 0)
+    p, p_pseudo = (torch.softmax(logits_of(run, x), 1) for x in (real.x, pseudo))
     grad = (p - F.one_hot(real.y, 3)).mean(0) + 2.0 * (p_pseudo - 1 / 3).mean(0)
     run.run_round([0])
-    error = run.weights.params["head.bias"] - (start.params["head.bias"] - 0.05 * grad)
-    yield Claim("error of the head's bias", 0.0, float(error.abs().max()), 1e-12)
+    expected = start.params["head.bias"] - 0.05 * grad
+    yield close("error of the head's bias", run.weights.params["head.bias"], expected)
 
 
 @oracle(FedBR)
@@ -136,15 +131,9 @@ def pseudo_samples_are_means_of_one_client(cls: type[FedBR]) -> Iterator[Claim]:
     """If sample i is the i-th unit vector, M times a pseudo-sample counts the uses of each sample:
     integers that sum to M, all from one client. Both clients are equally frequent, although one has
     ten times the samples. Detects means over all clients or by size."""
-    run = _unit_vectors((3, 30)).simulate(cls(rows=400, samples=10, width=4))
-    run.run_round()
+    run = _unit_vectors((3, 30)).trained(cls(rows=400, samples=10, width=4))
     counts = 10 * run.server.slots[cls.name]["pseudo"]  # [rows, samples]
-    yield Claim(
-        "distance of the sample counts from integers",
-        0.0,
-        float((counts - counts.round()).abs().max()),
-        1e-9,
-    )
+    yield close("distance of the sample counts from integers", counts, counts.round(), 1e-9)
     first, second = counts[:, :3].sum(1), counts[:, 3:].sum(1)
     yield Claim("error of their sum, M", 0.0, float((first + second - 10).abs().max()))
     yield Claim("overlap of two clients", 0.0, float((first * second).abs().max()))
@@ -158,8 +147,7 @@ def means_across_clients(cls: type[FedBR]) -> Iterator[Claim]:
     """With unit vectors as samples, A M times the mean of A clients' means counts the uses of each
     sample: M times how often each client was drawn. The pool of all means is cut into pieces of
     A."""
-    run = _unit_vectors((3, 30)).simulate(cls(rows=400, samples=10, across=3, width=4))
-    run.run_round()
+    run = _unit_vectors((3, 30)).trained(cls(rows=400, samples=10, across=3, width=4))
     counts = 30 * run.server.slots[cls.name]["pseudo"]  # [rows, samples]
     clients = torch.stack([counts[:, :3].sum(1), counts[:, 3:].sum(1)])
     off = (counts - counts.round()).abs().max() + (clients.sum(0) - 30).abs().max()
@@ -170,8 +158,7 @@ def means_across_clients(cls: type[FedBR]) -> Iterator[Claim]:
     once = (turns[0].round() == 1).to(DOUBLE).mean()
     yield Claim("fraction with one of three from the first client", 3 / 8, float(once), 0.08)
     part = cls(rows=2, samples=10, means=3, across=3, width=4)
-    run = _unit_vectors((3, 30)).simulate(part)
-    run.run_round()
+    run = _unit_vectors((3, 30)).trained(part)
     all_means = 30 * run.server.slots[cls.name]["pseudo"].sum(0)
     yield Claim("means of the pool from the first client", 3.0, float(all_means[:3].sum()) / 10)
 
@@ -180,24 +167,18 @@ def means_across_clients(cls: type[FedBR]) -> Iterator[Claim]:
 def mixture_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
     """With unit vectors as samples, (K + 1) x~ - x_p is a sum of K samples of the batch, and (K +
     1) y~ - 1/C the sum of their labels (eq. 4). The global features are those of x~."""
-    run = _unit_vectors((4, 4)).simulate(cls(rows=6, samples=3, width=4, mixture=2))
-    run.run_round()
-    cohort = run.cohort([1])
-    job, seen = take_jobs(cohort.jobs, 0), []
-    carry = client.begin(run.bound.at(run.round), job)
+    run = _unit_vectors((4, 4)).trained(cls(rows=6, samples=3, width=4, mixture=2))
+    steps, seen = LocalSteps(run, 1), []
     for t in range(2):
-        carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, t])
-        local = carry.local[cls.name]
+        local = steps.step(t).local[cls.name]
         added = 3 * local["x"] - run.server.slots[cls.name]["pseudo"]  # [rows, samples]
         labels = added[:, 4:] @ F.one_hot(run.federation.y[4:], 3).to(DOUBLE)
         off = (added - added.round()).abs().max() + (added[:, 4:].sum(1) - 2).abs().max()
         yield Claim(f"error of the two added samples, step {t}", 0.0, float(off))
-        gap = (3 * local["target"] - 1 / 3 - labels).abs().max()
-        yield Claim(f"error of their labels, step {t}", 0.0, float(gap))
-        z_global = run.bound.model.forward(run.weights, local["x"], "eval").features
-        assert z_global is not None
-        gap = (local["z_global"] - z_global).abs().max()
-        yield Claim(f"error of the global features, step {t}", 0.0, float(gap))
+        targets = 3 * local["target"] - 1 / 3
+        yield close(f"error of their labels, step {t}", targets, labels, 1e-9)
+        z_global = features_of(run, local["x"])
+        yield close(f"error of the global features, step {t}", local["z_global"], z_global, 1e-9)
         seen.append(local["x"])
     yield Claim("steps draw different samples", 1.0, float(not torch.equal(*seen)), 0.0)
 
@@ -205,25 +186,11 @@ def mixture_by_hand(cls: type[FedBR]) -> Iterator[Claim]:
 def _unit_vectors(sizes: tuple[int, ...]) -> Problem:
     """Sample i is the i-th unit vector."""
     total = sum(sizes)
-    y = torch.arange(total) % 3
-    clients = list(torch.split(torch.arange(total), list(sizes)))
-    task = make_task("classification", 3)
-    federation = Federation(torch.eye(total, dtype=DOUBLE), y, clients, task, dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("body", nn.Sequential(nn.Linear(total, 4), nn.Tanh()))
-    module.add_module("head", nn.Linear(4, 3))
+    module = nn.Sequential(
+        OrderedDict(body=nn.Sequential(nn.Linear(total, 4), nn.Tanh()), head=nn.Linear(4, 3))
+    )
     with torch.no_grad():
         for i, weight in enumerate(module.parameters()):
             weight.copy_(rng.normal(rng.fold(rng.key(2), i), tuple(weight.shape)))
-    work = LocalWork(batch=min(sizes), steps=2)
-    return Problem(federation, module.to(DOUBLE), work, SGD(lr=0.05))
-
-
-def _three_layers(p: Tree, z: Tensor) -> Tensor:
-    hidden = torch.clamp(z @ p["weight0"].T + p["bias0"], min=0)
-    hidden = torch.clamp(hidden @ p["weight1"].T + p["bias1"], min=0)
-    return hidden @ p["weight2"].T + p["bias2"]
-
-
-def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+    data = federation_of(torch.eye(total), torch.arange(total) % 3, sizes)
+    return Problem(data, module.to(DOUBLE), LocalWork(batch=min(sizes), steps=2))

@@ -7,17 +7,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from kedge.check.identities.common import close, linear_of, logits_of
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images
-from kedge.core import client, rng, tree
-from kedge.core.optim import SGD
-from kedge.core.task import make_task
+from kedge.check.problems import DOUBLE, LocalSteps, Problem, images, linear
+from kedge.core import rng, tree
 from kedge.core.tree import Tree
-from kedge.core.view import View
-from kedge.core.work import LocalWork, take_jobs
-from kedge.data.federation import Federation
 from kedge.parts.fedcog import FedCOG
 from kedge.sim.simulation import Simulation
 
@@ -46,10 +42,7 @@ def generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
 
     def gradient(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
         w, v = now["head.weight"], old["head.weight"]
-        p, q = (
-            torch.softmax(x @ w.T + now["head.bias"], 1),
-            torch.softmax(x @ v.T + old["head.bias"], 1),
-        )
+        p, q = (torch.softmax(linear_of(params, x), 1) for params in (now, old))
         up, uq = (0.5 * torch.log(2 * s / (p + q)) for s in (p, q))
         way_p = p * (up - (p * up).sum(1, keepdim=True))
         way_q = q * (uq - (q * uq).sum(1, keepdim=True))
@@ -65,7 +58,7 @@ def multilabel_generation_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
 
     def gradient(x: Tensor, y: Tensor, now: Tree, old: Tree, weight: float) -> Tensor:
         w, v = now["head.weight"], old["head.weight"]
-        p, q = torch.sigmoid(x @ w.T + now["head.bias"]), torch.sigmoid(x @ v.T + old["head.bias"])
+        p, q = (torch.sigmoid(linear_of(params, x)) for params in (now, old))
         middle = torch.logit((p + q) / 2)
         way_p, way_q = (0.5 * s * (1 - s) * (torch.logit(s) - middle) for s in (p, q))
         return (p - y) @ w / 3 - weight * (way_p @ w + way_q @ v)
@@ -80,13 +73,12 @@ def first_step_is_a_fraction_of_fedavg(cls: type[FedCOG]) -> Iterator[Claim]:
     1, 0) the client lacks 7 samples, so the task's loss has weight 5/12, and the step is 5/12 of
     FedAvg's. Detects swapped weights, and weights from N."""
     problem = _linear(_classes((4, 1, 0)), steps=1)
-    run, plain = problem.simulate(cls(samples=4, steps=2)), problem.simulate("fedavg")
+    run, plain = problem.simulate(cls(samples=4, steps=2)), problem.trained("fedavg")
     start = run.weights.params
     term = float(run.run_round().losses[cls.name][0])
-    plain.run_round()
     part = tree.map(lambda s, w: s + (w - s) * 5 / 12, start, plain.weights.params)
     yield Claim("distillation loss at the global model", 0.0, term, 1e-12)
-    yield Claim("error of 5/12 of FedAvg's step", 0.0, tree.gap(part, run.weights.params), 1e-12)
+    yield close("error of 5/12 of FedAvg's step", part, run.weights.params)
 
 
 @oracle(FedCOG)
@@ -95,16 +87,12 @@ def distillation_loss_by_hand(cls: type[FedCOG]) -> Iterator[Claim]:
     second term is 0.7 T^2 mean sum_c g_c log(g_c / s_c), with s FedAvg's model after one step and g
     the global model. Detects the reverse KL, and a missing T^2."""
     settings: dict[str, Any] = {"weighting": "lambda", "lambda_kd": 0.7, "temperature": 2.0}
-    run = _linear(_classes((4, 2, 0)), steps=2).simulate(
-        cls(samples=4, batch=4, steps=2, **settings)
-    )
+    part = cls(samples=4, batch=4, steps=2, **settings)
+    run = _linear(_classes((4, 2, 0)), steps=2).simulate(part)
     plain = _linear(_classes((4, 2, 0)), steps=1).simulate("fedavg")
     x, before = _generated(run, 0)["x"], run.weights
     plain.run_round()
-    g, s = (
-        torch.softmax(run.bound.model.forward(weights, x, "eval").logits / 2, 1)
-        for weights in (before, plain.weights)
-    )
+    g, s = (torch.softmax(logits_of(run, x, weights) / 2, 1) for weights in (before, plain.weights))
     expected = 0.7 * 4 * (g * torch.log(g / s)).sum(1).mean()
     found = 2 * run.run_round().losses[cls.name][0]  # a mean over two steps
     yield Claim("term of the second step", float(expected), float(found))
@@ -116,13 +104,9 @@ def samples_are_used_equally_often(cls: type[FedCOG]) -> Iterator[Claim]:
     run = _linear(_classes((4, 2, 0)), steps=3).simulate(cls(samples=6, batch=4, steps=0))
     part = run.bound.parts[0]
     assert isinstance(part, FedCOG)
-    job = take_jobs(run.cohort([0]).jobs, 0)
-    carry = client.begin(run.bound.at(run.round), job)
-    used = torch.zeros(6)
+    local, used = LocalSteps(run, 0), torch.zeros(6)
     for t in range(3):
-        context = client.client_context(run.bound.at(run.round), job, carry.local, torch.tensor(t))
-        view = View(context, part, "term")
-        used += torch.bincount(part._rows(view), minlength=6)
+        used += torch.bincount(part._rows(local.view(part, t=t)), minlength=6)
     yield Claim("error of the uses per sample, 2", 0.0, float((used - 2).abs().max()), 0.0)
 
 
@@ -135,8 +119,7 @@ def soft_targets_are_global_logits(cls: type[FedCOG]) -> Iterator[Claim]:
         made = _generated(run, 1)
         with torch.no_grad():
             logits = run.module()(made["x"])
-        error = float((logits - made["logits"]).abs().max())
-        yield Claim(f"error of the logits in round {run.round}", 0.0, error, 1e-12)
+        yield close(f"error of the logits in round {run.round}", logits, made["logits"])
         run.run_round()
 
 
@@ -151,11 +134,8 @@ def two_steps_by_autograd_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
     for t in range(2):
         real = run.federation.clean(cohort.batches[0, t])
         loss = F.cross_entropy(module(real.x), real.y)
-        gap = F.kl_div(
-            F.log_softmax(module(made["x"]), 1),
-            F.softmax(made["logits"], 1),
-            reduction="batchmean",
-        )
+        student, teacher = F.log_softmax(module(made["x"]), 1), F.softmax(made["logits"], 1)
+        gap = F.kl_div(student, teacher, reduction="batchmean")
         grads = torch.autograd.grad(loss + 0.5 * gap, list(module.parameters()))
         with torch.no_grad():
             for p, g in zip(module.parameters(), grads, strict=True):
@@ -163,31 +143,22 @@ def two_steps_by_autograd_with_batchnorm(cls: type[FedCOG]) -> Iterator[Claim]:
     run.run_round([0])
     state = module.state_dict()
     for what, found in (("parameters", run.weights.params), ("statistics", run.weights.buffers)):
-        yield Claim(
-            f"error of the {what}", 0.0, tree.gap(found, {n: state[n] for n in found}), 1e-11
-        )
+        yield close(f"error of the {what}", found, {n: state[n] for n in found}, 1e-11)
 
 
 @oracle(FedCOG)
 def client_keeps_its_local_model(cls: type[FedCOG]) -> Iterator[Claim]:
     """With one client in the round, the global model is this client's model, and so is its
     state."""
-    run = _linear(_classes((3, 2, 0), (0, 1, 4))).simulate(cls(samples=4, steps=1))
-    run.run_round([1])
+    run = _linear(_classes((3, 2, 0), (0, 1, 4))).trained(cls(samples=4, steps=1), clients=[1])
     state = run.store.rows[cls.name]
-    yield Claim(
-        "error of the previous model",
-        0.0,
-        tree.gap(run.weights.params, tree.take(state["previous"], 1)),
-        1e-15,
-    )
+    previous = tree.take(state["previous"], 1)
+    yield close("error of the previous model", run.weights.params, previous, 1e-15)
     yield Claim("previous model of the absent client", 0.0, float(state["seen"][0]), 0.0)
 
 
 @oracle(FedCOG)
-def multilabel_targets_follow_label_frequencies(
-    cls: type[FedCOG],
-) -> Iterator[Claim]:
+def multilabel_targets_follow_label_frequencies(cls: type[FedCOG]) -> Iterator[Claim]:
     """Label frequencies of 1/4, 3/4 and 0."""
     y = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]], dtype=DOUBLE)
     run = _linear([y]).simulate(cls(samples=4000, steps=0))
@@ -203,26 +174,18 @@ def _classes(*counts: tuple[int, ...]) -> list[Tensor]:
 
 def _linear(owned: list[Tensor], steps: int = 2, classes: int = 3) -> Problem:
     """Clients with the given labels (or label vectors), two inputs and a linear model."""
-    name = "classification" if owned[0].ndim == 1 else "multilabel"
-    y, sizes = torch.cat(owned), [len(own) for own in owned]
-    keys = rng.split(rng.key(3), 3)
-    x = rng.normal(keys[0], (len(y), 2), DOUBLE)
-    clients = list(torch.split(torch.arange(len(y)), sizes))
-    head = nn.Linear(2, classes).to(DOUBLE)
-    with torch.no_grad():
-        head.weight.copy_(rng.normal(keys[1], (classes, 2), DOUBLE))
-        head.bias.copy_(rng.normal(keys[2], (classes,), DOUBLE))
-    module = nn.Sequential()
-    module.add_module("head", head)
-    federation = Federation(x, y, clients, make_task(name, classes), dtype=DOUBLE)
-    return Problem(federation, module, LocalWork(batch=min(sizes), steps=steps), SGD(lr=0.5))
+    task = "classification" if owned[0].ndim == 1 else "multilabel"
+    y, sizes, keys = torch.cat(owned), [len(own) for own in owned], rng.split(rng.key(3), 3)
+    x, weight, bias = (
+        rng.normal(key, shape, DOUBLE)
+        for key, shape in zip(keys, ((len(y), 2), (classes, 2), (classes,)), strict=True)
+    )
+    return linear(x, y, sizes, weight, bias, task=task, batch=min(sizes), steps=steps, lr=0.5)
 
 
 def _generated(run: Simulation, k: int) -> Tree:
     """Generated data of client k in the current round."""
-    job = take_jobs(run.cohort([k]).jobs, 0)
-    name = run.bound.parts[0].name
-    return client.begin(run.bound.at(run.round), job).local[name]
+    return LocalSteps(run, k).carry.local[run.bound.parts[0].name]
 
 
 def _by_hand(
@@ -243,7 +206,6 @@ def _by_hand(
             g = gradient(x, made["y"], run.weights.params, old, 5.0 * round) / 4
             m, v = 0.5 * m + 0.5 * g, 0.9 * v + 0.1 * g * g
             x = x - 0.1 * (m / (1 - 0.5**t)) / (torch.sqrt(v / (1 - 0.9**t)) + 1e-8)
-        error = float((x - made["x"]).abs().max())
-        yield Claim(f"error of the inputs generated in round {round}", 0.0, error)
+        yield close(f"error of the inputs generated in round {round}", x, made["x"], 1e-9)
         run.run_round()
         noise.load_state(run.state())

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
+from kedge.check.identities.common import close, cross_entropy, features_of, gradient, samples_of
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images, step_view
-from kedge.core import client, rng, tree
+from kedge.check.problems import DOUBLE, LocalSteps, Problem, images, linear, step_view
+from kedge.core import rng, tree
 from kedge.core.optim import SGD
-from kedge.core.task import make_task
-from kedge.core.tree import Params, Weights
-from kedge.core.work import LocalWork, take_jobs
-from kedge.data.federation import Federation
+from kedge.core.task import Batch
+from kedge.core.tree import Params
 from kedge.parts.fedtr import FedTR
 from kedge.sim.simulation import Simulation
 
@@ -29,15 +26,11 @@ def drift_scales_the_first_update(cls: type[FedTR]) -> Iterator[Claim]:
     of all 40 samples, the mean of d over all three is Delta/4, and w changes by (1 + 1/4) Delta."""
     for cohort, factor in (([0, 1, 2], 2.0), ([1], 5 / 4)):
         problem = images(sizes=(12, 10, 18), steps=1)
-        own, plain = problem.simulate(cls()), problem.simulate("fedavg")
-        start = plain.weights.params
-        own.run_round(cohort)
-        plain.run_round(cohort)
-        expected = tree.map(lambda w, p, f=factor: w + f * (p - w), start, plain.weights.params)
-        gap = tree.gap(own.weights.params, expected)
-        yield Claim(
-            f"error of {factor:.3g} x FedAvg's update, {len(cohort)} of 3 clients", 0.0, gap, 1e-12
-        )
+        start = problem.simulate("fedavg").weights.params
+        own, plain = (problem.trained(m, clients=cohort).weights for m in (cls(), "fedavg"))
+        expected = tree.map(lambda w, p, f=factor: w + f * (p - w), start, plain.params)
+        what = f"error of {factor:.3g} x FedAvg's update, {len(cohort)} of 3 clients"
+        yield close(what, own.params, expected)
 
 
 @oracle(FedTR)
@@ -48,24 +41,20 @@ def recursion_of_the_descent_rule(cls: type[FedTR]) -> Iterator[Claim]:
     alpha, eta_g = 1.5, 0.2
     part = cls(drift_rule="descent", alpha=alpha, eta_g=eta_g, lambda_R=0.0)
     run = images(sizes=(5, 9), batch=5, steps=4).simulate(part)
-    cohort, start = run.cohort([1]), run.weights.params
-    job = take_jobs(cohort.jobs, 0)
-    carry = client.begin(run.bound.at(run.round), job)
-    u = tree.zeros_like(start)
-    worst = 0.0
+    local, start = LocalSteps(run, 1), run.weights.params
+    u, worst = tree.zeros_like(start), 0.0
     for t in range(4):
-        batch = run.federation.clean(cohort.batches[0, t])
-        g = gradient(run, carry.weights.params, batch.x, batch.y)
+        g = _gradient(run, local.carry.weights.params, run.federation.clean(local.batches[t]))
         step = (1 - alpha * eta_g, 1 - alpha * 0.05)
         u = tree.map(lambda u, g, s=step: s[0] * (s[1] * u - 0.05 * g), u, g)
-        carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[0, t])
+        carry = local.step(t)
         drift = carry.local[cls.name]["drift"]
         got = tree.map(lambda p, d, w: p + d - w, carry.weights.params, drift, start)
         worst = max(worst, tree.gap(got, u))
     yield Claim("error of u over four steps", 0.0, worst, 1e-12)
     run.run_round([1])
     moved = tree.sub(run.weights.params, start)
-    yield Claim("error of the server step u", 0.0, tree.gap(moved, u), 1e-12)
+    yield close("error of the server step u", moved, u)
 
 
 @oracle(FedTR)
@@ -80,15 +69,12 @@ def printed_drift_goes_on(cls: type[FedTR]) -> Iterator[Claim]:
     for _ in range(3):
         batches, p = run.cohort([1]).batches[0], w
         for t in range(2):
-            batch = run.federation.clean(batches[t])
-            g = gradient(run, p, batch.x, batch.y)
+            g = _gradient(run, p, run.federation.clean(batches[t]))
             p = tree.map(lambda p, g, d, w: p - 0.05 * (g + 2 * (p + d - w)), p, g, d, w)
             d = tree.map(lambda d, p, w: d - 2 * 0.2 * (p + d - w), d, p, w)
         w = tree.add(p, d)
         run.run_round([1])
-    yield Claim(
-        "error of the model after three rounds", 0.0, tree.gap(run.weights.params, w), 1e-12
-    )
+    yield close("error of the model after three rounds", run.weights.params, w)
 
 
 @oracle(FedTR)
@@ -97,8 +83,7 @@ def gradient_of_the_drift_term(cls: type[FedTR]) -> Iterator[Claim]:
     the previous round. Detects a missing 1/2 or square, and a flipped sign of d."""
     alpha = 0.7
     part = cls(alpha=alpha, lambda_R=0.0)
-    run = images(steps=2).simulate(part)
-    run.run_round()
+    run = images(steps=2).trained(part)
     v, batch = step_view(run, 1, part)
     noise = {n: rng.normal(rng.fold(rng.key(1), n), tuple(p.shape), DOUBLE)
              for n, p in run.weights.params.items()}  # fmt: skip
@@ -107,21 +92,20 @@ def gradient_of_the_drift_term(cls: type[FedTR]) -> Iterator[Claim]:
     got = torch.func.grad(lambda p: part.term(v, p, batch, out))(point)
     drift = tree.take(run.store.rows[cls.name]["drift"], 1)
     expected = tree.map(lambda d, z: alpha * (d + z), drift, noise)
-    yield Claim("error of the gradient", 0.0, tree.gap(got, expected), 1e-12)
+    yield close("error of the gradient", got, expected)
 
 
 @oracle(FedTR)
 def centroids_are_pooled_class_means(cls: type[FedTR]) -> Iterator[Claim]:
     """At learning rate 0 all clients have the same features, so sum_i n_ij c_ij / sum_i n_ij is the
     mean feature of class j over all samples. Detects a mean of the clients' means."""
-    run = images(optim=SGD(lr=0.0)).simulate(cls())
-    run.run_round()
+    run = images(optim=SGD(lr=0.0)).trained(cls())
     batch = run.federation.clean(run.federation.rows)
     got = run.server.slots[cls.name]["centroids"]
-    features = features_of(run, run.weights, batch.x)
+    features = features_of(run, batch.x)
     for j in range(3):
         pooled = features[batch.y == j].mean(0)
-        yield Claim(f"error of the centroid of class {j}", 0.0, tree.gap(got[j], pooled), 1e-12)
+        yield close(f"error of the centroid of class {j}", got[j], pooled)
 
 
 @oracle(FedTR)
@@ -134,26 +118,15 @@ def centroids_of_the_trained_model(cls: type[FedTR]) -> Iterator[Claim]:
     expected = torch.zeros(3, run.bound.spec.features, dtype=DOUBLE)
     for k in (0, 2):
         run.run_round([k])
-        start = run.federation.offsets[k]
-        rows = run.federation.rows[start : start + run.federation.sizes[k]]
-        batch = run.federation.clean(rows)
-        features = features_of(run, run.weights, batch.x)
+        batch = samples_of(run, k)
+        features = features_of(run, batch.x)
         for j in batch.y.unique():
             expected[j] = features[batch.y == j].mean(0)
         have |= set(batch.y.tolist())
         slot = run.server.slots[cls.name]
-        yield Claim(
-            f"error of the centroids after client {k}",
-            0.0,
-            tree.gap(slot["centroids"], expected),
-            1e-12,
-        )
-        valid = [float(j in have) for j in range(3)]
-        yield Claim(
-            f"error of their validity after client {k}",
-            0.0,
-            tree.gap(slot["valid"], torch.tensor(valid)),
-        )
+        yield close(f"error of the centroids after client {k}", slot["centroids"], expected)
+        valid = torch.tensor([float(j in have) for j in range(3)])
+        yield close(f"error of their validity after client {k}", slot["valid"], valid, 1e-9)
 
 
 @oracle(FedTR)
@@ -167,7 +140,7 @@ def centroid_term_by_hand(cls: type[FedTR]) -> Iterator[Claim]:
         yield Claim("term in round 0", 0.0, float(run.run_round([0]).losses[cls.name]), 0.0)
         slot = run.server.slots[cls.name]
         _, batch = step_view(run, 1, part)
-        square = (features_of(run, run.weights, batch.x) - slot["centroids"][batch.y]) ** 2
+        square = (features_of(run, batch.x) - slot["centroids"][batch.y]) ** 2
         known = [bool(slot["valid"][j]) for j in batch.y]
         expected = 0.5 * factor * float(square[known].sum()) / 54
         got = float(run.run_round([1]).losses[cls.name])
@@ -184,17 +157,16 @@ def accumulated_drift_at_the_optimum(cls: type[FedTR]) -> Iterator[Claim]:
     over the cohort, 1/N for unequal sizes, and a flipped sign."""
     alpha = 1.0
     for cohort, rounds in ((3, 60), (2, 100)):
-        run = convex().simulate(cls(alpha=alpha, lambda_R=0.0), per_round=cohort)
-        for _ in range(rounds):
-            run.run_round()
+        part = cls(alpha=alpha, lambda_R=0.0)
+        run = convex().trained(part, rounds=rounds, per_round=cohort)
         grads = [client_gradient(run, k) for k in range(3)]
         mean = tree.map(lambda a, b, c: (a + b + 2 * c) / 4, *grads)
         norm = float(tree.sq_norm(mean).sqrt())
         yield Claim(f"norm of the global gradient, {cohort} of 3 clients", 0.0, norm)
         for k in range(3):
             drift = tree.take(run.store.rows[cls.name]["drift"], k)
-            gap = tree.gap(drift, tree.scale(grads[k], -1 / alpha))
-            yield Claim(f"error of d_{k} = -grad f_{k}/alpha, {cohort} of 3 clients", 0.0, gap)
+            what = f"error of d_{k} = -grad f_{k}/alpha, {cohort} of 3 clients"
+            yield close(what, drift, tree.scale(grads[k], -1 / alpha), 1e-9)
 
 
 def convex() -> Problem:
@@ -202,32 +174,15 @@ def convex() -> Problem:
     (1, 1 and 2 copies of it)."""
     owner = torch.tensor([0, 1, 2, 2])
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=DOUBLE)[owner]
-    clients = [torch.tensor([0]), torch.tensor([1]), torch.tensor([2, 3])]
-    federation = Federation(x, owner, clients, make_task("classification", 3), dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("head", nn.Linear(2, 3, dtype=DOUBLE))
-    for p in module.parameters():
-        nn.init.zeros_(p)
-    return Problem(federation, module, LocalWork(batch=1, steps=4), SGD(lr=LR, weight_decay=DECAY))
+    optim = SGD(lr=LR, weight_decay=DECAY)
+    return linear(x, owner, (1, 1, 2), torch.zeros(3, 2), torch.zeros(3), steps=4, optim=optim)
 
 
 def client_gradient(run: Simulation, k: int) -> Params:
     """Gradient of f_k of :func:`convex` at the global model."""
-    start = run.federation.offsets[k]
-    batch = run.federation.clean(run.federation.rows[start : start + 1])
     params = run.weights.params
-    return tree.axpy(DECAY, params, gradient(run, params, batch.x, batch.y))
+    return tree.axpy(DECAY, params, _gradient(run, params, samples_of(run, k)))
 
 
-def gradient(run: Simulation, params: Params, x: Tensor, y: Tensor) -> Params:
-    """Gradient of the cross-entropy of a network without BatchNorm."""
-    leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
-    logits = run.bound.model.forward(Weights(leaves, {}), x, "eval").logits
-    found = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
-    return dict(zip(leaves, found, strict=True))
-
-
-def features_of(run: Simulation, weights: Weights, x: Tensor) -> Tensor:
-    features = run.bound.model.forward(weights, x, "eval").features
-    assert features is not None
-    return features
+def _gradient(run: Simulation, params: Params, batch: Batch) -> Params:
+    return gradient(params, cross_entropy(run, batch))[1]

@@ -7,23 +7,37 @@ On the server two clients are chosen by hand, both linear classifiers :math:`\\o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.check.identities.two_linear import linear_clients, server_round_of
+from kedge.check.identities.common import (
+    close,
+    cross_entropy,
+    descended,
+    leaves_of,
+    linear_of,
+    logits_of,
+)
+from kedge.check.identities.two_linear import (
+    SHARE,
+    SMALL,
+    equals_fedavg,
+    head_gradient,
+    pairwise_diversity,
+    server_round_of,
+    teachers,
+)
 from kedge.check.oracles import Claim, oracle
 from kedge.check.problems import DOUBLE, images, step_view
 from kedge.core import rng, tree
+from kedge.core.task import Batch
 from kedge.core.tree import Params, Weights
 from kedge.parts.distil import allot_labels, draw_labels
 from kedge.parts.generated import FedDF, FedGen
 from kedge.sim.simulation import Simulation
-
-SHARE = torch.tensor([[0.75, 0.25, 0.0], [0.25, 0.75, 0.0]], dtype=DOUBLE)  # a_{k,y}
-SMALL: dict[str, Any] = {"batch": 6, "noise": 3, "width": 4}
 
 
 @oracle(FedGen)
@@ -36,7 +50,7 @@ def generator_steps_equal_torch_adam(cls: type[FedGen]) -> Iterator[Claim]:
         part = cls(**SMALL, steps=2, eta=0.3, level=level, keep_moments=keep, generator_lr=0.01)  # type: ignore[arg-type]
         r, weights = server_round_of(part)
         first = Weights(**r.server["generator"])
-        leaves, buffers = _leaves(first.params), first.buffers
+        leaves, buffers = leaves_of(first.params), first.buffers
         net, adam = part._generator(r.spec), None
         for round in range(2):
             r.round, r.key = round, rng.key(20 + round)
@@ -48,9 +62,9 @@ def generator_steps_equal_torch_adam(cls: type[FedGen]) -> Iterator[Claim]:
                 y = draw_labels(key_y, torch.tensor([1, 1, 0]), 6)
                 z = rng.uniform(key_z, (6, 3), DOUBLE)
                 x, buffers = net(Weights(leaves, buffers), z, y, train=True)
-                loss = 0.3 * _diversity(z, x)
-                for k in range(2):
-                    log_probs = torch.log_softmax(_linear(tree.take(r.clients.params, k), x), 1)
+                loss = 0.3 * pairwise_diversity(z, x)
+                for k, teacher in enumerate(teachers(r)):
+                    log_probs = torch.log_softmax(linear_of(teacher, x), 1)
                     for b in range(6):
                         loss = loss - SHARE[k, y[b]] * log_probs[b, y[b]] / 6
                 adam.zero_grad()
@@ -59,11 +73,9 @@ def generator_steps_equal_torch_adam(cls: type[FedGen]) -> Iterator[Claim]:
                 buffers = tree.detach(buffers)
             same, r.server = part.server_step(r, weights)
         found, what = r.server["generator"], f"{level}, {'kept' if keep else 'new'} moments"
-        gap = max(_gap(found["params"][n], p) for n, p in leaves.items())
-        yield Claim(f"error of the generator ({what})", 0.0, gap, 1e-11)
-        gap = max(_gap(found["buffers"][n], b) for n, b in buffers.items())
-        yield Claim(f"error of its statistics ({what})", 0.0, gap, 1e-11)
-        yield Claim(f"change of the global model ({what})", 0.0, tree.gap(same, weights), 0.0)
+        yield close(f"error of the generator ({what})", found["params"], leaves, 1e-11)
+        yield close(f"error of its statistics ({what})", found["buffers"], buffers, 1e-11)
+        yield close(f"change of the global model ({what})", same, weights, 0.0)
 
 
 @oracle(FedGen)
@@ -80,31 +92,16 @@ def local_step_by_autograd(cls: type[FedGen]) -> Iterator[Claim]:
         v, batch = step_view(run, 1, part)
         key_y, key_other, key_same = rng.split(v.key, 3)
         labels = rng.integers(key_y, (4,), 3)
-        net, model = part._generator(v.spec), run.bound.model
+        net = part._generator(v.spec)
         generator = Weights(**run.server.slots[cls.name]["generator"])
         other = net(generator, rng.uniform(key_other, (4, 3), DOUBLE), labels, train=False)[0]
         same = net(generator, rng.uniform(key_same, (5, 3), DOUBLE), batch.y, train=False)[0]
-        leaves = _leaves(run.weights.params)
-
-        def logits_of(x: Tensor, level: str = level, leaves: Params = leaves) -> Tensor:
-            if level == "feature":
-                return F.linear(x, leaves["head.weight"], leaves["head.bias"])
-            return run.bound.model.forward(Weights(leaves, {}), x, "eval").logits  # noqa: B023
-
-        real = model.forward(Weights(leaves, {}), batch.x, "eval").logits
-        target = torch.softmax(logits_of(same), 1).detach()
-        divergence = (target * (target.log() - torch.log_softmax(real, 1))).sum(1).mean()
-        term = 1.5 * 0.8 * F.cross_entropy(logits_of(other), labels) + 1.0 * divergence
-        total = F.cross_entropy(real, batch.y) + term
-        grads = torch.autograd.grad(total, list(leaves.values()))
-        expected = {
-            n: p.detach() - 0.05 * g for (n, p), g in zip(leaves.items(), grads, strict=True)
-        }
+        term = partial(_local_term, run, batch, level, (other, same, labels))
+        start = run.weights.params
+        expected = descended(start, cross_entropy(run, batch), term)
         found = run.run_round([1]).losses[cls.name][0]
-        yield Claim(f"term ({level})", float(term.detach()), float(found))
-        yield Claim(
-            f"error of the model ({level})", 0.0, tree.gap(expected, run.weights.params), 1e-12
-        )
+        yield Claim(f"term ({level})", float(term(start)), float(found))
+        yield close(f"error of the model ({level})", expected, run.weights.params)
 
 
 @oracle(FedGen)
@@ -129,19 +126,14 @@ def student_step_by_hand(cls: type[FedDF]) -> Iterator[Claim]:
     part = cls(**SMALL, generator_steps=0, student_steps=1)
     r, weights = server_round_of(part, round=3)
     new, slot = part.server_step(r, weights)
-    yield Claim("change of the generator without steps", 0.0, tree.gap(slot, r.server), 0.0)
+    yield close("change of the generator without steps", slot, r.server, 0.0)
     [z], [y] = part._draws(r, "student", 1, torch.tensor([8, 4, 0]))
     x = part._generator(r.spec)(Weights(**slot), z, y, train=False)[0].flatten(1)
     w = weights.params
-    teachers = [tree.take(r.clients.params, k) for k in range(2)]
-    mean = sum(torch.softmax(_linear(c, x), 1) for c in teachers) / 2
-    grad = torch.softmax(_linear(w, x), 1) - mean
-    expected = {
-        "head.weight": grad.T @ x / len(x) + 1e-3 * w["head.weight"],
-        "head.bias": grad.mean(0) + 1e-3 * w["head.bias"],
-    }
-    gap = max(_gap(new.params[n], w[n] - 0.1 * 0.998**3 * g) for n, g in expected.items())
-    yield Claim("error of the global model after a step", 0.0, gap, 1e-13)
+    mean = sum(torch.softmax(linear_of(c, x), 1) for c in teachers(r)) / 2
+    grad = torch.softmax(linear_of(w, x), 1) - mean
+    expected = tree.axpy(-0.1 * 0.998**3, head_gradient(grad, x, w, 1e-3), w)
+    yield close("error of the global model after a step", new.params, expected, 1e-13)
 
 
 @oracle(FedDF)
@@ -150,22 +142,19 @@ def ensemble_generator_equals_torch_adam(cls: type[FedDF]) -> Iterator[Claim]:
     cross-entropy + 0.3 L_div."""
     part = cls(**SMALL, generator_steps=2, student_steps=0, eta=0.3)
     r, weights = server_round_of(part, round=2)
-    leaves, buffers = _leaves(r.server["params"]), r.server["buffers"]
+    leaves, buffers = leaves_of(r.server["params"]), r.server["buffers"]
     adam = torch.optim.Adam(leaves.values(), lr=0.01 * 0.998**2, weight_decay=1e-3)
     for z, y in zip(*part._draws(r, "generator", 2, torch.tensor([8, 4, 0])), strict=True):
         x, buffers = part._generator(r.spec)(Weights(leaves, buffers), z, y, train=True)
-        logits = [_linear(tree.take(r.clients.params, k), x) for k in range(2)]
-        loss = (F.cross_entropy(logits[0], y) + F.cross_entropy(logits[1], y)) / 2
+        losses = [F.cross_entropy(linear_of(c, x), y) for c in teachers(r)]
         adam.zero_grad()
-        (loss + 0.3 * _diversity(z, x)).backward()
+        (sum(losses) / 2 + 0.3 * pairwise_diversity(z, x)).backward()
         adam.step()
         buffers = tree.detach(buffers)
     same, slot = part.server_step(r, weights)
-    gap = max(_gap(slot["params"][n], p) for n, p in leaves.items())
-    yield Claim("error of the generator", 0.0, gap, 1e-11)
-    gap = max(_gap(slot["buffers"][n], b) for n, b in buffers.items())
-    yield Claim("error of its statistics", 0.0, gap, 1e-11)
-    yield Claim("change of the global model without steps", 0.0, tree.gap(same, weights), 0.0)
+    yield close("error of the generator", slot["params"], leaves, 1e-11)
+    yield close("error of its statistics", slot["buffers"], buffers, 1e-11)
+    yield close("change of the global model without steps", same, weights, 0.0)
 
 
 @oracle(FedDF)
@@ -186,47 +175,32 @@ def equal_clients_equal_fedavg(cls: type[FedDF]) -> Iterator[Claim]:
     """Two clients with the same data have the same model, which is their mean: without weight decay
     the round equals FedAvg's. Detects a student that starts from last round's model."""
     part = cls(**SMALL, generator_steps=1, student_steps=3, weight_decay=0.0)
-    plain, run = (linear_clients().simulate(m) for m in ("fedavg", part))
-    plain.run_round()
-    run.run_round()
-    gap = tree.gap(plain.weights.params, run.weights.params)
-    yield Claim("difference from FedAvg's model", 0.0, gap, 1e-12)
+    yield from equals_fedavg(part)
 
 
 @oracle(FedDF)
 def feature_level_trains_the_head_only(cls: type[FedDF]) -> Iterator[Claim]:
     """With generated features the body and its statistics are unchanged, bit for bit."""
     part = cls(**cls.tiny | {"level": "feature"})
-    runs: list[Simulation] = [images(norm="bn").simulate(m) for m in ("fedavg", part)]
-    for run in runs:
-        run.run_round()
-    plain, tuned = runs[0].weights, runs[1].weights
-    head = runs[0].bound.model.head_names()
-    body = [n for n in plain.params if n not in head]
-    yield Claim(
-        "change of the body", 0.0, max(_gap(plain.params[n], tuned.params[n]) for n in body), 0.0
-    )
-    yield Claim("change of the statistics", 0.0, tree.gap(plain.buffers, tuned.buffers), 0.0)
-    moved = min(_gap(plain.params[n], tuned.params[n]) for n in head)
+    runs = [images(norm="bn").trained(m) for m in ("fedavg", part)]
+    plain, tuned, names = runs[0].weights, runs[1].weights, runs[0].bound.model.head_names()
+    gaps = {n: tree.gap(p, tuned.params[n]) for n, p in plain.params.items()}
+    yield Claim("change of the body", 0.0, max(gaps[n] for n in gaps if n not in names), 0.0)
+    yield close("change of the statistics", plain.buffers, tuned.buffers, 0.0)
+    moved = min(gaps[n] for n in names)
     yield Claim("the head changes", 1.0, float(moved > 1e-6))
 
 
-def _linear(params: Params, x: Tensor) -> Tensor:
-    return F.linear(x.flatten(1), params["head.weight"], params["head.bias"])
+def _local_term(
+    run: Simulation, batch: Batch, level: str, made: tuple[Tensor, ...], params: Params
+) -> Tensor:
+    """3/2 (4/5) CE(h(G(z', y')), y') + mean KL(h(G(z, y)) || f(x)), the first argument constant."""
 
+    def classified(x: Tensor) -> Tensor:
+        return linear_of(params, x) if level == "feature" else logits_of(run, x, params)
 
-def _diversity(z: Tensor, x: Tensor) -> Tensor:
-    """L_div, summed pair by pair."""
-    total, flat = torch.zeros((), dtype=DOUBLE), x.flatten(1)
-    for i in range(len(z)):
-        for j in range(len(z)):
-            total = total + ((z[i] - z[j]) ** 2).mean() * (flat[i] - flat[j]).abs().mean()
-    return torch.exp(-total / len(z) ** 2)
-
-
-def _leaves(params: Params) -> Params:
-    return {n: p.clone().requires_grad_() for n, p in params.items()}
-
-
-def _gap(a: Tensor, b: Tensor) -> float:
-    return float((a - b).detach().abs().max())
+    other, same, labels = made
+    real = logits_of(run, batch.x, params)
+    target = torch.softmax(classified(same), 1).detach()
+    divergence = (target * (target.log() - torch.log_softmax(real, 1))).sum(1).mean()
+    return 1.5 * 0.8 * F.cross_entropy(classified(other), labels) + 1.0 * divergence

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.check.identities.common import LR, STEPS, A, H
+from kedge.check.identities.common import (
+    LR,
+    STEPS,
+    A,
+    H,
+    after_steps,
+    close,
+    cross_entropy,
+    descended,
+    first_batch,
+    pair,
+    picked,
+    run_quadratics,
+    samples_of,
+)
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import images, position, quadratics
-from kedge.core import client, tree
+from kedge.check.problems import LocalSteps, images, position, quadratics
+from kedge.core import tree
+from kedge.core.task import Batch
 from kedge.core.tree import Params, Weights
-from kedge.core.work import take_jobs
 from kedge.parts.layers import Ditto, FedBN, FedPer, FedRep, FineTune, Local
 from kedge.sim.simulation import Simulation
 
@@ -43,12 +56,10 @@ def batchnorm_stays_private(cls: type[FedBN]) -> Iterator[Claim]:
 def clients_train_alone(cls: type[Local]) -> Iterator[Claim]:
     """On f_k = h_k (w - a_k)^2/2 from w = 0, T rounds of tau steps lead to a_k (1 - (1 - lr h_k)^(T
     tau)); the server stays at 0."""
-    run, rounds = quadratics(H, A, LR, STEPS).simulate(cls()), 3
-    for _ in range(rounds):
-        run.run_round()
+    run = run_quadratics(cls(), rounds=3)
     own = run.personal().params["head.weight"].flatten().tolist()
-    for k, (h, a) in enumerate(zip(H, A, strict=True)):
-        yield Claim(f"w of client {k}", a * (1 - (1 - LR * h) ** (rounds * STEPS)), own[k])
+    for k in range(2):
+        yield Claim(f"w of client {k}", after_steps(k, 0.0, 3 * STEPS), own[k])
     yield Claim("the server", 0.0, position(run), 0.0)
 
 
@@ -56,16 +67,16 @@ def clients_train_alone(cls: type[Local]) -> Iterator[Claim]:
 def nothing_is_communicated(cls: type[Local]) -> Iterator[Claim]:
     """No parameter or buffer of the network is sent or uploaded; each client continues from its own
     weights, as a single client does under FedAvg."""
-    run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
+    problem = images(sizes=(5, 5), batch=5, norm="bn")
+    run, plain = problem.simulate(cls()), problem.simulate("fedavg")
     start = run.weights
-    plain = images(sizes=(5, 5), batch=5, norm="bn").simulate("fedavg")
     for _ in range(2):
         done = run.run_round()
         plain.run_round([0])
         yield Claim("bytes per round", 0.0, float(done.up_bytes + done.down_bytes), 0.0)
-    yield Claim("the server", 0.0, tree.gap(run.weights, start), 0.0)
+    yield close("the server", run.weights, start, 0.0)
     own = tree.take(run.personal(), 0)
-    yield Claim("error of the model of client 0", 0.0, tree.gap(own, plain.weights), 1e-12)
+    yield close("error of the model of client 0", own, plain.weights)
 
 
 @oracle(Ditto)
@@ -75,14 +86,14 @@ def personal_model_by_hand(cls: type[Ditto]) -> Iterator[Claim]:
     Detects a flipped or missing proximal term, one towards the local or the next w, and a u_k that
     restarts each round."""
     lam, rounds = 0.7, ([0, 1], [0], [0, 1])
-    run = quadratics(H, A, LR, STEPS).simulate(cls(lam=lam))
+    run = pair(STEPS).simulate(cls(lam=lam))
     w, u = 0.0, [0.0, 0.0]
     for cohort in rounds:
         local = []
         for k in cohort:
             for _ in range(STEPS):
                 u[k] -= LR * (H[k] * (u[k] - A[k]) + lam * (u[k] - w))
-            local.append(A[k] + (1 - LR * H[k]) ** STEPS * (w - A[k]))
+            local.append(after_steps(k, w))
         w = sum(local) / len(local)
         run.run_round(cohort)
     own = run.personal().params["head.weight"].flatten().tolist()
@@ -97,25 +108,18 @@ def personal_model_has_its_own_batchnorm(cls: type[Ditto]) -> Iterator[Claim]:
     included; after one round that is FedAvg's model of this client. In round 1 client 1 changes w,
     and u is unaffected."""
     problem = images(sizes=(5, 9), batch=5, norm="bn", steps=2)
-    run = problem.simulate(cls(lam=0.0))
-    run.run_round([0])
+    run = problem.trained(cls(lam=0.0), clients=[0])
     first = tree.take(run.personal([0]), 0)
-    yield Claim("error after one round", 0.0, tree.gap(first, run.weights), 1e-12)
+    yield close("error after one round", first, run.weights)
     run.run_round([1])
-    yield Claim(
-        "change in a round of another client",
-        0.0,
-        tree.gap(tree.take(run.personal([0]), 0), first),
-        0.0,
-    )
+    yield close("change in a round of another client", tree.take(run.personal([0]), 0), first, 0.0)
     w, buffers = first
     for t in range(2):
-        batch = run.federation.clean(run.cohort([0]).batches[0, t])
-        w, buffers = _step(run, w, buffers, batch.x, batch.y)
+        w, buffers = _step(run, w, buffers, first_batch(run, 0, t))
     run.run_round([0])
     got = tree.take(run.personal([0]), 0)
-    yield Claim("error of the parameters", 0.0, tree.gap(got.params, w), 1e-12)
-    yield Claim("error of the statistics", 0.0, tree.gap(got.buffers, buffers), 1e-12)
+    yield close("error of the parameters", got.params, w)
+    yield close("error of the statistics", got.buffers, buffers)
 
 
 @oracle(FineTune)
@@ -143,19 +147,15 @@ def personal_model_includes_statistics(cls: type[FineTune]) -> Iterator[Claim]:
     """With BatchNorm each client has its own trained parameters and statistics, whose mean is the
     shared model."""
     run = images(sizes=(5, 5), batch=5, norm="bn").simulate(cls())
-    cohort = run.cohort([0, 1])
-    job = take_jobs(cohort.jobs, 1)
-    carry = client.begin(run.bound.at(run.round), job)
-    for t in range(cohort.steps[1]):
-        carry = client.step(run.bound.at(run.round), job, carry, cohort.batches[1, t])
+    local = LocalSteps(run, 1)
+    for t in range(len(local.batches)):
+        local.step(t)
     run.run_round()
     own = run.personal()
-    yield Claim(
-        "error of the model of client 1", 0.0, tree.gap(tree.take(own, 1), carry.weights), 1e-12
-    )
+    yield close("error of the model of client 1", tree.take(own, 1), local.carry.weights)
     mean = tree.map(lambda x: x.double().mean(0), own)
     shared = tree.map(lambda x: x.double(), run.weights)
-    yield Claim("error of the mean", 0.0, tree.gap(mean, shared), 1e-12)
+    yield close("error of the mean", mean, shared)
 
 
 def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
@@ -165,33 +165,32 @@ def _parted(run: Simulation, private: set[str]) -> Iterator[Claim]:
     for k in range(2):
         params, buffers = start
         for t in range(2):
-            batch = run.federation.clean(run.cohort([k]).batches[0, t])
-            params, buffers = _step(run, params, buffers, batch.x, batch.y)
+            params, buffers = _step(run, params, buffers, first_batch(run, k, t))
         local.append(params | {n: b.double() for n, b in buffers.items()})
     run.run_round()
     old, shared = ({**w.params, **w.buffers} for w in (start, run.weights))
-    moved = max(tree.gap(shared[n], old[n]) for n in private)
-    yield Claim("change of the private leaves on the server", 0.0, moved, 0.0)
+    what = "change of the private leaves on the server"
+    yield close(what, picked(shared, private), picked(old, private), 0.0)
     mean = {n: (x + local[1][n]) / 2 for n, x in local[0].items()}
-    rest = max(tree.gap(shared[n].double(), x) for n, x in mean.items() if n not in private)
-    yield Claim("error of the averaged leaves", 0.0, rest, 1e-12)
+    public = set(mean) - private
+    yield close("error of the averaged leaves", picked(shared, public), picked(mean, public))
     own = run.personal()
     for k in range(2):
         model = {**tree.take(own.params, k), **tree.take(own.buffers, k)}
-        expected = {n: local[k][n] if n in private else x for n, x in mean.items()}
-        gap = max(tree.gap(model[n].double(), x) for n, x in expected.items())
-        yield Claim(f"error of the model of client {k}", 0.0, gap, 1e-12)
+        expected = mean | picked(local[k], private)
+        yield close(f"error of the model of client {k}", picked(model, expected), expected)
 
 
-def _step(
-    run: Simulation, params: Params, buffers: Params, x: Tensor, y: Tensor
-) -> tuple[Params, Params]:
+def _step(run: Simulation, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
     """One step on cross-entropy by autograd: ``(params, buffers)``."""
-    leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    out = run.bound.model.forward(Weights(leaves, buffers), x, "train")
-    grads = torch.autograd.grad(F.cross_entropy(out.logits, y), list(leaves.values()))
-    new = {n: p - LR * g for (n, p), g in zip(params.items(), grads, strict=True)}
-    return new, tree.detach(out.buffers)
+    model = run.bound.model
+
+    def loss(params: Params) -> Tensor:
+        out = model.forward(Weights(params, buffers), batch.x, "train")
+        return F.cross_entropy(out.logits, batch.y)
+
+    new = model.forward(Weights(params, buffers), batch.x, "train").buffers
+    return descended(params, loss), tree.detach(new)
 
 
 @oracle(FedRep)
@@ -200,24 +199,18 @@ def head_first_then_body(cls: type[FedRep]) -> Iterator[Claim]:
     the new head; the server's head is unchanged."""
     run = images(sizes=(5, 5), batch=5, steps=2).simulate(cls(head_share=0.5))
     start = run.weights.params
-    batch = run.federation.clean(run.federation.rows[:5])
+    batch = samples_of(run, 0)
     head = set(run.bound.model.head_names())
     params = dict(start)
     for names in (head, set(start) - head):
-        leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-        out = run.bound.model.forward(Weights(leaves, {}), batch.x, "eval").logits
-        grads = torch.autograd.grad(F.cross_entropy(out, batch.y), list(leaves.values()))
-        step = dict(zip(leaves, grads, strict=True))
-        params = {n: p - LR * step[n] if n in names else p for n, p in params.items()}
+        step = descended(params, cross_entropy(run, batch))
+        params |= picked(step, names)
     run.run_round([0])
-    own = run.store.rows["private"]["params"]
-    moved = max(float((run.weights.params[n] - start[n]).abs().max()) for n in head)
-    yield Claim("change of the server's head", 0.0, moved, 0.0)
-    yield Claim(
-        "error of the client's head",
-        0.0,
-        max(float((own[n][0] - params[n]).abs().max()) for n in head),
-        1e-12,
-    )
-    body = max(float((run.weights.params[n] - params[n]).abs().max()) for n in set(start) - head)
-    yield Claim("error of the body", 0.0, body, 1e-12)
+    own = tree.take(run.store.rows["private"]["params"], 0)
+    found = run.weights.params
+    for what, names, a, b, tolerance in (
+        ("change of the server's head", head, found, start, 0.0),
+        ("error of the client's head", head, own, params, 1e-12),
+        ("error of the body", set(start) - head, found, params, 1e-12),
+    ):
+        yield close(what, picked(a, names), picked(b, names), tolerance)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from kedge.check.identities.common import LR, close, descended, first_batch, logits_of
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images, position, step_view
-from kedge.core import rng, tree
-from kedge.core.optim import SGD
-from kedge.core.task import Batch, make_task
-from kedge.core.tree import Params, Weights
-from kedge.core.work import LocalWork
-from kedge.data.federation import Federation
+from kedge.check.problems import DOUBLE, Problem, images, linear, position, step_view
+from kedge.core import rng
+from kedge.core.part import Part
+from kedge.core.task import Batch
+from kedge.core.tree import Params, Tree
 from kedge.parts.pools import FedMix, Mixup, NaiveMix, _Pooled
-
-LR = 0.05
+from kedge.sim.simulation import Simulation
 
 
 @oracle(_Pooled)
@@ -27,22 +25,17 @@ def pool_rows_are_means_of_one_client(cls: type[_Pooled]) -> Iterator[Claim]:
     that sum to M, all from one client, with the same samples' labels. Each of three clients
     contributes 4 of 12 rows. Detects means over all clients or by size, and labels that do not
     match the inputs."""
-    run = _unit_vectors((3, 30, 4)).simulate(cls(rows=12, samples=10))
-    run.run_round()
+    run = _unit_vectors((3, 30, 4)).trained(cls(rows=12, samples=10))
     pool = run.server.slots[cls.name]
     counts = 10 * pool["x"]  # [rows, samples]
-    yield Claim(
-        "distance of the sample counts from integers",
-        0.0,
-        float((counts - counts.round()).abs().max()),
-    )
+    yield close("distance of the sample counts from integers", counts, counts.round(), 1e-9)
     owners = torch.stack([c.sum(1) for c in torch.split(counts, [3, 30, 4], 1)], 1)  # [rows, 3]
     yield Claim("error of their sum, M", 0.0, float((owners.sum(1) - 10).abs().max()))
     yield Claim("rows from a single client", 12.0, float((owners.round() == 10).sum()), 0.0)
     shares = (owners.round() == 10).sum(0).tolist()
     yield Claim("error of the rows per client, 4", 0.0, float(max(abs(n - 4) for n in shares)), 0.0)
     labels = counts @ F.one_hot(run.federation.y, 3).to(DOUBLE) / 10
-    yield Claim("error of the labels", 0.0, tree.gap(pool["y"], labels))
+    yield close("error of the labels", pool["y"], labels, 1e-9)
 
 
 @oracle(FedMix)
@@ -65,28 +58,21 @@ def one_step_by_autograd(cls: type[FedMix]) -> Iterator[Claim]:
     has one row. Detects a missing or doubled 1/B, a gradient with the pool's label, and unscaled
     inputs."""
     lam = 0.3
-    run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
-    run.survey(run.bound.parts[0], None)
-    pool = run.server.slots[cls.name]
-    batch = run.federation.clean(run.cohort([0]).batches[0, 0])
+    run, pool, batch = _one_row(cls(lam=lam, rows=1))
 
     def loss(params: Params) -> Tensor:
         total = torch.zeros((), dtype=DOUBLE)
         for x, y in zip(batch.x, batch.y, strict=True):
             shrunk = ((1 - lam) * x)[None].requires_grad_()
-            log_probs = torch.log_softmax(
-                run.bound.model.forward(Weights(params, {}), shrunk).logits, 1
-            )
+            log_probs = torch.log_softmax(logits_of(run, shrunk, params), 1)
             own, others = -log_probs[0, y], -(pool["y"][0] * log_probs[0]).sum()
             grad = torch.autograd.grad(own, shrunk, create_graph=True)[0]
             total = total + (1 - lam) * own + lam * others + lam * (grad * pool["x"]).sum()
         return total / len(batch.y)
 
-    expected = _descended(run.weights.params, loss)
+    expected = descended(run.weights.params, loss)
     run.run_round([0])
-    yield Claim(
-        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
-    )
+    yield close("error of the model after one step", run.weights.params, expected)
 
 
 @oracle(FedMix)
@@ -95,14 +81,9 @@ def agrees_with_mixup_to_first_order(cls: type[FedMix]) -> Iterator[Claim]:
     wrong factor or sign of the last term would divide it by 2."""
     gaps = []
     for lam in (0.02, 0.01):
-        run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
-        run.survey(run.bound.parts[0], None)
-        pool, batch = (
-            run.server.slots[cls.name],
-            run.federation.clean(run.cohort([0]).batches[0, 0]),
-        )
+        run, pool, batch = _one_row(cls(lam=lam, rows=1))
         mixed = (1 - lam) * batch.x + lam * pool["x"]
-        log_probs = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
+        log_probs = torch.log_softmax(logits_of(run, mixed), 1)
         labels = (1 - lam) * F.one_hot(batch.y, 3) + lam * pool["y"]
         terms = run.run_round([0]).losses
         got = float(terms["task"][0] + terms[cls.name][0])
@@ -131,47 +112,34 @@ def mixture_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
 def mixed_loss_by_hand(cls: type[NaiveMix]) -> Iterator[Claim]:
     """CE at the mixed input, weighted (1 - lam) with the sample's label and lam with the row's."""
     lam = 0.3
-    run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(lam=lam, rows=1))
-    run.survey(run.bound.parts[0], None)
-    pool = run.server.slots[cls.name]
-    batch = run.federation.clean(run.cohort([0]).batches[0, 0])
+    run, pool, batch = _one_row(cls(lam=lam, rows=1))
     mixed = (1 - lam) * batch.x + lam * pool["x"]
-    log_probs = torch.log_softmax(run.bound.model.forward(run.weights, mixed, "eval").logits, 1)
+    log_probs = torch.log_softmax(logits_of(run, mixed), 1)
     own, others = F.nll_loss(log_probs, batch.y), -(pool["y"] * log_probs).sum(1).mean()
     got = run.run_round([0]).losses["task"][0]
     yield Claim("loss", float((1 - lam) * own + lam * others), float(got))
 
 
+def _one_row(part: Part) -> tuple[Simulation, Tree, Batch]:
+    """A run with its pool of one row, and client 0's batch of all its samples."""
+    run = images(sizes=(9, 9), batch=9, steps=1).simulate(part)
+    run.survey(run.bound.parts[0], None)
+    return run, run.server.slots[part.name], first_batch(run, 0)
+
+
 def _regression(x: list[float], y: list[float]) -> Problem:
     """One sample per client, f = w x from w = 0, three steps."""
-    inputs, targets = torch.tensor(x, dtype=DOUBLE)[:, None], torch.tensor(y, dtype=DOUBLE)
-    clients = [range(k, k + 1) for k in range(len(x))]
-    task = make_task("regression", 1)
-    module = nn.Sequential()
-    head = nn.Linear(1, 1, bias=False, dtype=DOUBLE)
-    module.add_module("head", head)
-    nn.init.zeros_(head.weight)
-    federation = Federation(inputs, targets, clients, task, dtype=DOUBLE)
-    return Problem(federation, module, LocalWork(batch=1, steps=3), SGD(lr=LR))
+    sizes, zero = [1] * len(x), torch.zeros(1, 1)
+    return linear(
+        torch.tensor(x)[:, None], torch.tensor(y), sizes, zero, task="regression", steps=3
+    )
 
 
 def _unit_vectors(sizes: tuple[int, ...]) -> Problem:
     """Sample i is the i-th unit vector."""
     total = sum(sizes)
     y = rng.integers(rng.key(4), (total,), 3)
-    clients = list(torch.split(torch.arange(total), list(sizes)))
-    task = make_task("classification", 3)
-    federation = Federation(torch.eye(total, dtype=DOUBLE), y, clients, task, dtype=DOUBLE)
-    module = nn.Sequential()
-    module.add_module("head", nn.Linear(total, 3, dtype=DOUBLE))
-    return Problem(federation, module, LocalWork(batch=2, steps=1))
-
-
-def _descended(params: Params, loss: Callable[[Params], Tensor]) -> Params:
-    """One step by autograd."""
-    leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    grads = torch.autograd.grad(loss(leaves), list(leaves.values()))
-    return {n: p - LR * g for (n, p), g in zip(params.items(), grads, strict=True)}
+    return linear(torch.eye(total), y, sizes, torch.zeros(3, total), torch.zeros(3), batch=2)
 
 
 @oracle(Mixup)
@@ -182,7 +150,7 @@ def mixed_label_equals_mixed_losses(cls: type[Mixup]) -> Iterator[Claim]:
     run = images(sizes=(14, 14), batch=7).simulate(part)
     v, batch = step_view(run, 0, part, "transform")
     mixed = part.transform(v, batch)
-    logits = run.bound.model.forward(run.weights, mixed.x, "eval").logits
+    logits = logits_of(run, mixed.x)
     lam, other = _read_off(batch, mixed)
     pair = [F.cross_entropy(logits, y) for y in (batch.y, batch.y[other])]
     expected = float(lam * pair[0] + (1 - lam) * pair[1])
@@ -190,7 +158,7 @@ def mixed_label_equals_mixed_losses(cls: type[Mixup]) -> Iterator[Claim]:
     yield Claim("changed integer labels", 0.0, float((mixed.y != batch.y).sum()))
 
 
-def _read_off(batch: Batch, mixed: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_off(batch: Batch, mixed: Batch) -> tuple[Tensor, Tensor]:
     """Search for the lambda and the partners with x~ = lambda x_i + (1 - lambda) x_j."""
     x, n = batch.x.flatten(1), len(batch.x)
     best = (float("inf"), torch.tensor(0.0), torch.zeros(n, dtype=torch.int64))

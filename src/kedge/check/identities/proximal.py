@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kedge.check.identities.common import BEST, LR, STEPS, A, H, run_quadratics
+from kedge.check.identities.common import BEST, LR, STEPS, A, H, pair, run_quadratics
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import position, quadratics
+from kedge.check.problems import fedavg_point, minimum, position, quadratics
 from kedge.parts.proximal import FedDyn, FedProx, FedSAM
 
 
@@ -14,8 +14,7 @@ from kedge.parts.proximal import FedDyn, FedProx, FedSAM
 def fixed_point_on_two_quadratics(cls: None) -> Iterator[Claim]:
     """w = mean_k [a_k + r_k (w - a_k)] gives w = sum (1-r_k) a_k / sum (1-r_k) = 0.71344, not
     10/11."""
-    pull = [1 - (1 - LR * h) ** STEPS for h in H]
-    expected = sum(p * a for p, a in zip(pull, A, strict=True)) / sum(pull)
+    expected = fedavg_point(H, A, LR, STEPS)
     yield Claim("w, away from the optimum 0.90909", expected, position(run_quadratics("fedavg")))
 
 
@@ -27,8 +26,7 @@ def fixed_point_with_the_proximal_term(cls: type[FedProx]) -> Iterator[Claim]:
     unsquared norm give another point."""
     mu = 1.0
     s = [(1 - (1 - LR * (h + mu)) ** STEPS) * h / (h + mu) for h in H]
-    expected = sum(x * a for x, a in zip(s, A, strict=True)) / sum(s)
-    yield Claim("w at mu = 1", expected, position(run_quadratics(cls(mu=mu), 200)))
+    yield Claim("w at mu = 1", minimum(s, A), position(run_quadratics(cls(mu=mu), 200)))
 
 
 @oracle(FedDyn)
@@ -40,8 +38,7 @@ def converges_to_the_optimum(cls: type[FedDyn]) -> Iterator[Claim]:
 def first_order_condition(cls: type[FedDyn]) -> Iterator[Claim]:
     """At a local minimum grad f_k(w_k) - g_k + alpha (w_k - w) = 0, hence g_k+ = grad f_k(w_k)."""
     alpha = 1.0
-    run = quadratics(H, A, LR, steps=300).simulate(cls(alpha=alpha))
-    run.run_round()
+    run = pair(300).trained(cls(alpha=alpha))
     local = H[1] * A[1] / (H[1] + alpha)  # argmin of h (v - a)^2/2 + alpha v^2/2
     got = float(run.store.rows[cls.name]["head.weight"][1])
     yield Claim("g_k = gradient at the local minimum", H[1] * (local - A[1]), got)
@@ -51,6 +48,5 @@ def first_order_condition(cls: type[FedDyn]) -> Iterator[Claim]:
 def one_step_by_hand(cls: type[FedSAM]) -> Iterator[Claim]:
     """f = 10 (w - 1)^2/2 at w = 0: g = -10, the worst point is -rho, its gradient -10 (1 + rho), so
     one step of 0.05 leads to 0.5 (1 + rho)."""
-    run = quadratics((10.0,), (1.0,), LR, steps=1).simulate(cls(rho=0.2))
-    run.run_round()
+    run = quadratics((10.0,), (1.0,), LR, steps=1).trained(cls(rho=0.2))
     yield Claim("w after one step at rho = 0.2", 0.6, position(run))

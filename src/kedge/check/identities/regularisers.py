@@ -8,22 +8,25 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from kedge.check.identities.common import (
+    close,
+    cross_entropy,
+    descended,
+    features_of,
+    first_batch,
+    logits_of,
+    samples_of,
+)
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images, step_view
-from kedge.core import tree
+from kedge.check.problems import DOUBLE, Problem, images, linear, step_view
 from kedge.core.optim import SGD
 from kedge.core.part import Out, Part
-from kedge.core.task import Batch, make_task
-from kedge.core.tree import Params, Weights
+from kedge.core.task import Batch
+from kedge.core.tree import Params
 from kedge.core.view import View
-from kedge.core.work import LocalWork
-from kedge.data.federation import Federation
 from kedge.parts.regularisers import FedDecorr, FedLC, FedNTD, FedProto, LogitAdjust
-from kedge.sim.simulation import Simulation
-
-LR = 0.05
 
 
 @oracle(FedNTD)
@@ -33,21 +36,19 @@ def one_sample_by_hand(cls: type[FedNTD]) -> Iterator[Claim]:
     log 0.8 + 0.6 log 1.2. The derivative in a logit is tau (1/2 - p_c), and 0 for the true class.
     Detects swapped models, the true class included, a sum over classes instead of the mean over
     samples, and a missing tau^2."""
+    x = torch.tensor([[0.0, math.log(2), math.log(3)]], dtype=DOUBLE)
+    problem = linear(x, torch.tensor([0]), [1], torch.eye(3))
     for tau, p in ((1.0, 2 / 5), (2.0, 2**0.5 / (2**0.5 + 3**0.5))):
         part = cls(beta=3.0, tau=tau)
-        run = _linear(torch.eye(3, dtype=DOUBLE)).simulate(part)
-        v, batch = step_view(run, 0, part)
+        v, batch = step_view(problem.simulate(part), 0, part)
         term = _term_of(part, v, batch)
         local = {"head.weight": torch.diag(torch.tensor([1.0, 0.0, 0.0], dtype=DOUBLE))}
         kl = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
         yield Claim(f"term at tau = {tau:g}", 3 * tau**2 * kl, float(term(local)))
         grad = torch.func.grad(term)(local)["head.weight"]  # [class, input]
-        x = torch.tensor([0, math.log(2), math.log(3)], dtype=DOUBLE)
-        expected = torch.stack([0 * x, 3 * tau * (0.5 - p) * x, 3 * tau * (p - 0.5) * x])
-        yield Claim(f"error of its gradient at tau = {tau:g}", 0.0, tree.gap(grad, expected))
-        yield Claim(
-            f"gradient of the true logit at tau = {tau:g}", 0.0, float(grad[0].abs().max()), 0.0
-        )
+        expected = torch.cat([0 * x, 3 * tau * (0.5 - p) * x, 3 * tau * (p - 0.5) * x])
+        yield close(f"error of its gradient at tau = {tau:g}", grad, expected, 1e-9)
+        yield close(f"gradient of the true logit at tau = {tau:g}", grad[:1], 0 * x, 0.0)
 
 
 @oracle(FedNTD)
@@ -55,25 +56,18 @@ def two_steps_by_autograd(cls: type[FedNTD]) -> Iterator[Claim]:
     """At the first step the two models are equal, and the term and its gradient are 0; the second
     step descends on CE + beta KL against the model at the start of the round."""
     run = images(sizes=(9, 9), batch=9, steps=2).simulate(cls(beta=2.0))
-    model, start, batches = run.bound.model, run.weights.params, run.cohort([0]).batches[0]
+    start = run.weights.params
 
     def loss(params: Params, *, t: int) -> Tensor:
-        batch = run.federation.clean(batches[t])
-        local, anchor = (model.forward(Weights(w, {}), batch.x).logits for w in (params, start))
-        total = F.cross_entropy(local, batch.y)
-        for one, other, y in zip(local, anchor, batch.y, strict=True):
-            rest = [c for c in range(3) if c != int(y)]
-            q, p = torch.softmax(one[rest], 0), torch.softmax(other[rest], 0)
-            total = total + 2.0 / len(batch.y) * (p * torch.log(p / q)).sum()
-        return total
+        batch = batches[t]
+        local, anchor = (logits_of(run, batch.x, w) for w in (params, start))
+        return F.cross_entropy(local, batch.y) + 2.0 * _untrue_divergence(local, anchor, batch.y)
 
-    params = start
+    params, batches = start, [first_batch(run, 0, t) for t in range(2)]
     for t in range(2):
-        params = _descended(params, partial(loss, t=t))
+        params = descended(params, partial(loss, t=t))
     run.run_round([0])
-    yield Claim(
-        "error of the model after two steps", 0.0, tree.gap(run.weights.params, params), 1e-12
-    )
+    yield close("error of the model after two steps", run.weights.params, params)
 
 
 @oracle(FedNTD)
@@ -81,19 +75,14 @@ def teacher_runs_in_evaluation_mode(cls: type[FedNTD]) -> Iterator[Claim]:
     """With BatchNorm the first term of a round is not 0: the model in training normalises by the
     batch, the same model as teacher by its running statistics. With eval_mode = false it is 0."""
     for eval_mode in (True, False):
-        run = images(sizes=(9, 9), batch=9, steps=1, norm="bn").simulate(
-            cls(beta=2.0, eval_mode=eval_mode)
-        )
-        run.run_round()
-        batch = run.federation.clean(run.cohort([0]).batches[0, 0])
+        problem = images(sizes=(9, 9), batch=9, steps=1, norm="bn")
+        run = problem.trained(cls(beta=2.0, eval_mode=eval_mode))
+        batch = first_batch(run, 0)
         expected = 0.0
         if eval_mode:
             local = run.bound.model.forward(run.weights, batch.x, "probe").logits
-            teacher = run.bound.model.forward(run.weights, batch.x, "eval").logits
-            for one, other, y in zip(local, teacher, batch.y, strict=True):
-                rest = [c for c in range(3) if c != int(y)]
-                q, p = torch.softmax(one[rest], 0), torch.softmax(other[rest], 0)
-                expected += float(2.0 / len(batch.y) * (p * torch.log(p / q)).sum())
+            teacher = logits_of(run, batch.x)
+            expected = float(2.0 * _untrue_divergence(local, teacher, batch.y))
         got = float(run.run_round([0]).losses[cls.name][0])
         yield Claim(f"first term with eval_mode = {eval_mode}", expected, got, 1e-12)
 
@@ -115,16 +104,11 @@ def white_features_have_zero_loss(cls: type[FedDecorr]) -> Iterator[Claim]:
     in two of six entries, divided by B. One sample has no term."""
     white = torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=DOUBLE)
     scale, shift = torch.tensor([0.1, 3.0, 40.0]), torch.tensor([1.0, -2.0, 5.0])
-    yield Claim("term of white features", 0.0, _decorrelated(cls(beta=1.0), white), 1e-12)
-    moved = white * scale + shift
-    yield Claim(
-        "term of scaled and shifted features", 0.0, _decorrelated(cls(beta=1.0), moved), 1e-12
-    )
-    twice = white[:, [0, 0, 1]]
-    yield Claim(
-        "term of two equal features", 2 / 6 * 9 / 4, _decorrelated(cls(beta=1.0), twice), 1e-7
-    )
-    yield Claim("term of one sample", 0.0, _decorrelated(cls(beta=1.0), white[:1]), 0.0)
+    part, moved, twice = cls(beta=1.0), white * scale + shift, white[:, [0, 0, 1]]
+    yield Claim("term of white features", 0.0, _decorrelated(part, white), 1e-12)
+    yield Claim("term of scaled and shifted features", 0.0, _decorrelated(part, moved), 1e-12)
+    yield Claim("term of two equal features", 2 / 6 * 9 / 4, _decorrelated(part, twice), 1e-7)
+    yield Claim("term of one sample", 0.0, _decorrelated(part, white[:1]), 0.0)
 
 
 @oracle(FedDecorr)
@@ -132,31 +116,24 @@ def gradient_reaches_the_body(cls: type[FedDecorr]) -> Iterator[Claim]:
     """One full-batch step by autograd on CE + beta mean_{i != j} (B - 1)^2 corr_ij^2 / B, from
     torch.cov. Detects features detached from the body."""
     run = images(sizes=(9, 9), batch=9, steps=1).simulate(cls(beta=0.3))
-    batch = run.federation.clean(run.cohort([0]).batches[0, 0])
+    batch = first_batch(run, 0)
 
-    def loss(params: Params) -> Tensor:
-        out = run.bound.model.forward(Weights(params, {}), batch.x)
-        assert out.features is not None
-        cov = torch.cov(out.features.T)  # [6, 6]
+    def term(params: Params) -> Tensor:
+        cov = torch.cov(features_of(run, batch.x, params).T)  # [6, 6]
         scale = torch.sqrt(cov.diagonal() + 1e-8)
         off = (cov / (scale[:, None] * scale))[~torch.eye(6, dtype=torch.bool)]
-        return F.cross_entropy(out.logits, batch.y) + 0.3 * (8**2 * off**2).mean() / 9
+        return 0.3 * (8**2 * off**2).mean() / 9
 
-    expected = _descended(run.weights.params, loss)
+    expected = descended(run.weights.params, cross_entropy(run, batch), term)
     run.run_round([0])
-    yield Claim(
-        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
-    )
+    yield close("error of the model after one step", run.weights.params, expected)
 
 
 @oracle(FedProto)
 def first_round_is_fedavg(cls: type[FedProto]) -> Iterator[Claim]:
     """There are no prototypes yet. Detects a pull towards zeros."""
-    problem = images()
-    run, plain = problem.simulate(cls(lam=5.0)), problem.simulate("fedavg")
-    run.run_round()
-    plain.run_round()
-    yield Claim("difference from FedAvg's model", 0.0, tree.gap(run.weights, plain.weights), 0.0)
+    run, plain = (images().trained(m) for m in (cls(lam=5.0), "fedavg"))
+    yield close("difference from FedAvg's model", run.weights, plain.weights, 0.0)
 
 
 @oracle(FedProto)
@@ -166,35 +143,30 @@ def prototypes_by_hand(cls: type[FedProto]) -> Iterator[Claim]:
     class absent from the cohort keeps its prototype."""
     for pool in ("samples", "clients"):
         part = cls(pool=pool)
-        run = images(optim=SGD(lr=0.0)).simulate(part)
-        run.run_round()
-        data = [run.federation.clean(own) for own in _rows(run)]
-        features = [_features(run, batch.x) for batch in data]
+        run = images(optim=SGD(lr=0.0)).trained(part)
+        data = [samples_of(run, k) for k in range(3)]
+        features = [features_of(run, batch.x) for batch in data]
         got = run.server.slots[cls.name]["prototypes"]
         for j in range(3):
             own = [z[b.y == j] for z, b in zip(features, data, strict=True) if (b.y == j).any()]
             every = torch.cat(own) if pool == "samples" else torch.stack([z.mean(0) for z in own])
-            gap = tree.gap(got[j], every.mean(0))
-            yield Claim(f"error of prototype {j}, mean over {pool}", 0.0, gap, 1e-12)
+            yield close(f"error of prototype {j}, mean over {pool}", got[j], every.mean(0))
         lacks = [j for j in range(3) if not (data[0].y == j).any()]
         run.run_round([0])
         after = run.server.slots[cls.name]["prototypes"]
         yield Claim("a class is absent", 1.0, float(bool(lacks)), 0.0)
-        yield Claim("change of the absent prototype", 0.0, tree.gap(after[lacks], got[lacks]), 0.0)
+        yield close("change of the absent prototype", after[lacks], got[lacks], 0.0)
 
 
 @oracle(FedProto)
 def prototypes_of_the_trained_model(cls: type[FedProto]) -> Iterator[Claim]:
     """With one client the next model is the client's: its prototypes are class means in evaluation
     mode at the new weights and BatchNorm statistics, not at the initial ones."""
-    run = images(sizes=(5, 14), norm="bn").simulate(cls())
-    run.run_round([1])
-    batch = run.federation.clean(_rows(run)[1])
-    z, got = _features(run, batch.x), run.server.slots[cls.name]["prototypes"]
+    run = images(sizes=(5, 14), norm="bn").trained(cls(), clients=[1])
+    batch = samples_of(run, 1)
+    z, got = features_of(run, batch.x), run.server.slots[cls.name]["prototypes"]
     for j in batch.y.unique().tolist():
-        yield Claim(
-            f"error of prototype {j}", 0.0, tree.gap(got[j], z[batch.y == j].mean(0)), 1e-12
-        )
+        yield close(f"error of prototype {j}", got[j], z[batch.y == j].mean(0))
 
 
 @oracle(FedProto)
@@ -202,40 +174,32 @@ def one_step_by_autograd(cls: type[FedProto]) -> Iterator[Claim]:
     """One full-batch step of round 1 on CE + lam/(B F) sum ||z - C_y||^2, prototypes constant. Only
     client 0 took part in round 0, so other classes have no prototype and no term. Detects a wrong
     sign or factor, and a pull towards the zeros of missing prototypes."""
-    run = images(sizes=(5, 14), batch=14, steps=1).simulate(cls(lam=0.8))
-    run.run_round([0])
-    slot, known = run.server.slots[cls.name], set(run.federation.y[_rows(run)[0]].tolist())
-    batch = run.federation.clean(run.cohort([1]).batches[0, 0])
+    run = images(sizes=(5, 14), batch=14, steps=1).trained(cls(lam=0.8), clients=[0])
+    slot, known = run.server.slots[cls.name], set(samples_of(run, 0).y.tolist())
+    batch = first_batch(run, 1)
 
-    def loss(params: Params) -> Tensor:
-        out = run.bound.model.forward(Weights(params, {}), batch.x)
-        assert out.features is not None
-        total = F.cross_entropy(out.logits, batch.y)
-        for z, y in zip(out.features, batch.y, strict=True):
+    def term(params: Params) -> Tensor:
+        total = torch.zeros((), dtype=DOUBLE)
+        for z, y in zip(features_of(run, batch.x, params), batch.y, strict=True):
             if int(y) in known:
                 square = ((z - slot["prototypes"][int(y)]) ** 2).sum()
                 total = total + 0.8 / (len(batch.y) * 6) * square
         return total
 
-    expected = _descended(run.weights.params, loss)
+    expected = descended(run.weights.params, cross_entropy(run, batch), term)
     run.run_round([1])
     yield Claim("a class has no prototype", 1.0, float(len(known) < 3), 0.0)
-    yield Claim(
-        "error of the model after one step", 0.0, tree.gap(run.weights.params, expected), 1e-12
-    )
+    yield close("error of the model after one step", run.weights.params, expected)
 
 
-def _linear(weight: Tensor) -> Problem:
-    """One client with one sample (0, log 2, log 3) of class 0 and a linear model."""
-    x = torch.tensor([[0.0, math.log(2), math.log(3)]], dtype=DOUBLE)
-    task, y = make_task("classification", 3), torch.tensor([0])
-    federation = Federation(x, y, [range(1)], task, dtype=DOUBLE)
-    module = nn.Sequential()
-    head = nn.Linear(3, 3, bias=False, dtype=DOUBLE)
-    module.add_module("head", head)
-    with torch.no_grad():
-        head.weight.copy_(weight)
-    return Problem(federation, module, LocalWork(batch=1, steps=1))
+def _untrue_divergence(local: Tensor, anchor: Tensor, y: Tensor) -> Tensor:
+    """Mean over samples of the KL divergence over the classes other than the true one."""
+    total = torch.zeros((), dtype=DOUBLE)
+    for one, other, true in zip(local, anchor, y.tolist(), strict=True):
+        rest = [c for c in range(3) if c != true]
+        q, p = torch.softmax(one[rest], 0), torch.softmax(other[rest], 0)
+        total = total + (p * torch.log(p / q)).sum()
+    return total / len(y)
 
 
 def _term_of(part: FedNTD, v: View, batch: Batch) -> Callable[[Params], Tensor]:
@@ -245,23 +209,6 @@ def _term_of(part: FedNTD, v: View, batch: Batch) -> Callable[[Params], Tensor]:
 def _decorrelated(part: FedDecorr, features: Tensor) -> float:
     v, batch = step_view(images().simulate(part), 0, part)
     return float(part.term(v, {}, batch, Out(features, features, {})))
-
-
-def _descended(params: Params, loss: Callable[[Params], Tensor]) -> Params:
-    """One step by autograd."""
-    leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    grads = torch.autograd.grad(loss(leaves), list(leaves.values()))
-    return {n: p - LR * g for (n, p), g in zip(params.items(), grads, strict=True)}
-
-
-def _rows(run: Simulation) -> list[Tensor]:
-    return list(torch.split(run.federation.rows, run.federation.sizes))
-
-
-def _features(run: Simulation, x: Tensor) -> Tensor:
-    found = run.bound.model.forward(run.weights, x, "eval").features
-    assert found is not None
-    return found
 
 
 @oracle(FedLC)
@@ -293,10 +240,8 @@ def softmax_of_the_log_prior(cls: type[LogitAdjust]) -> Iterator[Claim]:
     yield from _claims(cls(tau=1.0), counts, prior, "tau = 1")
     q = [p**2 / sum(p**2 for p in prior) for p in prior]
     yield from _claims(cls(tau=2.0), counts, q, "tau = 2")
-    run = _biased(counts).simulate(cls(tau=1.0))
-    run.run_round([0])
-    moved = float(run.weights.params["head.bias"].abs().max())
-    yield Claim("change of the bias", 0.0, moved, 1e-12)
+    run = _biased(counts).trained(cls(tau=1.0), clients=[0])
+    yield close("change of the bias", run.weights.params["head.bias"], torch.zeros(3))
 
 
 @oracle(LogitAdjust)
@@ -318,19 +263,11 @@ def _claims(part: Part, counts: tuple[int, ...], q: list[float], what: str) -> I
 
 
 def _softmax(logits: list[float]) -> list[float]:
-    total = sum(math.exp(f) for f in logits)
-    return [math.exp(f) / total for f in logits]
+    return torch.tensor(logits, dtype=DOUBLE).softmax(0).tolist()
 
 
 def _biased(counts: tuple[int, ...]) -> Problem:
     """One client with the given class counts, and one with balanced classes."""
     y = torch.cat([torch.repeat_interleave(torch.tensor(counts)), torch.arange(3).repeat(4)])
-    clients = [range(sum(counts)), range(sum(counts), len(y))]
-    task, x = make_task("classification", 3), torch.zeros((len(y), 1), dtype=DOUBLE)
-    module = nn.Sequential()
-    head = nn.Linear(1, 3, dtype=DOUBLE)
-    module.add_module("head", head)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    work = LocalWork(batch=sum(counts), steps=1)
-    return Problem(Federation(x, y, clients, task, dtype=DOUBLE), module, work, SGD(lr=1.0))
+    x, sizes, zeros = torch.zeros(len(y), 1), (sum(counts), 12), torch.zeros(3, 1)
+    return linear(x, y, sizes, zeros, zeros[:, 0], batch=sum(counts), lr=1.0)

@@ -6,20 +6,15 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from kedge.check.identities.common import LR, close, gradient, logits_of
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import DOUBLE, Problem, images
+from kedge.check.problems import DOUBLE, Problem, images, linear
 from kedge.core import tree
-from kedge.core.optim import SGD
-from kedge.core.task import make_task
-from kedge.core.tree import Params, Weights
-from kedge.core.work import LocalWork
-from kedge.data.federation import Federation
+from kedge.core.tree import Params
 from kedge.parts.replay import FedReg
 from kedge.sim.simulation import Simulation
-
-LR = 0.05
 
 
 @oracle(FedReg)
@@ -33,12 +28,9 @@ def one_step_by_hand(cls: type[FedReg]) -> Iterator[Claim]:
     is 0), and a flipped sign."""
     for eta_s in (2.0, 0.0):
         run = _sigmoid().simulate(cls(gamma=0.5, ascents=1, eta_s=eta_s, eta_p=0.0))
-        start = run.weights.params["head.weight"].clone()
+        start = run.weights.params
         run.run_round()
-        moved = run.weights.params["head.weight"] - start
-        yield Claim(
-            f"change of the model at eta_s = {eta_s:g}", 0.0, float(moved.abs().max()), 1e-12
-        )
+        yield close(f"change of the model at eta_s = {eta_s:g}", run.weights.params, start)
 
 
 @oracle(FedReg)
@@ -61,12 +53,12 @@ def three_steps_by_autograd(cls: type[FedReg]) -> Iterator[Claim]:
                 x = batch.x
                 for _ in range(ups):
                     leaf = x.clone().requires_grad_()
-                    grad = torch.autograd.grad(_loss(run, w, leaf, own), leaf)[0]
+                    loss = F.cross_entropy(logits_of(run, leaf, w), own)
+                    grad = torch.autograd.grad(loss, leaf)[0]
                     x = x + eta * grad.sign()
-                probs = torch.softmax(_logits(run, w, x), 1)
+                probs = torch.softmax(logits_of(run, x, w), 1)
                 data[kind] = (x, probs if kind == "s" else own)
-            grads = _gradient(run, _between(v, w, gamma), batch.x, own)
-            v = tree.map(lambda v, g: v - LR * g, v, grads)
+            v = tree.axpy(-LR, _gradient(run, _between(v, w, gamma), batch.x, own), v)
             delta, midpoint = tree.sub(v, w), _between(v, w, 0.5)
             for kind, (x, y) in data.items():
                 grads = _gradient(run, midpoint, x, y)
@@ -75,24 +67,12 @@ def three_steps_by_autograd(cls: type[FedReg]) -> Iterator[Claim]:
                 taken = tree.scale(grads, max(0.0, share))
                 v, delta = tree.sub(v, taken), tree.sub(delta, taken)
         run.run_round([k])
-        yield Claim(
-            f"error of the model of client {k}", 0.0, tree.gap(run.weights.params, v), 1e-11
-        )
+        yield close(f"error of the model of client {k}", run.weights.params, v, 1e-11)
     yield Claim("sign cases of k_2 and k_3", 3.0, float(len(used)), 0.0)
 
 
-def _logits(run: Simulation, params: Params, x: Tensor) -> Tensor:
-    return run.bound.model.forward(Weights(params, {}), x, "eval").logits
-
-
-def _loss(run: Simulation, params: Params, x: Tensor, target: Tensor) -> Tensor:
-    return -(target * torch.log_softmax(_logits(run, params, x), 1)).sum(1).mean()
-
-
 def _gradient(run: Simulation, params: Params, x: Tensor, target: Tensor) -> Params:
-    leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    grads = torch.autograd.grad(_loss(run, leaves, x, target), list(leaves.values()))
-    return dict(zip(leaves, grads, strict=True))
+    return gradient(params, lambda p: F.cross_entropy(logits_of(run, x, p), target))[1]
 
 
 def _between(v: Params, w: Params, share: float) -> Params:
@@ -101,11 +81,4 @@ def _between(v: Params, w: Params, share: float) -> Params:
 
 def _sigmoid() -> Problem:
     """Logits (x/2, -x/2), so p = sigmoid(x); a gradient changes both rows by half each."""
-    x, y = torch.ones((1, 1), dtype=DOUBLE), torch.tensor([0])
-    federation = Federation(x, y, [range(1)], make_task("classification", 2), dtype=DOUBLE)
-    module = nn.Sequential()
-    head = nn.Linear(1, 2, bias=False, dtype=DOUBLE)
-    module.add_module("head", head)
-    with torch.no_grad():
-        head.weight.copy_(torch.tensor([[0.5], [-0.5]], dtype=DOUBLE))
-    return Problem(federation, module, LocalWork(batch=1, steps=1), SGD(lr=LR))
+    return linear(torch.ones(1, 1), torch.tensor([0]), [1], torch.tensor([[0.5], [-0.5]]))

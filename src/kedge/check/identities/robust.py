@@ -12,8 +12,9 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from kedge.check.identities.common import close, updating
 from kedge.check.oracles import Claim, oracle
-from kedge.check.problems import images, position, quadratics
+from kedge.check.problems import images, position
 from kedge.core import tree
 from kedge.core.part import Part
 from kedge.core.tree import Weights
@@ -26,9 +27,8 @@ def update_nearest_to_its_neighbours(cls: type[Krum]) -> Iterator[Claim]:
     9, 49 + 64, huge. Client sizes do not matter."""
     values = (10.0, 12.0, 13.0, 20.0, 1000.0)
     yield Claim("one outlier", 12.0, _after(cls(byzantine=1), values))
-    yield Claim(
-        "unequal client sizes", 12.0, _after(cls(byzantine=1), values, copies=(1, 1, 5, 1, 9))
-    )
+    got = _after(cls(byzantine=1), values, copies=(1, 1, 5, 1, 9))
+    yield Claim("unequal client sizes", 12.0, got)
 
 
 @oracle(Krum)
@@ -85,11 +85,10 @@ def extremes_are_trimmed(cls: type[TrimmedMean]) -> Iterator[Claim]:
     """Of -500, 1, 2, 6 and 1000 the middle three have the mean 3, the middle one is 2; neither
     client sizes nor order matter. Without trimming the result is the plain mean."""
     values, sizes = (1000.0, 1.0, 6.0, 2.0, -500.0), (7, 1, 1, 3, 1)
-    yield Claim("one trimmed at each end", 3.0, _after(cls(byzantine=1), values))
-    yield Claim("unequal client sizes", 3.0, _after(cls(byzantine=1), values, copies=sizes))
-    yield Claim(
-        "another client order", 3.0, _after(cls(byzantine=1), values, order=[2, 4, 0, 3, 1])
-    )
+    one = cls(byzantine=1)
+    yield Claim("one trimmed at each end", 3.0, _after(one, values))
+    yield Claim("unequal client sizes", 3.0, _after(one, values, copies=sizes))
+    yield Claim("another client order", 3.0, _after(one, values, order=[2, 4, 0, 3, 1]))
     yield Claim("two trimmed at each end", 2.0, _after(cls(byzantine=2), values))
     yield Claim("none trimmed", 101.8, _after(cls(byzantine=0), values))
 
@@ -125,11 +124,7 @@ def _after(
     order: list[int] | None = None,
 ) -> float:
     """w after one round from 0 in which the clients send these updates."""
-    optima = tuple(2 * u for u in updates)
-    problem = quadratics((2.0,) * len(updates), optima, 0.25, steps=1, copies=copies)
-    run = problem.simulate(part)
-    run.run_round(order)
-    return position(run)
+    return position(updating(updates, 2.0, 0.25, copies).trained(part, clients=order))
 
 
 _SIZES = (5, 9, 5, 14, 7)
@@ -139,8 +134,7 @@ def _network() -> tuple[Weights, Tensor]:
     """Stacked models of five clients after a round, and their parameters as rows."""
     models = []
     for k in range(len(_SIZES)):
-        run = images(norm="bn", sizes=_SIZES).simulate("fedavg")
-        run.run_round([k])
+        run = images(norm="bn", sizes=_SIZES).trained("fedavg", clients=[k])
         floats = {n: b for n, b in run.weights.buffers.items() if b.is_floating_point()}
         models.append(Weights(run.weights.params, floats))
     clients = tree.stack(models)
@@ -148,10 +142,7 @@ def _network() -> tuple[Weights, Tensor]:
 
 
 def _same(part: Part, expected: Weights) -> Iterator[Claim]:
-    run = images(norm="bn", sizes=_SIZES).simulate(part)
-    run.run_round()
-    yield Claim(
-        "error of the parameters", 0.0, tree.gap(run.weights.params, expected.params), 1e-12
-    )
+    run = images(norm="bn", sizes=_SIZES).trained(part)
+    yield close("error of the parameters", run.weights.params, expected.params)
     found = {n: run.weights.buffers[n] for n in expected.buffers}
-    yield Claim("error of BatchNorm statistics", 0.0, tree.gap(found, expected.buffers), 1e-12)
+    yield close("error of BatchNorm statistics", found, expected.buffers)

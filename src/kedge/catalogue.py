@@ -1,6 +1,6 @@
 """The kinds of named entries, e.g. parts and models: their registries and options.
 
-``kedge list`` and ``kedge show`` read this table alone; a new kind is one more row.
+``kedge list``, ``kedge show`` and the site read this table alone; a new kind is one more row.
 """
 
 from __future__ import annotations

@@ -1,31 +1,51 @@
-"""The pages of ``kedge list`` and ``kedge show``, the same for all kinds of entries."""
+"""The commands ``list`` and ``show``, ``data`` and ``partition``: what there is to use.
+
+The lists and pages are the same for all kinds of named entries in :mod:`kedge.catalogue`.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kedge.cli.display import DATA_HINT, data_table
-from kedge.cli.kinds import BY_WORD, KINDS, Kind, find
+from kedge.catalogue import BY_WORD, KINDS, Kind, find
+from kedge.cli.options import LOAD, load_files
+from kedge.cli.screen import console
 from kedge.core.method import FedAvg
-from kedge.core.part import Part
+from kedge.core.part import Part, parts
+from kedge.core.task import tasks
+from kedge.data.datasets import Dataset, available
+from kedge.data.datasets import load as read
+from kedge.data.datasets.formats import places
+from kedge.data.datasets.known import DatasetListing as Listing
 from kedge.data.datasets.known import KnownDataset as Known
 from kedge.data.datasets.load import EXAMPLES, FORMATS
+from kedge.data.partition import Partition, draw
 from kedge.data.partition.grammar import aliases
+from kedge.data.splits import silo_names
 from kedge.errors import KedgeError, UnknownName, nearest
 from kedge.grammar import write_value
 from kedge.loading import files
 from kedge.report.mathtext import plain_doc, title
 from kedge.schema import Schema
+from kedge.settings import HELP
 
+DATA_HINT = (
+    "A path works, too: an .npz, .csv or .parquet file, a folder of images (class/name.png), or "
+    "one of these per client (silos). Options: kedge show data:csv, data:npz, data:images"
+)
 _HINTS = {
     "part": "A method is a sum: scaffold+fedprox(mu=0.1). fedavg is the method without parts.\n"
     "Equation, paper, fields, presets and traffic of one: kedge show NAME\n"
@@ -41,6 +61,91 @@ _HINTS = {
     "of the second.\nWhat one is: kedge show metric:NAME",
     "augmentation": "Several are applied from left to right: crop(4)+flip",
 }
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+def data(
+    every: Annotated[
+        bool, typer.Option("--all", help="say how to add each missing dataset")
+    ] = False,
+) -> None:
+    """List the datasets on this machine, and those that can be added."""
+    console.print(data_table(every), highlight=False)
+    console.print("\n" + DATA_HINT, style="dim", highlight=False)
+
+
+def partition(
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="PARTITION",
+            help="a partition, see: kedge list partitions; auto: that of a run without --partition",
+        ),
+    ] = "auto",
+    data: Annotated[str, typer.Option("--data", "-d", help=escape(HELP["data"]))] = "digits",
+    clients: Annotated[
+        int, typer.Option(help="number of clients; 0: one per silo, or 20 without silos")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
+    out: Annotated[
+        list[str] | None,
+        typer.Option("--out", "-o", help="write a figure (.png, .svg) or the partition (.json)"),
+    ] = None,
+    load: LOAD = None,
+) -> None:
+    """Draw a partition: how many samples of each class each client holds.
+
+    kedge partition "dirichlet(0.1)" --data cifar10 --clients 10 -o split.png -o split.json
+    kedge partition --data "hospitals(label=sick, missing=mean)"
+    """
+    from kedge.report.partition_picture import plot_partition
+    from kedge.runs.build import partition_of
+
+    load_files(load)
+    dataset = read(data)
+    text = partition_of(text, dataset)
+    groups = len(dataset.group_names or ())
+    drawn = draw(text, dataset.y_train, clients or groups or 20, seed, dataset.groups)
+    console.print(partition_table(drawn, dataset))
+    for path in out or []:
+        if path.endswith(".json"):
+            drawn.save(path)
+        else:
+            names = silo_names(dataset, drawn)
+            plot_partition(
+                drawn, dataset.y_train, path, class_names=dataset.classes, client_names=names
+            )
+        console.print(f"wrote {path}", highlight=False)
+
+
+def list_things(
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            help="part of a name, a pattern such as fed*, or a kind: models, partitions, shifts, "
+            "data, splits, augmentations, optimizers, schedules"
+        ),
+    ] = "*",
+    markdown: Annotated[bool, typer.Option("--markdown", help="a table in Markdown")] = False,
+    load: LOAD = None,
+) -> None:
+    """List the parts of methods, or the entries of another kind, e.g. models."""
+    load_files(load)
+    if markdown:
+        typer.echo(methods_markdown())
+        return
+    console.print(list_page(pattern), highlight=False)
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="a part, a model, a partition, ...; or KIND:NAME")],
+    load: LOAD = None,
+) -> None:
+    """Show a part, a model, a partition, ...: what it does, its paper, options and ranges."""
+    load_files(load)
+    console.print(show_page(name), highlight=False)
 
 
 # -- lists -------------------------------------------------------------------------------------
@@ -127,6 +232,21 @@ def _with_hint(table: RenderableType, kind: Kind) -> RenderableType:
     return Group(table, Text(f"\n{hint}", style="dim"))
 
 
+def methods_markdown() -> str:
+    """The table of all parts in Markdown."""
+    columns = ["part", "side", "what it does", "extra down", "extra up", "keeps", "extra compute"]
+    columns += ["sums only", "paper"]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for name in parts:
+        cls = parts[name]
+        found = re.search(r"arXiv:(\d+\.\d+)", cls.__doc__ or "")
+        paper = f"[{found[1]}](https://arxiv.org/abs/{found[1]})" if found else ""
+        cells = [f"`{name}`", cls.side, title(cls), cls.sends, cls.uploads, cls.keeps]
+        cells += [cls.compute, "no" if cls.needs_clients else "yes", paper]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 # -- pages -------------------------------------------------------------------------------------
 
 
@@ -134,7 +254,7 @@ def show_page(text: str) -> RenderableType:
     """All about one entry: what it does, its paper, its options and how to use it.
 
     Raises:
-        KedgeError: no entry, or several, have that name; see :func:`kedge.cli.kinds.find`.
+        KedgeError: no entry, or several, have that name; see :func:`kedge.catalogue.find`.
     """
     kind, name = find(text)
     thing, schema = kind.entries()[name], kind.schema(name)
@@ -269,4 +389,82 @@ def _table(*columns: str, show_header: bool = True) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=show_header)
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0)
+    return table
+
+
+# -- data and partitions -----------------------------------------------------------------------
+
+
+def data_table(every: bool = False) -> Group:
+    """The datasets on this machine with their kind, shape, size and place, then the missing ones.
+
+    Args:
+        every: a line for each missing dataset, with the files that it needs.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("dataset", "kind", "shape", "classes", "train", "test", "where"):
+        number = column in ("classes", "train", "test")
+        fold = column in ("dataset", "where")
+        table.add_column(
+            column, justify="right" if number else "left", no_wrap=not fold, overflow="fold"
+        )
+    entries = available()
+    present = [entry for entry in entries if entry.kind and not entry.note]
+    broken = [entry for entry in entries if entry.kind and entry.note]
+    missing = [entry for entry in entries if not entry.kind]
+    for entry in present:
+        sizes = [str(entry.sizes.get(split, "")) for split in ("train", "test")]
+        kind = f"{entry.sizes['silos']} silos" if "silos" in entry.sizes else entry.kind
+        table.add_row(
+            entry.name, kind, _shape(entry), str(entry.classes or ""), *sizes, _short(entry.where)
+        )
+    lines: list[RenderableType] = [Text()]
+    if not every:
+        for some, what, more in (
+            (broken, "Cannot be read", "why"),
+            (missing, "Not on this machine", "how to add them"),
+        ):
+            names = ", ".join(entry.name for entry in some)
+            lines += [Text(f"{what}: {names} (kedge data --all: {more})")] if some else []
+        return Group(table, *lines)
+    for entry in broken:
+        lines.append(Text(f"{entry.name} cannot be read: {entry.note}", "red", overflow="fold"))
+    if missing:
+        lines.append(Text(f"Not on this machine. Put one into {places()}:"))
+        own = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for entry in missing:
+            own.add_row(entry.name, _shape(entry), f"{entry.classes} classes", entry.files)
+        lines.append(own)
+    return Group(table, *lines)
+
+
+def _shape(entry: Listing) -> str:
+    return "x".join(map(str, entry.shape)) if entry.shape else ""
+
+
+def _short(where: str) -> str:
+    """A path with ~ for the user's folder."""
+    home = str(Path.home())
+    return where.replace(home, "~", 1) if home != "/" and where.startswith(home) else where
+
+
+def partition_table(drawn: Partition, dataset: Dataset) -> Table:
+    """The number of samples of each client, in all and of each class."""
+    sizes = drawn.sizes
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.title = f"{drawn.name}, seed {drawn.seed}, hash {drawn.hash}"
+    table.title_justify = "left"
+    table.add_column("client", justify="right")
+    table.add_column("samples", justify="right")
+    counts = None
+    if tasks[dataset.task].one_class:
+        counts = drawn.label_counts(dataset.y_train, dataset.outputs)
+        for c in range(min(dataset.outputs, 12)):
+            label = dataset.classes[c] if dataset.classes else str(c)
+            table.add_column(label[:12], justify="right")
+    names = silo_names(dataset, drawn)
+    for k in range(min(len(sizes), 40)):
+        row = [names[k] if names else str(k), str(sizes[k])]
+        row += [str(n) if n else "·" for n in counts[k][:12]] if counts is not None else []
+        table.add_row(*row)
     return table

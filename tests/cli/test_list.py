@@ -8,7 +8,8 @@ from typing import ClassVar
 import pytest
 from commands import kedge_command
 
-from kedge.cli import kinds, pages
+from kedge import catalogue
+from kedge.cli import list as listing
 from kedge.core.part import Part, parts, register
 from kedge.data.datasets.formats import bind_options
 from kedge.data.datasets.load import EXAMPLES, FORMATS, schema
@@ -41,9 +42,9 @@ def test_every_kind_is_listed_and_shown_alike(kind: str) -> None:
 
 
 def test_every_option_of_everything_has_help() -> None:
-    for kind in kinds.KINDS:
+    for kind in catalogue.KINDS:
         for name, thing in kind.entries().items():
-            assert pages.title(thing), name
+            assert listing.title(thing), name
             for row in kind.schema(name).rows():
                 assert row.doc, f"{kind.name} {name}.{row.name} has no Doc"
                 assert row.type not in ("any", ""), f"{kind.name} {name}.{row.name} has no type"

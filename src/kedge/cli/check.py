@@ -1,16 +1,20 @@
-"""The command ``check``, which verifies claims."""
+"""The command ``check``: parts against laws, and against identities from their papers."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from kedge.cli.options import LOAD, load_files
 from kedge.cli.screen import console, dim
 from kedge.errors import KedgeError
 from kedge.loading import load_file
+
+if TYPE_CHECKING:
+    from kedge.check import Report
 
 
 def check(
@@ -23,7 +27,6 @@ def check(
     """Check parts against the laws and against identities from their papers. Exit code 1 if one
     fails."""
     from kedge.check import check_part
-    from kedge.cli import display
     from kedge.core.part import parts
 
     load_files(load)
@@ -32,7 +35,7 @@ def check(
     for name in chosen:
         report = check_part(name)
         reports.append(report)
-        console.print(display.check_table(report), highlight=False)
+        console.print(check_table(report), highlight=False)
         console.print()
     failed = [r.part for r in reports if not r.ok]
     passed = sum(f.holds is True for r in reports for f in r.findings)
@@ -56,3 +59,14 @@ def part_names(name: str) -> list[str]:
     if not names:
         raise KedgeError(f"{name} registers no part; put @kedge.register above its class")
     return names
+
+
+def check_table(report: Report) -> Table:
+    """The laws and identities of a part, one row each."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
+    for column in (report.part, "", "detail"):
+        table.add_column(column)
+    marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
+    for found in report.findings:
+        table.add_row(Text(f"{found.kind} {found.name}"), marks[found.holds], Text(found.detail))
+    return table
