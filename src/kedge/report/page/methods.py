@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from html import escape
+from html import escape, unescape
 from typing import Any
+from xml.etree import ElementTree
+
+from latex2mathml.converter import convert_to_element
 
 from kedge.core.method import FedAvg, parse
 from kedge.core.part import Part
 from kedge.errors import KedgeError
 from kedge.report import units
 from kedge.report.mathtext import plain_math, title
-from kedge.report.page.mathml import Unknown, mathml
 from kedge.report.page.standings import Standing
 
 #: Symbols of the formulas of what parts send.
@@ -21,6 +23,14 @@ SYMBOLS = (
     "P: parameters that travel, W and B: all parameters and buffers, H: those of the head, E: the "
     "part's own, F: features, C: outputs, X: inputs, N: clients, R: rows of a batch"
 )
+
+#: What an element of a formula may say: how it looks, never where it leads.
+_ATTRIBUTES = {"display", "accent", "fence", "form", "largeop", "lspace", "rspace", "stretchy"}
+_ATTRIBUTES |= {"linethickness", "mathvariant", "maxsize", "minsize", "movablelimits", "width"}
+
+
+class UnknownFormula(ValueError):
+    """A formula with something that cannot be written as MathML."""
 
 
 def parts_of(methods: Sequence[str]) -> list[dict[str, Any]]:
@@ -118,7 +128,7 @@ def _piece(text: str) -> str:
         tex = text[len(":math:`") : -1]
         try:
             return mathml(tex)
-        except Unknown:
+        except UnknownFormula:
             return f'<span class="formula">{escape(_plain(tex))}</span>'
     if text.startswith("``"):
         return f"<code>{escape(text.strip('`'))}</code>"
@@ -128,6 +138,32 @@ def _piece(text: str) -> str:
         escape(text, quote=False),
     )
     return re.sub(r"\*(\w[\w /]*)\*", r"<em>\1</em>", linked)
+
+
+def mathml(tex: str) -> str:
+    r"""A LaTeX formula as a MathML element, which browsers draw; it is safe to write into a page.
+
+    Raises:
+        UnknownFormula: the formula has a command that is not known, or a brace that is not closed.
+
+    >>> mathml(r"w^2")
+    '<math display="inline"><mrow><msup><mi>w</mi><mn>2</mn></msup></mrow></math>'
+    """
+    if len(re.findall(r"(?<!\\){", tex)) != len(re.findall(r"(?<!\\)}", tex)):
+        raise UnknownFormula("a brace is not closed, or one too many")
+    try:
+        formula = convert_to_element(tex, xmlns="")
+    except Exception as error:  # the library's errors have no class in common
+        raise UnknownFormula(f"{tex}: {type(error).__name__}") from error
+    formula.attrib.pop("xmlns")
+    for element in formula.iter():
+        element.text = unescape(element.text or "")
+        if "\\" in element.text or not set(element.attrib) <= _ATTRIBUTES:
+            raise UnknownFormula(tex)
+        if element.tag == "mi" and not element.text.isalnum():  # a relation, a sign, a prime
+            element.tag = "mo"
+            element.text = element.text.replace("~", "∼")
+    return ElementTree.tostring(formula, encoding="unicode", short_empty_elements=False)
 
 
 def _plain(tex: str) -> str:
