@@ -61,6 +61,7 @@ class Federation:
         partition: the partition that the clients come from, or None.
         encoding: how raw inputs become ``x``, or None.
         classes: names of the classes or labels, or None.
+        test_data: inputs as they are stored, and labels, of the test set; None if there is none.
         fingerprint: identifies the data; empty if unknown.
 
     Raises:
@@ -125,7 +126,7 @@ class Federation:
         self._moments = None
         if moments is not None and not tokens:
             self._moments = moments_like(moments, self.input_shape, dtype, self.device)
-        self._test = None
+        self.test_data: tuple[Tensor, Tensor] | None = None
         if test is not None:
             inputs, labels = self._to_inputs(test[0], "test inputs"), self._to_labels(test[1])
             if len(inputs) != len(labels):
@@ -136,7 +137,7 @@ class Federation:
                     f"{tuple(self.x.shape[1:])}"
                 )
             self.task.check_labels(labels, "test ")
-            self._test = (inputs, labels)
+            self.test_data = (inputs, labels)
         elif held_out is not None and len(held_out) and not self.held_out:
             raise DataError(
                 "no client has a sample to test on, since every client has too few to hold one "
@@ -144,7 +145,7 @@ class Federation:
             )
         elif self.held_out:
             tested = torch.cat(self.held_out)
-            self._test = (self.x[tested], self.y[tested])
+            self.test_data = (self.x[tested], self.y[tested])
 
     @property
     def num_clients(self) -> int:
@@ -158,17 +159,12 @@ class Federation:
     @property
     def num_test(self) -> int:
         """Number of test samples."""
-        return len(self._test[0]) if self._test is not None else 0
-
-    @property
-    def test_data(self) -> tuple[Tensor, Tensor] | None:
-        """Inputs as they are stored, and labels, of the test set; None if there is none."""
-        return self._test
+        return len(self.test_data[0]) if self.test_data is not None else 0
 
     @property
     def nbytes(self) -> int:
         """Size of all samples and row indices on the device, in bytes."""
-        return tree.nbytes((self.x, self.y, self.rows, *(self._test or ())))
+        return tree.nbytes((self.x, self.y, self.rows, *(self.test_data or ())))
 
     # -- batches ------------------------------------------------------------------------------
 
@@ -191,7 +187,7 @@ class Federation:
     @property
     def has_test(self) -> bool:
         """Whether there are test samples."""
-        return self._test is not None
+        return self.test_data is not None
 
     def test_batches(self, angle: float = 0.0, rows: int = 1024) -> Iterator[Batch]:
         """The test set in batches of ``rows`` samples, rotated by ``angle`` degrees.
@@ -199,11 +195,11 @@ class Federation:
         Raises:
             DataError: there are neither test samples nor held-out rows.
         """
-        if self._test is None:
+        if self.test_data is None:
             raise DataError(
                 "there is nothing to test on; give a test set, or hold out a part of every client"
             )
-        inputs, labels = self._test
+        inputs, labels = self.test_data
         for i in range(0, len(inputs), rows):
             x = self._scale(inputs[i : i + rows])
             if angle:

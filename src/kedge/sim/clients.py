@@ -305,9 +305,9 @@ def share(first: Federation, other: Federation) -> None:
     for name in ("x", "y"):
         if _same(getattr(first, name), getattr(other, name)):
             setattr(other, name, getattr(first, name))
-    test, other_test = first._test, other._test
+    test, other_test = first.test_data, other.test_data
     if test is not None and other_test is not None and all(map(_same, test, other_test)):
-        other._test = test
+        other.test_data = test
 
 
 def _join(federations: Sequence[Federation]) -> tuple[Federation, list[int]]:
