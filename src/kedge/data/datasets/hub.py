@@ -14,7 +14,13 @@ from kedge.data.datasets.dataset import ReadResult, TaskOption
 from kedge.data.datasets.formats import SPLIT_NAMES, DataReader
 from kedge.data.datasets.images import Channels, FirstImage, Pixels, check_shape, to_array
 from kedge.data.datasets.tables.files import DataTable, frame_table
-from kedge.data.datasets.tables.read import LABEL_NAMES, DropOption, MissingOption, Tables
+from kedge.data.datasets.tables.read import (
+    LABEL_NAMES,
+    DropOption,
+    MissingOption,
+    PlacedTable,
+    Tables,
+)
 from kedge.errors import DataError
 from kedge.schema import Doc
 
@@ -51,10 +57,11 @@ class Hub(DataReader):
         image = self.image or next((c for c, kind in kinds.items() if kind == "Image"), None)
         label = self.label or _single(c for c, kind in kinds.items() if kind == "ClassLabel")
         if image is None:
-            tables = [_table(f"{name} ({s})", rows, kinds) for s, rows in splits.items()]
-            reader = Tables(label, self.task, self.drop, self.missing)
-            result = reader.encode(tables, [s == "train" for s in splits])
-            return result.read_result([dict(zip(splits, result.pairs, strict=True))])
+            tables = [
+                PlacedTable(0, split, _table(f"{name} ({split})", rows, kinds))
+                for split, rows in splits.items()
+            ]
+            return Tables(label, self.task, self.drop, self.missing).encode(tables, 1)
         label = label or _single(c for c in kinds if c.lower() in LABEL_NAMES)
         if label is None:
             raise DataError(
