@@ -19,8 +19,7 @@ from kedge.core import tree
 from kedge.core.metrics import ECE_BINS, LOWER_IS_BETTER
 from kedge.core.task import Classification, MultiLabel, Regression, Task
 from kedge.errors import NotFinite
-from kedge.sim.evaluation import own_metric
-from kedge.sim.simulation import Simulation
+from kedge.sim.simulation import Simulation, own_metric
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Any]

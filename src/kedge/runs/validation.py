@@ -18,8 +18,7 @@ import torch
 from kedge.core import tree
 from kedge.runs.config import Config
 from kedge.runs.result import Result, chosen_by
-from kedge.sim.evaluation import own_metric
-from kedge.sim.simulation import Simulation
+from kedge.sim.simulation import Simulation, own_metric
 
 Record = dict[str, Any]
 ON_VALIDATION = "chosen on validation data"

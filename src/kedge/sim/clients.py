@@ -14,9 +14,10 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
@@ -170,7 +171,7 @@ class Clients:
 class Draw(NamedTuple):
     """The draws of a round: a function of its number, its clients and their work."""
 
-    inputs: Any  # the cache key
+    inputs: tuple[int, list[list[int]], list[Workload]]  # the cache key
     keys: Tensor  # [lanes, 2]
     steps: list[int]
     info: Info
@@ -369,10 +370,5 @@ def _join_sweeps(sweeps: list[SweepPieces], starts: Sequence[int]) -> SweepPiece
     for sweep, start in zip(sweeps, starts, strict=True):
         missing = count - sweep.rows.shape[1]
         shifted = SweepPieces(sweep.rows + start, sweep.mask)
-        padded.append(tree.map(lambda x, n=missing: _pad_pieces(x, n), shifted))
+        padded.append(tree.map(lambda x, n=missing: F.pad(x, (0, 0, 0, n)), shifted))
     return tree.concat(padded)
-
-
-def _pad_pieces(x: Tensor, count: int) -> Tensor:
-    """Append ``count`` pieces of zeros along the second axis."""
-    return torch.nn.functional.pad(x, (0, 0, 0, count))
