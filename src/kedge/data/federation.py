@@ -175,14 +175,14 @@ class Federation:
 
     def batch(self, index: Tensor, key: Tensor) -> Batch:
         """A training batch: the samples of some rows ``[B]``, augmented with ``key``."""
-        x = self._scale(_gather(self.x, index))
+        x = to_unit(_gather(self.x, index), self.dtype)
         if self._augment is not None:
             x = self._augment(x, key)
-        return Batch(self._normalise(x), _gather(self.y, index))
+        return Batch(normalise(x, self._moments), _gather(self.y, index))
 
     def clean(self, index: Tensor) -> Batch:
         """The samples of some rows, without augmentation. ``index`` may have any shape."""
-        return Batch(self._normalise(self._scale(self.x[index])), self.y[index])
+        return Batch(normalise(to_unit(self.x[index], self.dtype), self._moments), self.y[index])
 
     @property
     def has_test(self) -> bool:
@@ -201,10 +201,10 @@ class Federation:
             )
         inputs, labels = self.test_data
         for i in range(0, len(inputs), rows):
-            x = self._scale(inputs[i : i + rows])
+            x = to_unit(inputs[i : i + rows], self.dtype)
             if angle:
                 x = rotate(x, torch.full((len(x),), angle, device=self.device))
-            yield Batch(self._normalise(x), labels[i : i + rows])
+            yield Batch(normalise(x, self._moments), labels[i : i + rows])
 
     def held_out_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
         """The held-out samples of a client in batches of ``rows`` samples."""
@@ -224,12 +224,6 @@ class Federation:
         other.sizes, other.offsets = [len(self.rows)], [0]
         return other
 
-    def _scale(self, x: Tensor) -> Tensor:
-        return to_unit(x, self.dtype)
-
-    def _normalise(self, x: Tensor) -> Tensor:
-        return normalise(x, self._moments)
-
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation per channel or column, or None."""
@@ -239,7 +233,7 @@ class Federation:
 
     def prepare(self, x: Any) -> Tensor:
         """Encoded inputs ``[n, ...]``, as the first argument, in the form that the model sees."""
-        return self._normalise(self._scale(self._to_inputs(x, "inputs")))
+        return normalise(to_unit(self._to_inputs(x, "inputs"), self.dtype), self._moments)
 
     # -- data of whole clients ----------------------------------------------------------------
 

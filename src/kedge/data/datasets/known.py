@@ -138,6 +138,11 @@ class DatasetListing:
     files: str = ""  # of a missing dataset
 
 
+DIGITS = DatasetListing(
+    "digits", "built in", "scikit-learn", (1, 8, 8), {"train": 1438, "test": 359}, classes=10
+)
+
+
 def available() -> list[DatasetListing]:
     """List built-in datasets and those in $KEDGE_DATA or the user's cache, then missing ones.
 
@@ -148,11 +153,7 @@ def available() -> list[DatasetListing]:
     for name in datasets:
         entry = datasets[name]
         if not isinstance(entry, KnownDataset):
-            shape, sizes = (
-                ((1, 8, 8), {"train": 1438, "test": 359}) if name == "digits" else (None, {})
-            )
-            where, classes = ("scikit-learn", 10) if sizes else ("", 0)
-            present.append(DatasetListing(name, "built in", where, shape, sizes, classes=classes))
+            present.append(DIGITS if name == "digits" else DatasetListing(name, "built in"))
             continue
         path = locate(name, entry.layouts)
         if path is None:

@@ -116,11 +116,8 @@ def _needs(keys: list[str]) -> str:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
-    arrays = {}
     with open_npz(path) as archive:
-        for key in archive.files:
-            arrays[key] = _array(path, archive, key)
-    return arrays
+        return {key: _array(path, archive, key) for key in archive.files}
 
 
 @contextmanager

@@ -216,15 +216,14 @@ class Partition:
         return partition
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Partition):
-            return NotImplemented
-        left, right = (
-            (p.name, p.seed, p.num_samples, p.sizes.tolist(), p.hash) for p in (self, other)
-        )
-        return left == right
+        return isinstance(other, Partition) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash((self.name, self.seed, self.num_samples, self.hash))
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, int, int, str]:
+        return self.name, self.seed, self.num_samples, self.hash
 
     def __repr__(self) -> str:
         return (

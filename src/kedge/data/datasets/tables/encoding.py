@@ -82,7 +82,8 @@ class ColumnEncoding:
     def encode(self, cells: ColumnCells, report: Report) -> Array:
         """Encode cells: float32 ``[n, len(names)]``. Cells that cannot be are reported."""
         if self.fill is None and cells.missing.any():
-            report(MissingValues.of(cells))
+            place, count = cells.first(cells.missing), int(cells.missing.sum())
+            report(MissingValues(cells.name, place, count))
         if self.kind == "words":
             block = self._one_hot(cells)
         else:
@@ -351,13 +352,6 @@ class MissingValues(DataError):
         advice = self.advice([column]).replace("them", "it" if cells == 1 else "them")
         super().__init__(f"{self.short}; {advice}")
 
-    @classmethod
-    def of(cls, cells: ColumnCells) -> MissingValues:
-        """Those of one file."""
-        which = np.flatnonzero(cells.missing)
-        place = cells.table.place(int(cells.rows[which[0]]), cells.name)
-        return cls(cells.name, place, len(which))
-
     @property
     def short(self) -> str:
         """The message without advice."""
@@ -466,7 +460,7 @@ def fit_column(silos: Sequence[ColumnCells], missing: str, problems: Problems) -
                 mixed = [c for c, p in zip(silos, profiles, strict=True) if not p.formats]
                 _report_no_dates(mixed, problems)
             else:
-                problems.add(_first(first, first.is_word, what))
+                problems.add(DataError(f"{first.first(first.is_word)} {what}"))
             return unusable
         column = ColumnEncoding(name, "words", words=tuple(sorted(values)))
         _warn_alike(silos, "words")
@@ -524,7 +518,7 @@ def _date_format(
             if not orders:
                 what = "has the month first, and other files the day; write dates as 2024-03-31"
             wrong = next((c for c, own in slashed if SLASHED[0] not in own), slashed[0][0])
-            problems.add(_first(wrong, wrong.is_word, what))
+            problems.add(DataError(f"{wrong.first(wrong.is_word)} {what}"))
         found.append((orders or SLASHED)[0])
     return "|".join(found)
 
@@ -573,10 +567,6 @@ def _warn_alike(silos: Sequence[ColumnCells], what: str) -> None:
         )
 
 
-def _first(cells: ColumnCells, wrong: Array, what: str) -> DataError:
-    return cells.table.error(int(cells.rows[np.flatnonzero(wrong)[0]]), cells.name, what)
-
-
 def fit_classes(silos: Sequence[ColumnCells], problems: Problems) -> tuple[str, ...]:
     """The sorted class names of the training rows. Each silo sends the set of its own."""
     names = frozenset().union(*(cells.values() for cells in silos))
@@ -593,7 +583,7 @@ def fit_classes(silos: Sequence[ColumnCells], problems: Problems) -> tuple[str, 
                 problems.add(cells.error(huge, "cannot be a class"))
             elif len(names) > MAX_CATEGORIES and fraction.any():
                 what = f"is one of {len(names)} different numbers; to predict them, write "
-                problems.add(_first(cells, fraction, what + "task=regression"))
+                problems.add(DataError(f"{cells.first(fraction)} {what}task=regression"))
     else:
         order = sorted(names)
         _warn_alike(silos, "classes")

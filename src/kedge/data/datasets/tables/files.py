@@ -57,10 +57,6 @@ class DataTable:
     def __len__(self) -> int:
         return len(self.frame)
 
-    def error(self, row: int, column: str, what: str) -> DataError:
-        """A DataError that names file, line (or row), column and cell."""
-        return DataError(f"{self.place(row, column)} {what}")
-
     def place(self, row: int, column: str) -> str:
         """File, line (or row), column and cell, for messages."""
         if self.source is None:
@@ -340,9 +336,12 @@ class ColumnCells:
 
     def error(self, wrong: Array, what: str) -> DataError:
         """A DataError for the first cell of a mask, which names file, line, column and cell."""
-        which = np.flatnonzero(wrong)
-        more = f" (and {len(which) - 1} more in this column)" if len(which) > 1 else ""
-        return self.table.error(int(self.rows[which[0]]), self.name, what + more)
+        more = f" (and {wrong.sum() - 1} more in this column)" if wrong.sum() > 1 else ""
+        return DataError(f"{self.first(wrong)} {what}{more}")
+
+    def first(self, wrong: Array) -> str:
+        """File, line, column and text of the first cell of a mask."""
+        return self.table.place(int(self.rows[wrong.argmax()]), self.name)
 
 
 def text(number: float) -> str:
