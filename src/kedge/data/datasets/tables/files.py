@@ -122,12 +122,11 @@ def _with_points(frame: Any) -> Any:
         column = frame[name]
         if types.is_numeric_dtype(column.dtype):
             continue
-        has_comma = column.astype("string").str.strip().str.fullmatch(DECIMAL_COMMA).fillna(False)
+        cells = column.astype("string")
+        has_comma = cells.str.strip().str.fullmatch(DECIMAL_COMMA).fillna(False).astype(bool)
         if has_comma.any():
-            cells = column[has_comma].astype("string").str.replace(".", "", regex=False)
-            column = column.astype(object)
-            column[has_comma] = cells.str.replace(",", ".", regex=False).astype(object)
-            frame[name] = column
+            points = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+            frame[name] = column.astype(object).mask(has_comma, points.astype(object))
     return frame
 
 
