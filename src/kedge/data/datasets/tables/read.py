@@ -163,10 +163,10 @@ class Tables(DataReader):
         labels: list[str] = []
         wrong_names = Problems()
         with wrong_names.collect():
-            labels = _label_columns(train.where, train.columns, self.label)
+            labels = label_columns(train.where, train.columns, self.label)
         for name in dropped:
             with wrong_names.collect():
-                _find(train.where, every, name)
+                find_column(train.where, every, name)
         wrong_names.raise_all()
         columns = [c for c in train.columns if c not in dropped]
         features = [c for c in columns if c not in labels]
@@ -291,10 +291,15 @@ def _same_columns(
     return not lacks
 
 
-def _label_columns(path: object, columns: list[str], label: Columns | None) -> list[str]:
+def label_columns(path: object, columns: list[str], label: Columns | None) -> list[str]:
+    """The label columns: those that are named, or the only one that is called like a label.
+
+    Raises:
+        DataError: there is no such column, or none or several could be the label.
+    """
     if label is not None:
         labels = label if isinstance(label, tuple | list) else (label,)
-        return [_find(path, columns, str(c)) for c in labels]
+        return [find_column(path, columns, str(c)) for c in labels]
     guesses = [c for c in columns if c.lower() in LABEL_NAMES]
     if len(guesses) == 1:
         return guesses
@@ -305,7 +310,8 @@ def _label_columns(path: object, columns: list[str], label: Columns | None) -> l
     )
 
 
-def _find(path: object, columns: list[str], name: str) -> str:
+def find_column(path: object, columns: list[str], name: str) -> str:
+    """The name of a column; a DataError if there is none of that name."""
     if name in columns:
         return name
     near = nearest(name, columns)
