@@ -21,7 +21,6 @@ from kedge.data.datasets.tables.files import (
     Report,
     as_number,
     as_table,
-    has_comma,
     read_cells,
 )
 from kedge.data.encoding import Array, Encoding, Samples, encodings
@@ -134,12 +133,10 @@ class ColumnEncoding:
 
 def numbers(cells: ColumnCells, report: Report) -> Array:
     """The numbers of a column: float64 ``[n]``, NaN where missing; words are reported."""
-    if cells.is_word.any():
-        commas = np.array([has_comma(word) for word in cells.words])[cells.codes] & cells.is_word
-        if commas.any():
-            report(cells.error(commas, COMMA))
-        else:
-            report(cells.error(cells.is_word, "is not a number"))
+    if cells.has_comma.any():
+        report(cells.error(cells.has_comma, COMMA))
+    else:
+        cells.check(cells.is_word, "is not a number", report)
     huge = cells.is_number & ~(np.abs(cells.numbers) <= np.finfo(np.float32).max)
     cells.check(huge, "is not a finite number; correct it or delete the row", report)
     return np.where(huge, 0.0, cells.numbers)
@@ -436,11 +433,14 @@ def fit_column(silos: Sequence[ColumnCells], missing: str, problems: Problems) -
     values = frozenset().union(*(p.values for p in profiles))
     if values <= {*BOOLEANS, "0", "1"}:
         column = ColumnEncoding(name, "boolean")
-    elif any(has_comma(word) for cells in silos for word in cells.words):
-        _report_words(silos, problems, COMMA, only_commas=True)
+    elif any(cells.has_comma.any() for cells in silos):
+        for cells in silos:
+            cells.check(cells.has_comma, COMMA, problems.add)
         return unusable
     elif words < count / 2:
-        _report_words(silos, problems, "is not a number, as most of this column are; correct it")
+        for cells in silos:
+            what = "is not a number, as most of this column are; correct it"
+            cells.check(cells.is_word, what, problems.add)
         return unusable
     elif all(p.formats for p in profiles):
         form = _date_format(silos, [p.formats for p in profiles], problems)
@@ -537,15 +537,6 @@ def _report_no_dates(silos: Sequence[ColumnCells], problems: Problems) -> None:
         others = np.append(wrong, False)[cells.codes] | cells.is_number
         what = "is not a date like most of this column; write dates as 2024-03-31, or drop it: "
         problems.add(cells.error(others, what + typed("drop", cells.name)))
-
-
-def _report_words(
-    silos: Sequence[ColumnCells], problems: Problems, what: str, only_commas: bool = False
-) -> None:
-    for cells in silos:
-        chosen = [has_comma(word) or not only_commas for word in cells.words]
-        wrong = np.array([*chosen, False])[cells.codes]
-        cells.check(wrong, what, problems.add)
 
 
 def _warn_alike(silos: Sequence[ColumnCells], what: str) -> None:

@@ -297,6 +297,14 @@ class ColumnCells:
         """Which cells are numbers, bool ``[n]``."""
         return ~self.missing & (self.codes < 0)
 
+    @property
+    def has_comma(self) -> Array:
+        """Which cells are numbers with a decimal comma, bool ``[n]``."""
+        commas = [
+            w.count(",") == 1 and as_number(w.replace(",", ".")) is not None for w in self.words
+        ]
+        return np.array([*commas, False])[self.codes]  # code -1: the last
+
     def take(self, keep: Array) -> ColumnCells:
         """The cells of some rows, given as a mask."""
         return ColumnCells(
@@ -411,8 +419,3 @@ def as_number(word: str) -> float | None:
         return None if "_" in word else float(word)
     except ValueError:
         return None
-
-
-def has_comma(word: str) -> bool:
-    """Whether a word is a number with a decimal comma."""
-    return word.count(",") == 1 and as_number(word.replace(",", ".")) is not None
