@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from dataset_files import (
 )
 from PIL import Image
 
-from kedge.data.datasets import available, datasets, load
+from kedge.data.datasets import available, datasets, known, load
 from kedge.errors import DataError, GrammarError, UnknownName
 
 # --- names and places -----------------------------------------------------------------------------
@@ -162,6 +163,16 @@ def hub(monkeypatch, answer):
         return answer
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+
+
+def test_digits_are_read_without_scikit_learn_or_by_it(monkeypatch):
+    code = "import sys, kedge.data.datasets as d; d.load('digits'); print('sklearn' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+    expected = load("digits").fingerprint
+    elsewhere = SimpleNamespace(locate_file=lambda name: "/nowhere")
+    monkeypatch.setattr(known, "distribution", lambda name: elsewhere)
+    assert load("digits").fingerprint == expected
 
 
 def test_hub_images(monkeypatch):

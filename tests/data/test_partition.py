@@ -17,7 +17,7 @@ from kedge.data.partition.draws import (
     draw_classes,
     proportional_sizes,
 )
-from kedge.data.partition.grammar import generator
+from kedge.data.partition.partition import generator
 from kedge.errors import (
     DataError,
     FieldError,

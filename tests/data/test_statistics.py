@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kedge.data.datasets.tables import fit
+from kedge.data.datasets.tables import encoding as fit
 
 RNG = np.random.default_rng(3)
 

@@ -22,7 +22,7 @@ from kedge.history.find import find
 from kedge.history.read import read_clients
 from kedge.history.sheet import Chart, Sheet, Table, png_uri
 from kedge.report.charts import lttb
-from kedge.report.mathml import Unknown, mathml
+from kedge.report.mathtext import mathml
 from kedge.report.page import as_json, facts_of, render, report, write_sheets
 
 MAX_BYTES = 3_000_000
@@ -330,14 +330,26 @@ def test_thinning_keeps_ends_and_peaks() -> None:
 
 def test_formulas_are_mathml() -> None:
     found = mathml(r"\frac{\mu}{2}\|w - w^t\|^2")
-    assert found.startswith("<math><mrow><mfrac><mrow><mi>μ</mi></mrow><mrow><mn>2</mn>")
+    assert "<mrow><mfrac><mrow><mi>μ</mi></mrow><mrow><mn>2</mn>" in found
     assert "<msup><mi>w</mi><mi>t</mi></msup>" in found
     assert "&lt;" in mathml("a < b")
+    assert "<mo>∼</mo>" in mathml(r"z \sim N")
+    assert "arg\u2009min</mo>" in mathml(r"\argmin_w f(w)")
 
 
-@pytest.mark.parametrize("tex", [r"\unknown", "{a", "a}", "w_", r"\text{a"])
+def test_formulas_hold_no_markup() -> None:
+    found = mathml(r"\text{<script>alert(1)</script>}")
+    assert "&lt;script&gt;" in found
+    assert "<script" not in found
+    assert "<" not in mathml(r"\text{&lt;b&gt;}").partition("<mtext>")[2].partition("</mtext>")[0]
+
+
+LINKS = (r"\href{javascript:alert(1)}{x}", r"\style{x:y}{a}", r"\color{red}{a}")
+
+
+@pytest.mark.parametrize("tex", [r"\unknown", "{a", "a}", "w_", r"\text{a", *LINKS])
 def test_formulas_that_are_not_known_are_refused(tex: str) -> None:
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownFormulaFormula):
         mathml(tex)
 
 

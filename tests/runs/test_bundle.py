@@ -389,7 +389,7 @@ def test_inputs_of_another_kind(tmp_path: Path) -> None:
         ),
         (x + 0.5, "8-bit values from 0 to 255; write"),
         (x - 3, "from -3 to -3, but the model takes 8-bit values"),
-        (x * np.nan, "row 0: nan is not a finite number"),
+        (x * np.nan, "row 0: nan is not a finite float32 number; fill it in"),
         (np.full((3, 1, 8, 8), "a"), "the model takes numbers"),
         ([[1, 2], [3]], "not numbers of one shape"),
         (np.zeros((0, 8, 8)), "no values"),

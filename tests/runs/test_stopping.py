@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.errors import Interrupted, NotFinite
+from kedge.errors import Interrupted, KedgeError, NotFinite
 from kedge.history.folder import (
     STOP,
     is_stop_requested,
@@ -115,3 +116,42 @@ def test_the_lock_is_seen_from_outside_and_asking_does_not_take_it(tmp_path: Pat
     assert (tmp_path / ".lock").exists()
     assert is_locked(tmp_path) is False
     Lock().take(tmp_path)
+
+
+def test_whoever_trains_waits_for_the_instant_in_which_somebody_asks(tmp_path: Path) -> None:
+    import threading
+
+    asking, lock = Lock(), Lock()
+    asking.take(tmp_path)
+    threading.Timer(0.2, asking.give_back).start()
+    lock.take(tmp_path)
+    assert is_locked(tmp_path) is True
+    with pytest.raises(KedgeError, match="is in use"):
+        Lock().take(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = Lock()
+    lock.take(tmp_path)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        lock.give_back()  # a copy: it gives nothing back
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    assert is_locked(tmp_path) is True
+    lock.give_back()
+    assert not (tmp_path / ".lock").exists()
+    Lock().take(tmp_path)
+    os.close(write)
+    os.waitpid(child, 0)
+
+
+def test_the_lock_of_a_folder_that_was_made_anew_stays(tmp_path: Path) -> None:
+    old, new = Lock(), Lock()
+    old.take(tmp_path)
+    (tmp_path / ".lock").unlink()
+    new.take(tmp_path)
+    old.give_back()
+    assert is_locked(tmp_path) is True

@@ -232,7 +232,7 @@ def test_equal_samples_are_shared() -> None:
     two.federation.x = two.federation.x.clone()
     share(one.federation, two.federation)
     assert two.federation.x is one.federation.x
-    assert two.federation._test is one.federation._test
+    assert two.federation.test_data is one.federation.test_data
 
 
 def test_one_that_is_ahead_waits_and_nothing_changes_bit_for_bit() -> None:

@@ -78,20 +78,13 @@ def federate(
         dtype=dtype,
         device=device,
         tokens=dataset.kind == "tokens",
-        client_names=_client_names(dataset, data),
+        # of silos, or numbers: if some clients never train, the others keep theirs
+        client_names=silo_names(dataset, data.train) or [f"client {k}" for k in data.seen],
     )
     federation.partition = data.partition
     federation.encoding, federation.classes = encoding_of(dataset), dataset.classes
     federation.fingerprint = dataset.fingerprint
     return federation
-
-
-def _client_names(dataset: Dataset, data: SplitData) -> list[str] | None:
-    """The names of the silos if each client is one of them, else None.
-
-    If some clients never train, the others keep their numbers.
-    """
-    return silo_names(dataset, data.train) or [f"client {k}" for k in data.seen] or None
 
 
 def _shift_features(data: SplitData, dataset: Dataset, seed: int) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.core.labels import finite_float
 from kedge.errors import DataError, KedgeError
 from kedge.registry import Registry
 from kedge.schema import read_fields
@@ -117,8 +118,16 @@ def conform(
     shaped = _shaped(array, shape, where)
     if from_files and len(shape) > 2 and dtype == "float32" and array.dtype == np.uint16:
         return np.divide(shaped, np.float32(65535), dtype=np.float32)  # as kedge.data.datasets does
-    are_pixels = array.dtype == np.uint8 or (from_files and array.dtype.kind in "uib")
-    return _typed(shaped, dtype, are_pixels and len(shape) > 2, where)
+    if np.dtype(dtype).kind in "ui":
+        if array.dtype.kind == "f":
+            finite_float(shaped, where)
+        return _whole(shaped, dtype, where)
+    if len(shape) > 2 and (array.dtype == np.uint8 or (from_files and array.dtype.kind in "uib")):
+        raise DataError(
+            f"{where} has 8-bit values, but the model was trained on numbers of type {dtype}; "
+            "convert them as the training data were, for instance x.astype('float32') / 255"
+        )
+    return finite_float(shaped, where)
 
 
 def _shaped(array: Array, shape: tuple[int, ...], where: str) -> Array:
@@ -133,32 +142,6 @@ def _shaped(array: Array, shape: tuple[int, ...], where: str) -> Array:
                 return np.ascontiguousarray(moved.reshape(len(batched), *shape))
     expected = " or ".join(str(["n", *form]).replace("'", "") for form, _ in forms)
     raise DataError(f"{where} has shape {list(array.shape)}; the model takes {expected}")
-
-
-def _typed(array: Array, dtype: str, are_pixels: bool, where: str) -> Array:
-    kind = array.dtype.kind
-    if kind == "f":
-        bad = ~np.isfinite(array)
-        if bad.any():
-            at = np.argwhere(bad)[0]
-            column = f", column {at[1]}" if array.ndim == 2 else ""
-            raise DataError(
-                f"{where}, row {at[0]}{column}: {array[tuple(at)]} is not a finite number; fill it "
-                "in or leave the row out"
-            )
-    if np.dtype(dtype).kind in "ui":
-        return _whole(array, dtype, where)
-    if are_pixels:
-        raise DataError(
-            f"{where} has 8-bit values, but the model was trained on numbers of type {dtype}; "
-            "convert them as the training data were, for instance x.astype('float32') / 255"
-        )
-    with np.errstate(over="ignore"):
-        small = array.astype(dtype, copy=False)
-    if not np.isfinite(small).all():
-        row = int(np.argwhere(~np.isfinite(small))[0][0])
-        raise DataError(f"{where}, row {row}: a value is too large for {dtype}")
-    return small
 
 
 def _whole(array: Array, dtype: str, where: str) -> Array:

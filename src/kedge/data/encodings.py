@@ -51,7 +51,7 @@ class ArrayEncoding(Encoding):
         Of a file or dataset with several parts, the test set is taken.
         """
         if self._is_image and (isinstance(raw, Image.Image) or is_images(raw)):
-            return self._as_image.encode(raw)
+            return ImageEncoding(self.shape, False, self.dtype).encode(raw)
         if isinstance(raw, (str, os.PathLike)):
             return self._encode_path(raw)
         if isinstance(raw, Mapping) or hasattr(raw, "columns"):
@@ -61,7 +61,7 @@ class ArrayEncoding(Encoding):
     def _encode_path(self, name: str | os.PathLike[str]) -> Samples:
         path = Path(name).expanduser()
         if self._is_image and any(map(is_image, entries(path) if path.is_dir() else [path])):
-            return self._as_image.encode(path)
+            return ImageEncoding(self.shape, False, self.dtype).encode(path)
         if path.is_file() and path.suffix.lower() == ".npz":
             return self._encode_npz(path)
         if path.is_file() and path.suffix.lower() == ".npy":
@@ -70,8 +70,7 @@ class ArrayEncoding(Encoding):
                 array = np.load(path, allow_pickle=False)
             return self._samples(to_numpy(array, str(path)), str(path))
         dataset = load(name)
-        x, y = dataset.x_test, dataset.y_test
-        x, y = (dataset.x_train, dataset.y_train) if x is None or y is None else (x, y)
+        x, y = dataset.test or (dataset.x_train, dataset.y_train)
         return self._samples(x, str(name), y)
 
     def _encode_npz(self, path: Path) -> Samples:
@@ -111,10 +110,6 @@ class ArrayEncoding(Encoding):
     @property
     def _is_image(self) -> bool:
         return len(self.shape) == 3 and self.shape[0] in (1, 3) and self.dtype == "uint8"
-
-    @property
-    def _as_image(self) -> ImageEncoding:
-        return ImageEncoding(self.shape, False, self.dtype)
 
 
 def encoding_of(dataset: Dataset) -> Encoding:

@@ -61,6 +61,7 @@ class Federation:
         partition: the partition that the clients come from, or None.
         encoding: how raw inputs become ``x``, or None.
         classes: names of the classes or labels, or None.
+        test_data: inputs as they are stored, and labels, of the test set; None if there is none.
         fingerprint: identifies the data; empty if unknown.
 
     Raises:
@@ -125,7 +126,7 @@ class Federation:
         self._moments = None
         if moments is not None and not tokens:
             self._moments = moments_like(moments, self.input_shape, dtype, self.device)
-        self._test = None
+        self.test_data: tuple[Tensor, Tensor] | None = None
         if test is not None:
             inputs, labels = self._to_inputs(test[0], "test inputs"), self._to_labels(test[1])
             if len(inputs) != len(labels):
@@ -136,7 +137,7 @@ class Federation:
                     f"{tuple(self.x.shape[1:])}"
                 )
             self.task.check_labels(labels, "test ")
-            self._test = (inputs, labels)
+            self.test_data = (inputs, labels)
         elif held_out is not None and len(held_out) and not self.held_out:
             raise DataError(
                 "no client has a sample to test on, since every client has too few to hold one "
@@ -144,7 +145,7 @@ class Federation:
             )
         elif self.held_out:
             tested = torch.cat(self.held_out)
-            self._test = (self.x[tested], self.y[tested])
+            self.test_data = (self.x[tested], self.y[tested])
 
     @property
     def num_clients(self) -> int:
@@ -158,17 +159,12 @@ class Federation:
     @property
     def num_test(self) -> int:
         """Number of test samples."""
-        return len(self._test[0]) if self._test is not None else 0
-
-    @property
-    def test_data(self) -> tuple[Tensor, Tensor] | None:
-        """Inputs as they are stored, and labels, of the test set; None if there is none."""
-        return self._test
+        return len(self.test_data[0]) if self.test_data is not None else 0
 
     @property
     def nbytes(self) -> int:
         """Size of all samples and row indices on the device, in bytes."""
-        return tree.nbytes((self.x, self.y, self.rows, *(self._test or ())))
+        return tree.nbytes((self.x, self.y, self.rows, *(self.test_data or ())))
 
     # -- batches ------------------------------------------------------------------------------
 
@@ -179,19 +175,19 @@ class Federation:
 
     def batch(self, index: Tensor, key: Tensor) -> Batch:
         """A training batch: the samples of some rows ``[B]``, augmented with ``key``."""
-        x = self._scale(_gather(self.x, index))
+        x = to_unit(_gather(self.x, index), self.dtype)
         if self._augment is not None:
             x = self._augment(x, key)
-        return Batch(self._normalise(x), _gather(self.y, index))
+        return Batch(normalise(x, self._moments), _gather(self.y, index))
 
     def clean(self, index: Tensor) -> Batch:
         """The samples of some rows, without augmentation. ``index`` may have any shape."""
-        return Batch(self._normalise(self._scale(self.x[index])), self.y[index])
+        return Batch(normalise(to_unit(self.x[index], self.dtype), self._moments), self.y[index])
 
     @property
     def has_test(self) -> bool:
         """Whether there are test samples."""
-        return self._test is not None
+        return self.test_data is not None
 
     def test_batches(self, angle: float = 0.0, rows: int = 1024) -> Iterator[Batch]:
         """The test set in batches of ``rows`` samples, rotated by ``angle`` degrees.
@@ -199,16 +195,16 @@ class Federation:
         Raises:
             DataError: there are neither test samples nor held-out rows.
         """
-        if self._test is None:
+        if self.test_data is None:
             raise DataError(
                 "there is nothing to test on; give a test set, or hold out a part of every client"
             )
-        inputs, labels = self._test
+        inputs, labels = self.test_data
         for i in range(0, len(inputs), rows):
-            x = self._scale(inputs[i : i + rows])
+            x = to_unit(inputs[i : i + rows], self.dtype)
             if angle:
                 x = rotate(x, torch.full((len(x),), angle, device=self.device))
-            yield Batch(self._normalise(x), labels[i : i + rows])
+            yield Batch(normalise(x, self._moments), labels[i : i + rows])
 
     def held_out_batches(self, client: int, rows: int = 1024) -> Iterator[Batch]:
         """The held-out samples of a client in batches of ``rows`` samples."""
@@ -228,12 +224,6 @@ class Federation:
         other.sizes, other.offsets = [len(self.rows)], [0]
         return other
 
-    def _scale(self, x: Tensor) -> Tensor:
-        return to_unit(x, self.dtype)
-
-    def _normalise(self, x: Tensor) -> Tensor:
-        return normalise(x, self._moments)
-
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation per channel or column, or None."""
@@ -243,7 +233,7 @@ class Federation:
 
     def prepare(self, x: Any) -> Tensor:
         """Encoded inputs ``[n, ...]``, as the first argument, in the form that the model sees."""
-        return self._normalise(self._scale(self._to_inputs(x, "inputs")))
+        return normalise(to_unit(self._to_inputs(x, "inputs"), self.dtype), self._moments)
 
     # -- data of whole clients ----------------------------------------------------------------
 

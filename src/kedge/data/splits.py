@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from kedge.data.datasets import Dataset
+from kedge.data.datasets.dataset import join
 from kedge.data.partition import Partition, draw, holdout, resplit
 from kedge.errors import DataError, FieldError
 from kedge.grammar import parse_call
@@ -53,7 +54,7 @@ def auto(dataset: Dataset, draw_partition: DrawPartition, seed: int) -> SplitDat
 @splits.register("given")
 def given(dataset: Dataset, draw_partition: DrawPartition, seed: int) -> SplitData:
     """The dataset's own test set, per silo where the silos have their own."""
-    test = _test_set(dataset)
+    test = dataset.test
     if test is None:
         raise DataError(f"{dataset.name} has no test set; use split = holdout(0.2)")
     x, y, groups = dataset.x_train, dataset.y_train, dataset.groups
@@ -61,8 +62,7 @@ def given(dataset: Dataset, draw_partition: DrawPartition, seed: int) -> SplitDa
     if dataset.groups_test is None or groups is None:
         return SplitData(x, y, partition, (), test, partition)
     rows = [np.flatnonzero(dataset.groups_test == g) + len(x) for g in _silo_ids(partition, groups)]
-    joined = np.concatenate([x, test[0]]), np.concatenate([y, test[1]])
-    return SplitData(*joined, partition, rows, test, partition)
+    return SplitData(*join([(x, y), test]), partition, rows, test, partition)
 
 
 @splits.register("holdout")
@@ -76,7 +76,7 @@ def hold_out(
     """Hold out a stratified share of every client, besides any given test set."""
     partition = draw_partition(dataset.y_train)
     train, held_out = holdout(partition, _flat(dataset.y_train), fraction, seed)
-    test = _test_set(dataset)
+    test = dataset.test
     return SplitData(dataset.x_train, dataset.y_train, train, held_out.clients, test, partition)
 
 
@@ -101,10 +101,8 @@ def pooled(
             f"pooled.train + pooled.test = {train + test:g} is above 1; "
             "write for example pooled(0.4, 0.3)"
         )
-    xs = [dataset.x_train, dataset.x_val, dataset.x_test]
-    ys = [dataset.y_train, dataset.y_val, dataset.y_test]
-    present = [i for i in range(3) if xs[i] is not None]
-    x, y = np.concatenate([xs[i] for i in present]), np.concatenate([ys[i] for i in present])
+    pairs = [(dataset.x_train, dataset.y_train), dataset.val, dataset.test]
+    x, y = join([pair for pair in pairs if pair is not None])
     partition = draw_partition(y)
     if train + test > 1 - 1e-9:
         train_part, test_part = holdout(partition, _flat(y), test, seed)
@@ -225,12 +223,6 @@ def silo_names(dataset: Dataset, partition: Partition) -> list[str] | None:
     if any(len(own) != 1 for own in silos) or len({int(own[0]) for own in silos}) < len(silos):
         return None
     return [dataset.group_names[int(own[0])] for own in silos]
-
-
-def _test_set(dataset: Dataset) -> tuple[Any, Any] | None:
-    if dataset.x_test is None or dataset.y_test is None:
-        return None
-    return dataset.x_test, dataset.y_test
 
 
 def _flat(y: Any) -> Any:

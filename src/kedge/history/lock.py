@@ -1,34 +1,30 @@
-"""One process at a time trains in the folder of a run."""
+"""One process at a time trains in the folder of a run.
+
+The system holds the lock (``flock``), so it ends with the process. The board asks by taking it for
+an instant; whoever trains waits a second before it gives up. Earlier versions of kedge took another
+kind of lock (``lockf``); they and this one do not see each other's, so train with one of them only.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
-import sys
 from pathlib import Path
 
-from kedge.errors import KedgeError
-from kedge.files import NotPlain, open_append
+from filelock import FileLock, Timeout, lock_descriptor
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from kedge.errors import KedgeError
+from kedge.files import NotPlain, open_append, open_file
 
 NAME = ".lock"
 TRAINING = "another process is training there. Wait until it has ended, or choose another --out"
-#: The C structure ``flock``: type, whence, start, length and process, in the system's order.
-_FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi4x"
 
 
 class Lock:
-    """The lock of a folder; it ends with the process. File systems without locks are not locked."""
+    """The lock of a folder. File systems without locks are not locked."""
 
     def __init__(self) -> None:
-        self._file: int | None = None
-        self._path = Path()
-        self._owner = os.getpid()
+        self._lock: FileLock | None = None
 
     def take(self, folder: Path, why: str = TRAINING) -> None:
         """Lock the folder; nothing happens if this lock is held already.
@@ -36,65 +32,42 @@ class Lock:
         Raises:
             KedgeError: another process holds the lock; ``why`` says what it does, and what to do.
         """
-        if fcntl is None or self._file is not None:
+        if self._lock is not None:
             return
         path = folder / NAME
-        with contextlib.suppress(FileNotFoundError):  # given back in between
-            while True:
-                try:
-                    file = open_append(path)
-                except NotPlain as error:
-                    raise KedgeError(f"{path}: {error.strerror}; delete it") from None
-                except OSError:
-                    return  # whatever is wrong with the folder shows when a file is written
-                try:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except (BlockingIOError, PermissionError):
-                    os.close(file)
-                    raise KedgeError(f"{folder} is in use: {why}") from None
-                except OSError:
-                    os.close(file)
-                    return
-                if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
-                    self._file, self._path = file, path
-                    return
-                os.close(file)  # it was given back in between: this file has no name any more
+        lock = FileLock(path, timeout=1, thread_local=False, fallback_to_soft=False)
+        try:
+            os.close(open_append(path))  # no link, and no file that has another name
+            lock.acquire()
+            self._file = path.stat()
+        except NotPlain as error:
+            raise KedgeError(f"{path}: {error.strerror}; delete it") from None
+        except Timeout:
+            raise KedgeError(f"{folder} is in use: {why}") from None
+        except OSError:
+            return  # whatever is wrong with the folder shows when a file is written
+        self._lock = lock
 
     def give_back(self) -> None:
         """Let other processes train in the folder."""
-        if self._file is None or os.getpid() != self._owner:  # a copy in a forked process
-            return
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
-                os.unlink(self._path)
-        os.close(self._file)
-        self._file = None
+        if self._lock is not None and self._lock.is_locked:  # a copy in a forked process is not
+            path = Path(self._lock.lock_file)
+            with contextlib.suppress(OSError):
+                if os.path.samestat(self._file, path.stat()):  # not of a folder made anew
+                    path.unlink()
+            self._lock.release()
+        self._lock = None
 
     def __del__(self) -> None:
         self.give_back()
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Whether another process trains in a folder; None if this cannot be told.
-
-    The lock is asked for, not taken, so that a run that starts meanwhile is not refused. Not for
-    the process that trains: closing the file would give its own lock back.
-    """
-    if fcntl is None:
-        return None
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    """Whether a process trains in a folder; None if this cannot be told."""
     try:
-        file = os.open(folder / NAME, flags)
+        with open_file(folder / NAME, links=False) as file:
+            return not lock_descriptor(file.fileno(), blocking=False)
     except FileNotFoundError:
         return False
     except OSError:
         return None
-    mac = sys.platform == "darwin"
-    fields = (0, 0, 0, fcntl.F_RDLCK, 0) if mac else (fcntl.F_RDLCK, 0, 0, 0, 0)
-    try:
-        found = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_FLOCK, *fields))
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    return bool(struct.unpack(_FLOCK, found)[3 if mac else 0] != fcntl.F_UNLCK)

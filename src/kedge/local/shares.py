@@ -112,8 +112,8 @@ def _test(federation: Any, k: int, nodes: int) -> dict[str, Any]:
     if federation.held_out:
         rows = federation.held_out[k].numpy()
         x, y = federation.x.numpy()[rows], federation.y.numpy()[rows]
-    elif federation._test is not None:
-        x, y = (part.numpy()[k::nodes] for part in federation._test)
+    elif federation.test_data is not None:
+        x, y = (part.numpy()[k::nodes] for part in federation.test_data)
     else:
         return {}
     return {"x_test": x, "y_test": y} if len(x) else {}

@@ -8,7 +8,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kedge.errors import DataError, FieldError, KedgeError, UnknownName
 from kedge.history.folder import read_records
@@ -20,18 +20,13 @@ from kedge.settings import Config
 Given = str | Logger | Callable[[], Logger]
 
 
-class Known(NamedTuple):
-    """A logger of kedge: its class, and the package that it needs."""
-
-    place: str  # module:class
-    package: str = ""
-
-
+#: The module and the class of each logger of kedge. All but the first need the package that is
+#: called as they are.
 KNOWN = {
-    "csv": Known("kedge.loggers.csv_file:CSV"),
-    "tensorboard": Known("kedge.loggers.tensor_board:TensorBoard", "tensorboard"),
-    "mlflow": Known("kedge.loggers.mlflow_runs:MLflow", "mlflow"),
-    "wandb": Known("kedge.loggers.wandb_runs:WandB", "wandb"),
+    "csv": ("kedge.loggers.csv_file", "CSV"),
+    "tensorboard": ("kedge.loggers.tensor_board", "TensorBoard"),
+    "mlflow": ("kedge.loggers.mlflow_runs", "MLflow"),
+    "wandb": ("kedge.loggers.wandb_runs", "WandB"),
 }
 
 
@@ -61,14 +56,11 @@ def _maker(item: Given, saved: bool, several: bool) -> tuple[str, Callable[[], L
     if isinstance(item, str):
         if item not in KNOWN:
             raise UnknownName("logger", item, KNOWN)
-        known = KNOWN[item]
-        if known.package and importlib.util.find_spec(known.package) is None:
-            raise KedgeError(
-                f"the logger {item} needs {known.package}: pip install 'kedge[{item}]'"
-            )
+        if item != "csv" and importlib.util.find_spec(item) is None:
+            raise KedgeError(f"the logger {item} needs {item}: pip install 'kedge[{item}]'")
         if not saved:
             raise KedgeError(f"the logger {item} writes to the folder of the run; give one: out=")
-        module, name = known.place.split(":")
+        module, name = KNOWN[item]
         return item, lambda: getattr(importlib.import_module(module), name)()
     if isinstance(item, type) or not isinstance(item, Logger):
         if not callable(item):

@@ -28,7 +28,7 @@ _BLANK_ROWS = 2  # rows of zeros fed below the cut; two, so that no mask broadca
 class FedCOG(Part):
     r"""Generate samples of classes that a client lacks, and distil the global model on them.
 
-    Each round: :math:`\hat x = \arg\min L_c(\theta^t; \hat x, y) + \lambda_{dis}\big(1 -
+    Each round: :math:`\hat x = \argmin L_c(\theta^t; \hat x, y) + \lambda_{dis}\big(1 -
     JS(p(\theta^t; \hat x), p(\theta_k^{t-1}; \hat x))\big)` from noise (eqs. 1-2), by Adam; then
     :math:`w_{real} L_c(\theta) + w_{kd}\,T^2\,KL(p(\theta^t; \hat x) \| p(\theta; \hat x))` (eq. 3)
     with weights :math:`(1, \lambda_{kd})`, or, with :math:`d` the class counts and :math:`\hat d =

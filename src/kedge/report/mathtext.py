@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from html import unescape
 from typing import Any
+from xml.etree import ElementTree
+
+from latex2mathml.converter import convert_to_element
 
 _GREEK = (
     "alpha beta gamma delta epsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta"
@@ -75,3 +79,38 @@ def title(thing: Any) -> str:
     """The first paragraph of a docstring, without its full stop."""
     first = inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0]
     return plain_doc(first).rstrip(".")
+
+
+#: What an element of a formula may say: how it looks, never where it leads.
+_ATTRIBUTES = {"display", "accent", "fence", "form", "largeop", "lspace", "rspace", "stretchy"}
+_ATTRIBUTES |= {"linethickness", "mathvariant", "maxsize", "minsize", "movablelimits", "width"}
+
+
+class UnknownFormula(ValueError):
+    """A formula with something that cannot be written as MathML."""
+
+
+def mathml(tex: str) -> str:
+    r"""A LaTeX formula as a MathML element, which browsers draw; it is safe to write into a page.
+
+    Raises:
+        UnknownFormula: the formula has a command that is not known, or a brace that is not closed.
+
+    >>> mathml(r"w^2")
+    '<math display="inline"><mrow><msup><mi>w</mi><mn>2</mn></msup></mrow></math>'
+    """
+    if len(re.findall(r"(?<!\\){", tex)) != len(re.findall(r"(?<!\\)}", tex)):
+        raise UnknownFormula("a brace is not closed, or one too many")
+    try:
+        formula = convert_to_element(tex, xmlns="")
+    except Exception as error:  # the library's errors have no class in common
+        raise UnknownFormula(f"{tex}: {type(error).__name__}") from error
+    formula.attrib.pop("xmlns")
+    for element in formula.iter():
+        element.text = unescape(element.text or "")
+        if "\\" in element.text or not set(element.attrib) <= _ATTRIBUTES:
+            raise UnknownFormula(tex)
+        if element.tag == "mi" and not element.text.isalnum():  # a relation, a sign, a prime
+            element.tag = "mo"
+            element.text = element.text.replace("~", "∼")
+    return ElementTree.tostring(formula, encoding="unicode", short_empty_elements=False)

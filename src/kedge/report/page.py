@@ -31,8 +31,7 @@ from kedge.history.read import DEFAULTS, PartInfo, describe_parts
 from kedge.history.run import Run, Stat
 from kedge.history.sheet import Sheet
 from kedge.report import charts, tables
-from kedge.report.mathml import Unknown, mathml
-from kedge.report.mathtext import plain_doc, plain_math
+from kedge.report.mathtext import UnknownFormula, mathml, plain_doc, plain_math
 from kedge.report.text import CLOSE, OPEN, digits, name, size, unmarked
 from kedge.report.verdict import Verdict, verdict
 
@@ -437,7 +436,7 @@ def _piece(text: str) -> str:
         tex = text[len(":math:`") : -1]
         try:
             return mathml(tex)
-        except Unknown:
+        except UnknownFormula:
             return f'<span class="formula">{escape(_plain(tex))}</span>'
     if text.startswith("``"):
         return f"<code>{escape(text.strip('`'))}</code>"

@@ -23,7 +23,7 @@ from kedge.runs.planning import PLANNING
 from kedge.runs.predictor import Predictor
 from kedge.runs.scores import of_clients, score
 from kedge.settings import Config
-from kedge.sim.evaluation import own_metric
+from kedge.sim.simulation import own_metric
 
 #: What loads the personal model of a client, by its name; there may be many.
 Personal = Mapping[str, Callable[[], Predictor]]

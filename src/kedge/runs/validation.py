@@ -20,8 +20,7 @@ from kedge.core.method import parse
 from kedge.history.compare import lead
 from kedge.runs.result import Result
 from kedge.settings import Config
-from kedge.sim.evaluation import own_metric
-from kedge.sim.simulation import Simulation
+from kedge.sim.simulation import Simulation, own_metric
 
 Record = dict[str, Any]
 ON_VALIDATION = "chosen on validation data"

@@ -14,9 +14,10 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
@@ -170,7 +171,7 @@ class Clients:
 class Draw(NamedTuple):
     """The draws of a round: a function of its number, its clients and their work."""
 
-    inputs: Any  # the cache key
+    inputs: tuple[int, list[list[int]], list[Workload]]  # the cache key
     keys: Tensor  # [lanes, 2]
     steps: list[int]
     info: Info
@@ -305,9 +306,9 @@ def share(first: Federation, other: Federation) -> None:
     for name in ("x", "y"):
         if _same(getattr(first, name), getattr(other, name)):
             setattr(other, name, getattr(first, name))
-    test, other_test = first._test, other._test
+    test, other_test = first.test_data, other.test_data
     if test is not None and other_test is not None and all(map(_same, test, other_test)):
-        other._test = test
+        other.test_data = test
 
 
 def _join(federations: Sequence[Federation]) -> tuple[Federation, list[int]]:
@@ -369,10 +370,5 @@ def _join_sweeps(sweeps: list[SweepPieces], starts: Sequence[int]) -> SweepPiece
     for sweep, start in zip(sweeps, starts, strict=True):
         missing = count - sweep.rows.shape[1]
         shifted = SweepPieces(sweep.rows + start, sweep.mask)
-        padded.append(tree.map(lambda x, n=missing: _pad_pieces(x, n), shifted))
+        padded.append(tree.map(lambda x, n=missing: F.pad(x, (0, 0, 0, n)), shifted))
     return tree.concat(padded)
-
-
-def _pad_pieces(x: Tensor, count: int) -> Tensor:
-    """Append ``count`` pieces of zeros along the second axis."""
-    return torch.nn.functional.pad(x, (0, 0, 0, count))

@@ -9,7 +9,7 @@ import numpy as np
 
 from kedge.core.labels import check_rows, finite_float
 from kedge.core.task import Classification, MultiLabel, Task, tasks
-from kedge.data.datasets.dataset import Array, Pair, ReadResult, TaskOption
+from kedge.data.datasets.dataset import Array, Pair, ReadResult, TaskOption, join
 from kedge.errors import DataError
 from kedge.schema import Doc, Option
 
@@ -164,45 +164,8 @@ def check_lengths(where_x: str, x: Array, where_y: str, y: Array) -> None:
         )
 
 
-def targets(
-    ys: Sequence[tuple[str, Array]],
-    task: str | None = None,
-    limit: int | None = None,
-    trains: Sequence[bool] | None = None,
-) -> tuple[list[Array], str, int]:
-    """Convert all label arrays of a dataset.
-
-    Args:
-        ys: pairs of a location, for messages, and a label array ``[n]`` or ``[n, outputs]``.
-        task: name of the task. If None, whole numbers are classes, and rows of 0 and 1 are
-            multilabel (classes if every row has exactly one 1).
-        limit: number of classes, if known.
-        trains: for each array, whether it holds labels of training rows; all do if None. Without
-            ``limit``, every class must occur in one of them.
-
-    Returns:
-        The converted arrays, the name of the task, and the number of outputs.
-
-    Raises:
-        DataError: the labels do not suit the task, or the task cannot be inferred.
-    """
-    check_task(task)
-    ys = [(where, _check_array(y, where)) for where, y in ys]
-    if len({y.shape[1:] for _, y in ys}) > 1:
-        shapes = ", ".join(f"{where} {y.shape}" for where, y in ys)
-        raise DataError(f"label arrays of different shapes: {shapes}")
-    task_type = tasks[task] if task else _infer_task(ys)
-    arrays, outputs = task_type.read(ys, limit)
-    if task_type.one_class and limit is None and trains is not None and ys[0][1].ndim == 1:
-        seen = np.unique(np.concatenate([y for y, t in zip(arrays, trains, strict=True) if t]))
-        what = f"occurs in no training row; those have {_listed(seen)}"
-        for (where, _), y in zip(ys, arrays, strict=True) if len(seen) > 1 else ():
-            check_rows(~np.isin(y, seen), y, where, what)
-    return arrays, task_type.name, outputs
-
-
 class LabelledArray(NamedTuple):
-    """Inputs and labels of one split of one path, as they stand in the file."""
+    """Inputs and labels of one split of one path, or a piece of it, as they stand in the file."""
 
     path: int  # its number
     split: str
@@ -218,21 +181,38 @@ def assemble_labels(
     limit: int | None = None,
     names: tuple[str, ...] | None = None,
 ) -> ReadResult:
-    """What a reader returns, with labels converted by :func:`targets`.
+    """What a reader returns, with labels ``[n]`` or ``[n, outputs]`` converted for the task.
 
     Args:
-        arrays: all arrays of a dataset.
+        arrays: all arrays of a dataset; pieces of one split follow each other.
         paths: number of paths.
-        task: name of the task; inferred if None.
-        limit: number of classes, if known.
+        task: name of the task. If None, whole numbers are classes, and rows of 0 and 1 are
+            multilabel (classes if every row has exactly one 1).
+        limit: number of classes, if known; otherwise every class must occur in a training row.
         names: names of the classes, dropped if they are not as many as the outputs.
+
+    Raises:
+        DataError: the labels do not suit the task, or the task cannot be inferred.
     """
-    trains = [a.split == "train" for a in arrays]
-    labels, task, outputs = targets([(a.where, a.y) for a in arrays], task, limit, trains)
-    sources: list[dict[str, Pair]] = [{} for _ in range(paths)]
+    check_task(task)
+    ys = [(a.where, _check_array(a.y, a.where)) for a in arrays]
+    if len({y.shape[1:] for _, y in ys}) > 1:
+        shapes = ", ".join(f"{where} {y.shape}" for where, y in ys)
+        raise DataError(f"label arrays of different shapes: {shapes}")
+    task_type = tasks[task] if task else _infer_task(ys)
+    labels, outputs = task_type.read(ys, limit)
+    if task_type.one_class and limit is None and ys[0][1].ndim == 1:
+        trained = [y for a, y in zip(arrays, labels, strict=True) if a.split == "train"]
+        seen = np.unique(np.concatenate(trained))
+        what = f"occurs in no training row; those have {_listed(seen)}"
+        for a, y in zip(arrays, labels, strict=True) if len(seen) > 1 else ():
+            check_rows(~np.isin(y, seen), y, a.where, what)
+    pieces: list[dict[str, list[Pair]]] = [{} for _ in range(paths)]
     for a, y in zip(arrays, labels, strict=True):
-        sources[a.path][a.split] = (a.x, y)
-    return ReadResult(sources, task, outputs, names if names and len(names) == outputs else None)
+        pieces[a.path].setdefault(a.split, []).append((a.x, y))
+    sources = [{split: join(own) for split, own in source.items()} for source in pieces]
+    known = names if names and len(names) == outputs else None
+    return ReadResult(sources, task_type.name, outputs, known)
 
 
 def _listed(labels: Array) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from kedge.data.datasets.arrays import check_lengths, inputs, targets
+from kedge.data.datasets.arrays import LabelledArray, assemble_labels, check_lengths, inputs
 from kedge.data.datasets.dataset import Array, ReadResult
 from kedge.data.datasets.formats import DataReader, Peek, readers, reading
 from kedge.errors import DataError, FieldError
@@ -46,8 +46,9 @@ class Cifar(DataReader):
         return (3, 32, 32), {"train": 50_000, "test": 10_000}
 
     def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
-        batches_x, ys, names = [], [], None
-        for path in paths:
+        found: list[LabelledArray] = []
+        names = None
+        for i, path in enumerate(paths):
             folder = _folder(path)
             if folder is None:
                 raise DataError(
@@ -57,19 +58,15 @@ class Cifar(DataReader):
             if is_cifar10 and self.labels == "coarse":
                 raise FieldError("labels=coarse is for CIFAR-100; CIFAR-10 has one set of labels")
             key = "labels" if is_cifar10 else f"{self.labels}_labels"
-            train, test = (BATCHES, ("test_batch",)) if is_cifar10 else (("train",), ("test",))
             names = _class_names(folder, is_cifar10, self.labels) or names
-            for files in (train, test):
-                batches = [_batch(folder / file, key) for file in files]
-                where = [f"{folder / file}: {key}" for file in files]
-                ys += [(at, y) for at, (_, y) in zip(where, batches, strict=True)]
-                batches_x.append([x for x, _ in batches])
+            files = {"train": "train", "test": "test"}
+            if is_cifar10:
+                files = {**dict.fromkeys(BATCHES, "train"), "test_batch": "test"}
+            for file, split in files.items():
+                x, y = _batch(folder / file, key)
+                found.append(LabelledArray(i, split, x, f"{folder / file}: {key}", y))
         classes = len(names) if names else (limit if self.labels == "fine" else 20)
-        arrays, task, outputs = targets(ys, limit=classes)
-        y = iter(arrays)
-        joined = [(np.concatenate(xs), np.concatenate([next(y) for _ in xs])) for xs in batches_x]
-        pairs = zip(joined[::2], joined[1::2], strict=True)
-        return ReadResult([{"train": a, "test": b} for a, b in pairs], task, outputs, names)
+        return assemble_labels(found, len(paths), limit=classes, names=names)
 
 
 def _folder(path: Path) -> Path | None:

@@ -81,6 +81,16 @@ class Dataset:
         return kind_of(self.shape, self.x_train.dtype)
 
     @property
+    def test(self) -> Pair | None:
+        """Inputs and labels of the test set."""
+        return None if self.x_test is None or self.y_test is None else (self.x_test, self.y_test)
+
+    @property
+    def val(self) -> Pair | None:
+        """Inputs and labels of the validation set."""
+        return None if self.x_val is None or self.y_val is None else (self.x_val, self.y_val)
+
+    @property
     def is_image(self) -> bool:
         """Whether the inputs are images ``[C, H, W]``."""
         return len(self.shape) == 3
@@ -98,14 +108,11 @@ class Dataset:
         The SHA-256 of type, shape and bytes of all arrays. Mean and standard deviation follow from
         the samples and are left out, since their last bit may depend on the machine.
         """
-        arrays = {
-            "x_train": self.x_train, "y_train": self.y_train, "x_test": self.x_test,
-            "y_test": self.y_test, "x_val": self.x_val, "y_val": self.y_val,
-            "groups": self.groups, "groups_test": self.groups_test,
-        }  # fmt: skip
         names = (self.task, self.outputs, self.classes, self.columns, self.group_names)
         digest = hashlib.sha256(repr(names).encode())
-        for name, array in arrays.items():
+        splits = ("x_train", "y_train", "x_test", "y_test", "x_val", "y_val")
+        for name in (*splits, "groups", "groups_test"):
+            array = getattr(self, name)
             if array is not None:
                 digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
@@ -114,14 +121,10 @@ class Dataset:
     def describe(self) -> str:
         """Summary in one line: ``digits: 1x8x8 images, 10 classes, 1438 train, 359 test``."""
         shape = "x".join(map(str, self.shape))
-        what = f"{shape} {PLURALS[self.kind]}"
         plural = tasks[self.task].outputs_are
         unit = plural[:-1] if self.outputs == 1 else plural
-        line = [
-            what,
-            f"{self.outputs} {unit}",
-            *(f"{n} {split}" for split, n in self.sizes.items()),
-        ]
+        line = [f"{shape} {PLURALS[self.kind]}", f"{self.outputs} {unit}"]
+        line += [f"{n} {split}" for split, n in self.sizes.items()]
         if self.group_names:
             line.append(f"{len(self.group_names)} silos")
         return f"{self.name}: " + ", ".join(line)
@@ -175,10 +178,10 @@ def assemble(
         DataError: shapes or splits differ between paths, or there is nothing to train on.
     """
     _check_shapes(paths, result)
-    splits = {s: _join(paths, result, s) for s in SPLITS}
-    x, y, groups = splits["train"] or (None, None, None)
-    if x is None or y is None:
+    splits = {s: _pooled(paths, result, s) for s in SPLITS}
+    if splits["train"] is None:
         raise DataError(f"{paths[0]}: there is no training data")
+    x, y, groups = splits["train"]
     mean, std = moments or mean_and_std([source["train"][0] for source in result.sources])
     x_test, y_test, groups_test = splits["test"] or (None, None, None)
     if result.common_test is not None:
@@ -271,7 +274,7 @@ def _sample(shape: tuple[int, ...], dtype: np.dtype) -> str:
     return f"shape {'x'.join(map(str, shape))} and type {dtype}"
 
 
-def _join(
+def _pooled(
     paths: Sequence[object], result: ReadResult, split: str
 ) -> tuple[Array, Array, Array] | None:
     """Inputs, labels and silo of all samples of a split, or None if no path has it."""
@@ -284,10 +287,14 @@ def _join(
             "give every silo one, or none"
         )
     pairs = [source[split] for source in result.sources]
-    groups = np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])
+    return *join(pairs), np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])
+
+
+def join(pairs: Sequence[Pair]) -> Pair:
+    """Inputs and labels one after the other; a single pair unchanged."""
     if len(pairs) == 1:
-        return *pairs[0], groups
-    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), groups
+        return pairs[0]
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 
 
 def _describe(paths: Sequence[object]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,7 +14,14 @@ from kedge.data.datasets.dataset import ReadResult, TaskOption
 from kedge.data.datasets.formats import SPLIT_NAMES, DataReader
 from kedge.data.datasets.images import Channels, FirstImage, Pixels, check_shape, to_array
 from kedge.data.datasets.tables.files import DataTable, frame_table
-from kedge.data.datasets.tables.read import LABEL_NAMES, DropOption, MissingOption, Tables
+from kedge.data.datasets.tables.read import (
+    DropOption,
+    MissingOption,
+    PlacedTable,
+    Tables,
+    find_column,
+    label_columns,
+)
 from kedge.errors import DataError
 from kedge.schema import Doc
 
@@ -49,22 +56,16 @@ class Hub(DataReader):
         features = splits["train"].features
         kinds = {column: type(feature).__name__ for column, feature in features.items()}
         image = self.image or next((c for c, kind in kinds.items() if kind == "Image"), None)
-        label = self.label or _single(c for c, kind in kinds.items() if kind == "ClassLabel")
+        labels = [c for c, kind in kinds.items() if kind == "ClassLabel"]
+        label = self.label or (labels[0] if len(labels) == 1 else None)
         if image is None:
-            tables = [_table(f"{name} ({s})", rows, kinds) for s, rows in splits.items()]
-            reader = Tables(label, self.task, self.drop, self.missing)
-            result = reader.encode(tables, [s == "train" for s in splits])
-            return result.read_result([dict(zip(splits, result.pairs, strict=True))])
-        label = label or _single(c for c in kinds if c.lower() in LABEL_NAMES)
-        if label is None:
-            raise DataError(
-                f"{name}: which column is the label? Write label=...; there are: {', '.join(kinds)}"
-            )
-        for column in (image, label):
-            if column not in kinds:
-                raise DataError(
-                    f"{name}: no column {column!r}; the columns are: {', '.join(kinds)}"
-                )
+            tables = [
+                PlacedTable(0, split, _table(f"{name} ({split})", rows, kinds))
+                for split, rows in splits.items()
+            ]
+            return Tables(label, self.task, self.drop, self.missing).encode(tables, 1)
+        image = find_column(name, list(kinds), image)
+        [label] = label_columns(name, list(kinds), label)
         first: FirstImage | None = None
         found = []
         for split, rows in splits.items():
@@ -123,9 +124,3 @@ def _cell(value: Any, names: list[str] | None) -> Any:
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
     return value
-
-
-def _single(columns: Iterable[str]) -> str | None:
-    """The column if there is exactly one."""
-    names = list(columns)
-    return names[0] if len(names) == 1 else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kedge.data.datasets.dataset import Dataset, Pair, ReadResult, assemble
+from kedge.data.datasets.dataset import Array, Dataset, Pair, ReadResult, assemble
 from kedge.data.datasets.formats import (
     detect,
     entries,
@@ -108,17 +109,26 @@ def digits() -> Dataset:
 
     Every fifth image of each digit is for testing. The 17 grey levels are spread over 0 to 255.
     """
-    from sklearn.datasets import load_digits  # importing it takes a second
-
-    bunch = load_digits()
-    x = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-    y = bunch.target.astype(np.int64)
+    table = _digits_table()
+    x = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    y = table[:, -1].astype(np.int64)
     test = np.zeros(len(y), bool)
     for c in range(10):
         test[np.flatnonzero(y == c)[2::5]] = True
     splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
     result = ReadResult([splits], "classification", 10, tuple("0123456789"))
     return assemble("digits", ["digits"], result)
+
+
+def _digits_table() -> Array:
+    """Pixels and digit of each image, ``[1797, 65]``. scikit-learn is imported, which takes a
+    second, only where its file is not in its usual place."""
+    place = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    if Path(str(place)).is_file():
+        return np.loadtxt(str(place), delimiter=",")
+    from sklearn.datasets import load_digits
+
+    return np.column_stack(load_digits(return_X_y=True))
 
 
 # -- the list -------------------------------------------------------------------------------------
@@ -138,6 +148,11 @@ class DatasetListing:
     files: str = ""  # of a missing dataset
 
 
+DIGITS = DatasetListing(
+    "digits", "built in", "scikit-learn", (1, 8, 8), {"train": 1438, "test": 359}, classes=10
+)
+
+
 def available() -> list[DatasetListing]:
     """List built-in datasets and those in $KEDGE_DATA or the user's cache, then missing ones.
 
@@ -148,11 +163,7 @@ def available() -> list[DatasetListing]:
     for name in datasets:
         entry = datasets[name]
         if not isinstance(entry, KnownDataset):
-            shape, sizes = (
-                ((1, 8, 8), {"train": 1438, "test": 359}) if name == "digits" else (None, {})
-            )
-            where, classes = ("scikit-learn", 10) if sizes else ("", 0)
-            present.append(DatasetListing(name, "built in", where, shape, sizes, classes=classes))
+            present.append(DIGITS if name == "digits" else DatasetListing(name, "built in"))
             continue
         path = locate(name, entry.layouts)
         if path is None:

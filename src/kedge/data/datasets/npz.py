@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from kedge.data.datasets.arrays import (
-    InputKind,
     KindOption,
     LabelledArray,
     assemble_labels,
@@ -19,7 +18,7 @@ from kedge.data.datasets.arrays import (
     guess_kind,
     inputs,
 )
-from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption
+from kedge.data.datasets.dataset import SPLITS, Array, ReadResult, TaskOption, kind_of
 from kedge.data.datasets.formats import DataReader, Peek, Shape, check_memory, readers, reading
 from kedge.errors import DataError
 
@@ -70,24 +69,18 @@ class Npz(DataReader):
     def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
         files = [_arrays(path) for path in paths]
         found: list[LabelledArray] = []
-        names, kind = _class_names(paths, files), self.kind
+        names = _class_names(paths, files)
+        kind: str = self.kind
         for i, (path, arrays) in enumerate(zip(paths, files, strict=True)):
             for split, (key_x, key_y) in _split_keys(path, list(arrays)).items():
                 where_x, where_y = f"{path}: {key_x}", f"{path}: {key_y}"
                 check_lengths(where_x, arrays[key_x], where_y, arrays[key_y])
-                kind = _kind(arrays[key_x], where_x) if kind == "auto" else kind
                 x = inputs(arrays[key_x], where_x, kind)
+                kind = kind_of(x.shape[1:], x.dtype)  # the first one's is that of all
                 found.append(LabelledArray(i, split, x, where_y, arrays[key_y]))
         return assemble_labels(
             found, len(paths), self.task, limit or len(names or ()) or None, names
         )
-
-
-def _kind(x: Array, where: str) -> InputKind:
-    """The kind of the first training array, and so of all."""
-    if x.ndim not in (2, 3, 4, 5):
-        return "auto"
-    return guess_kind(x.shape[1:], x.dtype, where)
 
 
 def _split_keys(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:
@@ -116,11 +109,8 @@ def _needs(keys: list[str]) -> str:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
-    arrays = {}
     with open_npz(path) as archive:
-        for key in archive.files:
-            arrays[key] = _array(path, archive, key)
-    return arrays
+        return {key: _array(path, archive, key) for key in archive.files}
 
 
 @contextmanager

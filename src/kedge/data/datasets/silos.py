@@ -77,15 +77,14 @@ def find_silos(path: Path) -> ClientFiles:
         if name in names[:i]:
             other = paths[names.index(name)].name
             raise DataError(f"{path}: {other} and {paths[i].name} are silos of the same name")
-    kinds: list[str] = []
+    first = detect(paths[0])
     for p in paths:
-        kinds.append(detect(p))
-        if kinds[-1] not in KINDS:
-            what = f"{kinds[-1]} inside silos; a silo is an .npz, a .csv or class/image.png"
+        kind = detect(p)
+        if kind not in KINDS:
+            what = f"{kind} inside silos; a silo is an .npz, a .csv or class/image.png"
             raise DataError(f"{p}: {what}")
-    for p, kind in zip(paths, kinds, strict=True):
-        if kind != kinds[0]:
+        if kind != first:
             raise DataError(
-                f"{p} is of kind {kind} but {paths[0]} of kind {kinds[0]}; silos must be alike"
+                f"{p} is of kind {kind} but {paths[0]} of kind {first}; silos must be alike"
             )
-    return kinds[0], paths, tuple(names)
+    return first, paths, tuple(names)

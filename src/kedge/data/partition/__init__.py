@@ -16,7 +16,6 @@ are called "Dirichlet(alpha)". Here each has its own name, since their alphas ar
 
 from kedge.data.partition import draws  # registers the partitions and shifts
 from kedge.data.partition.grammar import draw, partitions, shifts
-from kedge.data.partition.partition import Partition
-from kedge.data.partition.split import holdout, resplit
+from kedge.data.partition.partition import Partition, holdout, resplit
 
 __all__ = ["Partition", "draw", "draws", "holdout", "partitions", "resplit", "shifts"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kedge.data.partition.partition import IntArray, Partition
+from kedge.data.partition.partition import IntArray, Partition, as_int, generator
 from kedge.errors import (
     DataError,
     FieldError,
@@ -21,7 +20,7 @@ from kedge.errors import (
 )
 from kedge.grammar import parse_calls
 from kedge.registry import Registry
-from kedge.schema import BoundCall, ErrorCollector, Option, Schema, schema_of
+from kedge.schema import BoundCall, ErrorCollector, Schema, schema_of
 
 _PLACE = {"module": "kedge.data.partition", "group": "kedge.partitions"}
 partitions: Registry[Callable[..., list[IntArray]]] = Registry(
@@ -39,25 +38,10 @@ shifts: Registry[Callable[..., dict[str, Any]]] = Registry(
 aliases = {"dirichlet": "class_dirichlet_capped"}
 
 
-def generator(seed: int, *tag: str) -> np.random.Generator:
-    """The random stream of a seed and a tag, the same on every platform."""
-    digest = hashlib.sha256("/".join(["kedge partition", str(seed), *tag]).encode()).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-
-
 def schema(name: str) -> Schema:
     """The options of a partition or a shift, by its full name."""
     registry = shifts if name in shifts else partitions
     return schema_of(registry[name], name, hidden=("groups",))
-
-
-def as_int(name: str, value: Any) -> int:
-    """Convert an integer of Python or numpy to an int; a FieldError names the option.
-
-    >>> as_int("seed", np.int64(3))
-    3
-    """
-    return int(Option(name, int).check(value))
 
 
 def draw(

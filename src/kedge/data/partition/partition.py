@@ -1,20 +1,26 @@
-"""The Partition: the samples of each client, with a name, a seed and a content hash."""
+"""The Partition: the samples of each client, with a name, a seed and a content hash.
+
+It is split into partitions of training and held-out samples, or training, test and validation.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kedge.errors import DataError
+from kedge.errors import DataError, FieldError
 from kedge.files import make_folder, read_json, write_file
+from kedge.grammar import write_value
+from kedge.schema import Option
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -24,6 +30,21 @@ TYPES = {
     "name": str, "seed": int, "num_samples": int, "hash": str, "rotation": list | None,
     "noise": list | None, "clients": list, "angles": list | None,
 }  # fmt: skip
+
+
+def generator(seed: int, *tag: str) -> np.random.Generator:
+    """The random stream of a seed and a tag, the same on every platform."""
+    digest = hashlib.sha256("/".join(["kedge partition", str(seed), *tag]).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
+def as_int(name: str, value: Any) -> int:
+    """Convert an integer of Python or numpy to an int; a FieldError names the option.
+
+    >>> as_int("seed", np.int64(3))
+    3
+    """
+    return int(Option(name, int).check(value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,15 +216,14 @@ class Partition:
         return partition
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Partition):
-            return NotImplemented
-        left, right = (
-            (p.name, p.seed, p.num_samples, p.sizes.tolist(), p.hash) for p in (self, other)
-        )
-        return left == right
+        return isinstance(other, Partition) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash((self.name, self.seed, self.num_samples, self.hash))
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, int, int, str]:
+        return self.name, self.seed, self.num_samples, self.hash
 
     def __repr__(self) -> str:
         return (
@@ -265,3 +285,128 @@ def _values(path: Path) -> dict[str, Any]:
 def _json(value: Any) -> str:
     plain = value.tolist() if isinstance(value, np.ndarray) else value
     return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+
+
+# -- parts of every client's samples --------------------------------------------------------------
+
+
+def holdout(
+    partition: Partition, labels: npt.ArrayLike, fraction: float, seed: int, purpose: str = "split"
+) -> tuple[Partition, ...]:
+    """Hold out a fraction of each client's samples.
+
+    The split is stratified by class within each client. Every client that has samples keeps at
+    least one to train on.
+
+    Args:
+        partition: the partition to split.
+        labels: the label of each sample of the dataset, ``[N]``.
+        fraction: share to hold out, between 0 and 1.
+        seed: seed of the split.
+        purpose: draws for different purposes do not depend on each other.
+
+    Returns:
+        The partitions of training and of held-out samples.
+
+    Raises:
+        FieldError: ``fraction`` is not between 0 and 1.
+        DataError: the partition is of another number of samples.
+    """
+    if not isinstance(fraction, Real) or not 0 < fraction < 1:
+        raise FieldError(f"holdout.fraction = {fraction!r} is not a number between 0 and 1")
+    fraction, seed = float(fraction), as_int("seed", seed)
+    name = f"holdout(fraction={write_value(fraction)}, seed={seed}, part="
+    parts = ("train", "held")
+    shares = (1 - fraction, fraction)
+    return _split(partition, labels, shares, seed, name, parts, purpose)
+
+
+def resplit(
+    partition: Partition,
+    labels: npt.ArrayLike,
+    fractions: Sequence[float] = (0.4, 0.3, 0.3),
+    seed: int = 0,
+) -> tuple[Partition, ...]:
+    """Split each client's samples into training, test and validation, stratified by class.
+
+    For data that are pooled from their official splits, as in FedTR (40, 30 and 30 %).
+
+    Args:
+        partition: the partition to split.
+        labels: the label of each sample of the dataset, ``[N]``.
+        fractions: shares of training, test and validation; they sum to 1.
+        seed: seed of the split.
+
+    Returns:
+        The partitions of training, test and validation samples.
+
+    Raises:
+        FieldError: ``fractions`` are not three positive numbers that sum to 1.
+        DataError: the partition is of another number of samples.
+    """
+    fractions, seed = tuple(map(float, fractions)), as_int("seed", seed)
+    if len(fractions) != 3 or not all(f > 0 for f in fractions) or abs(sum(fractions) - 1) > 1e-9:
+        raise FieldError(
+            f"resplit.fractions = {write_value(fractions)} are not three positive numbers that add "
+            "up to 1, such as (0.4, 0.3, 0.3)"
+        )
+    name = f"resplit(fractions={write_value(fractions)}, seed={seed}, part="
+    parts = ("train", "test", "validation")
+    return _split(partition, labels, fractions, seed, name, parts)
+
+
+def _split(
+    partition: Partition,
+    labels: npt.ArrayLike,
+    fractions: Sequence[float],
+    seed: int,
+    name: str,
+    parts: Sequence[str],
+    purpose: str = "split",
+) -> tuple[Partition, ...]:
+    labels = np.asarray(labels)
+    partition.check(len(labels))
+    if labels.ndim != 1 or labels.dtype.kind not in "iub":
+        labels = np.zeros(len(labels), dtype=np.int64)  # no classes: one stratum
+    rng = generator(seed, purpose)
+    chosen: list[list[IntArray]] = [[] for _ in parts]  # positions within each client
+    for samples in partition.clients:
+        rest = rng.permutation(len(samples))
+        rest = rest[np.argsort(labels[samples[rest]], kind="stable")]
+        sizes = _part_sizes(len(samples), np.array(fractions))
+        for j in range(len(parts) - 1, 0, -1):
+            taken = _spaced(rng, len(rest), sizes[j])
+            chosen[j].append(np.sort(rest[taken]))
+            rest = rest[~taken]
+        chosen[0].append(np.sort(rest))
+    split = []
+    for part, positions in zip(parts, chosen, strict=True):
+        clients = tuple(c[at] for c, at in zip(partition.clients, positions, strict=True))
+        angles = partition.angles and tuple(
+            a[at] for a, at in zip(partition.angles, positions, strict=True)
+        )
+        full = f"{partition.name}+{name}{part})"
+        split.append(replace(partition, clients=clients, angles=angles, name=full))
+    return tuple(split)
+
+
+def _part_sizes(samples: int, fractions: FloatArray) -> IntArray:
+    """Sizes by largest remainder; the first part wins ties and is never empty."""
+    share = samples * fractions
+    sizes = np.floor(share + 1e-9).astype(np.int64)
+    sizes[np.argsort(np.round(sizes - share, 9), kind="stable")[: samples - sizes.sum()]] += 1
+    if samples and not sizes[0]:
+        sizes[sizes.argmax()] -= 1
+        sizes[0] = 1
+    return sizes
+
+
+def _spaced(rng: np.random.Generator, samples: int, take: int) -> npt.NDArray[np.bool_]:
+    """``take`` evenly spaced positions at a random offset; on sorted classes, a stratified draw.
+
+    Of a class with n samples it takes n * take / samples, rounded up or down.
+    """
+    if not samples:
+        return np.zeros(0, dtype=bool)
+    edges = (np.arange(samples + 1) * take + rng.integers(samples)) // samples
+    return np.diff(edges) > 0

@@ -1,12 +1,16 @@
-"""Tables: CSV files (also .gz), Parquet files and DataFrames, and where their cells are."""
+"""Tables: CSV files (also .gz), Parquet files and DataFrames, their columns and cells.
+
+A cell has the same meaning wherever it comes from: ``1`` and ``1.0`` are the same number and the
+same word, ``true`` is the word ``True``, and a date of a DataFrame is its ISO text.
+"""
 
 from __future__ import annotations
 
 import csv
+import datetime
 import gzip
 import io
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +19,14 @@ from typing import Any
 import numpy as np
 
 from kedge.data.datasets.formats import check_memory, reading
-from kedge.data.datasets.tables.cells import MISSING_VALUES, as_number
 from kedge.errors import DataError
 from kedge.limits import host_available
 
+Array = np.ndarray
+
+Report = Callable[[DataError], None]
+
+MISSING_VALUES = {"", "nan", "-nan", "na", "n/a", "#n/a", "<na>", "null", "nat", "?"}
 PARQUET = (".parquet", ".pq")
 #: Bytes of memory per byte of a CSV file, at least: its content, its text and a copy of 4 bytes.
 CSV_COPIES = 6
@@ -49,10 +57,6 @@ class DataTable:
     def __len__(self) -> int:
         return len(self.frame)
 
-    def error(self, row: int, column: str, what: str) -> DataError:
-        """A DataError that names file, line (or row), column and cell."""
-        return DataError(f"{self.place(row, column)} {what}")
-
     def place(self, row: int, column: str) -> str:
         """File, line (or row), column and cell, for messages."""
         if self.source is None:
@@ -70,7 +74,7 @@ class DataTable:
     @cached_property
     def _raw(self) -> list[tuple[int, list[str]]]:
         assert self.source is not None
-        return raw_rows(self.where, *self.source)[1:]
+        return list(raw_rows(self.where, *self.source))[1:]
 
 
 def read_table(path: Path) -> DataTable:
@@ -118,12 +122,11 @@ def _with_points(frame: Any) -> Any:
         column = frame[name]
         if types.is_numeric_dtype(column.dtype):
             continue
-        has_comma = column.astype("string").str.strip().str.fullmatch(DECIMAL_COMMA).fillna(False)
+        cells = column.astype("string")
+        has_comma = cells.str.strip().str.fullmatch(DECIMAL_COMMA).fillna(False).astype(bool)
         if has_comma.any():
-            cells = column[has_comma].astype("string").str.replace(".", "", regex=False)
-            column = column.astype(object)
-            column[has_comma] = cells.str.replace(",", ".", regex=False).astype(object)
-            frame[name] = column
+            points = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+            frame[name] = column.astype(object).mask(has_comma, points.astype(object))
     return frame
 
 
@@ -167,28 +170,27 @@ def frame_table(where: object, frame: Any) -> DataTable:
     return DataTable(where, frame.set_axis(names, axis=1))
 
 
-def raw_rows(where: object, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+def raw_rows(where: object, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Line and cells of every row of a CSV text, header first, without blank lines.
 
     Raises:
         DataError: a quote is not closed, or rows have different lengths.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: list[tuple[int, list[str]]] = []
-    last_line = 0
+    last_line = width = 0
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
-                if rows and len(cells) != len(rows[0][1]):
+                width = width or len(cells)
+                if len(cells) != width:
                     raise DataError(
                         f"{where}, line {last_line + 1}: {len(cells)} values, but the header has "
-                        f"{len(rows[0][1])} columns"
+                        f"{width} columns"
                     )
-                rows.append((last_line + 1, cells))
+                yield last_line + 1, cells
             last_line = reader.line_num
     except csv.Error as error:
         raise DataError(f"{where}, line {last_line + 1}: {error}") from error
-    return rows
 
 
 def check_header(where: object, columns: Sequence[str], numbers: bool = False) -> None:
@@ -211,7 +213,8 @@ def _parse(path: Path, text: str, delimiter: str) -> Any:
     """The DataFrame of a CSV text, by pandas; rows of commas alone are left out."""
     import pandas as pd
 
-    names = _header(path, text, delimiter)
+    _, header = next(raw_rows(path, text, delimiter), (0, []))
+    names = [cell.strip() for cell in header]
     check_header(path, names)
     spellings = {s for v in MISSING_VALUES for s in (v, v.upper(), v.capitalize())} | {"NaN", "NaT"}
     try:
@@ -223,42 +226,18 @@ def _parse(path: Path, text: str, delimiter: str) -> Any:
             low_memory=False,
         )
     except Exception:  # noqa: BLE001 - pandas has several types; the message is ours
-        return _parse_slowly(path, text, delimiter)
-    if len(frame.columns) != len(names) or not isinstance(frame.index, pd.RangeIndex):
-        return _parse_slowly(path, text, delimiter)
+        frame = pd.DataFrame()
+    good = len(frame.columns) == len(names) and isinstance(frame.index, pd.RangeIndex)
+    if good:
+        frame.columns = pd.Index(names)
+    # pandas fills up short rows: they, and rows of commas alone, lack the last value
+    if not good or frame[names[-1]].isna().any():
+        rows = [cells for _, cells in raw_rows(path, text, delimiter)][1:]
+        if not good or len(frame) != len(rows):
+            frame = pd.DataFrame(rows, columns=names, dtype=object)
     if not len(frame):
         raise DataError(f"{path}: only a header, no rows")
-    frame.columns = pd.Index(names)
-    # pandas fills up short rows: they, and rows of commas alone, lack the last value
-    is_short = frame[names[-1]].isna().any()
-    return _parse_slowly(path, text, delimiter, frame) if is_short else frame
-
-
-def _parse_slowly(path: Path, text: str, delimiter: str, frame: Any = None) -> Any:
-    """Check every row, and use ``frame`` if it has as many."""
-    import pandas as pd
-
-    (_, header), *rows = raw_rows(path, text, delimiter)
-    if not rows:
-        raise DataError(f"{path}: only a header, no rows")
-    if frame is not None and len(frame) == len(rows):
-        return frame
-    return pd.DataFrame(
-        [cells for _, cells in rows], columns=[name.strip() for name in header], dtype=object
-    )
-
-
-def _header(path: Path, text: str, delimiter: str) -> list[str]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        first = next(itertools.filterfalse(_is_blank, reader), [])
-    except csv.Error as error:
-        raise DataError(f"{path}, line 1: {error}") from error
-    return [cell.strip() for cell in first]
-
-
-def _is_blank(cells: list[str]) -> bool:
-    return not any(cell.strip() for cell in cells)
+    return frame
 
 
 def _read_parquet(path: Path) -> DataTable:
@@ -278,3 +257,165 @@ def _read_parquet(path: Path) -> DataTable:
             ) from error
         raise
     return frame_table(path, frame.reset_index(drop=True))
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnCells:
+    """One column of one table.
+
+    Attributes:
+        name: name of the column.
+        table: where the cells are, for messages.
+        rows: the row of each cell in the table, ``[n]``.
+        numbers: float64 ``[n]``, NaN where the cell is a word or missing.
+        codes: index of each word in ``words``, ``[n]``; -1 where the cell is a number or missing.
+        words: distinct words.
+        missing: bool ``[n]``.
+    """
+
+    name: str
+    table: DataTable
+    rows: Array
+    numbers: Array
+    codes: Array
+    words: tuple[str, ...]
+    missing: Array
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def is_word(self) -> Array:
+        """Which cells are words, bool ``[n]``."""
+        return self.codes >= 0
+
+    @property
+    def is_number(self) -> Array:
+        """Which cells are numbers, bool ``[n]``."""
+        return ~self.missing & (self.codes < 0)
+
+    @property
+    def has_comma(self) -> Array:
+        """Which cells are numbers with a decimal comma, bool ``[n]``."""
+        commas = [
+            w.count(",") == 1 and as_number(w.replace(",", ".")) is not None for w in self.words
+        ]
+        return np.array([*commas, False])[self.codes]  # code -1: the last
+
+    def take(self, keep: Array) -> ColumnCells:
+        """The cells of some rows, given as a mask."""
+        return ColumnCells(
+            self.name, self.table, self.rows[keep], self.numbers[keep], self.codes[keep],
+            self.words, self.missing[keep],
+        )  # fmt: skip
+
+    def positions(self, order: Sequence[str]) -> Array:
+        """The index of each cell's text in ``order``, ``[n]``; -1 for others and missing ones."""
+        place = {word: i for i, word in enumerate(order)}
+        found = np.full(len(self), -1, np.int64)
+        if self.words:
+            known = np.array([place.get(word, -1) for word in self.words])
+            found[self.is_word] = known[self.codes[self.is_word]]
+        values, inverse = np.unique(self.numbers[self.is_number], return_inverse=True)
+        if len(values):
+            found[self.is_number] = np.array([place.get(text(v), -1) for v in values])[inverse]
+        return found
+
+    def texts(self) -> Array:
+        """Every cell as a word, object ``[n]``; None where missing."""
+        order = self.values()
+        places = self.positions(order)
+        return np.array([*order, None], object)[places]
+
+    def values(self) -> list[str]:
+        """The distinct values as words, without missing ones."""
+        used = np.unique(self.codes[self.is_word])
+        numbers = np.unique(self.numbers[self.is_number])
+        return [*(self.words[i] for i in used), *(text(v) for v in numbers)]
+
+    def check(self, wrong: Array, what: str, report: Report) -> None:
+        """Report the first cell of a mask, if there is one."""
+        if wrong.any():
+            report(self.error(wrong, what))
+
+    def error(self, wrong: Array, what: str) -> DataError:
+        """A DataError for the first cell of a mask, which names file, line, column and cell."""
+        more = f" (and {wrong.sum() - 1} more in this column)" if wrong.sum() > 1 else ""
+        return DataError(f"{self.first(wrong)} {what}{more}")
+
+    def first(self, wrong: Array) -> str:
+        """File, line, column and text of the first cell of a mask."""
+        return self.table.place(int(self.rows[wrong.argmax()]), self.name)
+
+
+def text(number: float) -> str:
+    """A number as a word: 1 and 1.0 are the same.
+
+    >>> text(1.0), text(0.5)
+    ('1', '0.5')
+    """
+    number = float(number)
+    return str(int(number)) if number % 1 == 0 else repr(number)
+
+
+def read_cells(table: DataTable, name: str) -> ColumnCells:
+    """The cells of a column.
+
+    Raises:
+        DataError: the column holds lists or other objects.
+    """
+    import pandas as pd
+    from pandas.api import types
+
+    series = table.frame[name]
+    n = len(series)
+    rows, codes = np.arange(n), np.full(n, -1, np.int64)
+    if types.is_timedelta64_dtype(series.dtype):
+        series = series.dt.total_seconds() / 86400
+    if types.is_numeric_dtype(series.dtype) and not types.is_bool_dtype(series.dtype):
+        if types.is_complex_dtype(series.dtype):
+            raise DataError(f"{table.where}, column {name!r}: complex numbers cannot be read")
+        numbers = series.to_numpy(np.float64, na_value=np.nan)
+        return ColumnCells(name, table, rows, numbers, codes, (), np.isnan(numbers))
+    try:
+        places, uniques = pd.factorize(series, use_na_sentinel=True)
+    except TypeError as error:
+        raise DataError(
+            f"{table.where}, column {name!r}: cells must be numbers, text or dates ({error})"
+        ) from error
+    values = [_value(cell) for cell in uniques]
+    words = tuple(dict.fromkeys(v for v in values if isinstance(v, str)))
+    index = {word: i for i, word in enumerate(words)}
+    number_of = [v if isinstance(v, float) else np.nan for v in values]
+    code_of = [index.get(v, -1) if isinstance(v, str) else -1 for v in values]
+    numbers = np.array([*number_of, np.nan])[places]  # place -1: the last, missing
+    codes = np.array([*code_of, -1], np.int64)[places]
+    return ColumnCells(name, table, rows, numbers, codes, words, np.isnan(numbers) & (codes < 0))
+
+
+def _value(cell: Any) -> float | str | None:
+    """A cell as a number, a word, or None if it is missing."""
+    if isinstance(cell, bool | np.bool_):
+        return str(bool(cell))
+    if isinstance(cell, datetime.date):  # also datetime and pandas.Timestamp
+        return cell.isoformat()
+    if isinstance(cell, int | float | np.number):
+        return None if cell != cell else float(cell)
+    word = str(cell).strip()
+    if word.lower() in MISSING_VALUES:
+        return None
+    value = as_number(word)
+    if value is None and word.lower() in ("true", "false"):
+        return word.capitalize()
+    return word if value is None else value
+
+
+def as_number(word: str) -> float | None:
+    """A text as a number, or None if it is none."""
+    try:
+        return None if "_" in word else float(word)
+    except ValueError:
+        return None

@@ -23,18 +23,26 @@ from kedge.data.datasets.dataset import (
     assemble,
 )
 from kedge.data.datasets.formats import DataReader, Peek, entries, readers, reading, suffix_of
-from kedge.data.datasets.tables.cells import ColumnCells, read_cells
 from kedge.data.datasets.tables.encoding import (
+    Missing,
     Problems,
     TableEncoding,
     complete_rows,
     find_id,
+    fit_classes,
+    fit_column,
     numbers,
     typed,
     warn_unknown,
 )
-from kedge.data.datasets.tables.files import PARQUET, DataTable, frame_table, read_table
-from kedge.data.datasets.tables.fit import Missing, fit_classes, fit_column
+from kedge.data.datasets.tables.files import (
+    PARQUET,
+    ColumnCells,
+    DataTable,
+    frame_table,
+    read_cells,
+    read_table,
+)
 from kedge.errors import DataError, nearest
 from kedge.schema import Doc, Option
 
@@ -106,40 +114,29 @@ class Tables(DataReader):
 
     def read(self, paths: Sequence[Path], limit: int | None = None) -> ReadResult:
         problems = Problems()
-        tables: dict[Path, DataTable | None] = {}
+        tables: dict[Path, DataTable] = {}
         files: list[tuple[int | None, str, Path]] = [
             (i, s, f) for i, path in enumerate(paths) for s, f in self._files(path).items()
         ]
         if self.test is not None:  # of all paths together, in place of their own
             files = [(i, s, f) for i, s, f in files if s != "test"]
             files.append((None, "test", Path(self.test).expanduser()))
-        for _, _, file in files:
-            if file not in tables:
-                tables[file] = None
-                with problems.collect():
-                    tables[file] = read_table(file)
-        readable = [(i, split, tables[f]) for i, split, f in files]
-        good = [(i, split, table) for i, split, table in readable if table is not None]
-        if not any(split == "train" for _, split, _ in good):
+        for file in dict.fromkeys(file for *_, file in files):
+            with problems.collect():
+                tables[file] = read_table(file)
+        good = [PlacedTable(i, split, tables[f]) for i, split, f in files if f in tables]
+        if not any(table.is_train for table in good):
             problems.raise_all()
-        result = self.encode([t for *_, t in good], [s == "train" for _, s, _ in good], problems)
-        sources: list[dict[str, Pair]] = [{} for _ in paths]
-        common = None
-        for (i, split, _), pair in zip(good, result.pairs, strict=True):
-            if i is None:
-                common = pair
-            else:
-                sources[i][split] = pair
-        return result.read_result(sources)._replace(common_test=common)
+        return self.encode(good, len(paths), problems)
 
     def encode(
-        self, tables: Sequence[DataTable], trains: Sequence[bool], problems: Problems | None = None
-    ) -> EncodedTables:
+        self, tables: Sequence[PlacedTable], paths: int, problems: Problems | None = None
+    ) -> ReadResult:
         """Fit an encoding on the tables of training rows and encode all of them.
 
         Args:
             tables: the tables, at least one with training rows.
-            trains: for each table, whether it holds training rows.
+            paths: number of paths.
             problems: errors found before, which are raised with those of this call.
 
         Raises:
@@ -149,26 +146,27 @@ class Tables(DataReader):
         check_task(self.task)
         problems = problems or Problems()
         with problems.collect():
-            result, inputs = self._encode(tables, trains, problems)
+            result, encoding, inputs = self._encode(tables, paths, problems)
         problems.raise_all()
-        warn_unknown(result.encoding, inputs)
+        warn_unknown(encoding, inputs)
         return result
 
     def _encode(
-        self, tables: Sequence[DataTable], trains: Sequence[bool], problems: Problems
-    ) -> tuple[EncodedTables, list[list[ColumnCells]]]:
-        """The encoded tables and the cells of their inputs, good only if there are no problems."""
-        train = tables[list(trains).index(True)]
-        every = list(dict.fromkeys(c for table in tables for c in table.columns))
+        self, tables: Sequence[PlacedTable], paths: int, problems: Problems
+    ) -> tuple[ReadResult, TableEncoding, list[list[ColumnCells]]]:
+        """What was read, its encoding and the cells of the inputs of each table; good only if there
+        are no problems."""
+        train = next(own.table for own in tables if own.is_train)
+        every = list(dict.fromkeys(c for own in tables for c in own.table.columns))
         asked = [self.drop] if isinstance(self.drop, str) else [str(c) for c in self.drop]
         dropped = [*asked, *([self.id] if self.id else [])]
         labels: list[str] = []
         wrong_names = Problems()
         with wrong_names.collect():
-            labels = _label_columns(train.where, train.columns, self.label)
+            labels = label_columns(train.where, train.columns, self.label)
         for name in dropped:
             with wrong_names.collect():
-                _find(train.where, every, name)
+                find_column(train.where, every, name)
         wrong_names.raise_all()
         columns = [c for c in train.columns if c not in dropped]
         features = [c for c in columns if c not in labels]
@@ -176,37 +174,38 @@ class Tables(DataReader):
             raise DataError(
                 f"{train.where}: no column is left to learn from beside {', '.join(labels)}"
             )
-        usable = [_same_columns(table, train, columns, dropped, problems) for table in tables]
-        kept = [(t, is_train) for t, is_train, ok in zip(tables, trains, usable, strict=True) if ok]
-        cells = [_read(table, [*features, *labels], self.missing, problems) for table, _ in kept]
-        fitted = [c for c, (_, is_train) in zip(cells, kept, strict=True) if is_train]
+        kept = [t for t in tables if _same_columns(t.table, train, columns, dropped, problems)]
+        cells = [_read(own.table, [*features, *labels], self.missing, problems) for own in kept]
+        fitted = [c for c, own in zip(cells, kept, strict=True) if own.is_train]
         encoded = tuple(
             fit_column([c[i] for c in fitted], self.missing, problems) for i in range(len(features))
         )
         y, task, outputs, classes = _labels(
-            [c[len(features) :] for c in cells], [t for _, t in kept], self.task, problems
+            [c[len(features) :] for c in cells], [t.is_train for t in kept], self.task, problems
         )
         names = self.id or find_id(dropped)
         encoding = TableEncoding(encoded, tuple(labels), tasks[task].one_class, self.missing, names)
         inputs = [c[: len(features)] for c in cells]
-        x = [encoding.blocks(c, problems) for c in inputs]
-        pairs = list(zip(x, y, strict=True))
-        return EncodedTables(pairs, task, outputs, classes, encoding), inputs
+        pairs = zip([encoding.blocks(c, problems) for c in inputs], y, strict=True)
+        sources: list[dict[str, Pair]] = [{} for _ in range(paths)]
+        common: dict[str, Pair] = {}
+        for own, pair in zip(kept, pairs, strict=True):
+            (common if own.path is None else sources[own.path])[own.split] = pair
+        result = ReadResult(sources, task, outputs, classes, encoding.names, encoding)
+        return result._replace(common_test=common.get("test")), encoding, inputs
 
 
-class EncodedTables(NamedTuple):
-    """Tables of one encoding."""
+class PlacedTable(NamedTuple):
+    """A table and its place in a dataset."""
 
-    pairs: list[Pair]  # inputs [n, F] and labels of each table
-    task: str
-    outputs: int
-    classes: tuple[str, ...] | None
-    encoding: TableEncoding
+    path: int | None  # its number; None: of all paths together
+    split: str
+    table: DataTable
 
-    def read_result(self, sources: Sequence[dict[str, Pair]]) -> ReadResult:
-        """What a reader returns; ``sources`` are the pairs by path and split."""
-        names = self.encoding.names
-        return ReadResult(sources, self.task, self.outputs, self.classes, names, self.encoding)
+    @property
+    def is_train(self) -> bool:
+        """Whether it holds training rows."""
+        return self.split == "train"
 
 
 def _count_rows(path: Path) -> int:
@@ -292,10 +291,15 @@ def _same_columns(
     return not lacks
 
 
-def _label_columns(path: object, columns: list[str], label: Columns | None) -> list[str]:
+def label_columns(path: object, columns: list[str], label: Columns | None) -> list[str]:
+    """The label columns: those that are named, or the only one that is called like a label.
+
+    Raises:
+        DataError: there is no such column, or none or several could be the label.
+    """
     if label is not None:
         labels = label if isinstance(label, tuple | list) else (label,)
-        return [_find(path, columns, str(c)) for c in labels]
+        return [find_column(path, columns, str(c)) for c in labels]
     guesses = [c for c in columns if c.lower() in LABEL_NAMES]
     if len(guesses) == 1:
         return guesses
@@ -306,7 +310,8 @@ def _label_columns(path: object, columns: list[str], label: Columns | None) -> l
     )
 
 
-def _find(path: object, columns: list[str], name: str) -> str:
+def find_column(path: object, columns: list[str], name: str) -> str:
+    """The name of a column; a DataError if there is none of that name."""
     if name in columns:
         return name
     near = nearest(name, columns)
@@ -366,18 +371,12 @@ def dataset_of_frames(
     if not tables:
         problems.raise_all()
         raise DataError("there are no clients; give one DataFrame per client")
-    given = [*tables.values(), *test_tables.values()]
-    trains = [True] * len(tables) + [False] * len(test_tables)
-    result = Tables(label, task, drop, missing, id).encode(given, trains, problems)
-    names = [str(name) for name in tables]
-    sources: list[dict[str, Pair]] = [{"train": p} for p in result.pairs[: len(names)]]
-    test_pairs = dict(zip(test_tables, result.pairs[len(names) :], strict=True))
-    if isinstance(test, Mapping):
-        for source, name in zip(sources, tables, strict=True):
-            source["test"] = test_pairs[name]
-    found = result.read_result(sources)
-    if test is not None and not isinstance(test, Mapping):
-        found = found._replace(common_test=test_pairs[""])
+    places = {name: i for i, name in enumerate(clients)}
+    tested = places if isinstance(test, Mapping) else {}  # a common test set has no place
+    given = [PlacedTable(places[name], "train", table) for name, table in tables.items()]
+    given += [PlacedTable(tested.get(k), "test", table) for k, table in test_tables.items()]
+    found = Tables(label, task, drop, missing, id).encode(given, len(clients), problems)
+    names = [str(name) for name in clients]
     return assemble("frames", names, found, tuple(names))
 
 
