@@ -228,6 +228,9 @@ class FedGen(Taught):
         draw = rng.uniform if self.prior == "uniform" else rng.normal
         return draw(key, (rows, self.noise), spec.dtype)
 
+    def _stored_generator(self, server: Tree) -> Weights:
+        return Weights(**server["generator"])
+
     def _generator(self, spec: Spec) -> Generator:
         shape = spec.shapes["features"] if self.level == "feature" else tuple(spec.input_shape)
         return self._build(shape, spec.task.outputs)
