@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from PIL import Image
@@ -14,6 +14,7 @@ from kedge.data.encoding import moments_like
 from kedge.data.federation import Federation
 from kedge.diagnostics.sheet import png_uri
 
+Features = Callable[[Tensor], Tensor]  # values from 0 to 1 [B, ...] to features [B, D]
 MIN_SIDE = 64  # pixels; smaller pictures are enlarged by a whole factor
 CHUNK = 2048  # training samples at a time
 
