@@ -13,7 +13,7 @@ import torch
 import kedge.diagnostics
 from kedge.check.problems import images
 from kedge.core.part import parts
-from kedge.diagnostics.data.verdict import WORDS
+from kedge.diagnostics.data.sheet import WORDS, made_for
 from kedge.diagnostics.privacy import diagnose_privacy
 from kedge.loading import load_file
 from kedge.sim.simulation import Simulation
@@ -84,6 +84,8 @@ def test_a_part_from_a_file_is_described_and_attacked(own: Simulation) -> None:
     assert "Whisper, blank images: they are" in text
     assert "(they are on the server)" in text
     assert sheet.values["generated"]["whisper"]["inputs"]["samples"] == 4
+    assert "whisper" in made_for("features", 3, own.bound.task)
+    assert "whisper" not in made_for("features", 2, own.bound.task)
 
 
 def test_built_in_parts_are_not_named_in_the_diagnoses() -> None:

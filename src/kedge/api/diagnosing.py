@@ -14,7 +14,7 @@ from kedge.api.saved import Run
 from kedge.core.task import make_task
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
-from kedge.diagnostics.data.diagnosis import SAMPLES, diagnose_data
+from kedge.diagnostics.data.sheet import SAMPLES, diagnose_data
 from kedge.diagnostics.sheet import Sheet
 from kedge.errors import DataError, FieldError
 from kedge.loading import load_options

@@ -1,0 +1,663 @@
+"""Diagnose the data of a federation before training: label skew, quantity skew, feature shift,
+duplicates, clients that stand apart; and a verdict in words, with what it suggests for a choice of
+methods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kedge.core.part import parts
+from kedge.core.task import Task
+from kedge.data.datasets.tables.encoding import TableEncoding
+from kedge.data.federation import Federation
+from kedge.diagnostics.data.features import (
+    Cells,
+    ConditionalDistances,
+    Shift,
+    conditional_distances,
+    feature_shift,
+    features_of,
+)
+from kedge.diagnostics.data.labels import (
+    LabelSkew,
+    effective_clients,
+    gini,
+    label_skew,
+    largest_to_smallest,
+)
+from kedge.diagnostics.data.outliers import (
+    MAX_NEAR,
+    Apart,
+    ColumnShift,
+    Equal,
+    Near,
+    equal_samples,
+    hashes,
+    near_samples,
+    shifted_columns,
+    stand_apart,
+)
+from kedge.diagnostics.data.sample import (
+    SIGNIFICANT,
+    FeatureGroup,
+    Sample,
+    class_shares,
+    draw_sample,
+    given_labels,
+    groups_of,
+    name_of,
+)
+from kedge.diagnostics.sheet import Cell, Chart, Sheet, Table
+
+SAMPLES = 20_000  # whose features are compared
+#: From which value on a corrected measure is called mild, moderate or strong. Dirichlet(10) has an
+#: index of about 0.12, Dirichlet(1) of 0.4, Dirichlet(0.3) of 0.63 and Dirichlet(0.1) of 0.85.
+LABELS = (0.1, 0.3, 0.6)
+#: In standard deviations, for features and for real targets: images rotated by up to 20 degrees
+#: are at about 0.5.
+SHIFTS = (0.15, 0.35, 0.7)
+SIZES = (0.15, 0.3, 0.5)  # Gini coefficient
+WORDS = ("none", "mild", "moderate", "strong")
+NAMED = 3  # clients that a sentence names
+MAX_CELLS = 5000  # of a heatmap
+MAX_BARS = 200
+MAX_COLUMNS = 10  # shifted columns in the table
+
+
+def diagnose_data(
+    federation: Federation,
+    *,
+    name: str = "",
+    samples: int = SAMPLES,
+    seed: int = 0,
+    command: str = "",
+    report: Callable[[str], None] | None = None,
+) -> Sheet:
+    """Measure how heterogeneous the training data of a federation are.
+
+    Labels, sizes and equal samples are measured on all samples; features on a sub-sample. What
+    chance explains is taken off: labels are permuted, and clients are drawn again within classes.
+
+    Args:
+        federation: the data.
+        name: what the data are called in the title.
+        samples: number of samples whose features are compared, at most.
+        seed: of the sub-sample, the permutations and the draws.
+        command: what repeats the diagnosis.
+        report: called with a line on what is about to be done.
+
+    Returns:
+        The sheet ``data``: the verdict first among its findings, tables of measures, clients,
+        classes and columns, charts, and all numbers in ``values``.
+
+    >>> from kedge.data.build import federate
+    >>> from kedge.data.datasets import load
+    >>> sheet = diagnose_data(federate(load("digits"), "dirichlet(0.1)", clients=10))
+    >>> sheet.findings[0].split(";")[0]
+    'Strong label skew: 2.7 of 10 classes per client'
+    """
+    start = time.perf_counter()
+    count = len(federation.rows)
+    sample = draw_sample(federation, samples, seed)
+    if report is not None and len(sample.positions) < count:
+        report(f"features of {len(sample.positions):,} of {count:,} samples are compared")
+    owner = np.repeat(np.arange(federation.num_clients), federation.sizes)
+    labels = label_skew(federation, seed)
+    codes = hashes(federation.x, federation.rows)
+    y = federation.y[federation.rows].cpu().numpy()
+    features = features_of(federation, sample.rows)
+    groups, group_word = groups_of(federation, sample)
+    given = given_labels(federation, sample, features.values)
+    cells = Cells(given, sample.owner, groups, federation.num_clients, seed)
+    shift = feature_shift(cells)
+    conditional = conditional_distances(cells, class_shares(federation, sample, groups))
+    near_rows = np.arange(len(sample.positions))
+    if len(near_rows) > MAX_NEAR:
+        drawn = np.random.default_rng(seed).choice(len(near_rows), MAX_NEAR, replace=False)
+        near_rows = np.sort(drawn)
+    near = near_samples(
+        features.values[near_rows], sample.owner[near_rows], codes[sample.positions[near_rows]]
+    )
+    columns, column_names = [], _column_names(federation)
+    if column_names and federation.num_clients > 1:
+        table = federation.x[sample.rows].cpu().numpy()
+        table = given_labels(federation, sample, table - table.mean(0)) + table.mean(0)
+        columns = shifted_columns(table, sample.owner, groups)
+    sizes = np.asarray(federation.sizes)
+    measured = Measured(
+        names=_names(federation),
+        task=federation.task,
+        labels=labels,
+        shift=shift,
+        gini=gini(sizes),
+        ratio=largest_to_smallest(sizes),
+        apart=stand_apart(labels, shift),
+        equal=equal_samples(codes, owner, y),
+        near=near,
+        leaked=_leaked(federation, codes),
+        columns=columns,
+        column_names=column_names,
+        largest_share=float(sizes.max() / sizes.sum()),
+    )
+    view = DataView(federation, measured, conditional, sample, groups, group_word)
+    seconds = time.perf_counter() - start
+    return Sheet(
+        "data",
+        f"Data{f' of {name}' if name else ''}: {count_of(federation.num_clients, 'client')}, "
+        f"{count_of(count, 'training sample')}",
+        findings=[
+            verdict(measured),
+            *_lacking(view),
+            *remarks(measured),
+            *advice(measured),
+            *_limits(view),
+        ],
+        tables=tables(view),
+        charts=charts(view),
+        values=values(view),
+        seconds=seconds,
+        cost=f"features by {features.words}; {seconds:.1f} s",
+        command=command,
+        date=time.strftime("%Y-%m-%d"),
+    )
+
+
+def _names(federation: Federation) -> list[str]:
+    """Names of the clients; one that pools the data of others has none."""
+    names = list(federation.client_names)
+    return names if len(names) == federation.num_clients else ["all clients"]
+
+
+EXPECTED = 7.0  # samples of a class: a client lacks it by chance with probability exp(-7)
+
+
+def _lacking(view: DataView) -> list[str]:
+    """Which clients have no sample of a class, where they are few and it is no chance."""
+    counts, federation = view.measured.labels.counts, view.federation
+    if counts is None:
+        return []
+    expected = np.outer(federation.sizes, counts.sum(0) / sum(federation.sizes))
+    pairs = np.argwhere((counts == 0) & (expected >= EXPECTED)).tolist()
+    words = [f"{view.measured.names[k]} has no {name_of(federation.classes, c)}" for k, c in pairs]
+    return [f"Classes are missing: {', '.join(words)}."] if 0 < len(words) <= NAMED else []
+
+
+def _limits(view: DataView) -> list[str]:
+    """What was sub-sampled or could not be measured."""
+    federation, sample = view.federation, view.sample
+    lines, count = [], len(federation.rows)
+    if len(sample.positions) < count:
+        clients = ""
+        if sample.clients < federation.num_clients:
+            clients = f" of {sample.clients} of {federation.num_clients} clients"
+        lines.append(
+            f"Features were compared on {len(sample.positions):,} of {count:,} samples{clients}, "
+            "drawn with a fixed seed; labels, sizes and equal samples on all."
+        )
+    if not federation.task.has_classes:
+        lines.append(
+            "Targets are real numbers: there are no classes to count, and features are compared "
+            "within fifths of the targets."
+        )
+    elif not federation.task.one_class:
+        lines.append(
+            "Samples have several labels: features are compared among those with the same rarest "
+            "label, without what a linear model of the labels explains."
+        )
+    if federation.tokens:
+        lines.append("Token ids are compared by how often they occur, not by their order.")
+    return lines
+
+
+def _column_names(federation: Federation) -> list[str]:
+    """Names of the columns of a table; empty for other inputs."""
+    if federation.tokens or len(federation.input_shape) != 1:
+        return []
+    encoding: Any = federation.encoding
+    if isinstance(encoding, TableEncoding):
+        return list(encoding.names)
+    return [f"column {j}" for j in range(federation.input_shape[0])]
+
+
+def _leaked(federation: Federation, codes: Any) -> int:
+    """Number of test samples whose input is also trained on."""
+    test = federation.test_data
+    return 0 if test is None else int(np.isin(hashes(test[0]), codes).sum())
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """All measures of a federation."""
+
+    names: Sequence[str]  # of the clients
+    task: Task
+    labels: LabelSkew
+    shift: Shift
+    gini: float
+    ratio: float  # largest to smallest client
+    apart: Apart
+    equal: Equal
+    near: Near | None
+    leaked: int  # test samples that are equal to training samples
+    columns: Sequence[ColumnShift]
+    column_names: Sequence[str]
+    largest_share: float  # of the samples, on one client
+
+
+def level(value: float, limits: Sequence[float], p: float = 0.0) -> int:
+    """0 to 3: none, mild, moderate or strong; what may be chance is 0.
+
+    >>> WORDS[level(0.4, LABELS)], WORDS[level(0.4, LABELS, p=0.3)]
+    ('moderate', 'none')
+    """
+    return 0 if p > SIGNIFICANT else int(np.searchsorted(limits, value, "right"))
+
+
+class Levels(NamedTuple):
+    """How strong each kind of heterogeneity is, 0 to 3."""
+
+    labels: int
+    features: int
+    sizes: int
+
+
+def levels_of(found: Measured) -> Levels:
+    """The levels of a federation; one client has none."""
+    if len(found.names) < 2:
+        return Levels(0, 0, 0)
+    limits = SHIFTS if found.labels.kind == "targets" else LABELS
+    return Levels(
+        level(found.labels.index, limits, found.labels.p),
+        level(found.shift.overall, SHIFTS, found.shift.p),
+        level(found.gini, SIZES),
+    )
+
+
+def verdict(found: Measured) -> str:
+    """One sentence: labels, features, sizes, clients that stand apart."""
+    if len(found.names) < 2:
+        return "One client holds all samples: there is nothing to compare."
+    levels = levels_of(found)
+    words = [_labels(found, levels.labels), _features(found, levels.features)]
+    if levels.sizes:
+        ratio = f"{found.ratio:.0f}" if found.ratio >= 3 else f"{found.ratio:.1f}"
+        words.append(
+            f"{WORDS[levels.sizes]} quantity skew (Gini {found.gini:.2f}, largest to smallest "
+            f"{ratio} to 1)"
+        )
+    else:
+        words.append("sizes are similar")
+    words.append(_apart(found))
+    text = "; ".join(word for word in words if word)
+    return text[0].upper() + text[1:] + "."
+
+
+def _labels(found: Measured, strength: int) -> str:
+    labels, classes = found.labels, found.task.outputs
+    if labels.kind == "targets":
+        if not strength:
+            return "targets agree"
+        distance = f"{labels.index:.2f} standard deviations from the pooled ones"
+        return f"{WORDS[strength]} shift of the targets: {distance} on average"
+    per_client = f"{labels.effective.mean():.1f} of {classes} {labels.kind} per client"
+    if not strength:
+        chance = "as many as by chance" if labels.effective.mean() < 0.8 * classes else ""
+        return f"labels agree ({per_client}, {chance})" if chance else "labels agree"
+    return f"{WORDS[strength]} label skew: {per_client}"
+
+
+def _features(found: Measured, strength: int) -> str:
+    if np.isnan(found.shift.client).all():
+        return "features cannot be compared, since no class is on two clients"
+    if not strength:
+        return "features agree"
+    return f"{WORDS[strength]} feature shift: {found.shift.overall:.2f} standard deviations"
+
+
+def _apart(found: Measured) -> str:
+    apart = found.apart.found
+    if not apart:
+        return ""
+    names = [f"{found.names[k]} (by its {reason})" for k, reason in apart[:NAMED]]
+    more = f" and {len(apart) - NAMED} more" if len(apart) > NAMED else ""
+    verb = "stands" if len(apart) == 1 else "stand"
+    listed = (
+        ", ".join(names) if more or len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
+    )
+    return f"{listed}{more} {verb} apart"
+
+
+# -- further findings -------------------------------------------------------------------------
+
+
+def remarks(found: Measured) -> list[str]:
+    """Sentences on duplicates, columns and leaks; none where there is nothing to say."""
+    lines = []
+    equal = found.equal
+    if equal.across:
+        shared = "; ".join(
+            f"{found.names[a]} and {found.names[b]} share {n}" for a, b, n in equal.clients[:NAMED]
+        )
+        text = f"{equal.across:,} samples occur on more than one client ({shared})"
+        if equal.conflicts:
+            text += f", {equal.conflicts} of them with different labels"
+        lines.append(f"{text}.")
+    if found.near is not None and found.near.number:
+        near = found.near
+        lines.append(
+            f"Near-duplicates of samples on other clients: {near.number:,} of {near.samples:,}, at "
+            f"least {near.ratio:.1f} times closer than their tenth neighbour."
+        )
+    if found.leaked:
+        lines.append(
+            f"{count_of(found.leaked, 'test sample')} also in the training data: tests are too "
+            "optimistic."
+        )
+    if found.columns:
+        pieces = [
+            f"{found.column_names[c.column]} on {found.names[c.client]} ({c.shift:+.1f} sd)"
+            for c in found.columns[:NAMED]
+        ]
+        lines.append(f"Columns that shift most, given the label: {', '.join(pieces)}.")
+    return lines
+
+
+def count_of(number: int, what: str) -> str:
+    """A number with its noun: ``1 client``, ``1,438 samples``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+# -- the choice of a method -------------------------------------------------------------------
+
+
+def made_for(kind: str, level: int, task: Task) -> list[str]:
+    """Names of the parts that were made for a kind of heterogeneity of this level."""
+    wanted = WORDS[1:2] if level == 1 else WORDS[2 : level + 1]
+    fitting = (name for name in sorted(parts) if task.like in parts[name].tasks)
+    return [name for name in fitting if parts[name].made_for.get(kind) in wanted]
+
+
+def methods_for(found: Measured) -> list[str]:
+    """Methods that are worth a comparison, FedAvg first."""
+    levels = levels_of(found)._asdict()
+    strong = {kind: level for kind, level in levels.items() if level >= 2}
+    names = {name for kind in strong for name in made_for(kind, strong[kind], found.task)}
+    names -= {name for name in names if parts[name].needs_batchnorm}  # not every model has it
+    return ["fedavg", *sorted(names or {n for k in levels for n in made_for(k, 1, found.task)})]
+
+
+def advice(found: Measured) -> list[str]:
+    """What the measures suggest, each with what it is based on."""
+    levels = levels_of(found)
+    if len(found.names) < 2:
+        return []
+    lines, own = [], {k: made_for(k, level, found.task) for k, level in levels._asdict().items()}
+    if levels.labels >= 2 and own["labels"]:
+        lines.append(
+            f"Parts made for label skew: {_listed(own['labels'])}. What they gain depends on the "
+            "data and the network, so compare before you choose (kedge compare)."
+        )
+    if levels.features >= 2:
+        lines.append(
+            "Clients differ in their inputs, so one model may not suit all: test every client "
+            f"(--personal), and compare parts made for feature shift: {_listed(own['features'])}."
+        )
+    if levels.sizes >= 2:
+        lines.append(
+            f"One client holds {100 * found.largest_share:.0f} % of the samples, and clients take "
+            "unequal numbers of steps per epoch: give all the same number (--steps), or normalise "
+            f"({_listed(own['sizes'])}); --weighting uniform counts every client once."
+        )
+    if found.apart.found:
+        lines.append(
+            "Before training, find out why a client stands apart (another device, unit or coding); "
+            "then compare runs with and without it."
+        )
+    if max(levels) < 2 and not found.apart.found:
+        like = "Differences are mild" if any(levels) else "The data look as if dealt out at random"
+        lines.append(
+            f"{like}: FedAvg is the natural choice, since methods against drift have little to "
+            "correct."
+        )
+    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a row; of those that need BatchNorm, it is said."""
+    return ", ".join(f"{n} (needs BatchNorm)" if parts[n].needs_batchnorm else n for n in names)
+
+
+# -- tables, charts and bare numbers --------------------------------------------------------------
+
+
+class DataView(NamedTuple):
+    """What is shown of a diagnosis."""
+
+    federation: Federation
+    measured: Measured
+    conditional: ConditionalDistances
+    sample: Sample
+    groups: list[FeatureGroup]
+    group_word: str
+
+
+def tables(view: DataView) -> list[Table]:
+    """Measures, clients, classes, and shifted columns."""
+    found = [_measures(view), _clients(view), _groups(view)]
+    columns = view.measured.columns
+    if columns:
+        names, clients = view.measured.column_names, view.measured.names
+        rows: list[list[Cell]] = [
+            [names[c.column], clients[c.client], c.shift, c.own, c.others]
+            for c in columns[:MAX_COLUMNS]
+        ]
+        more = f"{len(columns) - MAX_COLUMNS} more" if len(columns) > MAX_COLUMNS else ""
+        heads = ["column", "client", "shift (sd)", "its mean", "mean of others"]
+        found.append(Table("Columns that shift", heads, rows, more, decimals=2))
+    return found
+
+
+def _measures(view: DataView) -> Table:
+    measured, labels = view.measured, view.measured.labels
+    sizes = np.asarray(view.federation.sizes)
+    unit = "sd" if labels.kind == "targets" else "0 to 1"
+    rows: list[list[Cell]] = []
+    if labels.kind != "targets":
+        word = "classes" if labels.kind == "classes" else "labels"
+        chance = float(labels.chance_effective.mean())
+        rows.append([f"effective {word}", float(labels.effective.mean()), chance, None, None])
+    rows += [
+        [
+            f"label EMD ({unit})",
+            float(labels.distance.mean()),
+            float(labels.chance.mean()),
+            labels.index,
+            labels.p,
+        ],
+        [
+            "label Jensen-Shannon (bits)",
+            float(labels.divergence.mean()),
+            float(labels.chance_divergence.mean()),
+            None,
+            None,
+        ],
+        ["Gini of sizes", measured.gini, None, None, None],
+        ["largest to smallest", _number(measured.ratio), None, None, None],
+        ["effective clients", effective_clients(sizes), None, None, None],
+        [
+            "feature shift (class sd)",
+            _mean_square(measured.shift.raw),
+            _mean_square(measured.shift.chance),
+            measured.shift.overall,
+            measured.shift.p,
+        ],
+        ["conditional Wasserstein C_d", *_conditional(view), None],
+        ["samples on several clients", measured.equal.across, None, None, None],
+    ]
+    if measured.near is not None:
+        rows.append(["near-duplicates", measured.near.number, None, None, None])
+    rows.append(["test samples in training", measured.leaked, None, None, None])
+    heads = ["measure", "value", "by chance", "beyond chance", "p"]
+    note = "Means over clients. Beyond chance: 0 for data dealt out at random."
+    return Table("Measures", heads, rows, note)
+
+
+def _conditional(view: DataView) -> list[Cell]:
+    found = view.conditional
+    if np.isnan(found.value).all():
+        return [None, None, None]
+    value, chance = float(np.nanmean(found.value)), float(np.nanmean(found.chance))
+    return [value, chance, max(value - chance, 0.0)]
+
+
+def _clients(view: DataView) -> Table:
+    measured, labels = view.measured, view.measured.labels
+    score = np.maximum(measured.apart.labels, measured.apart.features)
+    apart = dict(measured.apart.found)
+    heads = ["client", "samples", "EMD", "JS", "shift", "C_d", "score", "apart"]
+    has_classes = labels.kind != "targets"
+    if has_classes:
+        heads.insert(2, f"eff. {labels.kind}")
+    rows = []
+    for k, name in enumerate(measured.names):
+        row: list[Cell] = [name, view.federation.sizes[k], float(labels.distance[k])]
+        row += [float(labels.divergence[k]), _number(measured.shift.client[k])]
+        row += [_number(view.conditional.value[k]), _number(score[k]), apart.get(k, "")]
+        if has_classes:
+            row.insert(2, float(labels.effective[k]))
+        rows.append(row)
+    note = (
+        "Eff.: effective number, as many equally frequent ones would be as diverse. "
+        * has_classes
+        + "EMD and JS: labels against the pooled labels. Shift: features against the other clients "
+        "within classes, beyond chance. C_d: conditional Wasserstein distance to the other "
+        "clients, chance included."
+    )
+    return Table("Clients", heads, rows, note, decimals=2)
+
+
+def _groups(view: DataView) -> Table:
+    shift, owner = view.measured.shift, view.sample.owner
+    rows: list[list[Cell]] = []
+    for g, group in enumerate(view.groups):
+        furthest = view.measured.names[shift.apart[g]] if shift.apart[g] >= 0 else ""
+        clients = len(np.unique(owner[group.members]))
+        rows.append([group.name, len(group.members), clients, float(shift.group[g]), furthest])
+    heads = [view.group_word, "samples", "clients", "shift", "furthest"]
+    title = "Classes" if view.group_word == "class" else f"By {view.group_word}"
+    return Table(title, heads, rows, "Among the samples whose features were compared.", 2)
+
+
+def charts(view: DataView) -> list[Chart]:
+    """Who holds what, sizes, distances of clients, and the shift of each class on each client."""
+    measured, federation = view.measured, view.federation
+    names, labels, found = measured.names, measured.labels, []
+    if labels.counts is not None and labels.counts.size <= MAX_CELLS:
+        classes = federation.classes or [str(c) for c in range(labels.counts.shape[1])]
+        rows = [
+            {"x": names[k], "y": classes[c], "value": int(labels.counts[k, c])}
+            for k, c in np.ndindex(labels.counts.shape)
+        ]
+        found.append(
+            Chart("Samples of each class", "heatmap", rows, "client", "class", value="samples")
+        )
+    if len(names) <= MAX_BARS:
+        rows = [{"x": name, "y": n} for name, n in zip(names, federation.sizes, strict=True)]
+        found.append(Chart("Samples of each client", "bars", rows, "client", "samples"))
+    points = [
+        {"x": float(labels.excess[k]), "y": _number(measured.shift.client[k]), "label": name}
+        for k, name in enumerate(names)
+    ]
+    note = "Clients far from the others stand apart. Distances beyond chance."
+    points = [point for point in points if point["y"] is not None]
+    found.append(
+        Chart("Labels and features", "points", points, "label distance", "feature shift", note=note)
+    )
+    cells = measured.shift.cells
+    if cells.size <= MAX_CELLS:
+        rows = [
+            {"x": names[k], "y": view.groups[g].name, "value": float(cells[k, g])}
+            for k, g in np.ndindex(cells.shape)
+            if np.isfinite(cells[k, g])
+        ]
+        title = f"Feature shift within each {view.group_word}"
+        found.append(
+            Chart(
+                title,
+                "heatmap",
+                rows,
+                "client",
+                view.group_word,
+                "standard deviations",
+                "Beyond chance, of at least 5 samples.",
+            )
+        )
+    return found
+
+
+def values(view: DataView) -> dict[str, Any]:
+    """The bare numbers, by name; those of clients in the order of ``clients``."""
+    measured, labels, shift = view.measured, view.measured.labels, view.measured.shift
+    near, equal, levels = measured.near, measured.equal, levels_of(measured)
+    apart = [{"client": measured.names[k], "by": reason} for k, reason in measured.apart.found]
+    return {
+        "clients": list(measured.names),
+        "sizes": list(view.federation.sizes),
+        "labels": {
+            "kind": labels.kind,
+            "level": WORDS[levels.labels],
+            "index": labels.index,
+            "p": labels.p,
+            "effective_classes": labels.effective.tolist(),
+            "earth_movers": labels.distance.tolist(),
+            "earth_movers_by_chance": labels.chance.tolist(),
+            "jensen_shannon": labels.divergence.tolist(),
+        },
+        "quantity": {
+            "level": WORDS[levels.sizes],
+            "gini": measured.gini,
+            "largest_to_smallest": measured.ratio,
+            "effective_clients": effective_clients(view.federation.sizes),
+        },
+        "features": {
+            "level": WORDS[levels.features],
+            "shift": shift.overall,
+            "p": shift.p,
+            "shift_of_clients": shift.client.tolist(),
+            "shift_by_chance": shift.chance.tolist(),
+            "conditional_wasserstein": view.conditional.value.tolist(),
+            "conditional_wasserstein_by_chance": view.conditional.chance.tolist(),
+            "conditional_covered": view.conditional.covered.tolist(),
+            "samples": len(view.sample.positions),
+        },
+        "duplicates": {
+            "equal_across": equal.across,
+            "equal_within": equal.within,
+            "conflicting_labels": equal.conflicts,
+            "near_across": None if near is None else near.number,
+            "near_compared": None if near is None else near.samples,
+            "test_in_training": measured.leaked,
+        },
+        "columns": [
+            {"column": measured.column_names[c.column], "client": measured.names[c.client]}
+            | {"shift": c.shift}
+            for c in measured.columns
+        ],
+        "apart": apart,
+        "methods": methods_for(measured),
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _mean_square(values: Any) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.sqrt((known**2).mean())) if len(known) else None
