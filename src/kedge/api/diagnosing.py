@@ -15,11 +15,11 @@ from kedge.core.task import make_task
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
 from kedge.diagnostics.data.sheet import SAMPLES, diagnose_data
+from kedge.diagnostics.run import DIAGNOSES, diagnose_run
 from kedge.diagnostics.sheet import Sheet
 from kedge.errors import DataError, FieldError
 from kedge.loading import load_options
 from kedge.runs.compare import LISTING
-from kedge.runs.diagnosis import DIAGNOSES, diagnose_run
 from kedge.runs.reading import load_config
 from kedge.runs.result import Result
 from kedge.runs.runner import federation_of, partition_of

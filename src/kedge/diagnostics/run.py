@@ -19,6 +19,8 @@ import torch
 
 from kedge.data.datasets import load
 from kedge.data.partition import Partition
+from kedge.diagnostics.data import diagnose_data
+from kedge.diagnostics.privacy import diagnose_privacy
 from kedge.diagnostics.sheet import Sheet
 from kedge.diagnostics.training import diagnose_training
 from kedge.diagnostics.training.probe import Probe, probe
@@ -139,13 +141,9 @@ class _Run:
         self, name: str, sim: Simulation, rounds: list[int], state: dict[str, torch.Tensor] | None
     ) -> Sheet:
         if name == "data":
-            from kedge.diagnostics.data import diagnose_data
-
             return diagnose_data(sim.federation, name=self.config.data, report=self.say)
         if name == "training":
             return diagnose_training(self._probes(sim, rounds, state))
-        from kedge.diagnostics.privacy import diagnose_privacy
-
         if sim.round != rounds[-1]:
             for _ in self._states(sim, rounds[-1:], state):
                 pass

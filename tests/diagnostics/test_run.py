@@ -11,15 +11,14 @@ import torch
 
 from kedge.api.fitting import fit
 from kedge.data.datasets import load
+from kedge.diagnostics.run import diagnose_run
 from kedge.diagnostics.sheet import Sheet, read_sheet
-from kedge.diagnostics.training import charts as training_charts
 from kedge.diagnostics.training import diagnose_training
 from kedge.engines import Execution
 from kedge.errors import DataError, KedgeError, NotFinite
 from kedge.loading import files, load_file
 from kedge.runs.compare import compare, rows_of
 from kedge.runs.config import Config
-from kedge.runs.diagnosis import diagnose_run
 from kedge.runs.runner import run, simulation
 
 SETTINGS: dict[str, Any] = {
@@ -30,12 +29,6 @@ SETTINGS: dict[str, Any] = {
 
 def settings(**changed: Any) -> Config:
     return Config(**SETTINGS | changed)
-
-
-@pytest.fixture(autouse=True)
-def _quick_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """t-SNE takes most of the time of a sheet, and nothing here is about it."""
-    monkeypatch.setattr(training_charts, "embed", lambda features: features[:, :2])
 
 
 @pytest.fixture(scope="module")
