@@ -15,7 +15,7 @@ from kedge.check.problems import images
 from kedge.core.part import parts
 from kedge.diagnostics.data.sheet import WORDS, made_for
 from kedge.diagnostics.privacy import diagnose_privacy
-from kedge.loading import load_file
+from kedge.loading import files, load_file
 from kedge.sim.simulation import Simulation
 
 OWN = '''
@@ -63,13 +63,12 @@ def own(tmp_path: Path) -> Iterator[Simulation]:
     """A run of a part from a file, as with ``--load``."""
     file = tmp_path / "own.py"
     file.write_text(OWN)
-    known = set(parts)
-    load_file(file)
+    loaded = load_file(file)
     run = images().simulate("whisper")
     run.run_round()
     yield run
-    for name in set(parts) - known:
-        parts.remove(name)
+    parts.remove("whisper")
+    del files[loaded.path]
 
 
 def test_a_part_from_a_file_is_described_and_attacked(own: Simulation) -> None:

@@ -16,7 +16,7 @@ from made import comparison, run_folder
 from scipy import stats
 
 import kedge
-from kedge.diagnostics.sheet import Chart, Sheet, Table, png_uri
+from kedge.diagnostics.sheet import Chart, Sheet, SheetTable, png_uri
 from kedge.errors import KedgeError
 from kedge.report.page.curves import lttb
 from kedge.report.page.facts import as_json, facts_of
@@ -270,7 +270,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     (folder / "m0" / "diagnosis").mkdir()
     evil = Chart(HOSTILE, "images", [{"image": f"javascript:{HOSTILE}", "caption": HOSTILE}])
     lines = Chart(HOSTILE, "lines", [{"x": 1, "y": 2.0, "series": HOSTILE}], HOSTILE, HOSTILE)
-    table = Table(HOSTILE, [HOSTILE], [[HOSTILE]], HOSTILE)
+    table = SheetTable(HOSTILE, [HOSTILE], [[HOSTILE]], HOSTILE)
     sheet = Sheet("data", HOSTILE, [HOSTILE], [table], [evil, lines], cost=HOSTILE, command=HOSTILE)
     (folder / "m0" / "diagnosis" / "data.json").write_text(sheet.to_json())
     page = render(facts_of(read(folder)))

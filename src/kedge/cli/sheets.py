@@ -13,7 +13,7 @@ from rich.text import Text
 from kedge.cli.screen import console, dim
 
 if TYPE_CHECKING:
-    from kedge.diagnostics.sheet import Cell, Sheet, Table
+    from kedge.diagnostics.sheet import Cell, Sheet, SheetTable
 
 MAX_ROWS = 24  # of a table; all are in --json
 MAX_WORD = 24  # characters that are not broken
@@ -37,7 +37,7 @@ def print_sheet(sheet: Sheet) -> None:
         dim(f"cost: {sheet.cost}")
 
 
-def _print(table: Table) -> None:
+def _print(table: SheetTable) -> None:
     shown = table.rows if len(table.rows) <= MAX_ROWS else table.rows[: MAX_ROWS - 4]
     cells = [[_text(cell, table.decimals) for cell in row] for row in shown]
     numeric = [

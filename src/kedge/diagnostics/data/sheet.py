@@ -51,7 +51,15 @@ from kedge.diagnostics.data.sample import (
     groups_of,
     name_of,
 )
-from kedge.diagnostics.sheet import Cell, Chart, Sheet, Table
+from kedge.diagnostics.sheet import (
+    Cell,
+    Chart,
+    Sheet,
+    SheetTable,
+    heatmap_of,
+    series_of,
+    table_of,
+)
 
 SAMPLES = 20_000  # whose features are compared
 #: From which value on a corrected measure is called mild, moderate or strong. Dirichlet(10) has an
@@ -447,91 +455,70 @@ class DataView(NamedTuple):
     group_word: str
 
 
-def tables(view: DataView) -> list[Table]:
+def tables(view: DataView) -> list[SheetTable]:
     """Measures, clients, classes, and shifted columns."""
     found = [_measures(view), _clients(view), _groups(view)]
-    columns = view.measured.columns
-    if columns:
-        names, clients = view.measured.column_names, view.measured.names
-        rows: list[list[Cell]] = [
-            [names[c.column], clients[c.client], c.shift, c.own, c.others]
-            for c in columns[:MAX_COLUMNS]
-        ]
-        more = f"{len(columns) - MAX_COLUMNS} more" if len(columns) > MAX_COLUMNS else ""
-        heads = ["column", "client", "shift (sd)", "its mean", "mean of others"]
-        found.append(Table("Columns that shift", heads, rows, more, decimals=2))
+    shown, left = view.measured.columns[:MAX_COLUMNS], len(view.measured.columns) - MAX_COLUMNS
+    if shown:
+        columns: dict[str, Sequence[Cell] | None] = {
+            "column": [view.measured.column_names[c.column] for c in shown],
+            "client": [view.measured.names[c.client] for c in shown],
+            "shift (sd)": [c.shift for c in shown],
+            "its mean": [c.own for c in shown],
+            "mean of others": [c.others for c in shown],
+        }
+        more = f"{left} more" if left > 0 else ""
+        found.append(table_of("Columns that shift", columns, more, decimals=2))
     return found
 
 
-def _measures(view: DataView) -> Table:
-    measured, labels = view.measured, view.measured.labels
+def _measures(view: DataView) -> SheetTable:
+    measured, labels, conditional = view.measured, view.measured.labels, view.conditional
+    shift, near = measured.shift, measured.near
     sizes = np.asarray(view.federation.sizes)
     unit = "sd" if labels.kind == "targets" else "0 to 1"
     rows: list[list[Cell]] = []
+
+    def row(name: str, value: Any, chance: Any = None, beyond: Any = None, p: Any = None) -> None:
+        rows.append([name, value, chance, beyond, p])
+
     if labels.kind != "targets":
-        word = "classes" if labels.kind == "classes" else "labels"
-        chance = float(labels.chance_effective.mean())
-        rows.append([f"effective {word}", float(labels.effective.mean()), chance, None, None])
-    rows += [
-        [
-            f"label EMD ({unit})",
-            float(labels.distance.mean()),
-            float(labels.chance.mean()),
-            labels.index,
-            labels.p,
-        ],
-        [
-            "label Jensen-Shannon (bits)",
-            float(labels.divergence.mean()),
-            float(labels.chance_divergence.mean()),
-            None,
-            None,
-        ],
-        ["Gini of sizes", measured.gini, None, None, None],
-        ["largest to smallest", _number(measured.ratio), None, None, None],
-        ["effective clients", effective_clients(sizes), None, None, None],
-        [
-            "feature shift (class sd)",
-            _mean_square(measured.shift.raw),
-            _mean_square(measured.shift.chance),
-            measured.shift.overall,
-            measured.shift.p,
-        ],
-        ["conditional Wasserstein C_d", *_conditional(view), None],
-        ["samples on several clients", measured.equal.across, None, None, None],
-    ]
-    if measured.near is not None:
-        rows.append(["near-duplicates", measured.near.number, None, None, None])
-    rows.append(["test samples in training", measured.leaked, None, None, None])
+        row(f"effective {labels.kind}", *map(_mean, (labels.effective, labels.chance_effective)))
+    row(
+        f"label EMD ({unit})", *map(_mean, (labels.distance, labels.chance)), labels.index, labels.p
+    )
+    divergences = labels.divergence, labels.chance_divergence
+    row("label Jensen-Shannon (bits)", *map(_mean, divergences))
+    row("Gini of sizes", measured.gini)
+    row("largest to smallest", measured.ratio)
+    row("effective clients", effective_clients(sizes))
+    squares = (_mean_square(values) for values in (shift.raw, shift.chance))
+    row("feature shift (class sd)", *squares, shift.overall, shift.p)
+    value, chance = _mean(conditional.value), _mean(conditional.chance)
+    row("conditional Wasserstein C_d", value, chance, max(value - chance, 0.0))
+    row("samples on several clients", measured.equal.across)
+    if near is not None:
+        row("near-duplicates", near.number)
+    row("test samples in training", measured.leaked)
     heads = ["measure", "value", "by chance", "beyond chance", "p"]
     note = "Means over clients. Beyond chance: 0 for data dealt out at random."
-    return Table("Measures", heads, rows, note)
+    return SheetTable("Measures", heads, rows, note)
 
 
-def _conditional(view: DataView) -> list[Cell]:
-    found = view.conditional
-    if np.isnan(found.value).all():
-        return [None, None, None]
-    value, chance = float(np.nanmean(found.value)), float(np.nanmean(found.chance))
-    return [value, chance, max(value - chance, 0.0)]
-
-
-def _clients(view: DataView) -> Table:
+def _clients(view: DataView) -> SheetTable:
     measured, labels = view.measured, view.measured.labels
-    score = np.maximum(measured.apart.labels, measured.apart.features)
-    apart = dict(measured.apart.found)
-    heads = ["client", "samples", "EMD", "JS", "shift", "C_d", "score", "apart"]
-    has_classes = labels.kind != "targets"
-    if has_classes:
-        heads.insert(2, f"eff. {labels.kind}")
-    rows = []
-    for k, name in enumerate(measured.names):
-        row: list[Cell] = [name, view.federation.sizes[k], float(labels.distance[k])]
-        row += [float(labels.divergence[k]), _number(measured.shift.client[k])]
-        row += [_number(view.conditional.value[k]), _number(score[k]), apart.get(k, "")]
-        if has_classes:
-            row.insert(2, float(labels.effective[k]))
-        rows.append(row)
+    apart, has_classes = dict(measured.apart.found), labels.kind != "targets"
+    columns: dict[str, Sequence[Cell] | None] = {
+        "client": measured.names,
+        "samples": view.federation.sizes,
+        f"eff. {labels.kind}": labels.effective.tolist() if has_classes else None,
+        "EMD": labels.distance.tolist(),
+        "JS": labels.divergence.tolist(),
+        "shift": measured.shift.client.tolist(),
+        "C_d": view.conditional.value.tolist(),
+        "score": np.maximum(measured.apart.labels, measured.apart.features).tolist(),
+        "apart": [apart.get(k, "") for k in range(len(measured.names))],
+    }
     note = (
         "Eff.: effective number, as many equally frequent ones would be as diverse. "
         * has_classes
@@ -539,65 +526,50 @@ def _clients(view: DataView) -> Table:
         "within classes, beyond chance. C_d: conditional Wasserstein distance to the other "
         "clients, chance included."
     )
-    return Table("Clients", heads, rows, note, decimals=2)
+    return table_of("Clients", columns, note, decimals=2)
 
 
-def _groups(view: DataView) -> Table:
-    shift, owner = view.measured.shift, view.sample.owner
-    rows: list[list[Cell]] = []
-    for g, group in enumerate(view.groups):
-        furthest = view.measured.names[shift.apart[g]] if shift.apart[g] >= 0 else ""
-        clients = len(np.unique(owner[group.members]))
-        rows.append([group.name, len(group.members), clients, float(shift.group[g]), furthest])
-    heads = [view.group_word, "samples", "clients", "shift", "furthest"]
+def _groups(view: DataView) -> SheetTable:
+    shift, owner, groups = view.measured.shift, view.sample.owner, view.groups
+    columns: dict[str, Sequence[Cell] | None] = {
+        view.group_word: [group.name for group in groups],
+        "samples": [len(group.members) for group in groups],
+        "clients": [len(np.unique(owner[group.members])) for group in groups],
+        "shift": shift.group.tolist(),
+        "furthest": [view.measured.names[k] if k >= 0 else "" for k in shift.apart],
+    }
     title = "Classes" if view.group_word == "class" else f"By {view.group_word}"
-    return Table(title, heads, rows, "Among the samples whose features were compared.", 2)
+    note = "Among the samples whose features were compared."
+    return table_of(title, columns, note, decimals=2)
 
 
 def charts(view: DataView) -> list[Chart]:
     """Who holds what, sizes, distances of clients, and the shift of each class on each client."""
-    measured, federation = view.measured, view.federation
-    names, labels, found = measured.names, measured.labels, []
+    federation, names, found = view.federation, view.measured.names, []
+    labels, shift = view.measured.labels, view.measured.shift
     if labels.counts is not None and labels.counts.size <= MAX_CELLS:
         classes = federation.classes or [str(c) for c in range(labels.counts.shape[1])]
-        rows = [
-            {"x": names[k], "y": classes[c], "value": int(labels.counts[k, c])}
-            for k, c in np.ndindex(labels.counts.shape)
-        ]
-        found.append(
-            Chart("Samples of each class", "heatmap", rows, "client", "class", value="samples")
-        )
+        title, counts = "Samples of each class", labels.counts.astype(int).tolist()
+        found.append(heatmap_of(title, names, classes, counts, "client", "class", "samples"))
     if len(names) <= MAX_BARS:
-        rows = [{"x": name, "y": n} for name, n in zip(names, federation.sizes, strict=True)]
-        found.append(Chart("Samples of each client", "bars", rows, "client", "samples"))
+        title, sizes = "Samples of each client", {"": federation.sizes}
+        found.append(series_of(title, "bars", names, sizes, "client", "samples"))
     points = [
-        {"x": float(labels.excess[k]), "y": _number(measured.shift.client[k]), "label": name}
+        {"x": float(labels.excess[k]), "y": float(shift.client[k]), "label": name}
         for k, name in enumerate(names)
+        if np.isfinite(shift.client[k])
     ]
-    note = "Clients far from the others stand apart. Distances beyond chance."
-    points = [point for point in points if point["y"] is not None]
-    found.append(
-        Chart("Labels and features", "points", points, "label distance", "feature shift", note=note)
-    )
-    cells = measured.shift.cells
-    if cells.size <= MAX_CELLS:
+    axes, note = ("label distance", "feature shift"), "Clients far from the others stand apart."
+    title, note = "Labels and features", f"{note} Distances beyond chance."
+    found.append(Chart(title, "points", points, *axes, note=note))
+    if shift.cells.size <= MAX_CELLS:
+        title, word = f"Feature shift within each {view.group_word}", view.group_word
+        note = "Beyond chance, of at least 5 samples."
         rows = [
-            {"x": names[k], "y": view.groups[g].name, "value": float(cells[k, g])}
-            for k, g in np.ndindex(cells.shape)
-            if np.isfinite(cells[k, g])
+            {"x": names[k], "y": view.groups[g].name, "value": float(shift.cells[k, g])}
+            for k, g in np.argwhere(np.isfinite(shift.cells))
         ]
-        title = f"Feature shift within each {view.group_word}"
-        found.append(
-            Chart(
-                title,
-                "heatmap",
-                rows,
-                "client",
-                view.group_word,
-                "standard deviations",
-                "Beyond chance, of at least 5 samples.",
-            )
-        )
+        found.append(Chart(title, "heatmap", rows, "client", word, "standard deviations", note))
     return found
 
 
@@ -654,8 +626,9 @@ def values(view: DataView) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _mean(values: Any) -> float:
+    """Of the values that are known."""
+    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
 
 
 def _mean_square(values: Any) -> float | None:

@@ -15,7 +15,7 @@ from kedge.core.tree import Tree
 from kedge.core.uploads import FEATURES
 from kedge.diagnostics.privacy.pictures import CHUNK, Pixels, picture, unit_rows
 from kedge.diagnostics.privacy.shares import number, title
-from kedge.diagnostics.sheet import Cell, Chart, Table
+from kedge.diagnostics.sheet import Cell, Chart, SheetTable
 from kedge.session.session import drive
 from kedge.sim.simulation import Simulation
 
@@ -245,7 +245,7 @@ def match(made: Drawn, known: dict[str, Space]) -> dict[str, Match]:
     return found
 
 
-def table(found: dict[str, dict[str, Match]]) -> Table:
+def table(found: dict[str, dict[str, Match]]) -> SheetTable:
     """The distances of all parts in all spaces."""
     rows: list[list[Cell]] = []
     for part, matches in found.items():
@@ -253,7 +253,7 @@ def table(found: dict[str, dict[str, Match]]) -> Table:
             test = None if m.test is None else m.test.ratio
             cells = [m.close.samples, m.close.distance, m.close.usual, m.close.ratio, test]
             rows.append([title(part), name, *cells, m.close.copies, m.base])
-    return Table("Generated samples and training samples", COLUMNS, rows, NOTE)
+    return SheetTable("Generated samples and training samples", COLUMNS, rows, NOTE)
 
 
 def sentence(part: str, made: Drawn, matches: dict[str, Match]) -> str:

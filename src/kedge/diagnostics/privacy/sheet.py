@@ -49,7 +49,7 @@ from kedge.diagnostics.privacy.uploads import (
     feature_map,
     statistics,
 )
-from kedge.diagnostics.sheet import Cell, Chart, Sheet, Table
+from kedge.diagnostics.sheet import Cell, Chart, Sheet, SheetTable
 from kedge.errors import FieldError, UnknownName
 from kedge.sim.simulation import Simulation
 
@@ -71,7 +71,7 @@ class Piece(NamedTuple):
     """Findings, tables, charts and values; those of several questions are joined in order."""
 
     findings: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[SheetTable] = ()
     charts: Sequence[Chart] = ()
     values: dict[str, Any] = {}
 
@@ -268,11 +268,11 @@ def _shares(sim: Simulation, shared: Shared) -> Piece:
         "over the round's clients; Stack: it needs each client's. Seen by: the server for what "
         "goes up."
     )
-    tables = [Table("What a client shares in a round", columns, rows, note)]
+    tables = [SheetTable("What a client shares in a round", columns, rows, note)]
     known = declared(sim, shared)
     if known:
         tables.append(
-            Table(
+            SheetTable(
                 "Numbers beyond FedAvg's in a round, declared and measured",
                 ["part", "down", "down measured", "up", "up measured"],
                 [[d.part, d.down, d.measured_down, d.up, d.measured_up] for d in known],
@@ -374,7 +374,7 @@ def study_piece(
         f"diagnosis from {studied} of the client's samples. Guesses are made from other clients' "
         "samples."
     )
-    tables = [Table("Reconstruction from features", columns, rows, note, decimals=4)]
+    tables = [SheetTable("Reconstruction from features", columns, rows, note, decimals=4)]
     raw, many = done.level(1), done.level(0)
     findings = [
         f"For contrast, features of single samples ({where}) {_verdict(_ratio(raw.mse, done))}: "
@@ -456,7 +456,7 @@ def upload_piece(
         "samples that entered it, weighted as they are in it; effective: how many equal weights "
         "are worth as much. Of the attackers, the one that comes closest to a sample."
     )
-    tables = [Table(f"Reconstruction from {part}'s upload", columns, rows, note, decimals=4)]
+    tables = [SheetTable(f"Reconstruction from {part}'s upload", columns, rows, note, decimals=4)]
     told, classes = classes_told(stats)
     lone = sum(len(b.rows) == 1 for b in stats.behind)
     shown_ones = [x for x in best if x.closest < RECOGNISED * x.guess_closest]

@@ -16,12 +16,18 @@ from kedge.core.task import Batch
 from kedge.core.tree import Weights
 from kedge.data.federation import Federation
 from kedge.diagnostics.training.predictions import (
+    Bias,
+    Change,
     accuracy,
+    change,
     class_cosine,
+    classifier_bias,
     confusion,
+    forgetting,
     linear_cka,
     pair_cosine,
     personal_accuracy,
+    prediction_skew,
 )
 from kedge.diagnostics.training.probe import Probe, spread
 from kedge.diagnostics.training.weights import (
@@ -69,6 +75,10 @@ class Scores(NamedTuple):
         return sum(self.afters) / len(self.afters)
 
     @property
+    def label(self) -> str:
+        return f"{self.metric} {self.unit}".rstrip()
+
+    @property
     def mean_local(self) -> float:
         return sum(self.local) / len(self.local)
 
@@ -81,6 +91,27 @@ class Confusions(NamedTuple):
     before: list[Tensor]  # [C, C]
     local: list[Tensor]
     after: list[Tensor]
+
+    @property
+    def biases(self) -> list[Bias | None]:
+        """Of the local models."""
+        return [classifier_bias(*pair) for pair in zip(self.local, self.counts, strict=True)]
+
+    @property
+    def skews(self) -> list[float]:
+        """Of the predictions of local models."""
+        return [prediction_skew(matrix) for matrix in self.local]
+
+    @property
+    def changes(self) -> list[Change]:
+        """Of per-class accuracy by local training."""
+        both = zip(self.before, self.local, self.counts, strict=True)
+        return [change(*matrices) for matrices in both]
+
+    @property
+    def forgotten(self) -> list[float]:
+        """Points of accuracy that local training costs."""
+        return [forgetting(*pair) for pair in zip(self.before, self.local, strict=True)]
 
 
 class FeatureSimilarity(NamedTuple):

@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 
-from kedge.diagnostics.sheet import Cell, Chart, Sheet, Table
-from kedge.diagnostics.training.measures import Measures, Scores, measure
+from kedge.diagnostics.sheet import (
+    Cell,
+    Chart,
+    Sheet,
+    SheetTable,
+    heatmap_of,
+    series_of,
+    table_of,
+)
+from kedge.diagnostics.training.measures import Confusions, Measures, Scores, measure
 from kedge.diagnostics.training.predictions import (
-    change,
     classifier_bias,
-    forgetting,
     per_class_accuracy,
     predicted_on_lacking,
     prediction_skew,
@@ -144,8 +150,7 @@ def mean_bias(m: Measures) -> tuple[float, float, int] | None:
     recognised, and that are assigned to own classes; and the number of these clients."""
     if m.classes is None:
         return None
-    pairs = zip(m.classes.local, m.classes.counts, strict=True)
-    found = [b for b in (classifier_bias(*pair) for pair in pairs) if b is not None]
+    found = [b for b in m.classes.biases if b is not None]
     if not found:
         return None
     count = len(found)
@@ -156,8 +161,7 @@ def mean_skew(m: Measures) -> float | None:
     """The mean over clients of how far their predictions lean to some classes."""
     if m.classes is None:
         return None
-    values = [prediction_skew(matrix) for matrix in m.classes.local]
-    return sum(values) / len(values)
+    return sum(m.classes.skews) / len(m.classes.skews)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -265,8 +269,7 @@ def _bias(m: Measures) -> list[str]:
 def _forgetting(m: Measures) -> list[str]:
     if m.classes is None:
         return []
-    c = m.classes
-    changes = [change(*three) for three in zip(c.before, c.local, c.counts, strict=True)]
+    changes = m.classes.changes
     own, lacking = mean([x.own for x in changes]), mean([x.lacking for x in changes])
     text = (
         f"Forgetting: local training changes the accuracy on own classes by {_points(own)} points"
@@ -361,152 +364,168 @@ def _share(value: float) -> str:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def tables(rounds: Sequence[Measures]) -> list[Table]:
+def tables(rounds: Sequence[Measures]) -> list[SheetTable]:
     last = rounds[-1]
     found = [_rounds_table(rounds)] if len(rounds) > 1 else []
     found += [_layers_table(last)] if last.layers else []
-    found += _clients_tables(last)
-    if last.classes is not None:
-        found.append(_classes_table(last))
-    return found
+    found += [_clients_table(last), _updates_table(last)]
+    return found if last.classes is None else [*found, _classes_table(last, last.classes)]
 
 
-def _rounds_table(rounds: Sequence[Measures]) -> Table:
-    columns = ["round", "divergence", "cosine", "variance", "% high", "local", "aggregate"]
+def _rounds_table(rounds: Sequence[Measures]) -> SheetTable:
     biases = [mean_bias(m) for m in rounds]
-    rows: list[list[Cell]] = []
-    for m in rounds:
-        v, general = m.variance, m.general
-        found = [m.divergence, mean_cosine(m.cosines), v.total, 100 * v.high_share]
-        rows.append([m.round, *found, general.mean_local, general.after])
-    if any(bias is not None for bias in biases):
-        columns.append("lacking")
-        for row, bias in zip(rows, biases, strict=True):
-            row.append(None if bias is None else 100 * bias[0])
-    s = rounds[-1].general
+    last = rounds[-1]
     note = (
         "Divergence of weights; mean cosine of updates; variance of gradients, and its share "
-        f"{rounds[-1].high}; {_axis(s)} of local models and of the aggregate on the common test "
-        "data; lacking: % of the samples of lacking classes that local models recognise."
+        f"{last.high}; {last.general.label} of local models and of the aggregate on the common "
+        "test data; lacking: % of the samples of lacking classes that local models recognise."
     )
-    return Table("Over rounds", columns, rows, note, decimals=2)
+    columns: dict[str, list[Cell] | None] = {
+        "round": [m.round for m in rounds],
+        "divergence": [m.divergence for m in rounds],
+        "cosine": [mean_cosine(m.cosines) for m in rounds],
+        "variance": [m.variance.total for m in rounds],
+        "% high": [100 * m.variance.high_share for m in rounds],
+        "local": [m.general.mean_local for m in rounds],
+        "aggregate": [m.general.after for m in rounds],
+        "lacking": [b and 100 * b[0] for b in biases] if any(biases) else None,
+    }
+    return table_of("Over rounds", columns, note, decimals=2)
 
 
-def _layers_table(m: Measures) -> Table:
-    rows = [
-        (layer.name, layer.parameters, layer.divergence, 100 * layer.relative) for layer in m.layers
-    ]
+def _layers_table(m: Measures) -> SheetTable:
     note = (
         "Divergence: mean distance of the clients' weights to their mean (FedImpro, section 5.1); "
         "relative to the norm of the mean's weights in percent."
     )
-    return Table(
-        f"Layers after round {m.round}", ("layer", "parameters", "divergence", "relative %"),
-        rows, note,
-    )  # fmt: skip
+    columns: dict[str, list[Cell] | None] = {
+        "layer": [layer.name for layer in m.layers],
+        "parameters": [layer.parameters for layer in m.layers],
+        "divergence": [layer.divergence for layer in m.layers],
+        "relative %": [100 * layer.relative for layer in m.layers],
+    }
+    return table_of(f"Layers after round {m.round}", columns, note)
 
 
-def _clients_tables(m: Measures) -> list[Table]:
-    """What local models predict, and how their updates and features are placed."""
-    count = len(m.names)
-    columns: dict[str, list[Cell]] = {"client": list(m.names)}
-    note = f"{_axis(m.general).capitalize()} of local models on all data"
-    if (c := m.classes) is not None:
-        columns["classes"] = [int((counts > 0).sum()) for counts in c.counts]
-    columns["all data"] = list(m.general.local)
-    if m.personal is not None:
-        columns["own data"] = list(m.personal.local)
-        note += f" and on {m.personal_on}"
-    if c is not None:
-        biases = [classifier_bias(*pair) for pair in zip(c.local, c.counts, strict=True)]
-        note += ". "
-        if any(biases):
-            columns["lacking"] = [b and 100 * b.recognised for b in biases]
-            columns["to own"] = [b and 100 * b.own for b in biases]
-            note += "Of samples of lacking classes: % recognised, and % assigned to own classes. "
-        columns["lean"] = [100 * prediction_skew(matrix) for matrix in c.local]
-        columns["forgets"] = [forgetting(*pair) for pair in zip(c.before, c.local, strict=True)]
+def _clients_table(m: Measures) -> SheetTable:
+    """What local models predict."""
+    c = m.classes
+    biases = c.biases if c else []
+    note = f"{m.general.label.capitalize()} of local models on all data"
+    note += f" and on {m.personal_on}" if m.personal else ""
+    note += ". " if c else ""
+    if any(biases):
+        note += "Of samples of lacking classes: % recognised, and % assigned to own classes. "
+    if c:
         note += (
             "Lean: % of the predictions that would have to change to match the true number of "
             "samples of each class. Forgets: points of accuracy lost, mean over classes"
         )
-    rows = list(zip(*columns.values(), strict=True))
-    found = [Table("Clients", tuple(columns), rows, f"{note}.", decimals=1)]
-    others = (m.cosines.sum(1) - m.cosines.diagonal()) / max(1, count - 1)
-    columns = {
-        "client": list(m.names),
-        "cosine": [float(v) if count > 1 else None for v in others],
+    columns: dict[str, Sequence[Cell] | None] = {
+        "client": m.names,
+        "classes": [int((counts > 0).sum()) for counts in c.counts] if c else None,
+        "all data": m.general.local,
+        "own data": m.personal.local if m.personal else None,
+        "lacking": [b and 100 * b.recognised for b in biases] if any(biases) else None,
+        "to own": [b and 100 * b.own for b in biases] if any(biases) else None,
+        "lean": [100 * skew for skew in c.skews] if c else None,
+        "forgets": c.forgotten if c else None,
     }
+    return table_of("Clients", columns, f"{note}.", decimals=1)
+
+
+def _updates_table(m: Measures) -> SheetTable:
+    """How updates and features of local models are placed."""
+    count = len(m.names)
+    others = (m.cosines.sum(1) - m.cosines.diagonal()) / max(1, count - 1)
     note = "Mean cosine with the updates of the others"
-    if m.features is not None:
-        columns["CKA"] = list(m.features.cka[-1][1])
-        note += "; linear CKA of features with those of the model before"
-    rows = list(zip(*columns.values(), strict=True))
-    return [*found, Table("Updates and features", tuple(columns), rows, f"{note}.")]
+    note += "; linear CKA of features with those of the model before" if m.features else ""
+    columns: dict[str, Sequence[Cell] | None] = {
+        "client": m.names,
+        "cosine": [float(v) if count > 1 else None for v in others],
+        "CKA": m.features.cka[-1][1] if m.features else None,
+    }
+    return table_of("Updates and features", columns, f"{note}.")
 
 
-def _classes_table(m: Measures) -> Table:
-    assert m.classes is not None
-    c = m.classes
+def _classes_table(m: Measures, c: Confusions) -> SheetTable:
     before = torch.stack([per_class_accuracy(x) for x in c.before]).nanmean(0)
     after = torch.stack([per_class_accuracy(x) for x in c.after]).nanmean(0)
     local = torch.stack([per_class_accuracy(x) for x in c.local])  # [K, C]
-    rows: list[list[Cell]] = []
-    for i, name in enumerate(c.names):
-        has = c.counts[:, i] > 0
-        rows.append(
-            [name, int(has.sum()), float(before[i]), _mean(local[has, i]), _mean(local[~has, i]),
-             float(after[i])]
-        )  # fmt: skip
-    columns = ("class", "clients", "before", "with it", "without", "after")
+    has = c.counts > 0
     note = (
         f"Accuracy in percent on {m.tested_on}: of the model before, of local models of clients "
         "with and without the class, and of the aggregate."
     )
-    return Table("Classes", columns, rows, note, decimals=1)
+    each = range(len(c.names))
+    columns: dict[str, Sequence[Cell] | None] = {
+        "class": c.names,
+        "clients": [int(has[:, i].sum()) for i in each],
+        "before": before.tolist(),
+        "with it": [_mean(local[has[:, i], i]) for i in each],
+        "without": [_mean(local[~has[:, i], i]) for i in each],
+        "after": after.tolist(),
+    }
+    return table_of("Classes", columns, note, decimals=1)
 
 
 def _mean(values: torch.Tensor) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-# -- charts -----------------------------------------------------------------------------------
+# -- charts ---------------------------------------------------------------------------------------
 
 
 def charts(rounds: Sequence[Measures]) -> list[Chart]:
     last = rounds[-1]
+    numbers, scores = [m.round for m in rounds], [m.general for m in rounds]
     found = [_layers_chart(rounds)] if last.layers else []
     if len(rounds) > 1:
-        found.append(_scores_lines(rounds))
-        found.append(_variance_chart(rounds))
+        models = {
+            "before": [s.mean_before for s in scores],
+            "local models": [s.mean_local for s in scores],
+            "aggregate": [s.after for s in scores],
+        }
+        title = "Models on the common test data"
+        found.append(series_of(title, "lines", numbers, models, "round", last.general.label))
+        parts = {
+            "low": [m.variance.low for m in rounds],
+            "high": [m.variance.high for m in rounds],
+        }
+        title = "Variance of client gradients"
+        note = f"High: the part {last.high} (FedImpro, Definition 4.2 and equation 3)."
+        found.append(series_of(title, "lines", numbers, parts, "round", "variance", note=note))
     if len(last.names) > 1 and last.layers:
-        found.append(_cosines_chart(last))
+        values = [[round(float(v), 2) for v in row] for row in last.cosines]
+        title = "Cosines between client updates"
+        found.append(heatmap_of(title, last.names, last.names, values, "", "", "cosine"))
     if last.classes is not None and len(last.classes.names) <= MAX_CLASSES:
-        found += _class_charts(last)
-    found.append(_scores_chart(last))
-    return found
+        found += _class_charts(last.names, last.classes)
+    local = {
+        "all data": last.general.local,
+        "own data": last.personal.local if last.personal else None,
+    }
+    title = "Local models on all and on own data"
+    note = "Generalisation and personalisation, as in Figure 2 of FedCOG."
+    axes = "client", last.general.label
+    return [*found, series_of(title, "bars", last.names, local, *axes, note=note)]
 
 
 def _layers_chart(rounds: Sequence[Measures]) -> Chart:
     if len(rounds) == 1:
-        rows = [{"x": layer.name, "y": _finite(100 * layer.relative)} for layer in rounds[0].layers]
-        return Chart(
-            f"Weight divergence by layer after round {rounds[0].round}", "bars", rows,
-            x="layer", y="% of the layer's norm",
-        )  # fmt: skip
-    courses: dict[str, list[float]] = {}
-    for m in rounds:
-        for name, value in _stages(m.layers).items():
-            courses.setdefault(name, []).append(value)
-    rows = []
-    for name, values in courses.items():
-        top = max(values)
-        for m, value in zip(rounds, values, strict=True):
-            rows.append({"x": m.round, "y": value / top if top else 0.0, "series": name})
-    return Chart(
-        "Weight divergence by layer", "lines", rows, x="round", y="share of its maximum",
-        note="Each line is divided by its maximum, as in Figure 3 of FedImpro.",
-    )  # fmt: skip
+        [m] = rounds
+        title = f"Weight divergence by layer after round {m.round}"
+        layers, relative = [x.name for x in m.layers], [100 * x.relative for x in m.layers]
+        return series_of(title, "bars", layers, {"": relative}, "layer", "% of the layer's norm")
+    stages = [_stages(m.layers) for m in rounds]
+    tops = {name: max(each[name] for each in stages) for name in stages[-1]}
+    courses = {
+        name: [each[name] / top if top else 0.0 for each in stages] for name, top in tops.items()
+    }
+    axes = "round", "share of its maximum"
+    note = "Each line is divided by its maximum, as in Figure 3 of FedImpro."
+    numbers = [m.round for m in rounds]
+    return series_of("Weight divergence by layer", "lines", numbers, courses, *axes, note=note)
 
 
 def _stages(layers: Sequence[Layer]) -> dict[str, float]:
@@ -520,82 +539,23 @@ def _stages(layers: Sequence[Layer]) -> dict[str, float]:
     return {stage: math.sqrt(value) for stage, value in squares.items()}
 
 
-def _scores_lines(rounds: Sequence[Measures]) -> Chart:
-    rows: list[dict[str, Any]] = []
-    for m in rounds:
-        rows.append({"x": m.round, "y": _finite(m.general.mean_before), "series": "before"})
-        rows.append({"x": m.round, "y": _finite(m.general.mean_local), "series": "local models"})
-        rows.append({"x": m.round, "y": _finite(m.general.after), "series": "aggregate"})
-    s = rounds[-1].general
-    return Chart("Models on the common test data", "lines", rows, x="round", y=_axis(s))
+def _class_charts(names: Sequence[str], c: Confusions) -> list[Chart]:
+    def chart(title: str, values: dict[str, torch.Tensor], x: str, value: str, note: str) -> Chart:
+        """By class and client; values have one decimal, as cells of a heatmap show them."""
+        table = torch.stack(list(values.values())).T  # [C, clients]
+        rows = [[round(v, 1) for v in row] for row in table.tolist()]
+        return heatmap_of(title, c.names, list(values), rows, x, "", value, note=note)
 
-
-def _variance_chart(rounds: Sequence[Measures]) -> Chart:
-    rows: list[dict[str, Any]] = []
-    for m in rounds:
-        rows.append({"x": m.round, "y": m.variance.low, "series": "low"})
-        rows.append({"x": m.round, "y": m.variance.high, "series": "high"})
-    return Chart(
-        "Variance of client gradients", "lines", rows, x="round", y="variance",
-        note=f"High: the part {rounds[-1].high} (FedImpro, Definition 4.2 and equation 3).",
-    )  # fmt: skip
-
-
-def _cosines_chart(m: Measures) -> Chart:
-    rows = [
-        {"x": m.names[i], "y": m.names[j], "value": round(float(m.cosines[i, j]), 2)}
-        for i in range(len(m.names))
-        for j in range(len(m.names))
-    ]
-    return Chart("Cosines between client updates", "heatmap", rows, value="cosine")
-
-
-def _class_charts(m: Measures) -> list[Chart]:
-    c = m.classes
-    assert c is not None
-    lost, predicted = [], []
-    for k, name in enumerate(m.names):
-        points = per_class_accuracy(c.local[k]) - per_class_accuracy(c.before[k])
-        shares = predicted_on_lacking(c.local[k], c.counts[k])
-        lacks = classifier_bias(c.local[k], c.counts[k]) is not None
-        for i, label in enumerate(c.names):
-            lost.append({"x": label, "y": name, "value": _rounded(float(points[i]))})
-            if lacks:
-                predicted.append({"x": label, "y": name, "value": _rounded(100 * float(shares[i]))})
+    each = list(enumerate(names))
+    moved = {k: per_class_accuracy(c.local[i]) - per_class_accuracy(c.before[i]) for i, k in each}
+    lacking = [(i, k) for (i, k), bias in zip(each, c.biases, strict=True) if bias]
+    shares = {k: 100 * predicted_on_lacking(c.local[i], c.counts[i]) for i, k in lacking}
     note = "Local model against the model it starts from; negative: forgotten."
-    title = "Change of accuracy by local training"
-    found = [Chart(title, "heatmap", lost, x="class", value="points", note=note)]
-    if predicted:
+    found = [chart("Change of accuracy by local training", moved, "class", "points", note)]
+    if shares:
         title, axis = "Predictions on samples of lacking classes", "predicted class"
-        unit, note = "% of these samples", "FedBR, Figure 3b."
-        found.append(Chart(title, "heatmap", predicted, x=axis, value=unit, note=note))
+        found.append(chart(title, shares, axis, "% of these samples", "FedBR, Figure 3b."))
     return found
-
-
-def _scores_chart(m: Measures) -> Chart:
-    """Generalisation and personalisation of local models, client by client (FedCOG, Fig. 2)."""
-    rows: list[dict[str, Any]] = []
-    for k, name in enumerate(m.names):
-        rows.append({"x": name, "y": _finite(m.general.local[k]), "series": "all data"})
-        if m.personal is not None:
-            rows.append({"x": name, "y": _finite(m.personal.local[k]), "series": "own data"})
-    return Chart(
-        "Local models on all and on own data", "bars", rows, x="client", y=_axis(m.general),
-        note="Generalisation and personalisation, as in Figure 2 of FedCOG.",
-    )  # fmt: skip
-
-
-def _axis(scores: Any) -> str:
-    return f"{scores.metric} {scores.unit}".rstrip()
-
-
-def _rounded(value: float) -> float | None:
-    """With one decimal, as cells of a heatmap show it."""
-    return round(value, 1) if math.isfinite(value) else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 # -- values -----------------------------------------------------------------------------------
@@ -624,11 +584,9 @@ def values(m: Measures) -> dict[str, Any]:
         found |= {"lacking_recognised": bias[0], "lacking_to_own": bias[1]}
     if (c := m.classes) is not None:
         found["prediction_skew"] = mean_skew(m)
-        changes = [change(*three) for three in zip(c.before, c.local, c.counts, strict=True)]
-        found["change_own"] = mean([x.own for x in changes])
-        found["change_lacking"] = mean([x.lacking for x in changes])
-        pairs = zip(c.before, c.local, strict=True)
-        found["forgetting"] = mean([forgetting(*pair) for pair in pairs])
+        found["change_own"] = mean([x.own for x in c.changes])
+        found["change_lacking"] = mean([x.lacking for x in c.changes])
+        found["forgetting"] = mean(c.forgotten)
     if (f := m.features) is not None:
         found["cka"] = {name: mean(v) for name, v in f.cka}
         found["across_classes_before"] = f.across_before
