@@ -122,7 +122,6 @@ def diagnose_data(
     given = given_labels(federation, sample, features.values)
     cells = Cells(given, sample.owner, groups, federation.num_clients, seed)
     shift = feature_shift(cells)
-    conditional = conditional_distances(cells, class_shares(federation, sample, groups))
     near_rows = np.arange(len(sample.positions))
     if len(near_rows) > MAX_NEAR:
         drawn = np.random.default_rng(seed).choice(len(near_rows), MAX_NEAR, replace=False)
@@ -135,38 +134,30 @@ def diagnose_data(
         table = federation.x[sample.rows].cpu().numpy()
         table = given_labels(federation, sample, table - table.mean(0)) + table.mean(0)
         columns = shifted_columns(table, sample.owner, groups)
-    sizes = np.asarray(federation.sizes)
-    measured = Measured(
-        names=_names(federation),
-        task=federation.task,
+    data = Measured(
+        federation=federation,
         labels=labels,
         shift=shift,
-        gini=gini(sizes),
-        ratio=largest_to_smallest(sizes),
+        conditional=conditional_distances(cells, class_shares(federation, sample, groups)),
         apart=stand_apart(labels, shift),
         equal=equal_samples(codes, owner, y),
         near=near,
         leaked=_leaked(federation, codes),
         columns=columns,
         column_names=column_names,
-        largest_share=float(sizes.max() / sizes.sum()),
+        sample=sample,
+        groups=groups,
+        group_word=group_word,
     )
-    view = DataView(federation, measured, conditional, sample, groups, group_word)
     seconds = time.perf_counter() - start
     return Sheet(
         "data",
         f"Data{f' of {name}' if name else ''}: {count_of(federation.num_clients, 'client')}, "
         f"{count_of(count, 'training sample')}",
-        findings=[
-            verdict(measured),
-            *_lacking(view),
-            *remarks(measured),
-            *advice(measured),
-            *_limits(view),
-        ],
-        tables=tables(view),
-        charts=charts(view),
-        values=values(view),
+        findings=[verdict(data), *_lacking(data), *remarks(data), *advice(data), *_limits(data)],
+        tables=tables(data),
+        charts=charts(data),
+        values=values(data),
         seconds=seconds,
         cost=f"features by {features.words}; {seconds:.1f} s",
         command=command,
@@ -174,29 +165,23 @@ def diagnose_data(
     )
 
 
-def _names(federation: Federation) -> list[str]:
-    """Names of the clients; one that pools the data of others has none."""
-    names = list(federation.client_names)
-    return names if len(names) == federation.num_clients else ["all clients"]
-
-
 EXPECTED = 7.0  # samples of a class: a client lacks it by chance with probability exp(-7)
 
 
-def _lacking(view: DataView) -> list[str]:
+def _lacking(data: Measured) -> list[str]:
     """Which clients have no sample of a class, where they are few and it is no chance."""
-    counts, federation = view.measured.labels.counts, view.federation
+    counts, federation = data.labels.counts, data.federation
     if counts is None:
         return []
     expected = np.outer(federation.sizes, counts.sum(0) / sum(federation.sizes))
     pairs = np.argwhere((counts == 0) & (expected >= EXPECTED)).tolist()
-    words = [f"{view.measured.names[k]} has no {name_of(federation.classes, c)}" for k, c in pairs]
+    words = [f"{data.names[k]} has no {name_of(federation.classes, c)}" for k, c in pairs]
     return [f"Classes are missing: {', '.join(words)}."] if 0 < len(words) <= NAMED else []
 
 
-def _limits(view: DataView) -> list[str]:
+def _limits(data: Measured) -> list[str]:
     """What was sub-sampled or could not be measured."""
-    federation, sample = view.federation, view.sample
+    federation, sample = data.federation, data.sample
     lines, count = [], len(federation.rows)
     if len(sample.positions) < count:
         clients = ""
@@ -243,19 +228,34 @@ def _leaked(federation: Federation, codes: Any) -> int:
 class Measured(NamedTuple):
     """All measures of a federation."""
 
-    names: Sequence[str]  # of the clients
-    task: Task
+    federation: Federation
     labels: LabelSkew
     shift: Shift
-    gini: float
-    ratio: float  # largest to smallest client
+    conditional: ConditionalDistances
     apart: Apart
     equal: Equal
     near: Near | None
     leaked: int  # test samples that are equal to training samples
     columns: Sequence[ColumnShift]
     column_names: Sequence[str]
-    largest_share: float  # of the samples, on one client
+    sample: Sample  # whose features are compared
+    groups: list[FeatureGroup]
+    group_word: str
+
+    @property
+    def names(self) -> list[str]:
+        """Of the clients; one that pools the data of others has none."""
+        names = list(self.federation.client_names)
+        return names if len(names) == self.federation.num_clients else ["all clients"]
+
+    @property
+    def gini(self) -> float:
+        return gini(self.federation.sizes)
+
+    @property
+    def ratio(self) -> float:
+        """The largest client's size over that of the smallest."""
+        return largest_to_smallest(self.federation.sizes)
 
 
 def level(value: float, limits: Sequence[float], p: float = 0.0) -> int:
@@ -275,39 +275,39 @@ class Levels(NamedTuple):
     sizes: int
 
 
-def levels_of(found: Measured) -> Levels:
+def levels_of(data: Measured) -> Levels:
     """The levels of a federation; one client has none."""
-    if len(found.names) < 2:
+    if len(data.names) < 2:
         return Levels(0, 0, 0)
-    limits = SHIFTS if found.labels.kind == "targets" else LABELS
+    limits = SHIFTS if data.labels.kind == "targets" else LABELS
     return Levels(
-        level(found.labels.index, limits, found.labels.p),
-        level(found.shift.overall, SHIFTS, found.shift.p),
-        level(found.gini, SIZES),
+        level(data.labels.index, limits, data.labels.p),
+        level(data.shift.overall, SHIFTS, data.shift.p),
+        level(data.gini, SIZES),
     )
 
 
-def verdict(found: Measured) -> str:
+def verdict(data: Measured) -> str:
     """One sentence: labels, features, sizes, clients that stand apart."""
-    if len(found.names) < 2:
+    if len(data.names) < 2:
         return "One client holds all samples: there is nothing to compare."
-    levels = levels_of(found)
-    words = [_labels(found, levels.labels), _features(found, levels.features)]
+    levels = levels_of(data)
+    words = [_labels(data, levels.labels), _features(data, levels.features)]
     if levels.sizes:
-        ratio = f"{found.ratio:.0f}" if found.ratio >= 3 else f"{found.ratio:.1f}"
+        ratio = f"{data.ratio:.0f}" if data.ratio >= 3 else f"{data.ratio:.1f}"
         words.append(
-            f"{WORDS[levels.sizes]} quantity skew (Gini {found.gini:.2f}, largest to smallest "
+            f"{WORDS[levels.sizes]} quantity skew (Gini {data.gini:.2f}, largest to smallest "
             f"{ratio} to 1)"
         )
     else:
         words.append("sizes are similar")
-    words.append(_apart(found))
+    words.append(_apart(data))
     text = "; ".join(word for word in words if word)
     return text[0].upper() + text[1:] + "."
 
 
-def _labels(found: Measured, strength: int) -> str:
-    labels, classes = found.labels, found.task.outputs
+def _labels(data: Measured, strength: int) -> str:
+    labels, classes = data.labels, data.federation.task.outputs
     if labels.kind == "targets":
         if not strength:
             return "targets agree"
@@ -320,19 +320,19 @@ def _labels(found: Measured, strength: int) -> str:
     return f"{WORDS[strength]} label skew: {per_client}"
 
 
-def _features(found: Measured, strength: int) -> str:
-    if np.isnan(found.shift.client).all():
+def _features(data: Measured, strength: int) -> str:
+    if np.isnan(data.shift.client).all():
         return "features cannot be compared, since no class is on two clients"
     if not strength:
         return "features agree"
-    return f"{WORDS[strength]} feature shift: {found.shift.overall:.2f} standard deviations"
+    return f"{WORDS[strength]} feature shift: {data.shift.overall:.2f} standard deviations"
 
 
-def _apart(found: Measured) -> str:
-    apart = found.apart.found
+def _apart(data: Measured) -> str:
+    apart = data.apart.found
     if not apart:
         return ""
-    names = [f"{found.names[k]} (by its {reason})" for k, reason in apart[:NAMED]]
+    names = [f"{data.names[k]} (by its {reason})" for k, reason in apart[:NAMED]]
     more = f" and {len(apart) - NAMED} more" if len(apart) > NAMED else ""
     verb = "stands" if len(apart) == 1 else "stand"
     listed = (
@@ -344,33 +344,33 @@ def _apart(found: Measured) -> str:
 # -- further findings -------------------------------------------------------------------------
 
 
-def remarks(found: Measured) -> list[str]:
+def remarks(data: Measured) -> list[str]:
     """Sentences on duplicates, columns and leaks; none where there is nothing to say."""
     lines = []
-    equal = found.equal
+    equal = data.equal
     if equal.across:
         shared = "; ".join(
-            f"{found.names[a]} and {found.names[b]} share {n}" for a, b, n in equal.clients[:NAMED]
+            f"{data.names[a]} and {data.names[b]} share {n}" for a, b, n in equal.clients[:NAMED]
         )
         text = f"{equal.across:,} samples occur on more than one client ({shared})"
         if equal.conflicts:
             text += f", {equal.conflicts} of them with different labels"
         lines.append(f"{text}.")
-    if found.near is not None and found.near.number:
-        near = found.near
+    if data.near is not None and data.near.number:
+        near = data.near
         lines.append(
             f"Near-duplicates of samples on other clients: {near.number:,} of {near.samples:,}, at "
             f"least {near.ratio:.1f} times closer than their tenth neighbour."
         )
-    if found.leaked:
+    if data.leaked:
         lines.append(
-            f"{count_of(found.leaked, 'test sample')} also in the training data: tests are too "
+            f"{count_of(data.leaked, 'test sample')} also in the training data: tests are too "
             "optimistic."
         )
-    if found.columns:
+    if data.columns:
         pieces = [
-            f"{found.column_names[c.column]} on {found.names[c.client]} ({c.shift:+.1f} sd)"
-            for c in found.columns[:NAMED]
+            f"{data.column_names[c.column]} on {data.names[c.client]} ({c.shift:+.1f} sd)"
+            for c in data.columns[:NAMED]
         ]
         lines.append(f"Columns that shift most, given the label: {', '.join(pieces)}.")
     return lines
@@ -391,21 +391,21 @@ def made_for(kind: str, level: int, task: Task) -> list[str]:
     return [name for name in fitting if parts[name].made_for.get(kind) in wanted]
 
 
-def methods_for(found: Measured) -> list[str]:
+def methods_for(data: Measured) -> list[str]:
     """Methods that are worth a comparison, FedAvg first."""
-    levels = levels_of(found)._asdict()
-    strong = {kind: level for kind, level in levels.items() if level >= 2}
-    names = {name for kind in strong for name in made_for(kind, strong[kind], found.task)}
+    levels, task = levels_of(data)._asdict(), data.federation.task
+    names = {n for kind, level in levels.items() if level >= 2 for n in made_for(kind, level, task)}
     names -= {name for name in names if parts[name].needs_batchnorm}  # not every model has it
-    return ["fedavg", *sorted(names or {n for k in levels for n in made_for(k, 1, found.task)})]
+    return ["fedavg", *sorted(names or {n for kind in levels for n in made_for(kind, 1, task)})]
 
 
-def advice(found: Measured) -> list[str]:
+def advice(data: Measured) -> list[str]:
     """What the measures suggest, each with what it is based on."""
-    levels = levels_of(found)
-    if len(found.names) < 2:
+    levels = levels_of(data)
+    if len(data.names) < 2:
         return []
-    lines, own = [], {k: made_for(k, level, found.task) for k, level in levels._asdict().items()}
+    task, sizes, lines = data.federation.task, data.federation.sizes, []
+    own = {kind: made_for(kind, level, task) for kind, level in levels._asdict().items()}
     if levels.labels >= 2 and own["labels"]:
         lines.append(
             f"Parts made for label skew: {_listed(own['labels'])}. What they gain depends on the "
@@ -418,16 +418,17 @@ def advice(found: Measured) -> list[str]:
         )
     if levels.sizes >= 2:
         lines.append(
-            f"One client holds {100 * found.largest_share:.0f} % of the samples, and clients take "
-            "unequal numbers of steps per epoch: give all the same number (--steps), or normalise "
+            f"One client holds {100 * max(sizes) / sum(sizes):.0f} % of the samples, and clients "
+            "take unequal numbers of steps per epoch: give all the same number (--steps), or "
+            "normalise "
             f"({_listed(own['sizes'])}); --weighting uniform counts every client once."
         )
-    if found.apart.found:
+    if data.apart.found:
         lines.append(
             "Before training, find out why a client stands apart (another device, unit or coding); "
             "then compare runs with and without it."
         )
-    if max(levels) < 2 and not found.apart.found:
+    if max(levels) < 2 and not data.apart.found:
         like = "Differences are mild" if any(levels) else "The data look as if dealt out at random"
         lines.append(
             f"{like}: FedAvg is the natural choice, since methods against drift have little to "
@@ -444,25 +445,14 @@ def _listed(names: Sequence[str]) -> str:
 # -- tables, charts and bare numbers --------------------------------------------------------------
 
 
-class DataView(NamedTuple):
-    """What is shown of a diagnosis."""
-
-    federation: Federation
-    measured: Measured
-    conditional: ConditionalDistances
-    sample: Sample
-    groups: list[FeatureGroup]
-    group_word: str
-
-
-def tables(view: DataView) -> list[SheetTable]:
+def tables(data: Measured) -> list[SheetTable]:
     """Measures, clients, classes, and shifted columns."""
-    found = [_measures(view), _clients(view), _groups(view)]
-    shown, left = view.measured.columns[:MAX_COLUMNS], len(view.measured.columns) - MAX_COLUMNS
+    found = [_measures(data), _clients(data), _groups(data)]
+    shown, left = data.columns[:MAX_COLUMNS], len(data.columns) - MAX_COLUMNS
     if shown:
         columns: dict[str, Sequence[Cell] | None] = {
-            "column": [view.measured.column_names[c.column] for c in shown],
-            "client": [view.measured.names[c.client] for c in shown],
+            "column": [data.column_names[c.column] for c in shown],
+            "client": [data.names[c.client] for c in shown],
             "shift (sd)": [c.shift for c in shown],
             "its mean": [c.own for c in shown],
             "mean of others": [c.others for c in shown],
@@ -472,10 +462,10 @@ def tables(view: DataView) -> list[SheetTable]:
     return found
 
 
-def _measures(view: DataView) -> SheetTable:
-    measured, labels, conditional = view.measured, view.measured.labels, view.conditional
-    shift, near = measured.shift, measured.near
-    sizes = np.asarray(view.federation.sizes)
+def _measures(data: Measured) -> SheetTable:
+    labels, conditional = data.labels, data.conditional
+    shift, near = data.shift, data.near
+    sizes = np.asarray(data.federation.sizes)
     unit = "sd" if labels.kind == "targets" else "0 to 1"
     rows: list[list[Cell]] = []
 
@@ -489,35 +479,35 @@ def _measures(view: DataView) -> SheetTable:
     )
     divergences = labels.divergence, labels.chance_divergence
     row("label Jensen-Shannon (bits)", *map(_mean, divergences))
-    row("Gini of sizes", measured.gini)
-    row("largest to smallest", measured.ratio)
+    row("Gini of sizes", data.gini)
+    row("largest to smallest", data.ratio)
     row("effective clients", effective_clients(sizes))
     squares = (_mean_square(values) for values in (shift.raw, shift.chance))
     row("feature shift (class sd)", *squares, shift.overall, shift.p)
     value, chance = _mean(conditional.value), _mean(conditional.chance)
     row("conditional Wasserstein C_d", value, chance, max(value - chance, 0.0))
-    row("samples on several clients", measured.equal.across)
+    row("samples on several clients", data.equal.across)
     if near is not None:
         row("near-duplicates", near.number)
-    row("test samples in training", measured.leaked)
+    row("test samples in training", data.leaked)
     heads = ["measure", "value", "by chance", "beyond chance", "p"]
     note = "Means over clients. Beyond chance: 0 for data dealt out at random."
     return SheetTable("Measures", heads, rows, note)
 
 
-def _clients(view: DataView) -> SheetTable:
-    measured, labels = view.measured, view.measured.labels
-    apart, has_classes = dict(measured.apart.found), labels.kind != "targets"
+def _clients(data: Measured) -> SheetTable:
+    labels = data.labels
+    apart, has_classes = dict(data.apart.found), labels.kind != "targets"
     columns: dict[str, Sequence[Cell] | None] = {
-        "client": measured.names,
-        "samples": view.federation.sizes,
+        "client": data.names,
+        "samples": data.federation.sizes,
         f"eff. {labels.kind}": labels.effective.tolist() if has_classes else None,
         "EMD": labels.distance.tolist(),
         "JS": labels.divergence.tolist(),
-        "shift": measured.shift.client.tolist(),
-        "C_d": view.conditional.value.tolist(),
-        "score": np.maximum(measured.apart.labels, measured.apart.features).tolist(),
-        "apart": [apart.get(k, "") for k in range(len(measured.names))],
+        "shift": data.shift.client.tolist(),
+        "C_d": data.conditional.value.tolist(),
+        "score": np.maximum(data.apart.labels, data.apart.features).tolist(),
+        "apart": [apart.get(k, "") for k in range(len(data.names))],
     }
     note = (
         "Eff.: effective number, as many equally frequent ones would be as diverse. "
@@ -529,24 +519,24 @@ def _clients(view: DataView) -> SheetTable:
     return table_of("Clients", columns, note, decimals=2)
 
 
-def _groups(view: DataView) -> SheetTable:
-    shift, owner, groups = view.measured.shift, view.sample.owner, view.groups
+def _groups(data: Measured) -> SheetTable:
+    shift, owner, groups = data.shift, data.sample.owner, data.groups
     columns: dict[str, Sequence[Cell] | None] = {
-        view.group_word: [group.name for group in groups],
+        data.group_word: [group.name for group in groups],
         "samples": [len(group.members) for group in groups],
         "clients": [len(np.unique(owner[group.members])) for group in groups],
         "shift": shift.group.tolist(),
-        "furthest": [view.measured.names[k] if k >= 0 else "" for k in shift.apart],
+        "furthest": [data.names[k] if k >= 0 else "" for k in shift.apart],
     }
-    title = "Classes" if view.group_word == "class" else f"By {view.group_word}"
+    title = "Classes" if data.group_word == "class" else f"By {data.group_word}"
     note = "Among the samples whose features were compared."
     return table_of(title, columns, note, decimals=2)
 
 
-def charts(view: DataView) -> list[Chart]:
+def charts(data: Measured) -> list[Chart]:
     """Who holds what, sizes, distances of clients, and the shift of each class on each client."""
-    federation, names, found = view.federation, view.measured.names, []
-    labels, shift = view.measured.labels, view.measured.shift
+    federation, names, found = data.federation, data.names, []
+    labels, shift = data.labels, data.shift
     if labels.counts is not None and labels.counts.size <= MAX_CELLS:
         classes = federation.classes or [str(c) for c in range(labels.counts.shape[1])]
         title, counts = "Samples of each class", labels.counts.astype(int).tolist()
@@ -563,24 +553,24 @@ def charts(view: DataView) -> list[Chart]:
     title, note = "Labels and features", f"{note} Distances beyond chance."
     found.append(Chart(title, "points", points, *axes, note=note))
     if shift.cells.size <= MAX_CELLS:
-        title, word = f"Feature shift within each {view.group_word}", view.group_word
+        title, word = f"Feature shift within each {data.group_word}", data.group_word
         note = "Beyond chance, of at least 5 samples."
         rows = [
-            {"x": names[k], "y": view.groups[g].name, "value": float(shift.cells[k, g])}
+            {"x": names[k], "y": data.groups[g].name, "value": float(shift.cells[k, g])}
             for k, g in np.argwhere(np.isfinite(shift.cells))
         ]
         found.append(Chart(title, "heatmap", rows, "client", word, "standard deviations", note))
     return found
 
 
-def values(view: DataView) -> dict[str, Any]:
+def values(data: Measured) -> dict[str, Any]:
     """The bare numbers, by name; those of clients in the order of ``clients``."""
-    measured, labels, shift = view.measured, view.measured.labels, view.measured.shift
-    near, equal, levels = measured.near, measured.equal, levels_of(measured)
-    apart = [{"client": measured.names[k], "by": reason} for k, reason in measured.apart.found]
+    labels, shift = data.labels, data.shift
+    near, equal, levels = data.near, data.equal, levels_of(data)
+    apart = [{"client": data.names[k], "by": reason} for k, reason in data.apart.found]
     return {
-        "clients": list(measured.names),
-        "sizes": list(view.federation.sizes),
+        "clients": list(data.names),
+        "sizes": list(data.federation.sizes),
         "labels": {
             "kind": labels.kind,
             "level": WORDS[levels.labels],
@@ -593,9 +583,9 @@ def values(view: DataView) -> dict[str, Any]:
         },
         "quantity": {
             "level": WORDS[levels.sizes],
-            "gini": measured.gini,
-            "largest_to_smallest": measured.ratio,
-            "effective_clients": effective_clients(view.federation.sizes),
+            "gini": data.gini,
+            "largest_to_smallest": data.ratio,
+            "effective_clients": effective_clients(data.federation.sizes),
         },
         "features": {
             "level": WORDS[levels.features],
@@ -603,10 +593,10 @@ def values(view: DataView) -> dict[str, Any]:
             "p": shift.p,
             "shift_of_clients": shift.client.tolist(),
             "shift_by_chance": shift.chance.tolist(),
-            "conditional_wasserstein": view.conditional.value.tolist(),
-            "conditional_wasserstein_by_chance": view.conditional.chance.tolist(),
-            "conditional_covered": view.conditional.covered.tolist(),
-            "samples": len(view.sample.positions),
+            "conditional_wasserstein": data.conditional.value.tolist(),
+            "conditional_wasserstein_by_chance": data.conditional.chance.tolist(),
+            "conditional_covered": data.conditional.covered.tolist(),
+            "samples": len(data.sample.positions),
         },
         "duplicates": {
             "equal_across": equal.across,
@@ -614,15 +604,15 @@ def values(view: DataView) -> dict[str, Any]:
             "conflicting_labels": equal.conflicts,
             "near_across": None if near is None else near.number,
             "near_compared": None if near is None else near.samples,
-            "test_in_training": measured.leaked,
+            "test_in_training": data.leaked,
         },
         "columns": [
-            {"column": measured.column_names[c.column], "client": measured.names[c.client]}
+            {"column": data.column_names[c.column], "client": data.names[c.client]}
             | {"shift": c.shift}
-            for c in measured.columns
+            for c in data.columns
         ],
         "apart": apart,
-        "methods": methods_for(measured),
+        "methods": methods_for(data),
     }
 
 

@@ -87,8 +87,8 @@ def share_round(sim: Simulation, client: int) -> Shared:
             value = _value(upload)
             name = " ".join(path[1:]) or "survey"
             surveys[part.name][name] = value
-            kind, when = type(upload).__name__, WHEN[part.surveys()]
-            shares.append(_share(part.name, "up", name, kind, value, when, True))
+            asked = {"when": WHEN[part.surveys()], "survey": True}
+            shares.append(_share(part.name, "up", name, value, type(upload).__name__, **asked))
     return Shared(client, [s for s in shares if s.numbers], totals, surveys)
 
 
@@ -98,7 +98,7 @@ def _down(sim: Simulation) -> Iterable[Share]:
     for part, sent in down.sent.items():
         entries = sent if isinstance(sent, dict) and len(sent) <= MAX_ENTRIES else {"state": sent}
         for name, value in entries.items():
-            yield _share(part, "down", name, "", value)
+            yield _share(part, "down", name, value)
 
 
 def _up(sim: Simulation, totals: Totals) -> Iterable[Share]:
@@ -106,10 +106,10 @@ def _up(sim: Simulation, totals: Totals) -> Iterable[Share]:
     kind = "Stack" if sim.bound.needs("clients") else "Mean"
     yield from _weights(sim, "up", kind, delta.params, delta.buffers)
     for part in sim.bound.parts_with("contribute"):
-        yield _share(part.name, "up", "contribution", "Sum", totals.summed.contribution)
+        yield _share(part.name, "up", "contribution", totals.summed.contribution, "Sum")
     for path, upload in totals.uploads.items():
         name = " ".join(path[1:]) or "upload"
-        yield _share(path[0], "up", name, type(upload).__name__, _value(upload))
+        yield _share(path[0], "up", name, _value(upload), type(upload).__name__)
 
 
 def _value(upload: Any) -> Tree:
@@ -123,28 +123,20 @@ def _weights(
     """The model's own leaves together, and the leaves that each part added."""
     names, update = sim.bound.model.names, " (update)" if way == "up" else ""
     own = {n: v for n, v in params.items() if n in names}
-    yield _share(FEDAVG, way, f"parameters{update}", kind, own)
-    yield _share(FEDAVG, way, f"buffers{update}", kind, buffers)
+    yield _share(FEDAVG, way, f"parameters{update}", own, kind)
+    yield _share(FEDAVG, way, f"buffers{update}", buffers, kind)
     for part in sim.bound.parts_with("extend"):
         leaves = tree.under(params, part.name)
-        yield _share(part.name, way, f"own parameters{update}", kind, leaves)
+        yield _share(part.name, way, f"own parameters{update}", leaves, kind)
 
 
-def _share(
-    part: str,
-    way: str,
-    name: str,
-    kind: str,
-    value: Tree,
-    when: str = EVERY,
-    survey: bool = False,
-) -> Share:
+def _share(part: str, way: str, name: str, value: Tree, kind: str = "", **when: Any) -> Share:
     leaves = list(tree.leaves(value))
     shape = f"{len(leaves)} arrays"
     if len(leaves) == 1:
         shape = " x ".join(map(str, leaves[0].shape)) or "1"
     sizes = tree.numel(value), tree.nbytes(value)
-    return Share(part, way, name, kind, shape, *sizes, when, survey)
+    return Share(part, way, name, kind, shape, *sizes, **when)
 
 
 # -- what the parts declare ----------------------------------------------------------------------
