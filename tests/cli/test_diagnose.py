@@ -10,7 +10,7 @@ import pytest
 from commands import kedge_command
 
 from kedge.cli import app as cli
-from kedge.cli.sheets import print_sheet
+from kedge.cli.diagnose import print_sheet
 from kedge.diagnostics.sheet import Sheet, SheetTable, read_sheet
 
 

@@ -181,9 +181,9 @@ def test_no_run(tmp_path: Path, finished: Path) -> None:
     ):
         with pytest.raises(KedgeError, match=text):
             diagnose_run(path)
-    with pytest.raises(KedgeError, match="choose from: data, training, privacy"):
+    with pytest.raises(KedgeError, match="is not one of: data, training, privacy"):
         diagnose_run(finished, ("weather",))
-    with pytest.raises(KedgeError, match="choose from"):
+    with pytest.raises(KedgeError, match="is not one of"):
         diagnose_run(finished, ())
 
 
