@@ -13,7 +13,7 @@ from kedge.core import rng
 from kedge.core.part import Drawn, Part, Present
 from kedge.core.tree import Tree
 from kedge.core.uploads import FEATURES
-from kedge.diagnostics.privacy.pictures import CHUNK, Pixels, picture, unit_rows
+from kedge.diagnostics.privacy.pictures import CHUNK, Pixels, image_row, unit_rows
 from kedge.diagnostics.privacy.shares import number, title
 from kedge.diagnostics.sheet import Cell, Chart, SheetTable
 from kedge.session.session import drive
@@ -298,12 +298,11 @@ def chart(
             caption = f"for {classes[label] if classes else f'class {label}'}"
         row = str(place + 1)
         own = pixels.to_unit(drawn.x[i : i + 1])[0]
-        rows.append({"image": picture(own), "caption": caption, "row": row, "column": "generated"})
+        rows.append(image_row(own, row, "generated", caption))
         for name, m in matches.items():
             near = pixels.to_unit(federation.clean(m.rows[i : i + 1]).x)[0]
             distance = f"{float(m.found.distance[i]):.3f} away"
-            column = f"nearest in {name}"
-            rows.append({"image": picture(near), "caption": distance, "row": row, "column": column})
+            rows.append(image_row(near, row, f"nearest in {name}", distance))
     heading = f"{title(made.part)}: {drawn.what}, beside their nearest training images"
     counts = " and ".join(f"{number(m.base)} in {name}" for name, m in matches.items())
     note = (

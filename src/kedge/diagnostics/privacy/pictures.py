@@ -81,3 +81,8 @@ def picture(u: Tensor) -> str:
     content = io.BytesIO()
     image.save(content, "PNG", optimize=True)
     return png_uri(content.getvalue())
+
+
+def image_row(u: Tensor, row: str, column: str, caption: str = "") -> dict[str, str]:
+    """An image in a chart of images."""
+    return {"image": picture(u), "caption": caption, "row": row, "column": column}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from kedge.diagnostics.privacy.inversion import (
     psnr,
     study,
 )
-from kedge.diagnostics.privacy.pictures import Features, Pixels, picture
+from kedge.diagnostics.privacy.pictures import Features, Pixels, image_row
 from kedge.diagnostics.privacy.shares import (
     EVERY,
     FEDAVG,
@@ -65,25 +66,6 @@ GRADIENT_INVERSION = (
     "reconstructs them (Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, arXiv:1906.08935; "
     "Geiping et al., Inverting Gradients, NeurIPS 2020, arXiv:2003.14053). It is not attacked here."
 )
-
-
-class Piece(NamedTuple):
-    """Findings, tables, charts and values; those of several questions are joined in order."""
-
-    findings: Sequence[str] = ()
-    tables: Sequence[SheetTable] = ()
-    charts: Sequence[Chart] = ()
-    values: dict[str, Any] = {}
-
-
-def join(pieces: Sequence[Piece]) -> Piece:
-    """All pieces as one."""
-    return Piece(
-        [line for piece in pieces for line in piece.findings],
-        [table for piece in pieces for table in piece.tables],
-        [chart for piece in pieces for chart in piece.charts],
-        {name: value for piece in pieces for name, value in piece.values.items()},
-    )
 
 
 def diagnose_privacy(
@@ -129,32 +111,22 @@ def diagnose_privacy(
         print(sheet.findings[0])
     """
     start = time.perf_counter()
-    say = report or (lambda line: None)
-    effort = _Effort(targets, steps, samples, rows, shown)
-    chosen, client = client, _client(sim, client)
     if cut is not None and cut != FEATURES:
         sim.bound.model.check_cut(cut)
-    key = rng.fold(rng.key(seed), "privacy")
-    name = sim.federation.client_names[client]
-
-    say(f"privacy: train {name} for round {sim.round + 1} and measure what it shares")
-    shared = share_round(sim, client)
-    pieces, work = [_shares(sim, shared)], [f"a round of {name}"]
-    stats = statistics(sim, shared)
-    pixels = None if sim.federation.tokens else Pixels(sim.federation)
-    if pixels is None:
-        pieces.append(Piece(["The inputs are token ids, which are not attacked here."]))
-    if pixels is not None and (stats is not None if attack is None else attack):
-        pieces.append(_attack(sim, pixels, stats, client, cut, effort, key, say))
-        pieces += _smaller(sim, client) if chosen is None else []
-        work.append(f"attacks of {steps} steps on {targets} samples and on class means")
-    if pixels is not None and any(map(copies.makes_samples, sim.bound.parts)):
-        say(f"privacy: compare up to {samples} generated samples with the training samples")
-        pieces.append(_generated(sim, pixels, client, effort, key))
-        work.append(f"{samples} generated samples at most")
-    if shared.numbers("up"):
-        pieces.append(Piece([GRADIENT_INVERSION]))
-    whole = join(pieces)
+    key, number_ = rng.fold(rng.key(seed), "privacy"), _client(sim, client)
+    made = _Making(sim, number_, key, report, targets, steps, samples, rows, shown)
+    made.share()
+    stats = statistics(sim, made.shared)
+    if sim.federation.tokens:
+        made.findings.append("The inputs are token ids, which are not attacked here.")
+    elif stats is not None if attack is None else attack:
+        made.attack(stats, cut)
+        if client is None:
+            made.name_smallest()
+    if not sim.federation.tokens and any(map(copies.makes_samples, sim.bound.parts)):
+        made.compare_generated()
+    if made.shared.numbers("up"):
+        made.findings.append(GRADIENT_INVERSION)
     seconds = time.perf_counter() - start
     device = str(sim.federation.device)
     count = torch.get_num_threads()
@@ -162,12 +134,12 @@ def diagnose_privacy(
     return Sheet(
         "privacy",
         f"Privacy of {sim.bound.method} in round {sim.round + 1}",
-        findings=[verdict(str(sim.bound.method), name, whole.values), *whole.findings],
-        tables=whole.tables,
-        charts=whole.charts,
-        values={"client": client, "round": sim.round, "seed": seed} | whole.values,
+        findings=[verdict(str(sim.bound.method), made.name, made.values), *made.findings],
+        tables=made.tables,
+        charts=made.charts,
+        values={"client": number_, "round": sim.round, "seed": seed} | made.values,
         seconds=seconds,
-        cost=f"{seconds:.0f} s on {device}{threads}: {', '.join(work)}",
+        cost=f"{seconds:.0f} s on {device}{threads}: {', '.join(made.work)}",
     )
 
 
@@ -208,22 +180,6 @@ def verdict(method: str, client: str, values: dict[str, Any]) -> str:
     return f"{method} shares the model and its updates alone; they are not attacked here."
 
 
-@dataclass(frozen=True)
-class _Effort:
-    """How much is attacked, compared and shown."""
-
-    targets: int
-    steps: int
-    samples: int
-    rows: int
-    shown: int
-
-    def __post_init__(self) -> None:
-        for name, count in vars(self).items():
-            if count < 1:
-                raise FieldError(f"{name} = {count} is below 1")
-
-
 def _client(sim: Simulation, client: int | str | None) -> int:
     sizes, names = sim.federation.sizes, sim.federation.client_names
     if client is None:
@@ -238,152 +194,172 @@ def _client(sim: Simulation, client: int | str | None) -> int:
     return client
 
 
-def _smaller(sim: Simulation, client: int) -> list[Piece]:
-    """Who has more to lose than the client that was attacked."""
-    sizes = sim.federation.sizes
-    least = min(range(len(sizes)), key=lambda k: sizes[k])
-    if sizes[least] == sizes[client]:
-        return []
-    name, least_name = (sim.federation.client_names[k] for k in (client, least))
-    text = (
-        f"{name} has {number(sizes[client])} samples; {least_name} has the fewest of all "
-        f"clients, {sizes[least]}. Means over fewer samples tell more about each of them: attack "
-        f"that client, too (--client {shlex.quote(least_name)})."
-    )
-    return [Piece([text])]
+@dataclass
+class _Making:
+    """A sheet in the making: how much is attacked, compared and shown, and what was found."""
 
+    sim: Simulation
+    client: int
+    key: Tensor
+    report: Report | None
+    targets: int
+    steps: int
+    samples: int
+    rows: int
+    shown: int
+    findings: list[str] = field(default_factory=list)
+    tables: list[SheetTable] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    work: list[str] = field(default_factory=list)  # what takes the time
 
-# -- what is shared ------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        for name in ("targets", "steps", "samples", "rows", "shown"):
+            if getattr(self, name) < 1:
+                raise FieldError(f"{name} = {getattr(self, name)} is below 1")
+        self.federation = self.sim.federation
+        self.name = self.federation.client_names[self.client]
 
+    def say(self, line: str) -> None:
+        if self.report is not None:
+            self.report(f"privacy: {line}")
 
-def _shares(sim: Simulation, shared: Shared) -> Piece:
-    name = sim.federation.client_names[shared.client]
-    rows: list[list[Cell]] = [
-        [s.part, s.way, s.name, s.kind, s.shape, s.numbers, s.nbytes, s.seen, s.when]
-        for s in shared.shares
-    ]
-    columns = ["part", "way", "what", "kind", "shape", "numbers", "bytes", "seen by", "when"]
-    note = (
-        f"Measured on {name} in round {sim.round + 1}. Mean and Sum: the server needs only that "
-        "over the round's clients; Stack: it needs each client's. Seen by: the server for what "
-        "goes up."
-    )
-    tables = [SheetTable("What a client shares in a round", columns, rows, note)]
-    known = declared(sim, shared)
-    if known:
-        tables.append(
-            SheetTable(
-                "Numbers beyond FedAvg's in a round, declared and measured",
-                ["part", "down", "down measured", "up", "up measured"],
-                [[d.part, d.down, d.measured_down, d.up, d.measured_up] for d in known],
-                "Surveys and updates of running statistics are left out, as in what parts declare. "
-                "Declarations hold for a part by itself.",
-            )
+    @cached_property
+    def shared(self) -> Shared:
+        self.say(f"train {self.name} for round {self.sim.round + 1} and measure what it shares")
+        self.work.append(f"a round of {self.name}")
+        return share_round(self.sim, self.client)
+
+    @cached_property
+    def pixels(self) -> Pixels:
+        return Pixels(self.federation)
+
+    def class_name(self, label: int) -> str:
+        names = self.federation.classes
+        return names[label] if names else f"class {label}"
+
+    def name_smallest(self) -> None:
+        """Who has more to lose than the client that was attacked."""
+        sizes = self.federation.sizes
+        least = min(range(len(sizes)), key=lambda k: sizes[k])
+        if sizes[least] == sizes[self.client]:
+            return
+        name = self.federation.client_names[least]
+        self.findings.append(
+            f"{self.name} has {number(sizes[self.client])} samples; {name} has the fewest of all "
+            f"clients, {sizes[least]}. Means over fewer samples tell more about each of them: "
+            f"attack that client, too (--client {shlex.quote(name)})."
         )
-    up, down = shared.nbytes("up"), shared.nbytes("down")
-    values = {
-        "up_bytes": up,
-        "down_bytes": down,
-        "shares": [s._asdict() for s in shared.shares],
-        "needs_clients": sim.bound.needs("clients"),
-        "declared_agrees": all(d.agrees for d in known),
-    }
-    once = sum(s.nbytes for s in shared.shares if s.when != EVERY)
-    text = f"In a round a client sends {_bytes(up)} and receives {_bytes(down)}"
-    text += f"; besides, it sends {_bytes(once)} once." if once else "."
-    return Piece([*sentences(sim, shared), text], tables, [], values)
 
+    # -- what is shared ----------------------------------------------------------------------------
 
-def _bytes(count: int) -> str:
-    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{number(count)} bytes"
+    def share(self) -> None:
+        shared, sim = self.shared, self.sim
+        rows: list[list[Cell]] = [
+            [s.part, s.way, s.name, s.kind, s.shape, s.numbers, s.nbytes, s.seen, s.when]
+            for s in shared.shares
+        ]
+        columns = ["part", "way", "what", "kind", "shape", "numbers", "bytes", "seen by", "when"]
+        note = (
+            f"Measured on {self.name} in round {sim.round + 1}. Mean and Sum: the server needs "
+            "only that over the round's clients; Stack: it needs each client's. Seen by: the "
+            "server for what goes up."
+        )
+        self.tables.append(SheetTable("What a client shares in a round", columns, rows, note))
+        known = declared(sim, shared)
+        if known:
+            title_ = "Numbers beyond FedAvg's in a round, declared and measured"
+            columns = ["part", "down", "down measured", "up", "up measured"]
+            rows = [[d.part, d.down, d.measured_down, d.up, d.measured_up] for d in known]
+            note = (
+                "Surveys and updates of running statistics are left out, as in what parts declare. "
+                "Declarations hold for a part by itself."
+            )
+            self.tables.append(SheetTable(title_, columns, rows, note))
+        up, down = shared.nbytes("up"), shared.nbytes("down")
+        self.values |= {
+            "up_bytes": up,
+            "down_bytes": down,
+            "shares": [s._asdict() for s in shared.shares],
+            "needs_clients": sim.bound.needs("clients"),
+            "declared_agrees": all(d.agrees for d in known),
+        }
+        once = sum(s.nbytes for s in shared.shares if s.when != EVERY)
+        text = f"In a round a client sends {_bytes(up)} and receives {_bytes(down)}"
+        text += f"; besides, it sends {_bytes(once)} once." if once else "."
+        self.findings += [*sentences(sim, shared), text]
 
+    # -- attacks -----------------------------------------------------------------------------------
 
-# -- attacks -------------------------------------------------------------------------------------
+    def attack(self, stats: Statistics | None, cut: str | None) -> None:
+        """Invert features and means of features, and what the client uploads."""
+        federation, sim, steps = self.federation, self.sim, self.steps
+        keys = [k.to(federation.device) for k in rng.split(rng.fold(self.key, "attack"), 5)]
+        where = stats.told.cut if stats is not None else cut or FEATURES
+        if stats is None and where == FEATURES:
+            sim.bound.model.require_head("the attack")
+        rows = client_rows(sim, self.client)
+        some = rows[rng.permutation(keys[0], len(rows))[:STUDIED]]
+        features = feature_map(sim, self.pixels, sim.weights, where)
+        inputs, classes = (
+            self.pixels.to_unit(federation.clean(some).x),
+            classes_of(federation, some),
+        )
+        guessed = guesses(federation, self.pixels, rows, keys[2])
+        self.say(
+            f"invert features of {self.targets} samples and of class means, {steps} steps each: "
+            f"about {self._seconds(features, inputs):.0f} s"
+        )
+        self.work.append(f"attacks of {steps} steps on {self.targets} samples and on class means")
+        known = attackers(federation, self.pixels, features, steps, keys[1])
+        labels, count = classes_of(federation, some), self.targets
+        done = study(inputs, labels, guessed, features, known, targets=count, key=keys[3])
+        self._tell_study(done, _where(where), len(some))
+        if stats is not None:
+            own = feature_map(sim, self.pixels, stats.weights, where, stats.told.channels)
+            known = attackers(federation, self.pixels, own, steps, keys[1])
+            found = attack_upload(stats, federation, self.pixels, guessed, own, known, keys[4])
+            self._tell_upload(stats, found)
 
+    def _seconds(self, features: Features, inputs: Tensor) -> float:
+        """The expected time of the attacks, from that of a forward pass."""
+        rows = min(len(inputs), 64)
+        evaluate(features, inputs[:rows])  # warm-up
+        start = time.perf_counter()
+        float(evaluate(features, inputs[:rows]).sum())  # waits for a GPU
+        forward = (time.perf_counter() - start) / rows
+        return PASSES * forward * self.targets * (len(SIZES) + 1) * self.steps
 
-def _attack(
-    sim: Simulation,
-    pixels: Pixels,
-    stats: Statistics | None,
-    client: int,
-    cut: str | None,
-    effort: _Effort,
-    key: Tensor,
-    say: Report,
-) -> Piece:
-    federation = sim.federation
-    keys = [k.to(federation.device) for k in rng.split(rng.fold(key, "attack"), 5)]
-    where, channels = cut or FEATURES, False
-    if stats is not None:
-        where, channels = stats.told.cut, stats.told.channels
-    elif where == FEATURES:
-        sim.bound.model.require_head("the attack")
-    rows = client_rows(sim, client)
-    some = rows[rng.permutation(keys[0], len(rows))[:STUDIED]]
-    features = feature_map(sim, pixels, sim.weights, where)
-    inputs, classes = pixels.to_unit(federation.clean(some).x), classes_of(federation, some)
-    guessed = guesses(federation, pixels, rows, keys[2])
-    say(
-        f"privacy: invert features of {effort.targets} samples and of class means, {effort.steps} "
-        f"steps each: about {_seconds(features, inputs, effort):.0f} s"
-    )
-    known = attackers(federation, pixels, features, effort.steps, keys[1])
-    done = study(inputs, classes, guessed, features, known, targets=effort.targets, key=keys[3])
-    pieces = [study_piece(done, sim, pixels, where, client, len(some), effort.shown)]
-    if stats is not None:
-        own = feature_map(sim, pixels, stats.weights, where, channels)
-        known = attackers(federation, pixels, own, effort.steps, keys[1])
-        found = attack_upload(stats, federation, pixels, guessed, own, known, keys[4])
-        pieces.append(upload_piece(stats, found, sim, pixels, client, effort.shown))
-    return join(pieces)
-
-
-def _seconds(features: Features, inputs: Tensor, effort: _Effort) -> float:
-    """The expected time of the attacks, from that of a forward pass."""
-    rows = min(len(inputs), 64)
-    evaluate(features, inputs[:rows])  # warm-up
-    start = time.perf_counter()
-    float(evaluate(features, inputs[:rows]).sum())  # waits for a GPU
-    forward = (time.perf_counter() - start) / rows
-    attacked = effort.targets * (len(SIZES) + 1)
-    return PASSES * forward * attacked * effort.steps
-
-
-def study_piece(
-    done: Study, sim: Simulation, pixels: Pixels, cut: str, client: int, studied: int, shown: int
-) -> Piece:
-    """Attacks on raw features and on means over more and more samples."""
-    name, where = sim.federation.client_names[client], _where(cut)
-    count = len(done.labels)
-    rows: list[list[Cell]] = [
-        [x.attacker, _size(x.size), x.mse, psnr(x.mse), _ratio(x.mse, done), x.closest, x.mismatch]
-        for x in done.levels
-    ]
-    rows += [
-        [CLASS_MEAN, None, done.class_mean, psnr(done.class_mean), 1.0, None, None],
-        [RANDOM, None, done.random, psnr(done.random), _ratio(done.random, done), None, None],
-    ]
-    columns = [
-        "attacker", "samples in the mean", "error", "PSNR (dB)", "error / class mean's",
-        "error to the closest", "feature mismatch",
-    ]  # fmt: skip
-    note = (
-        f"n = {count} samples of {name}, values from 0 to 1; each error is the mean squared "
-        f"difference to a sample behind the attacked mean of features ({where}, global model), "
-        "averaged over n. The closest: of all samples behind it. Drawn with the seed of the "
-        f"diagnosis from {studied} of the client's samples. Guesses are made from other clients' "
-        "samples."
-    )
-    tables = [SheetTable("Reconstruction from features", columns, rows, note, decimals=4)]
-    raw, many = done.level(1), done.level(0)
-    findings = [
-        f"For contrast, features of single samples ({where}) {_verdict(_ratio(raw.mse, done))}: "
-        f"error {_error(raw, done)}, n = {count}.",
-        f"Means of features over all samples of a class {_verdict(_ratio(many.mse, done))}: error "
-        f"{_error(many, done)}.",
-    ]
-    values: dict[str, Any] = {
-        "inversion": {
+    def _tell_study(self, done: Study, where: str, studied: int) -> None:
+        """Attacks on raw features and on means over more and more samples."""
+        count = len(done.labels)
+        rows: list[list[Cell]] = [
+            [x.attacker, _size(x.size), *_errors(x.mse, done), x.closest, x.mismatch]
+            for x in done.levels
+        ]
+        for guess, mse in ((CLASS_MEAN, done.class_mean), (RANDOM, done.random)):
+            rows.append([guess, None, *_errors(mse, done), None, None])
+        columns = [
+            "attacker", "samples in the mean", "error", "PSNR (dB)", "error / class mean's",
+            "error to the closest", "feature mismatch",
+        ]  # fmt: skip
+        note = (
+            f"n = {count} samples of {self.name}, values from 0 to 1; each error is the mean "
+            "squared difference to a sample behind the attacked mean of features "
+            f"({where}, global model), averaged over n. The closest: of all samples behind it. "
+            f"Drawn with the seed of the diagnosis from {studied} of the client's samples. Guesses "
+            "are made from other clients' samples."
+        )
+        table = SheetTable("Reconstruction from features", columns, rows, note, decimals=4)
+        self.tables.append(table)
+        raw, many = done.level(1), done.level(0)
+        self.findings += [
+            f"For contrast, features of single samples ({where}) "
+            f"{_verdict(_ratio(raw.mse, done))}: error {_error(raw, done)}, n = {count}.",
+            f"Means of features over all samples of a class {_verdict(_ratio(many.mse, done))}: "
+            f"error {_error(many, done)}.",
+        ]
+        self.values["inversion"] = {
             "n": count,
             "class_mean": done.class_mean,
             "random": done.random,
@@ -392,11 +368,103 @@ def study_piece(
                 for x in done.levels
             ],
         }
-    }
-    charts = [_curve(done)]
-    if pixels.is_image:
-        charts.append(_pictures(done, sim, shown))
-    return Piece(findings, tables, charts, values)
+        self.charts.append(_curve(done))
+        if self.pixels.is_image:
+            self.charts.append(self._pictures(done))
+
+    def _pictures(self, done: Study) -> Chart:
+        best = [done.level(size) for size in dict.fromkeys(x.size for x in done.levels)]
+        rows = []
+        for i, label in enumerate(done.labels[: self.shown]):
+            row, caption = str(i + 1), self.class_name(label)
+            rows.append(image_row(done.targets[i], row, "the sample", caption))
+            rows += [image_row(x.inputs[i], row, _column(x)) for x in best]
+        note = f"The best of {len({x.attacker for x in done.levels})} attackers in each column."
+        return Chart("Samples and their reconstructions from features", "images", rows, note=note)
+
+    def _tell_upload(self, stats: Statistics, found: list[ClassAttack]) -> None:
+        """The attack on what a client really uploads, class by class."""
+        part, best = title(stats.part), _best(found)
+        rows: list[list[Cell]] = []
+        for x in best:
+            behind: list[Cell] = [self.class_name(x.label), x.samples, x.effective]
+            rows.append([*behind, x.mse, x.closest, x.guess, x.guess_closest, x.attacker])
+        columns = [
+            "class", "samples behind", "effective samples", "error", "error to the closest",
+            "class mean's error", "class mean's to the closest", "best attacker",
+        ]  # fmt: skip
+        note = (
+            f"The upload of {self.name}, inverted in its own model after the round. Behind a mean "
+            "are the samples that entered it, weighted as they are in it; effective: how many "
+            "equal weights are worth as much. Of the attackers, the one that comes closest to a "
+            "sample."
+        )
+        heading = f"Reconstruction from {part}'s upload"
+        self.tables.append(SheetTable(heading, columns, rows, note, decimals=4))
+        told, classes = classes_told(stats)
+        lone = sum(len(b.rows) == 1 for b in stats.behind)
+        read = [x for x in best if x.closest < RECOGNISED * x.guess_closest]
+        self.findings.append(_behind(part, self.name, stats, lone))
+        if best:
+            names = ", ".join(f"{self.class_name(x.label)} ({x.samples} behind)" for x in read)
+            self.findings.append(
+                f"Of {len(best)} uploaded class means, {len(read)} can be inverted to less than "
+                "half the error of the class mean to one of their samples"
+                + (f": {names}." if names else ".")
+            )
+        if told == classes:
+            how = "it sends their counts"
+            if stats.told.received is not None:
+                how = "the statistics of the others come back unchanged"
+            self.findings.append(
+                f"A server that sees single uploads knows which of the {classes} classes the "
+                f"client had in the round: {how}."
+            )
+        hidden = ("input", "nearest")
+        self.values["upload"] = {
+            "part": stats.part,
+            "classes": len(best),
+            "classes_told": told,
+            "lone_samples": lone,
+            "reconstructed": len(read),
+            "attacks": [{k: v for k, v in x._asdict().items() if k not in hidden} for x in found],
+        }
+        if self.pixels.is_image and best:
+            pictures = []
+            for x in sorted(best, key=lambda x: x.effective)[: self.shown]:
+                row, error = self.class_name(x.label), f"error {x.closest:.4f}"
+                behind_it = f"{x.samples} behind" if x.samples > 1 else "1 behind: raw features"
+                pictures.append(image_row(x.input, row, "reconstructed", behind_it))
+                column = "the closest sample behind it"
+                pictures.append(image_row(x.nearest, row, column, error))
+            heading = f"Reconstructions from {part}'s upload"
+            note = "The classes with the fewest samples behind their mean first."
+            self.charts.append(Chart(heading, "images", pictures, note=note))
+
+    # -- generated samples -------------------------------------------------------------------------
+
+    def compare_generated(self) -> None:
+        """Samples that parts make, beside their nearest training samples."""
+        self.say(f"compare up to {self.samples} generated samples with the training samples")
+        self.work.append(f"{self.samples} generated samples at most")
+        key_made, key_spaces = rng.split(rng.fold(self.key, "generated"), 2)
+        made, remarks = copies.made_samples(self.sim, self.client, self.samples, key_made)
+        if made:
+            known = copies.spaces(self.sim, self.pixels, self.rows, key_spaces)
+            found = {part: copies.match(drawn, known) for part, drawn in made}
+            self.findings += [copies.sentence(*m, found[m.part]) for m in made]
+            self.tables.append(copies.table(found))
+            each = [copies.chart(self.sim, self.pixels, m, found[m.part], self.shown) for m in made]
+            self.charts += [chart for chart in each if chart is not None]
+            self.values["generated"] = {part: copies.values(m) for part, m in found.items()}
+        self.findings += remarks
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{number(count)} bytes"
 
 
 def _curve(done: Study) -> Chart:
@@ -411,86 +479,10 @@ def _curve(done: Study) -> Chart:
     )  # fmt: skip
 
 
-def _pictures(done: Study, sim: Simulation, shown: int) -> Chart:
-    best = [done.level(size) for size in dict.fromkeys(x.size for x in done.levels)]
-    rows = []
-    for i, label in enumerate(done.labels[:shown]):
-        row, caption = str(i + 1), _class(sim, label)
-        first = {"image": picture(done.targets[i]), "caption": caption}
-        rows.append(first | {"row": row, "column": "the sample"})
-        rows += [
-            {"image": picture(x.inputs[i]), "caption": "", "row": row, "column": _column(x)}
-            for x in best
-        ]
-    note = f"The best of {len({x.attacker for x in done.levels})} attackers in each column."
-    return Chart("Samples and their reconstructions from features", "images", rows, note=note)
-
-
 def _column(level: Level) -> str:
     if level.size == 1:
         return "from its own features"
     return f"from a mean over {_size(level.size)}"
-
-
-def upload_piece(
-    stats: Statistics,
-    found: list[ClassAttack],
-    sim: Simulation,
-    pixels: Pixels,
-    client: int,
-    shown: int,
-) -> Piece:
-    """The attack on what a client really uploads, class by class."""
-    name, part = sim.federation.client_names[client], title(stats.part)
-    best = _best(found)
-    rows: list[list[Cell]] = []
-    for x in best:
-        behind: list[Cell] = [_class(sim, x.label), x.samples, x.effective]
-        rows.append([*behind, x.mse, x.closest, x.guess, x.guess_closest, x.attacker])
-    columns = [
-        "class", "samples behind", "effective samples", "error", "error to the closest",
-        "class mean's error", "class mean's to the closest", "best attacker",
-    ]  # fmt: skip
-    note = (
-        f"The upload of {name}, inverted in its own model after the round. Behind a mean are the "
-        "samples that entered it, weighted as they are in it; effective: how many equal weights "
-        "are worth as much. Of the attackers, the one that comes closest to a sample."
-    )
-    tables = [SheetTable(f"Reconstruction from {part}'s upload", columns, rows, note, decimals=4)]
-    told, classes = classes_told(stats)
-    lone = sum(len(b.rows) == 1 for b in stats.behind)
-    shown_ones = [x for x in best if x.closest < RECOGNISED * x.guess_closest]
-    findings = [_behind(part, name, stats, lone)]
-    if best:
-        names = ", ".join(f"{_class(sim, x.label)} ({x.samples} behind)" for x in shown_ones)
-        findings.append(
-            f"Of {len(best)} uploaded class means, {len(shown_ones)} can be inverted to less than "
-            "half the error of the class mean to one of their samples"
-            + (f": {names}." if names else ".")
-        )
-    if told == classes:
-        how = "it sends their counts"
-        if stats.told.received is not None:
-            how = "the statistics of the others come back unchanged"
-        findings.append(
-            f"A server that sees single uploads knows which of the {classes} classes the client "
-            f"had in the round: {how}."
-        )
-    values: dict[str, Any] = {
-        "upload": {
-            "part": stats.part,
-            "classes": len(best),
-            "classes_told": told,
-            "lone_samples": lone,
-            "reconstructed": len(shown_ones),
-            "attacks": [
-                {k: v for k, v in x._asdict().items() if k not in ("input", "nearest")}
-                for x in found
-            ],
-        }
-    }
-    charts = [_upload_pictures(part, best, sim, shown)] if pixels.is_image and best else []
-    return Piece(findings, tables, charts, values)
 
 
 def _behind(part: str, name: str, stats: Statistics, lone: int) -> str:
@@ -519,23 +511,6 @@ def _best(found: list[ClassAttack]) -> list[ClassAttack]:
     return [min(each, key=lambda x: x.closest) for each in by_class.values()]
 
 
-def _upload_pictures(part: str, best: list[ClassAttack], sim: Simulation, shown: int) -> Chart:
-    rows = []
-    for x in sorted(best, key=lambda x: x.effective)[:shown]:
-        row = _class(sim, x.label)
-        behind = f"{x.samples} behind" if x.samples > 1 else "1 behind: raw features"
-        one = {"image": picture(x.input), "caption": behind, "row": row, "column": "reconstructed"}
-        two = {"image": picture(x.nearest), "caption": f"error {x.closest:.4f}", "row": row}
-        rows += [one, two | {"column": "the closest sample behind it"}]
-    note = "The classes with the fewest samples behind their mean first."
-    return Chart(f"Reconstructions from {part}'s upload", "images", rows, note=note)
-
-
-def _class(sim: Simulation, label: int) -> str:
-    names = sim.federation.classes
-    return names[label] if names else f"class {label}"
-
-
 def _where(cut: str) -> str:
     return "before the head" if cut == FEATURES else f"at {cut}"
 
@@ -544,6 +519,10 @@ def _size(size: int) -> str:
     if size == 1:
         return "1 (raw features)"
     return str(size) if size else "all of the class"
+
+
+def _errors(mse: float, done: Study) -> list[float]:
+    return [mse, psnr(mse), _ratio(mse, done)]
 
 
 def _ratio(mse: float, done: Study) -> float:
@@ -562,22 +541,3 @@ def _verdict(ratio: float) -> str:
     if ratio < SOMETHING:
         return "tell something about the samples"
     return "tell no more about a sample than the mean of its class"
-
-
-# -- generated samples ---------------------------------------------------------------------------
-
-
-def _generated(sim: Simulation, pixels: Pixels, client: int, effort: _Effort, key: Tensor) -> Piece:
-    key_made, key_spaces = rng.split(rng.fold(key, "generated"), 2)
-    made, remarks = copies.made_samples(sim, client, effort.samples, key_made)
-    if not made:
-        return Piece(remarks)
-    known = copies.spaces(sim, pixels, effort.rows, key_spaces)
-    found = {part: copies.match(drawn, known) for part, drawn in made}
-    charts = (copies.chart(sim, pixels, m, found[m.part], effort.shown) for m in made)
-    return Piece(
-        [*(copies.sentence(*m, found[m.part]) for m in made), *remarks],
-        [copies.table(found)],
-        [chart for chart in charts if chart is not None],
-        {"generated": {part: copies.values(matches) for part, matches in found.items()}},
-    )
