@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,14 @@ import torch
 
 import kedge.diagnostics
 from kedge.check.problems import images
-from kedge.core.part import parts
+from kedge.core.part import ClassMeans, parts
 from kedge.diagnostics.data.sheet import WORDS, made_for
 from kedge.diagnostics.privacy import diagnose_privacy
+from kedge.diagnostics.privacy.shares import sentences, share_round
 from kedge.loading import files, load_file
 from kedge.sim.simulation import Simulation
+
+DESCRIPTIONS = json.loads(Path(__file__).with_name("descriptions.json").read_text())
 
 OWN = '''
 from dataclasses import dataclass
@@ -87,6 +91,15 @@ def test_a_part_from_a_file_is_described_and_attacked(own: Simulation) -> None:
     assert "whisper" not in made_for("features", 2, own.bound.task)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(DESCRIPTIONS))
+def test_built_in_parts_are_described_in_the_same_words(name: str) -> None:
+    part = parts[name](**parts[name].tiny)
+    run = images(norm="bn", task=part.tasks[0]).simulate(part)
+    run.run_round()
+    assert sentences(run, share_round(run, 1)) == DESCRIPTIONS[name]
+
+
 def test_built_in_parts_are_not_named_in_the_diagnoses() -> None:
     """Only as citations of papers, in docstrings and notes, with a capital letter."""
     words = {"local", "median", "clip", "gauss", "mixup", "fedavg"}  # words, and what all share
@@ -111,7 +124,5 @@ def test_what_parts_say_they_were_made_for() -> None:
 
 
 def test_class_means_of_sums() -> None:
-    from kedge.core.part import ClassMeans
-
     means = ClassMeans.of_sums(torch.tensor([[2.0, 4.0], [0.0, 0.0]]), torch.tensor([2.0, 0.0]))
     assert means.means.tolist() == [[1.0, 2.0], [0.0, 0.0]]

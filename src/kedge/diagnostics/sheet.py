@@ -166,7 +166,8 @@ def series_of(
     kind: str,
     x: Sequence[Cell],
     series: Mapping[str, Sequence[float] | None],
-    *labels: str,
+    x_label: str = "",
+    y_label: str = "",
     note: str = "",
 ) -> Chart:
     """Lines or bars of series over the same ``x``; one without a name is alone.
@@ -179,11 +180,18 @@ def series_of(
         for name, values in series.items():
             if values is not None:
                 rows.append({"x": place, "y": values[i]} | ({"series": name} if name else {}))
-    return Chart(title, kind, rows, *labels, note=note)
+    return Chart(title, kind, rows, x_label, y_label, note=note)
 
 
 def heatmap_of(
-    title: str, x: Sequence[str], y: Sequence[str], values: Any, *labels: str, note: str = ""
+    title: str,
+    x: Sequence[str],
+    y: Sequence[str],
+    values: Any,
+    x_label: str = "",
+    y_label: str = "",
+    value: str = "",
+    note: str = "",
 ) -> Chart:
     """A heatmap of ``values[i][j]`` at ``x[i]`` and ``y[j]``.
 
@@ -192,7 +200,7 @@ def heatmap_of(
     """
     places = [(i, j) for i in range(len(x)) for j in range(len(y))]
     rows = [{"x": x[i], "y": y[j], "value": values[i][j]} for i, j in places]
-    return Chart(title, "heatmap", rows, *labels, note=note)
+    return Chart(title, "heatmap", rows, x_label, y_label, value, note)
 
 
 def png_uri(content: bytes) -> str:

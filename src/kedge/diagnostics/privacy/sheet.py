@@ -301,10 +301,7 @@ class _Making:
         rows = client_rows(sim, self.client)
         some = rows[rng.permutation(keys[0], len(rows))[:STUDIED]]
         features = feature_map(sim, self.pixels, sim.weights, where)
-        inputs, classes = (
-            self.pixels.to_unit(federation.clean(some).x),
-            classes_of(federation, some),
-        )
+        inputs = self.pixels.to_unit(federation.clean(some).x)
         guessed = guesses(federation, self.pixels, rows, keys[2])
         self.say(
             f"invert features of {self.targets} samples and of class means, {steps} steps each: "

@@ -157,13 +157,6 @@ def mean_bias(m: Measures) -> tuple[float, float, int] | None:
     return sum(b.recognised for b in found) / count, sum(b.own for b in found) / count, count
 
 
-def mean_skew(m: Measures) -> float | None:
-    """The mean over clients of how far their predictions lean to some classes."""
-    if m.classes is None:
-        return None
-    return sum(m.classes.skews) / len(m.classes.skews)
-
-
 def mean(values: Sequence[float]) -> float:
     """The mean of the values that are not NaN; NaN without any."""
     known = [v for v in values if not math.isnan(v)]
@@ -248,9 +241,9 @@ def _agreement(m: Measures) -> str:
 def _bias(m: Measures) -> list[str]:
     if m.classes is None:
         return []
-    skew, before = mean_skew(m), mean([prediction_skew(b) for b in m.classes.before])
+    skew, before = mean(m.classes.skews), mean([prediction_skew(b) for b in m.classes.before])
     lean = (
-        f"{_share(skew or 0.0)} of a local model's predictions would have to change to match the "
+        f"{_share(skew)} of a local model's predictions would have to change to match the "
         f"true number of samples of each class, {_share(before)} of those of the model before"
     )
     bias = mean_bias(m)
@@ -583,7 +576,7 @@ def values(m: Measures) -> dict[str, Any]:
     if (bias := mean_bias(m)) is not None:
         found |= {"lacking_recognised": bias[0], "lacking_to_own": bias[1]}
     if (c := m.classes) is not None:
-        found["prediction_skew"] = mean_skew(m)
+        found["prediction_skew"] = mean(c.skews)
         found["change_own"] = mean([x.own for x in c.changes])
         found["change_lacking"] = mean([x.lacking for x in c.changes])
         found["forgetting"] = mean(c.forgotten)
