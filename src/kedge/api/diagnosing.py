@@ -116,8 +116,10 @@ def diagnose(
     if most < 1:
         raise FieldError(f"samples = {most} must be at least 1", field="samples")
     federation, name, command = _federation(subject, given, seed)
-    told = {"name": name, "command": command, "report": report}
-    return [diagnose_data(federation, samples=most, seed=seed, **told)]
+    sheet = diagnose_data(
+        federation, name=name, samples=most, seed=seed, command=command, report=report
+    )
+    return [sheet]
 
 
 def _federation(subject: Any, given: dict[str, Any], seed: int) -> tuple[Federation, str, str]:

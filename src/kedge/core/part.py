@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from kedge.core.view import Spec, View
 
 
-class Present(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Present:
     """A round that is about to begin, for :meth:`Part.draw_samples`."""
 
     spec: Spec

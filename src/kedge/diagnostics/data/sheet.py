@@ -473,17 +473,17 @@ def _measures(data: Measured) -> SheetTable:
         rows.append([name, value, chance, beyond, p])
 
     if labels.kind != "targets":
-        row(f"effective {labels.kind}", *map(_mean, (labels.effective, labels.chance_effective)))
-    row(
-        f"label EMD ({unit})", *map(_mean, (labels.distance, labels.chance)), labels.index, labels.p
-    )
-    divergences = labels.divergence, labels.chance_divergence
-    row("label Jensen-Shannon (bits)", *map(_mean, divergences))
+        chance = _mean(labels.chance_effective)
+        row(f"effective {labels.kind}", _mean(labels.effective), chance)
+    distance, chance = _mean(labels.distance), _mean(labels.chance)
+    row(f"label EMD ({unit})", distance, chance, labels.index, labels.p)
+    divergence, chance = _mean(labels.divergence), _mean(labels.chance_divergence)
+    row("label Jensen-Shannon (bits)", divergence, chance)
     row("Gini of sizes", data.gini)
     row("largest to smallest", data.ratio)
     row("effective clients", effective_clients(sizes))
-    squares = (_mean_square(values) for values in (shift.raw, shift.chance))
-    row("feature shift (class sd)", *squares, shift.overall, shift.p)
+    value, chance = _mean_square(shift.raw), _mean_square(shift.chance)
+    row("feature shift (class sd)", value, chance, shift.overall, shift.p)
     value, chance = _mean(conditional.value), _mean(conditional.chance)
     row("conditional Wasserstein C_d", value, chance, max(value - chance, 0.0))
     row("samples on several clients", data.equal.across)
@@ -621,6 +621,6 @@ def _mean(values: Any) -> float:
     return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
 
 
-def _mean_square(values: Any) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(np.sqrt((known**2).mean())) if len(known) else None
+def _mean_square(values: Any) -> float:
+    """The root of the mean square of the values that are known."""
+    return float(np.sqrt(_mean(values**2)))

@@ -65,17 +65,7 @@ def made_samples(
     found, remarks = [], []
     for part in sim.bound.method.parts:
         if part.has("draw_samples"):
-            drawn = part.draw_samples(
-                Present(
-                    sim.bound.spec,
-                    sim.round,
-                    sim.federation.client_names[client],
-                    _surveyed(sim, part),
-                    lambda part=part: sim.prepared(client)[part.name],
-                    key,
-                    count,
-                )
-            )
+            drawn = part.draw_samples(_present(sim, part, client, count, key))
             if isinstance(drawn, str):
                 remarks.append(drawn)
             else:
@@ -86,6 +76,15 @@ def made_samples(
                 "kept nor sent."
             )
     return found, remarks
+
+
+def _present(sim: Simulation, part: Part, client: int, count: int, key: Tensor) -> Present:
+    name, server = sim.federation.client_names[client], _surveyed(sim, part)
+
+    def prepare() -> Tree:
+        return sim.prepared(client)[part.name]
+
+    return Present(sim.bound.spec, sim.round, name, server, prepare, key, count)
 
 
 def _thinned(drawn: Drawn, count: int, key: Tensor) -> Drawn:
