@@ -19,11 +19,11 @@ import torch
 
 from kedge.data.datasets import load
 from kedge.data.partition import Partition
-from kedge.diagnostics.data import diagnose_data
-from kedge.diagnostics.privacy import diagnose_privacy
+from kedge.diagnostics.data.sheet import diagnose_data
+from kedge.diagnostics.privacy.sheet import diagnose_privacy
 from kedge.diagnostics.sheet import Sheet
-from kedge.diagnostics.training import diagnose_training
 from kedge.diagnostics.training.probe import Probe, probe
+from kedge.diagnostics.training.sheet import diagnose_training
 from kedge.engines import Execution
 from kedge.engines.device import device_name, precise, resolve_device, restored_threads, use_threads
 from kedge.errors import DataError, FieldError, KedgeError, NotFinite
