@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from made import comparison, run_folder
 
-from kedge.history.sheet import Chart, Sheet, Table, png_uri
+from kedge.history.sheet import Chart, Sheet, SheetTable, png_uri
 from kedge.report.page import report
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -41,7 +41,7 @@ def sheet() -> Sheet:
         Chart("Embedding", "points", [{**r, "label": "dot"} for r in xs], "x", "y"),
         Chart("Images", "images", images),
     ]
-    table = Table("Numbers", ["name", "value"], [["a", 1.5], ["b", 2], ["c", None]])
+    table = SheetTable("Numbers", ["name", "value"], [["a", 1.5], ["b", 2], ["c", None]])
     return Sheet("training", "Training", ["clients drift apart", "mostly late"], [table], charts)
 
 

@@ -10,8 +10,8 @@ import pytest
 from commands import kedge_command
 
 from kedge.cli import app as cli
-from kedge.cli.sheets import print_sheet
-from kedge.history.sheet import Sheet, Table, read_sheet
+from kedge.cli.diagnose import print_sheet
+from kedge.history.sheet import Sheet, SheetTable, read_sheet
 
 
 def hospitals(folder: Path) -> Path:
@@ -123,7 +123,7 @@ def test_sheets_fit_the_terminal(
     """Text is wrapped, nothing is cut, and markup in names is text."""
     monkeypatch.setattr(cli.console, "_width", width)
     rows = [[f"[bold]client {k}", k * 1000, 0.5, None] for k in range(60)]
-    table = Table("Clients", ["client", "samples", "shift", "C_d"], rows, note="A note.")
+    table = SheetTable("Clients", ["client", "samples", "shift", "C_d"], rows, note="A note.")
     findings = ["A verdict " * 12, "Another [red]finding[/red] " * 9]
     print_sheet(Sheet("data", "Data", findings, [table], cost="1 s"))
     out = capsys.readouterr().out

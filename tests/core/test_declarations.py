@@ -32,5 +32,7 @@ def test_a_part_that_declares_nothing_asks_for_nothing() -> None:
         "sends": "0",
         "uploads": "0",
         "counted": (),
+        "tells_labels": (),
         "keeps": "0",
+        "made_for": {},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kedge.diagnostics.data.chance import p_of_largest, p_value
+from kedge.diagnostics.data.sample import p_of_largest, p_value
 
 
 def test_p_values_by_hand() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import wasserstein_distance
 
-from kedge.diagnostics.data.distances import (
+from kedge.diagnostics.data.features import (
     squared_w2,
     unit_directions,
     wasserstein,

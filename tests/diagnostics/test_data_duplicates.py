@@ -8,7 +8,8 @@ import torch
 
 from kedge.data.build import federate
 from kedge.data.datasets import load
-from kedge.diagnostics.data.duplicates import (
+from kedge.diagnostics.data.features import features_of
+from kedge.diagnostics.data.outliers import (
     EXPECTED_FALSE,
     equal_samples,
     hashes,
@@ -16,7 +17,6 @@ from kedge.diagnostics.data.duplicates import (
     near_samples,
     threshold,
 )
-from kedge.diagnostics.data.features import features_of
 
 
 @pytest.fixture

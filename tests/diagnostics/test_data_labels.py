@@ -12,21 +12,21 @@ from scipy.stats import wasserstein_distance
 
 from kedge.data.build import federate
 from kedge.data.datasets import load
-from kedge.diagnostics.data.label_skew import (
-    label_skew,
-    skew_of_classes,
-    skew_of_labels,
-    skew_of_targets,
-)
 from kedge.diagnostics.data.labels import (
     each_label,
     earth_movers,
     effective_classes,
+    effective_clients,
+    gini,
     jensen_shannon,
+    label_skew,
+    largest_to_smallest,
     shares,
+    skew_of_classes,
+    skew_of_labels,
+    skew_of_targets,
     target_distance,
 )
-from kedge.diagnostics.data.quantity import effective_clients, gini, largest_to_smallest
 
 
 @pytest.fixture

@@ -11,17 +11,18 @@ from kedge.core.task import Classification, MultiLabel, Regression
 from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
-from kedge.diagnostics.data.apart import robust_scores, shifted_columns, stand_apart
-from kedge.diagnostics.data.feature_shift import (
+from kedge.diagnostics.data.features import (
     Cells,
-    Group,
     Shift,
     conditional_distances,
     feature_shift,
+    features_of,
+    principal_components,
 )
-from kedge.diagnostics.data.features import features_of, principal_components
-from kedge.diagnostics.data.label_skew import label_skew
+from kedge.diagnostics.data.labels import label_skew
+from kedge.diagnostics.data.outliers import robust_scores, shifted_columns, stand_apart
 from kedge.diagnostics.data.sample import (
+    FeatureGroup,
     Sample,
     class_shares,
     draw_sample,
@@ -182,7 +183,7 @@ def test_conditional_distances_of_clients(rng: np.random.Generator) -> None:
     y = np.tile([0, 1], 90)
     x = rng.normal(size=(180, 2)) / np.sqrt(2) + 100 * y[:, None]
     x[120:] += 50.0
-    groups = [Group("0", np.flatnonzero(y == 0)), Group("1", np.flatnonzero(y == 1))]
+    groups = [FeatureGroup("0", np.flatnonzero(y == 0)), FeatureGroup("1", np.flatnonzero(y == 1))]
     owner = np.repeat([0, 1, 2], 60)
     cells = Cells(x, owner, groups, 3)
     found = conditional_distances(cells, np.full((3, 2), 0.5))
@@ -287,7 +288,7 @@ def test_columns_that_shift_are_found_with_their_clients(rng: np.random.Generato
     owner = np.repeat(np.arange(4), 100)
     x[owner == 2, 1] += 20.0
     x[owner == 0, 0] += 1.0
-    groups = [Group(str(c), np.flatnonzero(y == c)) for c in (0, 1)]
+    groups = [FeatureGroup(str(c), np.flatnonzero(y == c)) for c in (0, 1)]
     found = shifted_columns(x, owner, groups)
     assert [(c.column, c.client) for c in found] == [(1, 2), (0, 0)]
     assert found[0].shift == pytest.approx(20, rel=0.1)
@@ -300,7 +301,7 @@ def test_columns_that_follow_the_label_do_not_shift(rng: np.random.Generator) ->
     owner = np.repeat(np.arange(4), 100)
     y = (rng.random(400) < np.where(owner == 0, 0.9, 0.1)).astype(int)
     x = rng.normal(size=(400, 2)) + 5 * y[:, None]
-    groups = [Group(str(c), np.flatnonzero(y == c)) for c in (0, 1)]
+    groups = [FeatureGroup(str(c), np.flatnonzero(y == c)) for c in (0, 1)]
     assert abs(x[owner == 0].mean() - x[owner != 0].mean()) > 3
     assert shifted_columns(x, owner, groups) == []
 
@@ -308,9 +309,9 @@ def test_columns_that_follow_the_label_do_not_shift(rng: np.random.Generator) ->
 def test_columns_of_many_small_cells_do_not_shift(rng: np.random.Generator) -> None:
     """100 clients with 2 samples of each of 5 classes: deviations are not underestimated."""
     owner, y = np.repeat(np.arange(100), 10), np.tile(np.arange(5), 200)
-    groups = [Group(str(c), np.flatnonzero(y == c)) for c in range(5)]
+    groups = [FeatureGroup(str(c), np.flatnonzero(y == c)) for c in range(5)]
     assert shifted_columns(rng.normal(size=(1000, 10)), owner, groups) == []
-    single = [Group("all", np.arange(3))]
+    single = [FeatureGroup("all", np.arange(3))]
     assert shifted_columns(rng.normal(size=(3, 2)), np.arange(3), single) == []
 
 

@@ -19,7 +19,7 @@ from kedge.data.build import federate
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
 from kedge.diagnostics.privacy import diagnose_privacy
-from kedge.diagnostics.privacy.words import GRADIENT_INVERSION
+from kedge.diagnostics.privacy.sheet import GRADIENT_INVERSION
 from kedge.errors import FieldError, UnknownName
 from kedge.history.sheet import Sheet
 from kedge.sim.simulation import Simulation

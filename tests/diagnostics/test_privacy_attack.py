@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng
+from kedge.core.part import ClassMeans
 from kedge.core.task import Classification
 from kedge.core.tree import Weights
 from kedge.data.federation import Federation
-from kedge.diagnostics.privacy.attack import (
+from kedge.diagnostics.privacy.inversion import (
     Attacker,
     Guesses,
     attack_upload,
     classes_of,
+    fit_decoder,
     guesses,
     study,
 )
-from kedge.diagnostics.privacy.inversion import fit_decoder
 from kedge.diagnostics.privacy.pictures import Pixels
 from kedge.diagnostics.privacy.uploads import Behind, Statistics
 
@@ -64,7 +65,7 @@ def test_the_attack_on_an_upload_by_hand() -> None:
         Behind(torch.tensor([3]), torch.tensor([1.0])),
     ]
     means = torch.tensor([[0.1], [1.0]]).expand(2, 4)  # 3/4 of 0 and 1/4 of 0.4
-    stats = Statistics("fedimpro", "stage1", False, means, None, behind, Weights({}, {}))
+    stats = Statistics("part", ClassMeans(means), means, behind, Weights({}, {}))
     guessed = guesses(data, Pixels(data), torch.arange(4), KEY)
     zero, one = attack_upload(stats, data, Pixels(data), guessed, features, exact(), KEY)
     assert (zero.samples, one.samples) == (2, 1)
@@ -81,8 +82,8 @@ def test_the_attack_on_an_upload_by_hand() -> None:
 def test_classes_without_samples_are_left_out() -> None:
     data = federation()
     empty = Behind(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-    rest = False, torch.zeros(2, 4), None, [empty, empty], Weights({}, {})
-    stats = Statistics("fedimpro", "stage1", *rest)
+    means = torch.zeros(2, 4)
+    stats = Statistics("part", ClassMeans(means), means, [empty, empty], Weights({}, {}))
     guessed = Guesses({}, {})
     assert attack_upload(stats, data, Pixels(data), guessed, features, exact(), KEY) == []
 

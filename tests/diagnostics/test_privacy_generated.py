@@ -12,10 +12,21 @@ from PIL import Image
 
 from kedge.check.problems import images
 from kedge.core import rng, tree
+from kedge.core.part import Drawn
 from kedge.core.task import Classification
+from kedge.core.uploads import FEATURES
 from kedge.data.federation import Federation
-from kedge.diagnostics.privacy.copies import chart, closest_of_each, match, sentence, spaces, table
-from kedge.diagnostics.privacy.generated import FEATURES, INPUTS, Generated, generated
+from kedge.diagnostics.privacy.copies import (
+    INPUTS,
+    Made,
+    chart,
+    closest_of_each,
+    made_samples,
+    match,
+    sentence,
+    spaces,
+    table,
+)
 from kedge.diagnostics.privacy.pictures import Pixels, picture
 from kedge.sim.simulation import Simulation
 
@@ -28,9 +39,9 @@ def made(method: str, rounds: int = 1, count: int = 8) -> tuple[Simulation, list
     for _ in range(rounds):
         run.run_round()
     before = {key: value.clone() for key, value in run.state().items()}
-    found, remarks = generated(run, 1, count, KEY)
+    found, remarks = made_samples(run, 1, count, KEY)
     assert tree.equal(run.state(), before)
-    return run, found, remarks
+    return run, [one.drawn for one in found], remarks
 
 
 def test_fedcog_shows_what_the_client_trains_on() -> None:
@@ -57,7 +68,7 @@ def test_fedcog_shows_what_the_client_trains_on() -> None:
 )
 def test_every_part_that_makes_samples(method: str, space: str, where: str) -> None:
     _, [own], _ = made(method)
-    assert own.space == space
+    assert own.is_input == (space == INPUTS)
     assert where in own.where
     shape = (1, 8, 8) if space == INPUTS else (6,)
     assert tuple(own.x.shape[1:]) == shape
@@ -91,11 +102,11 @@ def test_means_of_one_sample_are_copies() -> None:
     assert (close.copies, close.samples, close.distance) == (8, 8, 0.0)
     assert found[FEATURES].close.copies == 8
     assert torch.equal(run.federation.clean(found[INPUTS].rows).x, own.x)
-    assert "8 of the 8 are copies of training samples" in sentence(own, found)
+    assert "8 of the 8 are copies of training samples" in sentence("fedmix", own, found)
     run, [own], _ = made("fedmix(samples=9, rows=9)")
     found = match(own, spaces(run, pixels, 100, KEY))
     assert found[INPUTS].close.copies == 0
-    assert "none of the 8 is a copy" in sentence(own, found)
+    assert "none of the 8 is a copy" in sentence("fedmix", own, found)
 
 
 def test_the_usual_distance_by_hand() -> None:
@@ -113,7 +124,7 @@ def test_the_usual_distance_by_hand() -> None:
     assert space.test is not None
     # 7.5 is beyond the range and cut off to 7
     assert torch.allclose(space.test.sort().values, torch.tensor([0.0, 0.5, 0.5, 0.5]) / 7)
-    own = Generated("fedmix", torch.tensor([[6.0], [1.0]]), None, INPUTS, "", "")
+    own = Drawn(torch.tensor([[6.0], [1.0]]), None, "", "")
     near = match(own, known)[INPUTS]
     assert near.rows.tolist() == [4, 2]
     assert torch.allclose(near.found.distance, torch.tensor([1.0, 0.0]) / 7)
@@ -124,7 +135,7 @@ def test_the_closest_samples_are_shown_beside_their_neighbours() -> None:
     run, [own], _ = made("fedmix(samples=3, rows=9)")
     pixels = Pixels(run.federation)
     found = match(own, spaces(run, pixels, 100, KEY))
-    drawn = chart(run, pixels, own, found, shown=2)
+    drawn = chart(run, pixels, Made("fedmix", own), found, shown=2)
     assert drawn is not None
     assert [(r["row"], r["column"]) for r in drawn.rows] == [
         (row, column)
@@ -134,7 +145,7 @@ def test_the_closest_samples_are_shown_beside_their_neighbours() -> None:
     first = int(found[INPUTS].found.distance.argmin())
     assert drawn.rows[0]["image"] == picture(pixels.to_unit(own.x)[first])
     assert drawn.rows[1]["caption"] == f"{float(found[INPUTS].found.distance.min()):.3f} away"
-    assert [row[1] for row in table({"fedmix": (own, found)}).rows] == [INPUTS, FEATURES]
+    assert [row[1] for row in table({"fedmix": found}).rows] == [INPUTS, FEATURES]
 
 
 def test_one_sample_of_each_label_comes_first() -> None:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from kedge.core import rng
-from kedge.diagnostics.privacy.nearest import closeness, nearest
+from kedge.diagnostics.privacy.copies import closeness, nearest
 
 
 def test_by_hand() -> None:

@@ -10,8 +10,15 @@ import torch
 from kedge.check.problems import images
 from kedge.core import tree
 from kedge.core.part import Part, Sum, parts
-from kedge.diagnostics.privacy.shares import EVERY, FIRST, LAST, Shared, declared, share_round
-from kedge.diagnostics.privacy.words import sentences
+from kedge.diagnostics.privacy.shares import (
+    EVERY,
+    FIRST,
+    LAST,
+    Shared,
+    declared,
+    sentences,
+    share_round,
+)
 from kedge.sim.simulation import Simulation
 
 PARTS = sorted(name for name in parts if parts[name].__module__.startswith("kedge."))
@@ -77,7 +84,7 @@ def test_single_clients_and_labels_are_told() -> None:
     found = share_round(run, 0)
     [counts] = [s for s in found.shares if s.name == "counts"]
     assert (counts.kind, counts.seen) == ("Stack", "each client's own")
-    assert torch.equal(found.upload("flboost", "counts"), run.clients.label_counts[0])
+    assert torch.equal(found.uploads("flboost")["counts"], run.clients.label_counts[0])
     text = " ".join(sentences(run, found))
     assert "FLBoost needs what each single client sends" in text
     assert "Labels are counted or averaged in what clients send: FLBoost (each client)" in text

@@ -66,7 +66,7 @@ def test_effective_numbers() -> None:
 def test_uploads_of_fedimpro_are_means_over_the_samples_behind_them(fields: str) -> None:
     run, stats = found(f"fedimpro(cut=stage1, {fields})".replace(", )", ")"), optim=STILL)
     pixels = Pixels(run.federation)
-    features = feature_map(run, pixels, stats.weights, "stage1", stats.channels)
+    features = feature_map(run, pixels, stats.weights, "stage1", stats.told.channels)
     present = 0
     for mean, behind in zip(stats.means, stats.behind, strict=True):
         if len(behind.rows):
@@ -83,7 +83,7 @@ def test_other_class_means_are_those_of_the_clients_samples(method: str) -> None
     """In the client's trained model with its running statistics (CCVR: in the global one)."""
     run, stats = found(method, norm="bn")
     pixels = Pixels(run.federation)
-    features, rows = feature_map(run, pixels, stats.weights, stats.cut), client_rows(run, 2)
+    features, rows = feature_map(run, pixels, stats.weights, stats.told.cut), client_rows(run, 2)
     y = run.federation.y[rows]
     for c, behind in enumerate(stats.behind):
         assert torch.equal(behind.rows, rows[y == c])
@@ -98,7 +98,7 @@ def test_unchanged_statistics_tell_the_classes() -> None:
     assert classes_told(stats) == (3, 3)
     _, noisy = found("fedimpro(cut=stage1, noise=0.1)", client=0)
     assert classes_told(noisy)[0] < 3
-    assert noisy.noise == 0.1
+    assert noisy.told.noise == 0.1
 
 
 def test_methods_without_class_means() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kedge.errors import DataError
-from kedge.history.sheet import Chart, Sheet, Table, png_uri, read_sheet
+from kedge.history.sheet import Chart, Sheet, SheetTable, png_uri, read_sheet
 
 
 def sheet() -> Sheet:
@@ -17,7 +17,7 @@ def sheet() -> Sheet:
         "data",
         "Data of 2 clients",
         findings=["Strong label skew."],
-        tables=[Table("Clients", ["client", "samples"], [["a", np.int64(3)], ["b", 4]])],
+        tables=[SheetTable("Clients", ["client", "samples"], [["a", np.int64(3)], ["b", 4]])],
         charts=[Chart("Classes", "heatmap", [{"x": 0, "y": "a", "value": np.float64("nan")}])],
         values={"gini": np.array([0.5, 0.25])},
         seconds=0.5,

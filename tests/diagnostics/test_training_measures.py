@@ -8,35 +8,31 @@ import torch
 from torch import nn
 
 from kedge.core.model import Model
-from kedge.diagnostics.training.bias import (
+from kedge.diagnostics.training.predictions import (
+    accuracy,
+    change,
+    class_cosine,
     classifier_bias,
     confusion,
+    forgetting,
+    linear_cka,
+    pair_cosine,
+    per_class_accuracy,
+    personal_accuracy,
     predicted_on_lacking,
     prediction_skew,
 )
-from kedge.diagnostics.training.divergence_by_layer import (
+from kedge.diagnostics.training.weights import (
+    Variance,
     by_layer,
     cancelled,
     cosines,
-    mean_cosine,
-    weight_divergence,
-)
-from kedge.diagnostics.training.embedding import MAX_POINTS, embed
-from kedge.diagnostics.training.forgetting import (
-    accuracy,
-    change,
-    forgetting,
-    per_class_accuracy,
-    personal_accuracy,
-)
-from kedge.diagnostics.training.gradients import (
-    Variance,
     gradient_variance,
     leaves_above,
+    mean_cosine,
     shared_factor,
+    weight_divergence,
 )
-from kedge.diagnostics.training.margin import worst_case_margins
-from kedge.diagnostics.training.similarity import class_cosine, linear_cka, pair_cosine
 
 T = torch.tensor
 
@@ -218,57 +214,3 @@ def test_cosines_across_classes() -> None:
     assert class_cosine(features, labels) == pytest.approx(3 * half / 5)
     assert math.isnan(class_cosine(features, T([1, 1, 1, 1])))
     assert pair_cosine(features[:2], features[2:]) == pytest.approx((0 + half) / 2)
-
-
-def test_embedding_is_fixed_by_its_seed_and_separates_groups() -> None:
-    draw = generator()
-    rows = torch.randn(40, 5, generator=draw) + torch.arange(40)[:, None].ge(20) * 20.0
-    first, again = embed(rows), embed(rows)
-    assert torch.equal(first, again)
-    centres = first[:20].mean(0), first[20:].mean(0)
-    radius = max(float((first[:20] - centres[0]).norm(dim=1).max()), 0.0)
-    assert float((centres[0] - centres[1]).norm()) > radius
-    with pytest.raises(ValueError, match=f"give 4 to {MAX_POINTS}"):
-        embed(rows[:3])
-    assert torch.equal(embed(torch.ones(9, 3)), torch.zeros(9, 2).double())
-
-
-# -- margins ----------------------------------------------------------------------------------
-
-
-def test_margin_of_a_linear_model_is_exact() -> None:
-    """min_j (z_y - z_j) / |w_y - w_j|, and 0 for a sample that is wrong already."""
-    draw = generator(3)
-    weight = torch.randn(4, 6, generator=draw).double()
-    bias = torch.randn(4, generator=draw).double()
-    x = 2 * torch.randn(30, 6, generator=draw).double()
-    logits = x @ weight.T + bias
-    y = logits.argmax(1)
-    y[:5] = (y[:5] + 1) % 4  # these are wrong
-    gaps = logits.gather(1, y[:, None]) - logits
-    norms = (weight[y][:, None] - weight).norm(dim=2)
-    exact = torch.where(norms > 0, gaps / norms, float("inf")).min(1).values.clamp_min(0.0)
-    found = worst_case_margins(lambda v: v @ weight.T + bias, x, y)
-    assert torch.equal(found[:5], torch.zeros(5).double())
-    assert torch.allclose(found, exact, rtol=1e-3)
-    assert bool((found >= exact - 1e-12).all())  # an attack comes from above
-
-
-def test_margin_to_a_curved_boundary() -> None:
-    """Class 1 outside of the circle of radius 2: the margin of a point at radius r is 2 - r."""
-    x = T([[0.5, 0.0], [0.0, 1.5], [-1.0, 1.0]]).double()
-
-    def logits(v: torch.Tensor) -> torch.Tensor:
-        square = v.square().sum(1)
-        return torch.stack([4 - square, square - 4], 1)
-
-    found = worst_case_margins(logits, x, T([0, 0, 0]))
-    assert found.tolist() == pytest.approx([1.5, 0.5, 2 - 2**0.5], rel=2e-3)
-
-
-def test_margin_without_a_boundary_is_infinite() -> None:
-    def constant(v: torch.Tensor) -> torch.Tensor:
-        return T([[1.0, 0.0]]).expand(len(v), 2) + 0 * v
-
-    x, y = T([[1.0, 1.0]]), T([0])
-    assert worst_case_margins(constant, x, y).tolist() == [math.inf]

@@ -8,9 +8,9 @@ from kedge.core import tree
 from kedge.core.part import Part, parts
 from kedge.core.tree import Tree
 from kedge.diagnostics.training import probe as probing
-from kedge.diagnostics.training.findings import findings
 from kedge.diagnostics.training.measures import measure
 from kedge.diagnostics.training.probe import probe, spread
+from kedge.diagnostics.training.sheet import findings
 from kedge.errors import FieldError, NotFinite
 from kedge.sim.simulation import Simulation
 

@@ -19,14 +19,10 @@ from kedge.core.work import LocalWork
 from kedge.data.datasets import load
 from kedge.data.federation import Federation
 from kedge.diagnostics.training import diagnose_training
-from kedge.diagnostics.training import samples as training_samples
-from kedge.diagnostics.training.charts import values
-from kedge.diagnostics.training.findings import verdict
-from kedge.diagnostics.training.margin import worst_case_margins
-from kedge.diagnostics.training.measures import measure
+from kedge.diagnostics.training import measures as training_measures
+from kedge.diagnostics.training.measures import Measures, measure, operations
 from kedge.diagnostics.training.probe import Probe, probe
-from kedge.diagnostics.training.results import Measures
-from kedge.diagnostics.training.samples import operations
+from kedge.diagnostics.training.sheet import values, verdict
 from kedge.engines import Execution
 from kedge.errors import FieldError
 from kedge.history.sheet import Sheet
@@ -56,7 +52,7 @@ def numbers(method: str, partition: str = "dirichlet(0.1)") -> dict[str, Any]:
 
 
 def test_drift_grows_from_iid_to_dirichlet() -> None:
-    """Weights, gradients, classifiers, features and margins agree on the order."""
+    """Weights, gradients, classifiers and features agree on the order."""
     found = [numbers("fedavg", p) for p in ("iid", "dirichlet(1.0)", "dirichlet(0.1)")]
     growing = (
         "weight_divergence", "cancelled", "gradient_variance_low", "gradient_variance_high",
@@ -65,7 +61,7 @@ def test_drift_grows_from_iid_to_dirichlet() -> None:
     for name in growing:
         one, two, three = (v[name] for v in found)
         assert one < two < three, name
-    for name in ("mean_cosine", "generalisation", "margin"):
+    for name in ("mean_cosine", "generalisation"):
         one, two, three = (v[name] for v in found)
         assert one > two > three, name
     one, two, three = (v["cka"]["features"] for v in found)
@@ -118,28 +114,12 @@ def test_gradient_variance_of_quadratics() -> None:
     assert found.squared_mean == pytest.approx(mean**2)
 
 
-def test_margins_are_those_on_data_of_the_others() -> None:
-    """Equation 2 of FedImpro: for client 0 the samples of clients 1 and 2 count, and no others."""
-    found = probe(images().simulate("fedavg"))
-    margins, fed = measure(found).margins, found.federation
-    assert margins is not None
-    assert margins.clients == [0, 1, 2]
-    for k in range(3):
-        own = range(fed.offsets[k], fed.offsets[k] + fed.sizes[k])
-        rows = fed.rows[[i for i in range(len(fed.rows)) if i not in own]]
-        batch = fed.clean(rows)
-        for weights, value in ((found.starts[k], margins.before), (found.ends[k], margins.local)):
-            model = functools.partial(found.bound.model.forward, weights, mode="eval")
-            exact = worst_case_margins(lambda x, m=model: m(x).logits, batch.x, batch.y)
-            assert value[k] == pytest.approx(float(exact[exact.isfinite()].mean()))
-
-
 def test_large_models_are_measured_on_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear layer of 64 inputs and 10 outputs takes 1280 operations."""
     found = probe(digits("fedavg", "iid", model="linear"))
     assert operations(found) == pytest.approx(1300, abs=20)
     assert measure(found).tested_on == "the 359 test samples"
-    monkeypatch.setattr(training_samples, "MAX_OPERATIONS", 1e3)
+    monkeypatch.setattr(training_measures, "MAX_OPERATIONS", 1e3)
     assert measure(found).tested_on == "200 of 359 test samples"
 
 
@@ -159,14 +139,11 @@ def test_a_sheet_of_digits() -> None:
     heads = [text.split()[0] for text in sheet.findings[1:]]
     assert heads == [
         "Weights:", "Updates:", "Classifier:", "Forgetting:", "Own", "Features:", "Gradients:",
-        "Margin:",
     ]  # fmt: skip
-    titles = ["Layers after round 1", "Clients", "Updates, features and margins", "Classes"]
+    titles = ["Layers after round 1", "Clients", "Updates and features", "Classes"]
     assert [t.title for t in sheet.tables] == titles
     assert all(len(row) == len(t.columns) for t in sheet.tables for row in t.rows)
-    assert {c.kind for c in sheet.charts} == {"bars", "heatmap", "points"}
-    points = next(c for c in sheet.charts if c.kind == "points")
-    assert {row["series"].split(",")[0] for row in points.rows} == {"global", "local"}
+    assert {c.kind for c in sheet.charts} == {"bars", "heatmap"}
     assert "one more round of 10 clients, which is not part of the run" in sheet.cost
     again = Sheet.from_dict(json.loads(sheet.to_json()))
     assert again.findings == sheet.findings

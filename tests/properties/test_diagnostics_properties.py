@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kedge.diagnostics.data.distances import squared_w2
-from kedge.diagnostics.data.labels import earth_movers, effective_classes, jensen_shannon
-from kedge.diagnostics.data.quantity import effective_clients, gini
+from kedge.diagnostics.data.features import squared_w2
+from kedge.diagnostics.data.labels import (
+    earth_movers,
+    effective_classes,
+    effective_clients,
+    gini,
+    jensen_shannon,
+)
 
 COUNTS = st.integers(2, 6).flatmap(
     lambda classes: arrays.arrays(np.int64, (3, classes), elements=st.integers(0, 50)).filter(

@@ -20,9 +20,9 @@ from kedge.errors import KedgeError
 from kedge.history.compare import holm
 from kedge.history.find import find
 from kedge.history.read import read_clients
-from kedge.history.sheet import Chart, Sheet, Table, png_uri
+from kedge.history.sheet import Chart, Sheet, SheetTable, png_uri
 from kedge.report.charts import lttb
-from kedge.report.mathtext import mathml
+from kedge.report.mathtext import UnknownFormula, mathml
 from kedge.report.page import as_json, facts_of, render, report, write_sheets
 
 MAX_BYTES = 3_000_000
@@ -269,7 +269,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     (folder / "m0" / "diagnosis").mkdir()
     evil = Chart(HOSTILE, "images", [{"image": f"javascript:{HOSTILE}", "caption": HOSTILE}])
     lines = Chart(HOSTILE, "lines", [{"x": 1, "y": 2.0, "series": HOSTILE}], HOSTILE, HOSTILE)
-    table = Table(HOSTILE, [HOSTILE], [[HOSTILE]], HOSTILE)
+    table = SheetTable(HOSTILE, [HOSTILE], [[HOSTILE]], HOSTILE)
     sheet = Sheet("data", HOSTILE, [HOSTILE], [table], [evil, lines], cost=HOSTILE, command=HOSTILE)
     (folder / "m0" / "diagnosis" / "data.json").write_text(sheet.to_json())
     page = render(facts_of(find(folder)))
@@ -349,7 +349,7 @@ LINKS = (r"\href{javascript:alert(1)}{x}", r"\style{x:y}{a}", r"\color{red}{a}")
 
 @pytest.mark.parametrize("tex", [r"\unknown", "{a", "a}", "w_", r"\text{a", *LINKS])
 def test_formulas_that_are_not_known_are_refused(tex: str) -> None:
-    with pytest.raises(UnknownFormulaFormula):
+    with pytest.raises(UnknownFormula):
         mathml(tex)
 
 

@@ -14,14 +14,14 @@ from kedge.api.saved import Run
 from kedge.core.task import make_task
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
-from kedge.diagnostics.data.diagnosis import SAMPLES, diagnose_data
+from kedge.diagnostics.data.sheet import SAMPLES, diagnose_data
+from kedge.diagnostics.run import chosen, diagnose_run
 from kedge.errors import DataError, FieldError
 from kedge.history.experiment import kind_of
 from kedge.history.folder import CONFIG
 from kedge.history.sheet import Sheet
 from kedge.loading import load_options
 from kedge.runs.build import federation_of, partition_of
-from kedge.runs.diagnosis import DIAGNOSES, diagnose_run
 from kedge.runs.result import Result
 from kedge.settings import load_config
 
@@ -105,21 +105,22 @@ def diagnose(
         _check_options(given, (*OF_DATA, *OF_CLIENTS), "a run, which has its own data")
         if isinstance(subject, Run) and seed is None:
             seed = subject.seed
-        chosen = _diagnoses(what, ("data", "training"))
-        return diagnose_run(folder, chosen, rounds, seed, report, client)
+        return diagnose_run(folder, what, rounds, seed, report, client)
     _check_options(given, OF_RUNS, "data before training")
-    if _diagnoses(what, ("data",)) != ("data",):
+    if chosen(what, ("data",)) != ("data",):
+        named = subject if isinstance(subject, (str, Path)) else "this"
         raise FieldError(
-            f"{_named(subject)} is data, of which only the data can be diagnosed; train first "
+            f"{named} is data, of which only the data can be diagnosed; train first "
             "(kedge run --out FOLDER), then diagnose the folder"
         )
-    most = _count(given.pop("samples", None))
-    federation, name, command = _federation(subject, given, seed or 0)
-    return [
-        diagnose_data(
-            federation, name=name, samples=most, seed=seed or 0, command=command, report=report
-        )
-    ]
+    most, seed = given.pop("samples", SAMPLES), seed or 0
+    if most < 1:
+        raise FieldError(f"samples = {most} must be at least 1", field="samples")
+    federation, name, command = _federation(subject, given, seed)
+    sheet = diagnose_data(
+        federation, name=name, samples=most, seed=seed, command=command, report=report
+    )
+    return [sheet]
 
 
 def _federation(subject: Any, given: dict[str, Any], seed: int) -> tuple[Federation, str, str]:
@@ -169,31 +170,10 @@ def is_run(path: str | Path) -> bool:
         return False
 
 
-def _diagnoses(what: str | Sequence[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    if what is None:
-        return default
-    names = tuple(n.strip() for n in what.split(",")) if isinstance(what, str) else tuple(what)
-    unknown = [name for name in names if name not in DIAGNOSES]
-    if unknown or not names:
-        wrong = unknown[0] if unknown else ""
-        raise FieldError(f"what = {wrong!r} is not one of: {', '.join(DIAGNOSES)}", field="what")
-    return tuple(dict.fromkeys(names))
-
-
 def _check_options(given: dict[str, Any], others: Sequence[str], what: str) -> None:
     wrong = [name for name in others if name in given]
     if wrong:
         raise FieldError(f"{wrong[0]} is not for {what}", field=wrong[0])
-
-
-def _count(samples: int | None) -> int:
-    if samples is not None and samples < 1:
-        raise FieldError(f"samples = {samples} must be at least 1", field="samples")
-    return SAMPLES if samples is None else samples
-
-
-def _named(subject: Any) -> str:
-    return str(subject) if isinstance(subject, (str, Path)) else "this"
 
 
 def _command(name: str, settings: dict[str, Any], seed: int) -> str:

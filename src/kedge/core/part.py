@@ -28,13 +28,15 @@ import dataclasses
 import difflib
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
+from kedge.core.uploads import ClassMeans as ClassMeans
+from kedge.core.uploads import Drawn as Drawn
 from kedge.core.uploads import Mean as Mean
 from kedge.core.uploads import Stack as Stack
 from kedge.core.uploads import Sum as Sum
@@ -61,6 +63,19 @@ if TYPE_CHECKING:
 
 
 Options = dict[str, Any]  # values of a part's fields, by name
+
+
+@dataclasses.dataclass(frozen=True)
+class Present:
+    """A round that is about to begin, for :meth:`Part.draw_samples`."""
+
+    spec: Spec
+    round: int  # from 0
+    client: str  # a name
+    server: Tree  # the part's state on the server, after its survey
+    prepare: Callable[[], Tree]  # the part's ``local`` on this client, before its first step
+    key: Tensor  # of what is drawn
+    count: int  # samples that are wanted; of a given set, all may be returned
 
 
 class Out(NamedTuple):
@@ -127,8 +142,13 @@ class Declarations:
     uploads: ClassVar[str] = "0"
     #: Names of uploads that count samples, which clipping measures in the client's samples.
     counted: ClassVar[tuple[str, ...]] = ()
+    #: Names of uploads that tell how many samples of each class a client has, or a mean of labels.
+    tells_labels: ClassVar[tuple[str, ...]] = ()
     #: How many numbers a client stores from round to round: such a formula.
     keeps: ClassVar[str] = "0"
+    #: Kinds of heterogeneity for which it was made (labels, features, sizes), each with the level
+    #: from which on a diagnosis of data suggests it: mild (if no other part is), moderate, strong.
+    made_for: ClassVar[dict[str, str]] = {}
 
 
 MIN_SIMILARITY = 0.75  # difflib's ratio from which a name counts as misspelt
@@ -348,6 +368,21 @@ class Part(Declarations, Configured):
         for a pull towards a model that drifts from round to round."""
         return 0.0
 
+    def describe_uploads(self, spec: Spec) -> str:
+        """What it makes a client share beyond the model, as a sentence after its name, such as
+        "sends its update divided by its number of steps"; empty: its messages are listed."""
+        return ""
+
+    def class_means(self, spec: Spec, uploads: Tree, sent: Tree) -> ClassMeans | None:
+        """The class means of features that can be read from the uploads of one client, which
+        received ``sent``; None if there are none. The diagnosis of privacy inverts them."""
+        return None
+
+    def draw_samples(self, present: Present) -> Drawn | str:
+        """Samples that it generates, mixes or averages, or why it has none to show. The diagnosis
+        of privacy compares them with the training samples."""
+        raise NotImplementedError
+
     def refuses(self, other: Part) -> str:
         """Why the two have no meaning in one method; empty if they have."""
         return ""
@@ -369,6 +404,7 @@ class Part(Declarations, Configured):
 
 OTHERS = {"has", "hooks", "count", "cuts", "surveys", "advice"}
 OTHERS |= {"anchor_pull", "for_model", "makes_inputs", "refuses"}
+OTHERS |= {"describe_uploads", "class_means", "draw_samples"}
 HOOKS = [n for n, f in vars(Part).items() if callable(f) and n[0] != "_" and n not in OTHERS]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Table:
+class SheetTable:
     """A table: numbers stay numbers, so that readers can sort them.
 
     ``decimals`` applies to floats. Rows have as many cells as there are columns.
@@ -70,7 +70,7 @@ class Sheet:
     name: str  # data, training, privacy
     title: str
     findings: Sequence[str] = ()  # sentences, the verdict first
-    tables: Sequence[Table] = ()
+    tables: Sequence[SheetTable] = ()
     charts: Sequence[Chart] = ()
     values: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -100,7 +100,7 @@ class Sheet:
             raise DataError(f"a diagnosis has format {found.get('format')}; kedge reads {FORMAT}")
         try:
             rest = {k: v for k, v in found.items() if k not in ("format", "tables", "charts")}
-            tables = [Table(**table) for table in found["tables"]]
+            tables = [SheetTable(**table) for table in found["tables"]]
             charts = [Chart(**chart) for chart in found["charts"]]
             sheet = cls(**rest, tables=tables, charts=charts)
             sheet._check()
@@ -143,6 +143,64 @@ def read_sheet(path: str | Path) -> Sheet:
         raise DataError(f"{path} cannot be read: {error}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def table_of(
+    title: str,
+    columns: Mapping[str, Sequence[Cell] | None],
+    note: str = "",
+    decimals: int = 3,
+) -> SheetTable:
+    """A table from its columns by name; a column of None is left out.
+
+    >>> table_of("Sizes", {"client": ["a", "b"], "samples": [3, 4], "labels": None}).rows
+    [['a', 3], ['b', 4]]
+    """
+    known = {name: cells for name, cells in columns.items() if cells is not None}
+    rows = [list(row) for row in zip(*known.values(), strict=True)]
+    return SheetTable(title, list(known), rows, note, decimals)
+
+
+def series_of(
+    title: str,
+    kind: str,
+    x: Sequence[Cell],
+    series: Mapping[str, Sequence[float] | None],
+    x_label: str = "",
+    y_label: str = "",
+    note: str = "",
+) -> Chart:
+    """Lines or bars of series over the same ``x``; one without a name is alone.
+
+    >>> series_of("Sizes", "bars", ["a", "b"], {"": [3, 4]}, "client", "samples").rows
+    [{'x': 'a', 'y': 3}, {'x': 'b', 'y': 4}]
+    """
+    rows: list[dict[str, Any]] = []
+    for i, place in enumerate(x):
+        for name, values in series.items():
+            if values is not None:
+                rows.append({"x": place, "y": values[i]} | ({"series": name} if name else {}))
+    return Chart(title, kind, rows, x_label, y_label, note=note)
+
+
+def heatmap_of(
+    title: str,
+    x: Sequence[str],
+    y: Sequence[str],
+    values: Any,
+    x_label: str = "",
+    y_label: str = "",
+    value: str = "",
+    note: str = "",
+) -> Chart:
+    """A heatmap of ``values[i][j]`` at ``x[i]`` and ``y[j]``.
+
+    >>> heatmap_of("Samples", ["client"], ["cat", "dog"], [[3, 4]], "client", "class").rows[1]
+    {'x': 'client', 'y': 'dog', 'value': 4}
+    """
+    places = [(i, j) for i in range(len(x)) for j in range(len(y))]
+    rows = [{"x": x[i], "y": y[j], "value": values[i][j]} for i, j in places]
+    return Chart(title, "heatmap", rows, x_label, y_label, value, note)
 
 
 def png_uri(content: bytes) -> str:

@@ -156,6 +156,9 @@ class FedExP(Part):
     neutral = {"eps": 1e30, "average": False}
     uploads = "P + 1"
 
+    def describe_uploads(self, spec: Spec) -> str:
+        return "sends its update a second time and its squared norm, for the size of the step"
+
     def server_init(self, spec: Spec) -> Tree:
         if not self.average:
             return {}
@@ -224,6 +227,9 @@ class GroupDRO(Part):
     sends = "1"
     uploads = "P + 1"
     keeps = "1"
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return "sends its update weighted by its loss, and the weight"
 
     def server_init(self, spec: Spec) -> Tree:
         # log of the last cohort's mean q: cancels in the average, keeps exp from overflowing

@@ -36,6 +36,7 @@ class FedNova(Part):
     """
 
     side = "server"
+    made_for = {"sizes": "moderate"}
     needs_pull = True
     uploads = "P + 1"
 
@@ -46,6 +47,9 @@ class FedNova(Part):
             f"fednova cannot tell how {other.name} shrinks a step: its pull is towards a model "
             "that drifts with the sum of the updates as they are. Leave one of them out"
         )
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return "sends its update divided by its number of steps"
 
     def contribute(self, v: View, delta: Params) -> Tree:
         a, n = v.info.pulled_steps, v.info.weight

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Sum, register
+from kedge.core.part import ClassMeans, Doc, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -58,6 +58,7 @@ class CCVR(Part):
 
     side = "server"
     counted = ("count", "sum", "outer")
+    tells_labels = ("count",)
     neutral = {"steps": 0}
     tiny = {"samples": 5, "steps": 2, "batch": 4}
     needs_features = True
@@ -65,6 +66,16 @@ class CCVR(Part):
     needs_sweep = True
     tasks = ("classification",)
     compute = "one pass at the end"
+
+    def describe_uploads(self, spec: Spec) -> str:
+        f = spec.features
+        return (
+            "asks once, after the last round for the sum of features and of their outer products "
+            f"per class: {spec.task.outputs} x ({f} + {f} x {f} + 1) numbers"
+        )
+
+    def class_means(self, spec: Spec, uploads: Tree, sent: Tree) -> ClassMeans:
+        return ClassMeans.of_sums(uploads["sum"], uploads["count"])
 
     def survey(self, v: View) -> Tree:
         def batch_sums(batch: Batch, mask: Tensor) -> Tree:
@@ -157,6 +168,12 @@ class SphereFed(Part):
     tasks = ("classification",)
     compute = "one pass at the end"
     counted = ("gram", "cross")
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return (
+            "asks once, after the last round for sums of products of features, over all classes "
+            "together, and of features with labels"
+        )
 
     def server_init(self, spec: Spec) -> Tree:
         shapes = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.model import Mode
 from kedge.core.optim import Adam
-from kedge.core.part import Part, Stack
+from kedge.core.part import Drawn, Part, Present, Stack
 from kedge.core.round import Round
 from kedge.core.steps import ServerView
 from kedge.core.tree import Params, Tree, Weights
@@ -58,6 +58,7 @@ class Taught(Part):
     final_norm: bool
 
     counted = ("counts",)
+    tells_labels = ("counts",)
     needs_clients = True
     needs_labels = True
     tasks = ("classification",)
@@ -68,6 +69,27 @@ class Taught(Part):
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {}, {"counts": Stack(v.label_counts)}  # n_k^y
+
+    def describe_uploads(self, spec: Spec) -> str:
+        sent = "; every client receives its generator" if self.has("send") else ""
+        return (
+            f"sends how many samples of each of the {spec.task.outputs} classes the client has, "
+            f"and the server trains a generator against the clients' models{sent}"
+        )
+
+    def draw_samples(self, present: Present) -> Drawn:
+        spec, is_input = present.spec, self.level == "input"
+        key_z, key_y = rng.split(present.key.to(spec.device), 2)
+        z = self._noise(key_z, present.count, spec)
+        y = rng.integers(key_y, (present.count,), spec.task.outputs)
+        weights = self._stored_generator(present.server)
+        with torch.no_grad():
+            x, _ = self._generator(spec)(weights, z, y, train=False)
+        untrained = " (not trained yet)" if present.round <= getattr(self, "start", 0) else ""
+        what = f"{'images' if is_input else 'features'} of its generator{untrained}"
+        where = "the generator is on the server"
+        where += ", which sends it to every client" if self.has("send") else ""
+        return Drawn(x, y, what, where, is_input)
 
     def _generator(self, spec: Spec) -> Generator:
         """Of inputs for the model, or of features for its head."""
@@ -82,6 +104,12 @@ class Taught(Part):
 
     def _prepared_generator(self, s: ServerView) -> Generator:
         return self._generator(s.spec).prepared(s.prepare)
+
+    def _stored_generator(self, server: Tree) -> Weights:
+        return Weights(**server)
+
+    def _noise(self, key: Tensor, rows: int, spec: Spec) -> Tensor:
+        return rng.normal(key, (rows, self.noise), spec.dtype)
 
     def _teachers(self, r: Round) -> Weights:
         """The clients' models of this round, leaves ``[K, ...]``, as passes read them; only their

@@ -59,6 +59,12 @@ class FedDC(ByShare):
     uploads = "P"
     keeps = "2*P"
 
+    def describe_uploads(self, spec: Spec) -> str:
+        return (
+            "sends the change of its estimate of the gradient, one number per parameter, a "
+            "function of the client's gradients"
+        )
+
     def server_init(self, spec: Spec) -> Tree:
         zero = tree.zeros_like(spec.params)
         return {"slope": zero, "drift": zero}  # s, mean of h_k
@@ -174,10 +180,17 @@ class FedPVR(SCAFFOLD):
         str, Doc("first corrected layer, a child of the model; empty: the head")
     ] = ""
 
+    made_for = {}
     solves_for = "head"
     sends = "P if from_stage else H"
     uploads = "P if from_stage else H"
     keeps = "P if from_stage else H"
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return (
+            "sends the change of its control variate for the upper layers, a function of the "
+            "client's gradients"
+        )
 
     def server_init(self, spec: Spec) -> Tree:
         return self._corrected(spec)  # c

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Mean, Out, Part, Stack, register
+from kedge.core.part import Doc, Drawn, Mean, Out, Part, Present, Stack, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -104,6 +104,20 @@ class FedBR(Part):
 
     def makes_inputs(self) -> bool:
         return True
+
+    def describe_uploads(self, spec: Spec) -> str:
+        when = "once, before round 1" if self.refresh == "once" else "in every round"
+        rows = self._rows(spec)
+        return (
+            f"asks {when} for {self.means or rows} means of {self.samples} samples each; the "
+            f"server knows whose they are and sends {rows} of them to every client, beside a small "
+            "projection network that clients train"
+        )
+
+    def draw_samples(self, present: Present) -> Drawn:
+        where = "the server sees whose they are and sends them to every client"
+        what = f"means of {self.samples} samples of one client"
+        return Drawn(present.server["pseudo"], None, what, where)
 
     def server_init(self, spec: Spec) -> Tree:
         width, out = self.width or 2 * spec.features, self.out or spec.features

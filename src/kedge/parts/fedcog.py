@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.core import rng, tree
 from kedge.core.model import InjectedRows, Mode
 from kedge.core.optim import Adam
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Drawn, Out, Part, Present, Range, register
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
@@ -95,10 +95,27 @@ class FedCOG(Part):
     needs_labels = True
     tasks = ("classification", "multilabel")
     keeps = "P + 1"
+    made_for = {"labels": "strong"}
     compute = "generation, and a pass of generated data"
 
     def makes_inputs(self) -> bool:
         return not self.cut
+
+    def draw_samples(self, present: Present) -> Drawn | str:
+        if self.cut:
+            return f"FedCOG generates activations at {self.cut}, which are not shown."
+        if self.phase(present.round) == "wait":
+            return (
+                f"FedCOG starts to generate in round {self.start + 1}; this is round "
+                f"{present.round + 1}."
+            )
+        local = present.prepare()
+        labels = local["y"] if local["y"].ndim == 1 else None
+        where = (
+            "they stay on the client, which made them from the global model and its own previous "
+            "one"
+        )
+        return Drawn(local["x"].detach(), labels, f"images generated on {present.client}", where)
 
     def advice(self, rounds: int) -> str:
         if self.start < rounds:

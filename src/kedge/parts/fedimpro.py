@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge.core import rng, tree
 from kedge.core.model import Model
-from kedge.core.part import Doc, Out, Part, Range, Sum, register
+from kedge.core.part import ClassMeans, Doc, Out, Part, Range, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -105,6 +105,8 @@ class FedImpro(Part):
     tiny = {"cut": "stage1", "ramp": 1}
     needs_labels = True
     counted = ("first", "second", "count")
+    tells_labels = ("count",)
+    made_for = {"labels": "strong"}
     tasks = ("classification",)
     sends = "2*C*D"
     uploads = "2*C*D + (C if count_weighted else 0)"
@@ -122,6 +124,27 @@ class FedImpro(Part):
             f"has only {rounds}, so it ends at {last:.2g} of {self.weight:g}; the authors' ramp "
             f"is half of their run, here ramp={rounds // 2}"
         )
+
+    def describe_uploads(self, spec: Spec) -> str:
+        spread = "variance" if self.spread == "variance" else "standard deviation"
+        per = "of each channel " if self.stat_axes == "channel" else ""
+        noise = f", with noise of {self.noise:g}" if self.noise else ""
+        also = ", and how many samples of each class the client has" * self.count_weighted
+        return (
+            f"sends per class a mean and a {spread} {per}of features at {self.cut}, as every "
+            f"client also receives them: 2 x {spec.task.outputs} x {self._sizes(spec)[0]} numbers"
+            f"{noise}{also}"
+        )
+
+    def class_means(self, spec: Spec, uploads: Tree, sent: Tree) -> ClassMeans:
+        if self.count_weighted:
+            means = sent["mean"] + uploads["first"] / uploads["count"][:, None].clamp_min(1)
+        else:
+            means = uploads["mean"]
+        momentum = self._momentum(spec)
+        why = "" if momentum else "at beta_m = 0, a mean is that of the last batch with the class"
+        channels = self.stat_axes == "channel"
+        return ClassMeans(means, self.cut, channels, sent["mean"], momentum, self.noise, why)
 
     def server_init(self, spec: Spec) -> Tree:
         size, _ = self._sizes(spec)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Doc, Mean, Out, Part, Sum, register
+from kedge.core.part import ClassMeans, Doc, Mean, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
 from kedge.core.view import Spec, View
 from kedge.parts.drift import release_drift
-from kedge.parts.regularisers import class_sums, empty_means, update_means
+from kedge.parts.regularisers import class_sums, describe_class_sums, empty_means, update_means
 from kedge.schema import NotNegative
 
 
@@ -66,6 +66,8 @@ class FedTR(Part):
     solves = {"drift_rule": "accumulate", "alpha": 1.0, "lambda_R": 0.0, "personal_head": False}
     needs_features = True
     counted = ("sum", "count")
+    tells_labels = ("count",)
+    made_for = {"labels": "moderate"}
     needs_sweep = True
     tasks = ("classification",)
     sends = "C*F + C - (H if personal_head else 0)"
@@ -83,6 +85,12 @@ class FedTR(Part):
 
     def anchor_pull(self) -> float | None:
         return 0.0 if self.drift_rule == "none" else None
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return describe_class_sums(spec)
+
+    def class_means(self, spec: Spec, uploads: Tree, sent: Tree) -> ClassMeans:
+        return ClassMeans.of_sums(uploads["sum"], uploads["count"])
 
     def private(self, spec: Spec) -> set[str]:
         return set(spec.model.head_names()) if self.personal_head else set()

@@ -211,6 +211,9 @@ class FedGen(Taught):
         draw = rng.uniform if self.prior == "uniform" else rng.normal
         return draw(key, (rows, self.noise), spec.dtype)
 
+    def _stored_generator(self, server: Tree) -> Weights:
+        return Weights(**server["generator"])
+
 
 @register
 @dataclass(frozen=True)

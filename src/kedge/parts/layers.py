@@ -48,6 +48,8 @@ class FedPer(PrivateHead):
     server's head keeps its initial value. Keeps: the head, which is neither sent nor uploaded.
     """
 
+    made_for = {"features": "moderate"}
+
 
 @register
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class FedBN(Part):
     """
 
     side = "personal"
+    made_for = {"features": "moderate"}
     needs_batchnorm = True
     personal_model = True
     sends = "P - W - B"
@@ -106,6 +109,7 @@ class Ditto(Part):
     side = "personal"
     personal_model = True
     presets = {"fedetf": {"lam": 1e-3}}
+    made_for = {"features": "moderate"}
     neutral = {"lam": 0.0}
     keeps = "W + B"
     compute = "a second gradient"
@@ -225,6 +229,8 @@ class FedRep(PrivateHead):
     """
 
     head_share: Annotated[Share, Doc("share of the local steps that train the head")] = 0.5
+
+    made_for = {"features": "moderate"}
 
     def trainable(self, v: View, params: Params) -> dict[str, Tensor | bool]:
         head_step = v.step < torch.floor((self.head_share + GRAIN) * v.info.num_steps.double())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kedge.core import rng, tree
-from kedge.core.part import Doc, Out, Part, Stack, register
+from kedge.core.part import Doc, Drawn, Out, Part, Present, Stack, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -55,9 +55,22 @@ class _Pooled(Part):
     needs_sweep = True
     needs_clients = True
     sends = "rows*X + rows*C"
+    tells_labels = ("y",)
 
     def makes_inputs(self) -> bool:
         return True
+
+    def describe_uploads(self, spec: Spec) -> str:
+        when = "once, before round 1" if self.refresh == "once" else "in every round"
+        return (
+            f"asks {when} for means of {self.samples} samples and of their labels; the server "
+            f"knows whose they are and sends {self.rows} of them to every client"
+        )
+
+    def draw_samples(self, present: Present) -> Drawn:
+        where = "the server sees whose they are and sends them to every client"
+        what = f"means of {self.samples} samples of one client"
+        return Drawn(present.server["x"], None, what, where)
 
     def server_init(self, spec: Spec) -> Tree:
         x = torch.zeros((self.rows, *spec.input_shape), dtype=spec.dtype, device=spec.device)

@@ -42,6 +42,7 @@ class FedProx(Part):
         "fedbr": {"mu": 0.1},
     }
     neutral = {"mu": 0.0}
+    made_for = {"labels": "mild"}
 
     def anchor_pull(self) -> float:
         return self.mu

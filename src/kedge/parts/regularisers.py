@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kedge.core.part import Doc, Out, Part, Sum, register
+from kedge.core.part import ClassMeans, Doc, Out, Part, Sum, register
 from kedge.core.round import Round
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree, Weights
@@ -42,6 +42,14 @@ def class_sums(v: View, weights: Weights) -> tuple[Tensor, Tensor]:
 
     totals = v.sweep(batch_sums)
     return totals["sum"], totals["count"]
+
+
+def describe_class_sums(spec: Spec) -> str:
+    """What a client sends with :func:`class_sums`."""
+    return (
+        f"sends per class the sum of the features before the head and a count: {spec.task.outputs} "
+        f"x {spec.features} + {spec.task.outputs} numbers"
+    )
 
 
 def update_means(
@@ -161,11 +169,18 @@ class FedProto(Part):
     neutral = {"lam": 0.0}
     needs_features = True
     counted = ("sum", "weight")
+    tells_labels = ("weight",)
     needs_sweep = True
     tasks = ("classification",)
     sends = "C*F + C"
     uploads = "C*F + C"
     compute = "one pass a round"
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return describe_class_sums(spec)
+
+    def class_means(self, spec: Spec, uploads: Tree, sent: Tree) -> ClassMeans:
+        return ClassMeans.of_sums(uploads["sum"], uploads["weight"])
 
     def server_init(self, spec: Spec) -> Tree:
         prototypes, valid = empty_means(spec)

@@ -16,7 +16,7 @@ from kedge.core import tree
 from kedge.core.part import Doc, Part, Stack, register
 from kedge.core.round import Round
 from kedge.core.tree import Params, Tree, Weights
-from kedge.core.view import View
+from kedge.core.view import Spec, View
 from kedge.errors import FieldError
 from kedge.schema import Count, Size
 
@@ -77,6 +77,9 @@ class Krum(_Robust):
     strays = 1.0  # it follows one client, here the first
     uploads = "1"
     compute = "distances of all pairs"
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return "sends its number, so that ties are broken in the same way"
 
     def reply(self, v: View, weights: Weights) -> tuple[Tree, Tree]:
         return {}, {"client": Stack(v.info.client)}

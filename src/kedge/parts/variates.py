@@ -38,9 +38,16 @@ class SCAFFOLD(Part):
 
     solves = {}
     needs_plain_sgd = True
+    made_for = {"labels": "moderate", "features": "moderate"}
     sends = "P"
     uploads = "P"
     keeps = "P"
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return (
+            "sends the change of its control variate, one number per parameter, a function of the "
+            "client's gradients"
+        )
 
     def server_init(self, spec: Spec) -> Tree:
         return tree.zeros_like(spec.params)  # c

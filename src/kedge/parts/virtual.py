@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.core import rng
-from kedge.core.part import Doc, Out, Part, Range, register
+from kedge.core.part import Doc, Drawn, Out, Part, Present, Range, register
 from kedge.core.task import Batch
 from kedge.core.tree import Params, Tree
 from kedge.core.view import Spec, View
@@ -75,6 +75,19 @@ class VHL(Part):
 
     def makes_inputs(self) -> bool:
         return True
+
+    def describe_uploads(self, spec: Spec) -> str:
+        return (
+            "sends a key from which every client draws the same virtual samples; they are noise "
+            "and depend on no data"
+        )
+
+    def draw_samples(self, present: Present) -> Drawn:
+        spec, total = present.spec, present.spec.task.outputs * self.per_class
+        index = rng.permutation(present.key, total)[: present.count].to(spec.device)
+        x = self._virtual(spec, present.server["key"], index)
+        where = "they are drawn from a shared key and depend on no data"
+        return Drawn(x, index % spec.task.outputs, "virtual samples", where)
 
     def extend(self, spec: Spec) -> Params:
         if self.labels == "shared":

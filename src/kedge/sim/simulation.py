@@ -24,9 +24,8 @@ from kedge.core.work import LocalWork, Workload, take_jobs
 from kedge.data.federation import Federation
 from kedge.engines import Execution, make_engine
 from kedge.engines.cohort import Cohort
-from kedge.engines.engine import Engine, as_execution
+from kedge.engines.engine import EVALUATION_ROWS, Engine, as_execution, metric_sums
 from kedge.engines.layout import initial_weight
-from kedge.engines.reference import EVALUATION_ROWS, metric_sums
 from kedge.engines.server_steps import server_steps
 from kedge.errors import FieldError, KedgeError
 from kedge.session.purity import disabled, watching

@@ -1,3 +1,3 @@
 """How heterogeneous the data of clients are: labels, sizes, features, duplicates."""
 
-from kedge.diagnostics.data.diagnosis import diagnose_data as diagnose_data
+from kedge.diagnostics.data.sheet import diagnose_data as diagnose_data

@@ -1,4 +1,5 @@
-"""The samples of a federation that a diagnosis of features looks at, and their classes."""
+"""The samples of a federation that a diagnosis of features looks at, their classes, and what of a
+difference chance explains: p-values by random draws."""
 
 from __future__ import annotations
 
@@ -10,12 +11,19 @@ import torch
 from torch import Tensor
 
 from kedge.data.federation import Federation
-from kedge.diagnostics.data.feature_shift import Group
 
 MAX_CLIENTS = 200  # whose features are compared
 FIFTHS = 5  # groups of real targets
+SIGNIFICANT = 0.01  # of some 200 draws, at most one may be as large
 
 Array = npt.NDArray[Any]
+
+
+class FeatureGroup(NamedTuple):
+    """A class, or what stands for one: its name and the positions of its samples."""
+
+    name: str
+    members: Array
 
 
 class Sample(NamedTuple):
@@ -66,7 +74,7 @@ def even_cap(sizes: Array, most: int) -> int:
     return low
 
 
-def groups_of(federation: Federation, sample: Sample) -> tuple[list[Group], str]:
+def groups_of(federation: Federation, sample: Sample) -> tuple[list[FeatureGroup], str]:
     """What features are compared within, and the words for it.
 
     Every sample is in one group: its class; of several labels, the rarest one that it has; of real
@@ -75,13 +83,15 @@ def groups_of(federation: Federation, sample: Sample) -> tuple[list[Group], str]
     y = federation.y[sample.rows].cpu().numpy()
     task, names = federation.task, federation.classes
     if task.one_class:
-        found = [Group(name_of(names, int(c)), np.flatnonzero(y == c)) for c in np.unique(y)]
+        found = [FeatureGroup(name_of(names, int(c)), np.flatnonzero(y == c)) for c in np.unique(y)]
         return found, "class"
     if task.has_classes:
         order = np.argsort(y.sum(0), kind="stable")  # rarest first
         rarest = np.where(y.any(1), order[(y[:, order] > 0).argmax(1)], -1)
         found = [
-            Group("no label" if c < 0 else name_of(names, int(c)), np.flatnonzero(rarest == c))
+            FeatureGroup(
+                "no label" if c < 0 else name_of(names, int(c)), np.flatnonzero(rarest == c)
+            )
             for c in np.unique(rarest)
         ]
         return found, "rarest label"
@@ -90,7 +100,7 @@ def groups_of(federation: Federation, sample: Sample) -> tuple[list[Group], str]
     score = ((flat - flat.mean(0)) / np.where(spread > 0, spread, 1.0)).mean(1)
     edges = np.unique(np.quantile(score, np.linspace(0, 1, FIFTHS + 1)[1:-1]))
     bins = np.searchsorted(edges, score, "right")
-    found = [Group(f"fifth {b + 1}", np.flatnonzero(bins == b)) for b in np.unique(bins)]
+    found = [FeatureGroup(f"fifth {b + 1}", np.flatnonzero(bins == b)) for b in np.unique(bins)]
     return found, "fifth of the targets"
 
 
@@ -107,7 +117,7 @@ def given_labels(federation: Federation, sample: Sample, values: Array) -> Array
     return values - (known @ np.linalg.lstsq(known, values, rcond=None)[0]).astype(values.dtype)
 
 
-def class_shares(federation: Federation, sample: Sample, groups: list[Group]) -> Array:
+def class_shares(federation: Federation, sample: Sample, groups: list[FeatureGroup]) -> Array:
     """Half the share of each group on a client, and half that on all others, ``[K, G]``."""
     clients = federation.num_clients
     own = np.zeros((clients, len(groups)))
@@ -124,3 +134,34 @@ def class_shares(federation: Federation, sample: Sample, groups: list[Group]) ->
 def name_of(names: tuple[str, ...] | None, number: int) -> str:
     """The name of a class, or its number where classes have none."""
     return names[number] if names else str(number)
+
+
+# -- chance ---------------------------------------------------------------------------------------
+
+
+def p_value(found: float, drawn: Array) -> float:
+    """Share of random draws ``[R]`` that are as large, the value itself counted in.
+
+    >>> p_value(3.0, np.array([1.0, 2.0, 3.0]))
+    0.5
+    """
+    return float(1 + (drawn >= found - 1e-12).sum()) / (1 + len(drawn))
+
+
+def p_of_largest(found: Array, drawn: Array) -> Array:
+    """p-values of K values, each against the largest of K random ones.
+
+    They hold for all values together: one of them is below 0.05 in one case of twenty. Values
+    are first divided by the standard deviations of their draws.
+
+    Args:
+        found: values less their means by chance, ``[K]``.
+        drawn: the same of random draws, ``[R, K]``.
+
+    >>> drawn = np.array([[1.0, -4.0], [-1.0, 4.0]])
+    >>> p_of_largest(np.array([1.5, 2.0]), drawn).round(3).tolist()
+    [0.333, 1.0]
+    """
+    unit = np.maximum(drawn.std(0), 1e-12)
+    largest = (drawn / unit).max(1)  # [R]
+    return np.array([p_value(value, largest) for value in found / unit])

@@ -1,3 +1,3 @@
 """What a method shares, and what an attacker can make of it."""
 
-from kedge.diagnostics.privacy.diagnosis import diagnose_privacy as diagnose_privacy
+from kedge.diagnostics.privacy.sheet import diagnose_privacy as diagnose_privacy

@@ -1,4 +1,5 @@
-"""Model inversion: reconstruct inputs from features, or from means of features.
+"""Model inversion: reconstruct inputs from features, or from means of features, and compare the
+errors with those of plain guesses.
 
 The attacker knows the network. It looks for inputs whose features match the ones it was given
 (Mahendran and Vedaldi, Understanding Deep Image Representations by Inverting Them, CVPR 2015,
@@ -6,12 +7,15 @@ arXiv:1412.0035), smooth ones if it knows nothing else. An attacker that has oth
 same kind first fits a linear decoder from features to inputs on them and starts from its answer
 (after Dosovitskiy and Brox, Inverting Visual Representations with Convolutional Networks, CVPR
 2016, arXiv:1506.02753, with a linear map in place of their network).
+
+FedImpro's appendix F.7 inverts the features of single images and the mean of the features of many
+images and shows the pictures. Here the errors are measured, for means over 1, 2, 4, ... samples of
+one class and for what a client really uploads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,13 +24,21 @@ from torch import Tensor
 
 from kedge.core import rng
 from kedge.core.optim import Adam
+from kedge.data.federation import Federation
+from kedge.diagnostics.privacy.pictures import Features, Pixels
+from kedge.diagnostics.privacy.uploads import Statistics
 
-Features = Callable[[Tensor], Tensor]  # values from 0 to 1 [B, ...] to features [B, D]
 RIDGE = 1e-2  # of the decoder, in mean squares of a feature
 SMOOTH = 0.1  # weight of the total variation, without a decoder
 STAY = 0.1  # weight of the squared distance from the decoder's answer
 RATE, RATE_NEAR = 0.1, 0.02  # first learning rates, from noise and from a decoder's answer
 NOISE = 0.02  # standard deviation of the noise in the start
+SIZES = (1, 2, 4, 8, 16)  # samples in a mean
+Shape = tuple[int, ...]
+OWN_SAMPLES = 1000  # test samples that some attackers have
+PLAIN, DECODER, INFORMED = "without other samples", "linear decoder", "decoder, then matching"
+GUESSED = 512  # samples of each class in a guess at most
+ROWS = 256  # per forward pass without gradients
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,7 @@ class Decoder:
     input_mean: Tensor  # [X]
     dual: Tensor  # [n, X]
     centred: Tensor  # [n, D]
-    shape: tuple[int, ...]
+    shape: Shape
 
     def __call__(self, features: Tensor) -> Tensor:
         """Inputs ``[B, ...]`` from 0 to 1 for features ``[B, D]``."""
@@ -72,7 +84,7 @@ class Inversion(NamedTuple):
 def invert(
     features: Features,
     targets: Tensor,
-    shape: tuple[int, ...],
+    shape: Shape,
     *,
     decoder: Decoder | None = None,
     start: Tensor | float = 0.5,
@@ -148,3 +160,242 @@ def psnr(mse: float) -> float:
     20.0
     """
     return math.inf if mse <= 0 else -10 * math.log10(mse)
+
+
+# -- attacks, and guesses beside them ------------------------------------------------------------
+
+
+class Level(NamedTuple):
+    """The attack on means over some number of samples; errors are means over all targets."""
+
+    attacker: str
+    size: int  # samples in a mean; 0: all of the client's samples of the class
+    mse: float  # to a sample behind the mean
+    closest: float  # to the closest of the samples behind the mean
+    mismatch: float  # relative squared error of the features
+    inputs: Tensor  # [T, ...], from 0 to 1
+
+
+class Study(NamedTuple):
+    """Attacks on means over more and more samples of one class, and the guesses beside them."""
+
+    targets: Tensor  # [T, ...], from 0 to 1
+    labels: list[int]
+    levels: list[Level]
+    class_mean: float  # error of the mean of other clients' samples of the class
+    random: float  # error of a random one of these
+
+    def level(self, size: int, attacker: str | None = None) -> Level:
+        """The best attack on means over ``size`` samples, or that of one attacker."""
+        found = [x for x in self.levels if x.size == size and attacker in (None, x.attacker)]
+        return min(found, key=lambda x: x.mse)
+
+
+class ClassAttack(NamedTuple):
+    """The attack on the uploaded mean of one class."""
+
+    attacker: str
+    label: int
+    samples: int
+    effective: float
+    mse: float  # weighted as the samples are in the mean
+    closest: float
+    guess: float  # the error of the mean of other clients' samples of the class, likewise
+    guess_closest: float
+    input: Tensor
+    nearest: Tensor  # the sample behind the mean that is closest to it
+
+
+class Attacker(NamedTuple):
+    """What an attacker starts from, and how many steps it takes from there."""
+
+    decoder: Decoder | None
+    steps: int
+    start: Tensor | float = 0.5
+
+    def __call__(self, features: Features, targets: Tensor, shape: Shape, key: Tensor) -> Inversion:
+        """Inputs of a shape whose features match the targets ``[B, D]``."""
+        decoder, start, steps = self.decoder, self.start, self.steps
+        return invert(features, targets, shape, decoder=decoder, start=start, steps=steps, key=key)
+
+
+def attackers(
+    federation: Federation, pixels: Pixels, features: Features, steps: int, key: Tensor
+) -> dict[str, Attacker]:
+    """The attacker that knows only the network, and two that also have some test samples.
+
+    The first starts from the mean of the inputs, which their standardisation tells: from a brighter
+    start, many rectified features of the networks here are 0 and have no gradient.
+    """
+    mean = torch.zeros(
+        (1, *federation.input_shape), dtype=federation.dtype, device=federation.device
+    )
+    found = {PLAIN: Attacker(None, steps, pixels.to_unit(mean)[0])}
+    if not federation.has_test:
+        return found
+    own = torch.cat([pixels.to_unit(batch.x) for batch in federation.test_batches()])
+    own = own[rng.permutation(key, len(own))[:OWN_SAMPLES].to(own.device)]
+    decoder = fit_decoder(evaluate(features, own), own)
+    return found | {DECODER: Attacker(decoder, 0), INFORMED: Attacker(decoder, steps)}
+
+
+def evaluate(features: Features, u: Tensor) -> Tensor:
+    """Features of inputs ``[n, ...]`` without gradients, some rows at a time."""
+    with torch.no_grad():
+        return torch.cat([features(piece) for piece in torch.split(u, ROWS)])
+
+
+class Guesses(NamedTuple):
+    """What one may guess of a sample without any upload, by class, from 0 to 1."""
+
+    mean: dict[int, Tensor]  # the mean of samples that other clients have
+    samples: dict[int, Tensor]  # these samples, [m, ...]
+
+
+def guesses(federation: Federation, pixels: Pixels, rows: Tensor, key: Tensor) -> Guesses:
+    """Guesses from the training samples that are not among ``rows``, at most some of each class.
+
+    A class that only these rows have is guessed from the test samples; one that nobody else has,
+    from all other training samples.
+    """
+    others = federation.rows[~torch.isin(federation.rows, rows)]
+    others = others if len(others) else rows
+    others = others[rng.permutation(key, len(others))]
+    y, found = classes_of(federation, others), {}
+    for c in classes_of(federation, rows).unique().tolist():
+        same = others[y == c][:GUESSED]
+        tested = [] if len(same) else _tested(federation, c)
+        x = tested or [federation.clean(same if len(same) else others[:GUESSED]).x]
+        found[c] = pixels.to_unit(torch.cat(x)[:GUESSED])
+    return Guesses({c: x.mean(0) for c, x in found.items()}, found)
+
+
+def _tested(federation: Federation, c: int) -> list[Tensor]:
+    """The test samples of a class, in pieces."""
+    if not federation.has_test:
+        return []
+    batches = list(federation.test_batches())
+    if batches[0].y.ndim != 1 or batches[0].y.is_floating_point():
+        return []
+    return [b.x[b.y == c] for b in batches if bool((b.y == c).any())]
+
+
+def study(
+    samples: Tensor,
+    labels: Tensor,
+    guessed: Guesses,
+    features: Features,
+    known: dict[str, Attacker],
+    *,
+    targets: int = 16,
+    key: Tensor,
+) -> Study:
+    """Invert means of features over groups of a client's samples of one class.
+
+    Args:
+        samples: the client's samples from 0 to 1, ``[n, ...]``.
+        labels: their classes ``[n]``.
+        guessed: what one may guess of each class.
+        features: the lower layers.
+        known: the attackers, see :func:`attackers`.
+        targets: samples to reconstruct; each is in one group of every size.
+        key: randomness of the draw and of the start.
+    """
+    key_draw, key_start = rng.split(key, 2)
+    order = rng.permutation(key_draw, len(samples)).to(samples.device)
+    counts = torch.bincount(labels)
+    largest = min(SIZES[-1], int(counts.max()))
+    sizes = [s for s in SIZES if s <= largest]
+    chosen = order[counts[labels[order]] >= sizes[-1]][:targets]  # [T]
+    h = evaluate(features, samples)
+    groups: list[list[Tensor]] = []  # by size and target: positions, the target first
+    for size in (*sizes, 0):
+        groups.append([])
+        for i in chosen:
+            same = order[(labels[order] == labels[i]) & (order != i)]
+            same = same[: size - 1] if size else same
+            groups[-1].append(torch.cat([i[None], same]))
+    means = torch.cat([torch.stack([h[g].mean(0) for g in group]) for group in groups])
+    truth = samples[chosen]
+    levels = []
+    for name, attacker in known.items():
+        done = attacker(features, means, tuple(samples.shape[1:]), key_start)
+        for j, size in enumerate((*sizes, 0)):
+            part = Inversion(*(x[j * len(chosen) : (j + 1) * len(chosen)] for x in done))
+            pairs = zip(part.inputs, groups[j], strict=True)
+            closest = [float(_errors(u, samples[g]).min()) for u, g in pairs]
+            mse = float(squared_error(part.inputs, truth).mean())
+            fit = float(part.mismatch.mean())
+            levels.append(Level(name, size, mse, sum(closest) / len(closest), fit, part.inputs))
+    classes = labels[chosen].tolist()
+    means = torch.stack([guessed.mean[c] for c in classes])
+    pools = [guessed.samples[c] for c in classes]
+    random = torch.stack([pool[i % len(pool)] for i, pool in enumerate(pools)])  # in random order
+    return Study(
+        truth,
+        classes,
+        levels,
+        class_mean=float(squared_error(means, truth).mean()),
+        random=float(squared_error(random, truth).mean()),
+    )
+
+
+def attack_upload(
+    stats: Statistics,
+    federation: Federation,
+    pixels: Pixels,
+    guessed: Guesses,
+    features: Features,
+    known: dict[str, Attacker],
+    key: Tensor,
+) -> list[ClassAttack]:
+    """Invert the class means that a client uploads; classes without samples are left out.
+
+    Args:
+        stats: the upload.
+        federation: the data.
+        pixels: their scale.
+        guessed: what one may guess of each class.
+        features: the lower layers, of the network that the attacker inverts.
+        known: the attackers.
+        key: randomness of the start.
+    """
+    present = [c for c, behind in enumerate(stats.behind) if len(behind.rows)]
+    if not present:
+        return []
+    found = []
+    for name, attacker in known.items():
+        done = attacker(features, stats.means[present], federation.input_shape, key)
+        for u, c in zip(done.inputs, present, strict=True):
+            behind = stats.behind[c]
+            true = pixels.to_unit(federation.clean(behind.rows).x)
+            share = (behind.weights / behind.weights.sum()).to(true.dtype)
+            errors, guess = _errors(u, true), _errors(guessed.mean[c], true)
+            found.append(
+                ClassAttack(
+                    name,
+                    c,
+                    len(behind.rows),
+                    behind.effective,
+                    mse=float(errors @ share),
+                    closest=float(errors.min()),
+                    guess=float(guess @ share),
+                    guess_closest=float(guess.min()),
+                    input=u,
+                    nearest=true[int(errors.argmin())],
+                )
+            )
+    return found
+
+
+def classes_of(federation: Federation, rows: Tensor) -> Tensor:
+    """The class of each row; one class for tasks without classes."""
+    y = federation.y[rows]
+    return (
+        y if y.ndim == 1 and not y.is_floating_point() else y.new_zeros(len(y), dtype=torch.int64)
+    )
+
+
+def _errors(one: Tensor, many: Tensor) -> Tensor:
+    """Mean squared differences of one sample to many ``[m]``."""
+    return squared_error(one.expand(len(many), *one.shape), many)

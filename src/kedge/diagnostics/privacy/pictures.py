@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from PIL import Image
@@ -14,6 +14,7 @@ from kedge.data.encoding import moments_like
 from kedge.data.federation import Federation
 from kedge.history.sheet import png_uri
 
+Features = Callable[[Tensor], Tensor]  # values from 0 to 1 [B, ...] to features [B, D]
 MIN_SIDE = 64  # pixels; smaller pictures are enlarged by a whole factor
 CHUNK = 2048  # training samples at a time
 
@@ -80,3 +81,8 @@ def picture(u: Tensor) -> str:
     content = io.BytesIO()
     image.save(content, "PNG", optimize=True)
     return png_uri(content.getvalue())
+
+
+def image_row(u: Tensor, row: str, column: str, caption: str = "") -> dict[str, str]:
+    """An image in a chart of images."""
+    return {"image": picture(u), "caption": caption, "row": row, "column": column}

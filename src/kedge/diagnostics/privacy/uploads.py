@@ -8,15 +8,12 @@ import torch
 from torch import Tensor
 
 from kedge.core import tree
-from kedge.core.part import Part
+from kedge.core.part import ClassMeans
 from kedge.core.tree import Weights
-from kedge.diagnostics.privacy.inversion import Features
-from kedge.diagnostics.privacy.pictures import Pixels
+from kedge.core.uploads import FEATURES
+from kedge.diagnostics.privacy.pictures import Features, Pixels
 from kedge.diagnostics.privacy.shares import Shared
-from kedge.parts.fedimpro import FedImpro
 from kedge.sim.simulation import Simulation
-
-FEATURES = "features"  # the input of the head, as a cut
 
 
 class Behind(NamedTuple):
@@ -40,25 +37,43 @@ class Statistics(NamedTuple):
     """The class means of features in one client's upload."""
 
     part: str
-    cut: str
-    channels: bool  # one number per channel, not per activation
+    told: ClassMeans  # as the part reads them from the upload
     means: Tensor  # of the client's samples, [C, D]
-    received: Tensor | None  # the means that the client started from, [C, D]
     behind: list[Behind]  # by class
     weights: Weights  # of the network in which the attacker inverts them
-    noise: float = 0.0  # standard deviation of what the client adds
-    why: str = ""  # why so few samples are behind a mean
 
 
 def statistics(sim: Simulation, shared: Shared) -> Statistics | None:
     """The class means that the first such part of the method makes a client upload."""
+    sent, spec = sim.bound.sent(sim.server), sim.bound.spec
     for part in sim.bound.method.parts:
-        if isinstance(part, FedImpro):
-            return _of_fedimpro(sim, shared, part)
-        found = _of_sums(sim, shared, part)
-        if found is not None:
-            return found
+        uploads = shared.uploads(part.name)
+        told = part.class_means(spec, uploads, sent.get(part.name, {})) if uploads else None
+        if told is not None:
+            surveyed = part.name in shared.surveys  # features of the global model
+            weights = sim.weights if surveyed else local_weights(sim, shared)
+            return _statistics(sim, shared.client, part.name, told, weights)
     return None
+
+
+def _statistics(
+    sim: Simulation, client: int, part: str, told: ClassMeans, weights: Weights
+) -> Statistics:
+    classes, means = sim.bound.task.outputs, told.means
+    if told.momentum is None:
+        rows = client_rows(sim, client)
+        behind = running_mean([rows], [sim.federation.y[rows]], classes, 0.0)
+        return Statistics(part, told, means, behind, weights)
+    cohort = sim.cohort([client])
+    batches = list(cohort.batches[0, : cohort.steps[0]])
+    labels = [sim.federation.y[rows] for rows in batches]
+    behind = running_mean(batches, labels, classes, told.momentum)
+    if told.received is not None:
+        # what momentum mixed in of them is known to the server, which takes it out
+        share = torch.stack([b.weights.sum() for b in behind]).to(means)[:, None]
+        own = (means - (1 - share) * told.received) / share.clamp_min(torch.finfo(means.dtype).tiny)
+        means = torch.where(share > 0, own, means)
+    return Statistics(part, told, means, behind, weights)
 
 
 def local_weights(sim: Simulation, shared: Shared) -> Weights:
@@ -95,38 +110,16 @@ def client_rows(sim: Simulation, client: int) -> Tensor:
     return sim.federation.rows[start : start + sim.federation.sizes[client]]
 
 
-def _of_fedimpro(sim: Simulation, shared: Shared, part: FedImpro) -> Statistics:
-    received = sim.bound.sent(sim.server)[part.name]["mean"]
-    if part.count_weighted:
-        count = shared.upload(part.name, "count")[:, None]
-        means = received + shared.upload(part.name, "first") / count.clamp_min(1)
-    else:
-        means = shared.upload(part.name, "mean")
-    cohort = sim.cohort([shared.client])
-    batches = list(cohort.batches[0, : cohort.steps[0]])
-    labels = [sim.federation.y[rows] for rows in batches]
-    momentum = part._momentum(sim.bound.spec)
-    behind = running_mean(batches, labels, sim.bound.task.outputs, momentum)
-    # the received means that momentum mixed in are known to the server, which takes them out
-    share = torch.stack([b.weights.sum() for b in behind]).to(means)[:, None]
-    own = (means - (1 - share) * received) / share.clamp_min(torch.finfo(means.dtype).tiny)
-    means = torch.where(share > 0, own, means)
-    channels, weights = part.stat_axes == "channel", local_weights(sim, shared)
-    told = part.name, part.cut, channels, means, received, behind, weights
-    why = "" if momentum else "at beta_m = 0, a mean is that of the last batch with the class"
-    return Statistics(*told, part.noise, why)
-
-
 def running_mean(
     batches: list[Tensor], labels: list[Tensor], classes: int, momentum: float
 ) -> list[Behind]:
-    """The samples behind FedImpro's running means (eq. 6), by class.
+    """The samples behind running means of batches, by class.
 
     Args:
         batches: the rows of each step's batch.
         labels: their labels.
         classes: number of classes.
-        momentum: beta_m; at 0 only the last batch with a sample of the class counts.
+        momentum: of the running mean; at 0 only the last batch with a sample of the class counts.
     """
     found = []
     for c in range(classes):
@@ -138,32 +131,9 @@ def running_mean(
                 for row in own:
                     weight[row] = weight.get(row, 0.0) + (1 - momentum) / len(own)
         rows = torch.tensor(list(weight), dtype=torch.int64, device=batches[0].device)
-        found.append(Behind(rows, _weights(list(weight.values()), rows)))
+        values = torch.tensor(list(weight.values()), dtype=torch.float64, device=rows.device)
+        found.append(Behind(rows, values))
     return found
-
-
-def _weights(values: list[float], rows: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=rows.device)
-
-
-def _of_sums(sim: Simulation, shared: Shared, part: Part) -> Statistics | None:
-    """Parts that upload sums of features and counts of samples per class."""
-    names = {"fedproto": ("sum", "weight"), "fedtr": ("sum", "count"), "ccvr": ("sum", "count")}
-    if part.name not in names:
-        return None
-    if part.name in shared.surveys:  # features of the global model
-        sums, counts = (shared.surveys[part.name][n] for n in names[part.name])
-        weights = sim.weights
-    else:
-        sums, counts = (shared.upload(part.name, n) for n in names[part.name])
-        weights = local_weights(sim, shared)
-    rows = client_rows(sim, shared.client)
-    y, behind = sim.federation.y[rows], []
-    for c in range(sim.bound.task.outputs):
-        own = rows[y == c]
-        behind.append(Behind(own, _weights([1 / max(1, len(own))] * len(own), own)))
-    means = sums / counts.clamp_min(torch.finfo(sums.dtype).tiny)[:, None]
-    return Statistics(part.name, FEATURES, False, means, None, behind, weights)
 
 
 def classes_told(stats: Statistics) -> tuple[int, int]:
@@ -173,8 +143,8 @@ def classes_told(stats: Statistics) -> tuple[int, int]:
     uploads knows that the client had none in this round.
     """
     count = len(stats.behind)
-    if stats.received is None:
+    if stats.told.received is None:
         return count, count  # counts are uploaded
-    guess = (stats.means != stats.received).any(1)
+    guess = (stats.means != stats.told.received).any(1)
     truth = torch.tensor([len(b.rows) > 0 for b in stats.behind], device=guess.device)
     return int((guess == truth).sum()), count

@@ -1,3 +1,3 @@
 """How local training takes the clients apart: a probe of a round, and measures of it."""
 
-from kedge.diagnostics.training.diagnosis import diagnose_training as diagnose_training
+from kedge.diagnostics.training.sheet import diagnose_training as diagnose_training

@@ -19,11 +19,13 @@ import torch
 
 from kedge.data.datasets import load
 from kedge.data.partition import Partition
-from kedge.diagnostics.training import diagnose_training
+from kedge.diagnostics.data.sheet import diagnose_data
+from kedge.diagnostics.privacy.sheet import diagnose_privacy
 from kedge.diagnostics.training.probe import Probe, probe
+from kedge.diagnostics.training.sheet import diagnose_training
 from kedge.engines import Execution
 from kedge.engines.device import device_name, precise, resolve_device, restored_threads, use_threads
-from kedge.errors import DataError, KedgeError, NotFinite
+from kedge.errors import DataError, FieldError, KedgeError, NotFinite
 from kedge.files import make_folder
 from kedge.history.experiment import Experiment, kind_of
 from kedge.history.folder import CONFIG, METRICS, PARTITION, read_records, stored_config
@@ -45,7 +47,7 @@ Report = Callable[[str], None]  # prints a line for the user
 
 def diagnose_run(
     path: str | Path,
-    what: Sequence[str] = ("data", "training"),
+    what: str | Sequence[str] | None = None,
     rounds: Sequence[int] | None = None,
     seed: int | None = None,
     report: Report | None = None,
@@ -59,7 +61,7 @@ def diagnose_run(
 
     Args:
         path: the folder of a run; or that of a comparison, whose runs are diagnosed one by one.
-        what: of ``data``, ``training`` and ``privacy``.
+        what: of ``data``, ``training`` and ``privacy``; data and training for None.
         rounds: numbers of rounds that are done when the training is diagnosed, from 0 to that of
             the checkpoint, which is the default. Privacy is diagnosed at the last of them.
         seed: one of the run's seeds; the first for None.
@@ -74,9 +76,7 @@ def diagnose_run(
             is damaged; the run has diverged.
     """
     path = Path(path)
-    unknown = [name for name in what if name not in DIAGNOSES]
-    if unknown or not what:
-        raise KedgeError(f"what = {list(what)}; choose from: {', '.join(DIAGNOSES)}")
+    what = chosen(what, ("data", "training"))
     say = report or (lambda line: None)
     if (path / CONFIG).is_file():
         return _Run(path, seed, say, _yardstick(path), client).diagnose(what, rounds)
@@ -137,13 +137,9 @@ class _Run:
         self, name: str, sim: Simulation, rounds: list[int], state: dict[str, torch.Tensor] | None
     ) -> Sheet:
         if name == "data":
-            from kedge.diagnostics.data import diagnose_data
-
             return diagnose_data(sim.federation, name=self.config.data, report=self.say)
         if name == "training":
             return diagnose_training(self._probes(sim, rounds, state))
-        from kedge.diagnostics.privacy import diagnose_privacy
-
         if sim.round != rounds[-1]:
             for _ in self._states(sim, rounds[-1:], state):
                 pass
@@ -313,6 +309,16 @@ class _Run:
             command += f" --client {shlex.quote(str(self.client))}"
         date = time.strftime("%Y-%m-%d %H:%M")
         return dataclasses.replace(sheet, command=command + load_options(), date=date)
+
+
+def chosen(what: str | Sequence[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of diagnoses, once each; a FieldError if one does not exist."""
+    names = tuple(n.strip() for n in what.split(",")) if isinstance(what, str) else what
+    names = default if names is None else tuple(dict.fromkeys(names))
+    wrong = next((name for name in names or ("",) if name not in DIAGNOSES), None)
+    if wrong is not None:
+        raise FieldError(f"what = {wrong!r} is not one of: {', '.join(DIAGNOSES)}", field="what")
+    return names
 
 
 def _ordered(what: Sequence[str]) -> list[str]:
