@@ -15,9 +15,8 @@ from kedge.data.datasets import load
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.federation.coordinator.rules import Rules, make_rules, read_rules, write_rules
 from kedge.flower.project import PACKAGE, write_app
-from kedge.local.federation import FederationSpec, NodeSpec, _with_free_ports, with_names
+from kedge.local.federation import FederationSpec, NodeSpec, _with_free_ports, shares_of, with_names
 from kedge.local.processes import free_ports
-from kedge.local.shares import shares_of
 from kedge.runs.config import Config
 from kedge.runs.reading import load_config
 
@@ -35,7 +34,7 @@ def test_rules_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_wrong_rules_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="Did you mean 'deadline_s'"):
         make_rules({"deadline": 5})
-    with pytest.raises(FieldError, match="attempts = 1.5 is no int"):
+    with pytest.raises(FieldError, match="attempts = 1.5 is not a whole number at least 1"):
         make_rules({"attempts": 1.5})
     with pytest.raises(FieldError, match="minimum"):
         make_rules({"minimum": 2})
