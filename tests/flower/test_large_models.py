@@ -20,7 +20,7 @@ from kedge.core import tree
 from kedge.errors import WireError
 from kedge.federation import large_messages as spool
 from kedge.federation import messages
-from kedge.federation.coordinator import exchange as couriers
+from kedge.federation.coordinator import requests as couriers
 from kedge.federation.coordinator.coordinator import Recorder
 from kedge.federation.coordinator.requests import _norm, largest
 from kedge.federation.large_messages import size_of, spooled

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
+from kedge.cli.options import FILE, JSON, LOAD, OUT, OVERRIDE, RESUME, load_files, with_settings
 from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import Interrupted, KedgeError
@@ -68,10 +68,8 @@ def _needs_flower(context: typer.Context) -> None:
 @with_settings
 def init(
     folder: Annotated[Path, typer.Argument(help="folder for the app; it must be empty")],
-    file: Annotated[
-        str | None, typer.Argument(help="a TOML file with settings (the long options as keys)")
-    ] = None,
-    override: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
+    file: FILE = None,
+    override: OVERRIDE = None,
     *,
     rule: RULE = None,
     load: LOAD = None,
@@ -145,10 +143,8 @@ def up(
 @app.command()
 @with_settings
 def run(
-    file: Annotated[
-        str | None, typer.Argument(help="a TOML file with settings (the long options as keys)")
-    ] = None,
-    override: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
+    file: FILE = None,
+    override: OVERRIDE = None,
     *,
     out: OUT = None,
     resume: RESUME = False,

@@ -79,7 +79,7 @@ def write(arrays: dict[str, Tensor], notes: dict[str, str], most: int) -> list[b
         notes: short texts.
         most: bytes of one piece.
     """
-    views = {name: _bytes(arrays[name]) for name in sorted(arrays)}
+    views = {name: bytes_of(arrays[name]) for name in sorted(arrays)}
     entries, end = dict[str, object](), 0
     for name, view in views.items():
         start, end = end, end + len(view)
@@ -100,7 +100,8 @@ def write(arrays: dict[str, Tensor], notes: dict[str, str], most: int) -> list[b
     return list(_cut([memoryview(head), *views.values()], most))
 
 
-def _bytes(array: Tensor) -> memoryview:
+def bytes_of(array: Tensor) -> memoryview:
+    """The numbers of an array as they are in memory."""
     flat = array.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
 

@@ -12,7 +12,7 @@ forgery.
 from __future__ import annotations
 
 import sys
-from typing import IO, Any
+from typing import IO
 from urllib.parse import unquote
 
 import torch
@@ -33,7 +33,7 @@ from kedge.session.session import Broadcast
 VERSION = "2"
 
 #: Named tuples that a message may contain.
-TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Update, Broadcast)}
+TYPES = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Update, Broadcast)}
 
 
 def template_of(value: Tree) -> Tree:
@@ -147,7 +147,7 @@ def _checked(file: IO[bytes], kind: str, template: Tree, at: int = 0) -> Message
     return header
 
 
-def named(value: Tree, prefix: str = "") -> dict[str, Any]:
+def named(value: Tree, prefix: str = "") -> dict[str, Tree]:
     """Every leaf under its path: keys of dicts, and ``Type:field`` for named tuples."""
     if isinstance(value, Leaf) or not isinstance(value, (dict, tuple)):
         return {prefix: value}
@@ -155,7 +155,7 @@ def named(value: Tree, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, tuple):
         kind = type(value).__name__
         pairs = {f"{kind}:{k}": v for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-    found: dict[str, Any] = {}
+    found: dict[str, Tree] = {}
     for key, item in pairs.items():  # type: ignore[union-attr]
         found |= named(item, _path(prefix, key, isinstance(value, tuple)))
     return found
@@ -184,7 +184,7 @@ def _structured(arrays: dict[str, Tensor]) -> Tree:
     """Arrays in the structure that their names describe, sorted; empty branches are lost."""
     if arrays.keys() == {""}:
         return arrays[""]
-    root: dict[str, Any] = {}
+    root: Tree = {}
     for name, value in sorted(arrays.items()):  # safetensors gives them in random order
         *path, last = name.split(tree.SEPARATOR)
         node = root

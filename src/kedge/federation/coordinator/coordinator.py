@@ -298,11 +298,6 @@ class Coordinator:
             self.recorder.add_test(found.sums, found.personal)
         return found
 
-    def _check_enough(self, found: Collected) -> None:
-        needed = self.rules.needed(found.drawn)
-        if len(found.replies) < needed:
-            raise Paused(self._too_few(found, needed))
-
     def _left(self, clients: list[int]) -> list[int]:
         """Clients that are not excluded."""
         return [k for k in clients if not self.roster.participants[k].excluded]
@@ -317,8 +312,11 @@ class Coordinator:
             detail = "detailed"
         return Test(detail, output, self.config.personal, testers)
 
-    def _too_few(self, found: Collected, needed: int) -> str:
-        names = self.roster.participants
+    def _check_enough(self, found: Collected) -> None:
+        """Raise Paused, with a reason for each member that failed, if too few have replied."""
+        needed, names = self.rules.needed(found.drawn), self.roster.participants
+        if len(found.replies) >= needed:
+            return
         excluded = [f"{s.name} is excluded: it {s.excluded}" for s in names if s.excluded]
         failed = [
             f"{names[k].name} {reason}"
@@ -327,7 +325,7 @@ class Coordinator:
         ]
         strangers = self.enrolment.reasons.values()
         reasons = "; ".join([*failed, *excluded, *strangers])
-        return (
+        raise Paused(
             f"{PAUSED} {found.request.round + 1}: {len(found.replies)} of {found.drawn} members "
             f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
             f"round {self.session.round}. {self.hint}"

@@ -89,15 +89,11 @@ class Exchange:
     transport: Transport
     log: Callable[[str], None]
     folder: Path | None = None
-    clock: Callable[[], float] = time.time
     sent: int = field(default=0, init=False)
     received: int = field(default=0, init=False)
 
     def run(
-        self,
-        requests: Mapping[str, MemberRequest],
-        seconds: float,
-        opener: Opener[T],
+        self, requests: Mapping[str, MemberRequest], seconds: float, opener: Opener[T]
     ) -> Iterator[tuple[str, MemberRequest, T | Failure]]:
         """Send one request to each node, and yield the reply of each, once, as they come.
 
@@ -109,7 +105,7 @@ class Exchange:
             seconds: how long to wait for all of them.
             opener: reads and checks a reply. What it raises makes the reply a bad ``Failure``.
         """
-        deadline = self.clock() + seconds
+        deadline = time.time() + seconds
         waiting = self._send(requests, deadline)
         sent = [number for number in waiting if not number.startswith("not sent")]
         for number, reply in self.transport.receive(sent, deadline):

@@ -146,9 +146,7 @@ def magnitude(moments: Moments, i: int) -> float:
     return math.hypot(moments.mean[i], math.sqrt(moments.squares[i] / moments.count))
 
 
-def state(
-    dataset: Dataset, question: Question, name: str, token: str = "", least: int = 0
-) -> MemberProfile:
+def state(dataset: Dataset, question: Question, name: str, least: int = 0) -> MemberProfile:
     """The profile of a member on its dataset; ``least`` is as in :func:`moments_of`."""
     rows = split_rows(dataset, question.split, question.seed, name)
     counts: tuple[int, ...] = ()
@@ -164,7 +162,6 @@ def state(
         train=len(rows.train),
         test=len(rows.test),
         counts=counts,
-        token=token,
         versions={
             "kedge": __version__,
             "wire": wire.VERSION,

@@ -15,7 +15,6 @@ cannot be counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,7 +38,9 @@ from kedge.session import wire
 from kedge.session.session import NEVER, Broadcast, Request
 from kedge.session.terms import NoData, Terms
 from kedge.sim.clients import Clients, all_weights
+from kedge.sim.store import FirstState
 
+Parts = tuple[Part, ...]
 LIGHT = 0.1  # rows of less than this share of the largest weight do not count
 
 
@@ -132,12 +133,7 @@ class Silo:
     """
 
     def __init__(
-        self,
-        terms: Terms,
-        model: Model,
-        data: Federation,
-        client: int,
-        releases: tuple[Part, ...] = (),
+        self, terms: Terms, model: Model, data: Federation, client: int, releases: Parts = ()
     ) -> None:
         if data.num_clients != 1:
             raise KedgeError(f"a silo holds one client's data, these are {data.num_clients}")
@@ -154,7 +150,7 @@ class Silo:
         #: States by round: the last accepted one, and that of the last attempt.
         self.states: dict[int, Tree] = {}
         self._clients = Clients(
-            self.bound, terms.workload, data, Loop(), _One(self.bound.client()), ids=[client]
+            self.bound, terms.workload, data, Loop(), FirstState(self.bound.client()), ids=[client]
         )
 
     def request(self, round: int, broadcast: Broadcast, part: str = "") -> Request:
@@ -244,24 +240,9 @@ class Silo:
 
     def _at(self, accepted: int, noise: Noise | None = None) -> Clients:
         """This client in its state after an accepted round."""
-        self._clients.states = _One(self.state(accepted))
+        self._clients.states = FirstState(self.state(accepted))
         self._noise = noise or rng.normal_like
         return self._clients
-
-
-class _One:
-    """The state of the only client."""
-
-    where = "device"
-
-    def __init__(self, state: Tree) -> None:
-        self._state = state
-
-    def gather(self, clients: Sequence[int]) -> Tree:
-        return tree.map(lambda x: x.unsqueeze(0), self._state)
-
-    def put(self, clients: Sequence[int], values: Tree) -> None:
-        self._state = tree.take(values, 0)
 
 
 def model_of(terms: Terms, module: nn.Module) -> Model:
@@ -273,7 +254,7 @@ def bind(
     terms: Terms,
     model: Model,
     data: Federation | NoData,
-    releases: tuple[Part, ...] = (),
+    releases: Parts = (),
     device: torch.device | None = None,
 ) -> Bound:
     """Bind the method of the terms to a model, prepared for the loop engine, and to data.
