@@ -146,7 +146,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     from kedge.federation.coordinator.coordinator import Coordinator
     from kedge.federation.coordinator.rules import Rules
     from kedge.flower.grid import GridTransport
-    from kedge.local.shares import shares_of
+    from kedge.local.federation import shares_of
     from kedge.settings import Config
 
     width = round((args.mb * 1e6 / 4) ** 0.5)

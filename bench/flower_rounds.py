@@ -93,7 +93,7 @@ def run_template(folder: Path, out: Path, args: argparse.Namespace) -> dict[str,
     }  # fmt: skip
     words = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
     start = time.time()
-    submit.call(folder, "run", str(app), CONNECTION, "--run-config", words, "--format", "json")
+    submit.call(folder, "run", str(app), CONNECTION, "--run-config", words)
     result = out / "template.json"
     while not _is_over(folder, result, start):
         time.sleep(POLL_S)

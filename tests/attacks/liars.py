@@ -17,7 +17,7 @@ from kedge.data.datasets import Dataset
 from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.federation.coordinator.rules import Rules
 from kedge.federation.member.own_data import read_data
-from kedge.federation.member.profile import Profile, Question, state
+from kedge.federation.member.profile import MemberProfile, Question, state
 from kedge.federation.messages import REPLY, MemberRequest
 from kedge.session import blob, wire
 
@@ -118,8 +118,8 @@ ASK = Question(0, "holdout(0.25)", counts=True)
 CLASSES = ("healthy", "ill", "unknown")
 
 
-def stated(name: str, data: str | Path | Dataset) -> Profile:
-    return Profile.from_json(state(read_data(data), ASK, name).to_json())
+def stated(name: str, data: str | Path | Dataset) -> MemberProfile:
+    return MemberProfile.from_json(state(read_data(data), ASK, name).to_json())
 
 
 def named(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
@@ -129,7 +129,7 @@ def named(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
     return dataclasses.replace(dataset, y_train=y, outputs=len(names), classes=names)
 
 
-def with_classes(name: str, classes: list[str]) -> Profile:
+def with_classes(name: str, classes: list[str]) -> MemberProfile:
     values = json.loads(state(datasets()[0], Question(0, "holdout(0.25)"), name).to_json())
     values["schema"] |= {"classes": classes, "outputs": len(classes)}
-    return Profile.from_json(json.dumps(values))
+    return MemberProfile.from_json(json.dumps(values))

@@ -17,7 +17,7 @@ from kedge.data.datasets import Dataset
 from kedge.federation.member.member import Member
 from kedge.federation.member.own_data import schema_of
 from kedge.federation.member.policy import Policy
-from kedge.federation.member.profile import Profile, Question
+from kedge.federation.member.profile import MemberProfile, Question
 from kedge.federation.member.releases import Releases
 from kedge.federation.member.run_state import agreement_text
 from kedge.federation.member.silo import bind
@@ -111,11 +111,11 @@ class Server:
             self.ask("evaluate", round, **{"test": "plain", "value": {"output": weights}} | changes)
         )
 
-    def join(self, question: Question | None = None, run: str = RUN) -> Profile | str:
+    def join(self, question: Question | None = None, run: str = RUN) -> MemberProfile | str:
         """What the member states, or the code of its refusal."""
         text = (question or Question(0, "given")).to_json()
         reply = self.ask("join", text=text, run=run, client=-1, terms="")
-        return code(reply) or Profile.from_json(reply_header(reply)[1]["text"])
+        return code(reply) or MemberProfile.from_json(reply_header(reply)[1]["text"])
 
     @property
     def log(self) -> str:

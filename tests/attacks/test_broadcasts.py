@@ -167,7 +167,7 @@ def a_silo(method: str = "scaffold", policy: Policy = OPEN) -> tuple[Silo, Broad
 def answer(silo: Silo, down: bytes) -> bytes:
     """What a silo sends after training."""
     request = silo.request(0, silo.read(wire.unpack(down, "down")))
-    return wire.pack_finite("update", silo.train(request))
+    return wire.pack_finite("update", silo.answer(request))
 
 
 @pytest.mark.parametrize("number", BAD)

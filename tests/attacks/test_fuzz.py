@@ -33,7 +33,7 @@ from kedge.errors import TermsError, WireError
 from kedge.federation.coordinator import enrolment as enrolment
 from kedge.federation.coordinator.agreement import agree
 from kedge.federation.member.policy import Policy
-from kedge.federation.member.profile import Profile
+from kedge.federation.member.profile import MemberProfile
 from kedge.federation.member.releases import KINDS, Releases
 from kedge.federation.member.run_state import agreement_text
 from kedge.federation.messages import CODES, CONTENT, PIECE, TESTS, MemberRequest, content_of
@@ -325,7 +325,7 @@ def test_altered_replies(method: str, tmp_path: Path) -> None:
         message = altered(reply, draw)
         try:
             if request.kind == "join":
-                run.requests.enrolment._stated(request, message)
+                run.enrolment._stated(request, message)
             else:
                 enrolment.opened(request, message)
         except (WireError, TermsError):
@@ -350,7 +350,7 @@ def test_altered_statements(tmp_path: Path) -> None:
         liar, *honest = draw(st.sampled_from([tables, images]))
         text = altered_text(liar.to_json(), draw)
         try:
-            found = Profile.from_json(text)
+            found = MemberProfile.from_json(text)
             agree([found])
         except (WireError, TermsError):
             return

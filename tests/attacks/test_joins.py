@@ -15,7 +15,7 @@ from server import Server, patients
 from kedge.core.model import Model
 from kedge.data.datasets import Dataset, load
 from kedge.federation.member.policy import OPEN, Policy
-from kedge.federation.member.profile import Profile, Question, state
+from kedge.federation.member.profile import MemberProfile, Question, state
 from kedge.models import build
 
 LISTED = Policy(uploads=("update", "loss", "test"), min_samples=20)
@@ -38,13 +38,13 @@ def table(
     return load(f"{path}{options}")
 
 
-def joined(tmp_path: Path, data: Dataset, policy: Policy = LISTED) -> Profile | str:
+def joined(tmp_path: Path, data: Dataset, policy: Policy = LISTED) -> MemberProfile | str:
     return Server(tmp_path / "member", policy, data).join(ASKED)
 
 
-def stated(tmp_path: Path, data: Dataset, policy: Policy = LISTED) -> Profile:
+def stated(tmp_path: Path, data: Dataset, policy: Policy = LISTED) -> MemberProfile:
     found = joined(tmp_path, data, policy)
-    assert isinstance(found, Profile)
+    assert isinstance(found, MemberProfile)
     return found
 
 
@@ -186,15 +186,15 @@ def test_joins_are_counted_by_what_they_tell(tmp_path: Path) -> None:
     data = replace(patients(), x_test=None, y_test=None)
     lying = Server(tmp_path / "member", LISTED, data)
     for run in range(20):  # honest servers ask the same in every run
-        assert isinstance(lying.join(ASKED, run=f"{run:016x}"), Profile)
+        assert isinstance(lying.join(ASKED, run=f"{run:016x}"), MemberProfile)
     assert lying.released("join") == 1
     splits = [Question(0, f"holdout({share / 100})", True) for share in range(5, 60, 2)]
     found = [lying.join(question) for question in splits]
-    assert sum(isinstance(one, Profile) for one in found) <= 10
+    assert sum(isinstance(one, MemberProfile) for one in found) <= 10
     assert lying.released("join") == 10
     assert found[-1] == "POLICY"
     assert "max_joins=10, and as many have left already" in lying.log
-    assert isinstance(lying.join(ASKED), Profile)
+    assert isinstance(lying.join(ASKED), MemberProfile)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,6 @@ def test_joins_are_counted_by_what_they_tell(tmp_path: Path) -> None:
 def test_a_question_without_an_answer_is_refused(question: Question, tmp_path: Path) -> None:
     lying = Server(tmp_path / "member", LISTED, replace(patients(), x_test=None, y_test=None))
     assert lying.join(question) in ("TERMS", "BAD_REQUEST") or isinstance(
-        lying.join(question), Profile
+        lying.join(question), MemberProfile
     )
     assert "Traceback" not in lying.log

@@ -12,7 +12,7 @@ from kedge.errors import WireError
 from kedge.federation.coordinator.agreement import agree
 from kedge.federation.coordinator.enrolment import class_notes
 from kedge.federation.member.member import Member
-from kedge.federation.member.profile import Profile
+from kedge.federation.member.profile import MemberProfile
 from kedge.federation.messages import MemberRequest
 from kedge.federation.names import look, plain
 
@@ -66,7 +66,7 @@ def test_the_name_of_a_member_is_taken_by_one_that_looks_like_it(kind: str, tmp_
 
 
 def test_classes_and_columns_that_look_alike_are_refused(tmp_path: Path) -> None:
-    def of(name: str, column: str, label: str) -> Profile:
+    def of(name: str, column: str, label: str) -> MemberProfile:
         path = tmp_path / f"{name}.csv"
         rows = "".join(f"{i},{i % 3},{'no' if i % 2 else label}\n" for i in range(12))
         path.write_text(f"age,{column},ill\n{rows}")

@@ -37,7 +37,7 @@ from kedge.core.part import Sum, parts
 from kedge.core.tree import Weights
 from kedge.errors import NotFinite, Paused
 from kedge.federation import large_messages as spool
-from kedge.federation.coordinator.exchange import Exchange
+from kedge.federation.coordinator.requests import Exchange
 from kedge.federation.messages import Direct, Failure, MemberRequest
 
 KINDS = ("join", "agree", "train", "survey", "evaluate", "refuse", "finish")
@@ -152,8 +152,8 @@ def test_whatever_an_opener_raises_is_a_bad_reply() -> None:
         def opener(request: MemberRequest, message: Any) -> Any:
             raise error
 
-        make = {"a": lambda deadline: MemberRequest("finish", "ab" * 8)}
-        [(_, _, found)] = exchange.run(make, 1.0, opener)
+        requests = {"a": MemberRequest("finish", "ab" * 8)}
+        [(_, _, found)] = exchange.run(requests, 1.0, opener)
         assert isinstance(found, Failure)
         return found
 
@@ -475,12 +475,12 @@ def test_a_disk_that_is_full_is_nobodys_lie(
     """A large reply that cannot be kept is lost, as if the network had lost it."""
 
     def no_space(pieces: Any, folder: Any = None) -> Any:
-        monkeypatch.setattr("kedge.federation.coordinator.exchange.spooled", spool.spooled)
+        monkeypatch.setattr("kedge.federation.coordinator.requests.spooled", spool.spooled)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def lie(request: MemberRequest, reply: bytes) -> Any:
         if training(request, 1):
-            monkeypatch.setattr("kedge.federation.coordinator.exchange.spooled", no_space)
+            monkeypatch.setattr("kedge.federation.coordinator.requests.spooled", no_space)
         return reply
 
     run, members, said = lying(tmp_path, lie, "scaffold")

@@ -26,7 +26,7 @@ from kedge.errors import TermsError
 from kedge.federation.coordinator.agreement import agree
 from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.federation.coordinator.rules import Rules
-from kedge.federation.member.profile import Profile
+from kedge.federation.member.profile import MemberProfile
 from kedge.federation.messages import MemberRequest
 
 Change = Callable[[dict[str, Any]], Any]
@@ -306,7 +306,7 @@ def test_an_encoding_that_only_looks_like_that_of_others_is_refused(tmp_path: Pa
         for name in first.schema.columns or ()
     ]
     values["encoding"]["columns"] = columns
-    liar = Profile.from_json(json.dumps(values))
+    liar = MemberProfile.from_json(json.dumps(values))
     agreement = agree([first, dataclasses.replace(first, name="b"), liar])
     assert list(agreement.refusals) == ["liar"]
     assert "in different ways" in agreement.refusals["liar"]

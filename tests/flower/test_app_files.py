@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import tomllib
@@ -15,16 +16,16 @@ from kedge.data.datasets import load
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.federation.coordinator.rules import Rules, make_rules, read_rules, write_rules
 from kedge.flower.project import PACKAGE, write_app
-from kedge.local.federation import FederationSpec, NodeSpec, _with_free_ports, with_names
+from kedge.local.federation import FederationSpec, NodeSpec, _with_free_ports, shares_of, with_names
 from kedge.local.processes import free_ports
-from kedge.local.shares import shares_of
 from kedge.settings import Config, load_config
 
 
 def test_rules_come_back_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     assert read_rules(path) == (Rules(), None)
-    rules, scaling = Rules(deadline_s=7.5, minimum=1.0, attempts=9), ((0.1, 1 / 3), (0.2, 1.0))
+    rules = Rules(deadline_s=7.5, minimum=1.0, attempts=9, max_norm=math.inf)
+    scaling = ((0.1, 1 / 3), (0.2, 1.0))
     path.write_text(write_rules(rules, scaling))
     assert read_rules(path) == (rules, scaling)
     path.write_text(write_rules(rules, None))
@@ -34,10 +35,14 @@ def test_rules_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_wrong_rules_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="Did you mean 'deadline_s'"):
         make_rules({"deadline": 5})
-    with pytest.raises(FieldError, match="attempts = 1.5 is no int"):
+    with pytest.raises(FieldError, match="attempts = 1.5 is not a whole number at least 1"):
         make_rules({"attempts": 1.5})
     with pytest.raises(FieldError, match="minimum"):
         make_rules({"minimum": 2})
+    with pytest.raises(FieldError, match="wait_s = -1 is below 0"):
+        Rules(wait_s=-1)
+    with pytest.raises(FieldError, match="max_variety = inf is not a finite number"):
+        Rules(max_variety=math.inf)
     path = tmp_path / "rules.toml"
     for text in ("[scaling]\nmean = [1]", "[scaling]\nmean = [1]\nstd = [1, 2]", "scaling = 3"):
         path.write_text(text)

@@ -20,7 +20,7 @@ from kedge.core import tree
 from kedge.core.part import Stack
 from kedge.core.tree import Weights
 from kedge.errors import Paused
-from kedge.federation.coordinator.reply_checks import check_sums, with_client
+from kedge.federation.coordinator.requests import check_sums, with_client
 from kedge.federation.messages import REPLY, Failure, MemberRequest
 from kedge.session import blob, wire
 

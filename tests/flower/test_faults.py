@@ -124,7 +124,7 @@ def test_a_member_that_raises_says_so_by_a_code(
     def train(request: MemberRequest) -> bytes:
         raise ValueError("patient Smith, /home/smith/data.csv")
 
-    monkeypatch.setattr(members.members["south"], "_train", train)
+    monkeypatch.setattr(members.members["south"], "_on_train", train)
     config = settings("scaffold", per_round=0)
     transport = Faulty(members, fault)
     run = coordinator(members, config, tmp_path / "run", transport=transport)

@@ -19,15 +19,15 @@ from kedge.federation.coordinator.agreement import agree, difference
 from kedge.federation.coordinator.enrolment import class_notes
 from kedge.federation.coordinator.settings import terms_of
 from kedge.federation.member.own_data import own_federation, read_data
-from kedge.federation.member.profile import Profile, Question, state
+from kedge.federation.member.profile import MemberProfile, Question, state
 from kedge.federation.messages import MemberRequest, pack_refusal
 
 ASK = Question(0, "holdout(0.25)", counts=True)
 
 
-def stated(name: str, source: str | Path | Dataset) -> Profile:
+def stated(name: str, source: str | Path | Dataset) -> MemberProfile:
     profile = state(read_data(source), ASK, name)
-    again = Profile.from_json(profile.to_json())
+    again = MemberProfile.from_json(profile.to_json())
     assert again == profile
     return again
 
@@ -238,7 +238,7 @@ def test_statements_of_strangers_are_read_with_care() -> None:
         {"versions": {"kedge": 1}},
     ):  # fmt: skip
         with pytest.raises(WireError):
-            Profile.from_json(json.dumps(json.loads(text) | change))
+            MemberProfile.from_json(json.dumps(json.loads(text) | change))
     for inner, change in (
         ("moments", {"mean": [float("nan")]}), ("moments", {"squares": [-1.0]}),
         ("moments", {"mean": [0.0, 0.0]}), ("schema", {"task": "x"}), ("schema", {"outputs": 0}),
@@ -248,10 +248,10 @@ def test_statements_of_strangers_are_read_with_care() -> None:
         values = json.loads(text)
         values[inner] |= change
         with pytest.raises(WireError):
-            Profile.from_json(json.dumps(values))
+            MemberProfile.from_json(json.dumps(values))
     for nonsense in ("", "[]", "[" * 100_000, "null", '{"name": 1}'):
         with pytest.raises(WireError):
-            Profile.from_json(nonsense)
+            MemberProfile.from_json(nonsense)
 
 
 def test_columns_of_strangers_are_read_with_care(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_columns_of_strangers_are_read_with_care(tmp_path: Path) -> None:
         values = json.loads(text)
         values["encoding"]["columns"][1] |= change
         with pytest.raises(WireError):
-            Profile.from_json(json.dumps(values))
+            MemberProfile.from_json(json.dumps(values))
 
 
 def test_a_member_that_fails_for_a_while_joins_later(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import subprocess
 import sys
 import weakref
@@ -19,9 +20,9 @@ from kedge.core import tree
 from kedge.errors import WireError
 from kedge.federation import large_messages as spool
 from kedge.federation import messages
-from kedge.federation.coordinator import exchange as couriers
-from kedge.federation.coordinator.recorder import Recorder
-from kedge.federation.coordinator.reply_checks import _norm, finite
+from kedge.federation.coordinator import requests as couriers
+from kedge.federation.coordinator.coordinator import Recorder
+from kedge.federation.coordinator.requests import _norm, largest
 from kedge.federation.large_messages import size_of, spooled
 from kedge.federation.messages import MemberRequest
 from kedge.session import blob, wire
@@ -148,8 +149,8 @@ def test_norms_and_extremes_in_blocks() -> None:
     )
     for bad in (float("nan"), float("inf"), -float("inf")):
         big[2, 77] = bad
-        assert not finite({"a": big})  # type: ignore[arg-type]
-    assert finite({"a": torch.zeros(0), "n": torch.tensor(3)})  # type: ignore[arg-type]
+        assert largest({"a": big}) == math.inf  # type: ignore[arg-type]
+    assert largest({"a": torch.zeros(0), "n": torch.tensor(3)}) == 3  # type: ignore[arg-type]
 
 
 #: A coordinator, and a process with its members; prints the peak of the former in models.

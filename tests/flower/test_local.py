@@ -21,10 +21,9 @@ from kedge.flower.apps import Journal
 from kedge.flower.project import write_app
 from kedge.local import federation as local
 from kedge.local import runs as submit
-from kedge.local.federation import FederationSpec, NodeSpec, socket_of
+from kedge.local.federation import FederationSpec, NodeSpec, shares_of, socket_of
 from kedge.local.processes import ProcessSpec, processes_of
 from kedge.local.runs import Submitted, entries, log_lines
-from kedge.local.shares import shares_of
 from kedge.settings import Config
 
 SLEEP = "import time; time.sleep(600)"

@@ -124,7 +124,7 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def poll(self) -> int:
             return 1
 
-    monkeypatch.setattr(processes, "_spawn", lambda *_: Dead())
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda *_, **__: Dead())
     supervisor._start(supervisor.programs[0])
     starts = []
     for _ in range(600):

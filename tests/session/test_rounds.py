@@ -209,7 +209,7 @@ class Silos:
             for k in request.clients:
                 silo, accepted = self.silos[k], self.session.ledger[k]
                 own = silo.request(request.round, request.broadcast, request.part)
-                yield k, (silo.survey if request.part else silo.train)(own, accepted)
+                yield k, silo.answer(own, accepted)
 
         bound = self.session.bound.at(request.round)
         return total_of(bound, updates(), request.round, request.broadcast.weights)

@@ -68,7 +68,7 @@ class Deployment:
         silo, accepted = self.silos[client], self.session.ledger[client]
         received = silo.read(wire.unpack(down, "down"))
         asked = silo.request(request.round, received, request.part)
-        update = (silo.survey if request.part else silo.train)(asked, accepted)
+        update = silo.answer(asked, accepted)
         return wire.pack_finite("update", update)
 
     def messages(self, request: Request) -> dict[int, bytes]:

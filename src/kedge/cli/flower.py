@@ -7,26 +7,33 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from kedge.cli.flower_keys import app as keys
-from kedge.cli.flower_settings import check_same, config_of, rules_of
-from kedge.cli.options import JSON, LOAD, OUT, RESUME, load_files, with_settings
+from kedge.cli.options import FILE, JSON, LOAD, OUT, OVERRIDE, RESUME, load_files, with_settings
 from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import Interrupted, KedgeError
 from kedge.local.federation import HERE as HERE_NAME
 
-app = typer.Typer(
-    help="Real federations on Flower: the same methods, with data that stay where they are.",
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+if TYPE_CHECKING:
+    from kedge.federation.coordinator.rules import Rules
+    from kedge.local.federation import FederationSpec
+    from kedge.settings import Config
 
+
+def _group(text: str) -> typer.Typer:
+    """A group of commands."""
+    names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(
+        help=text, no_args_is_help=True, add_completion=False, context_settings=names
+    )
+
+
+app = _group("Real federations on Flower: the same methods, with data that stay where they are.")
+keys = _group("Keys of a federation on many machines: its authority, its server, its nodes.")
 app.add_typer(keys, name="keys")
 
 AT = Annotated[Path, typer.Option("--at", help="folder of the federation")]
@@ -40,6 +47,11 @@ RULE = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _option(at: Path) -> str:
+    """How a command names the folder of a federation, with a space before it."""
+    return "" if at == HERE else f" --at {shlex.quote(str(at))}"
 
 
 @app.callback()
@@ -56,10 +68,8 @@ def _needs_flower(context: typer.Context) -> None:
 @with_settings
 def init(
     folder: Annotated[Path, typer.Argument(help="folder for the app; it must be empty")],
-    file: Annotated[
-        str | None, typer.Argument(help="a TOML file with settings (the long options as keys)")
-    ] = None,
-    override: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
+    file: FILE = None,
+    override: OVERRIDE = None,
     *,
     rule: RULE = None,
     load: LOAD = None,
@@ -72,8 +82,8 @@ def init(
     from kedge.flower.project import write_app
 
     load_files(load)
-    config = config_of(file, override, settings, resume=False, out=None)
-    write_app(folder, config, rules_of(rule), own=load or [])
+    config = _config_of(file, override, settings, resume=False, out=None)
+    write_app(folder, config, _rules_of(rule), own=load or [])
     console.print(f"{folder} holds the app; run it with: flwr run {folder}", highlight=False)
 
 
@@ -111,7 +121,7 @@ def up(
     if (folder / FILE).exists():
         spec = FederationSpec.load(folder)
         local.check_down(folder)
-        check_same(context, at, spec)
+        _check_same(context, at, spec)
         dim(f"the federation in {at} starts again, with the members that it has")
     else:
         spec = local.create(
@@ -127,17 +137,14 @@ def up(
     names = ", ".join(node.name for node in spec.nodes)
     console.print(f"{len(spec.nodes)} members are connected: {names}", highlight=False)
     dim(f"ready after {time.perf_counter() - start:.0f} s; SuperLink at 127.0.0.1:{spec.port}")
-    where = "" if at == HERE else f" --at {shlex.quote(str(at))}"
-    dim(f"next: kedge flower run --method scaffold --rounds 5{where}")
+    dim(f"next: kedge flower run --method scaffold --rounds 5{_option(at)}")
 
 
 @app.command()
 @with_settings
 def run(
-    file: Annotated[
-        str | None, typer.Argument(help="a TOML file with settings (the long options as keys)")
-    ] = None,
-    override: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
+    file: FILE = None,
+    override: OVERRIDE = None,
     *,
     out: OUT = None,
     resume: RESUME = False,
@@ -161,21 +168,19 @@ def run(
 
     load_files(load)
     folder = at.resolve()
-    config = config_of(file, override, settings, resume, out, FederationSpec.load(folder))
+    config = _config_of(file, override, settings, resume, out, FederationSpec.load(folder))
     path = Path(out) if out else new_path(config)
     if not resume:
         TrainingFolder.create(
             path, config
         )  # raises an error if it cannot be used; nothing is written
-    command = shlex.join(
-        ["kedge", "flower", "run", "--out", str(path), "--resume"]
-        + ([] if at == HERE else ["--at", str(at)])
-        + [word for one in rule or () for word in ("--rule", one)]
-        + [word for one in load or () for word in ("--load", one)]
-    )
+    options = [word for one in rule or () for word in ("--rule", one)]
+    options += [word for one in load or () for word in ("--load", one)]
+    words = shlex.join(["--out", str(path), "--resume"])
+    command = f"kedge flower run {words}{_option(at)} {shlex.join(options)}".rstrip()
     hint = f"Resume with: {command}"
     with Watcher(config.rounds, console=errors) as watcher:
-        rules = rules_of(rule)
+        rules = _rules_of(rule)
         try:
             run = submit(
                 folder, config, path, resume=resume, rules=rules, own=load or [], hint=command
@@ -217,9 +222,8 @@ def status(*, at: AT = HERE, as_json: JSON = False) -> None:
         typer.echo(json.dumps({"processes": rows, "runs": known}))
         return
     if not local.is_up(folder):
-        where = "" if at == HERE else f" --at {shlex.quote(str(at))}"
         died = " any more: its supervisor was ended" if rows else ""
-        text = f"the federation in {at} does not run{died}; start it: kedge flower up{where}"
+        text = f"the federation in {at} does not run{died}; start it: kedge flower up{_option(at)}"
         console.print(text, highlight=False, soft_wrap=True)
         return
     table = Table("process", "state", "pid", "since", "starts", "last exit", "node")
@@ -303,3 +307,152 @@ def _print_result(path: Path, as_json: bool) -> None:
         return
     console.print(run.summary, highlight=False, soft_wrap=True)
     dim(f"saved in {path}; use the model: kedge predict {shlex.quote(str(path))} FILE")
+
+
+# -- settings ---------------------------------------------------------------------------------
+
+
+def _check_same(context: typer.Context, at: Path, spec: FederationSpec) -> None:
+    """Raise a KedgeError for options that differ from those of a federation that is there."""
+    stored = {
+        "nodes": len(spec.nodes), "data": spec.data, "partition": spec.partition,
+        "split": spec.split, "seed": spec.seed, "resident": spec.resident,
+        "policy": spec.nodes[0].policy, "threads": spec.threads, "load": list(spec.own),
+    }  # fmt: skip
+    for name, value in stored.items():
+        source = context.get_parameter_source(name)
+        given = context.params.get(name)
+        if name == "policy" and given:
+            given = str(Path(given).resolve())
+        if name == "load" and given:
+            given = [str(Path(file).resolve()) for file in given]
+        if source is not None and source.name == "COMMANDLINE" and given != value:
+            has = f"{len(spec.nodes)} members with {spec.data}"
+            raise KedgeError(
+                f"there is a federation in {at} already, of {has}, and --{name} would change it. "
+                f"Start it as it is, without options; or make another one: --at FOLDER; or end it "
+                f"and delete the folder {at}"
+            )
+
+
+def _config_of(
+    file: str | None,
+    override: list[str] | None,
+    settings: dict[str, Any],
+    resume: bool,
+    out: str | None,
+    spec: Any = None,
+) -> Config:
+    """The settings of a command line, with one seed and the members of a federation."""
+    from kedge.cli.run import _config as read_config
+
+    if not resume and settings.get("seeds") is None:
+        settings["seeds"] = "0"
+    if spec is not None and not resume:
+        members = {"data": spec.data, "partition": spec.partition, "split": spec.split}
+        for key, value in members.items():
+            if settings.get(key) not in (None, value):
+                raise KedgeError(f"--{key} is that of the federation: {value}; leave it out")
+            settings[key] = value
+        settings["clients"] = settings.get("clients") or len(spec.nodes)
+    return read_config(file, override, settings, resume, out)
+
+
+def _rules_of(words: list[str] | None) -> Rules:
+    """The rules of a command line."""
+    import tomllib
+
+    from kedge.federation.coordinator.rules import make_rules
+
+    try:
+        return make_rules(tomllib.loads("\n".join(words or ())))
+    except tomllib.TOMLDecodeError:
+        raise KedgeError("--rule takes key=value, such as deadline_s=60") from None
+
+
+# -- keys -------------------------------------------------------------------------------------
+
+FOLDER = Annotated[Path, typer.Option(help="folder of the authority")]
+DAYS = Annotated[int, typer.Option(help="how long the certificate is valid", min=1, max=36500)]
+SERVER_DAYS = 825
+
+
+@keys.callback()
+def _needs_cryptography() -> None:
+    """Keys of a federation on many machines: its authority, its server, its nodes."""
+    if importlib.util.find_spec("cryptography") is None:
+        from kedge.local.federation import INSTALL
+
+        raise KedgeError(INSTALL)
+
+
+@keys.command()
+def authority(
+    *,
+    folder: FOLDER = Path(),
+    name: Annotated[str, typer.Option(help="name of the federation")] = "kedge federation",
+    days: DAYS = 3650,
+) -> None:
+    """Make the authority that signs servers, on a machine that is neither server nor node.
+
+    kedge flower keys authority --name "our federation"
+    """
+    from kedge.local.keys import fingerprint, make_authority
+
+    certificate = make_authority(folder, name, days)
+    _written(folder / "ca.key", "signs servers; it stays here, readable by you alone")
+    _written(certificate, "goes to the server and to every node")
+    dim(f"fingerprint of {certificate}: {fingerprint(certificate)}")
+    dim("next: kedge flower keys server server.example.org")
+
+
+@keys.command()
+def server(
+    hosts: Annotated[
+        list[str], typer.Argument(help="names and addresses by which nodes reach the server")
+    ],
+    *,
+    folder: FOLDER = Path(),
+    days: DAYS = SERVER_DAYS,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="sign a new certificate for the key that is there")
+    ] = False,
+) -> None:
+    """Make the server's key and certificate, signed by the authority in the same folder.
+
+    Besides HOSTS, the certificate is for localhost and 127.0.0.1: for a filter and for operators on
+    the server itself.
+
+    kedge flower keys server server.example.org
+    """
+    from kedge.local.keys import LOOPBACK, make_server
+
+    names = list(dict.fromkeys([*hosts, *LOOPBACK]))
+    certificate, key = make_server(folder, names, days, renew)
+    _written(certificate, f"is valid for {days} days, for {', '.join(names)}")
+    if renew:
+        dim("copy it to the server, and restart what serves it")
+    else:
+        _written(key, "goes to the server, readable by the SuperLink alone")
+
+
+@keys.command("node")
+def node_key(
+    path: Annotated[Path, typer.Argument(help="file for the private key, such as node.key")],
+    *,
+    name: Annotated[str, typer.Option(help="name of the member, in the public key")] = "",
+) -> None:
+    """Make the key of a node, on the node's own machine; only the public half leaves it.
+
+    kedge flower keys node /etc/kedge/node.key --name north
+    """
+    from kedge.local.keys import fingerprint, make_node_key
+
+    public = make_node_key(path, name)
+    _written(path, "stays here, readable by its owner alone")
+    _written(public, "goes to the server: flwr supernode register FILE")
+    dim(f"fingerprint of {public}: {fingerprint(public)}")
+
+
+def _written(path: Path, what: str) -> None:
+    console.print(f"{path}  {what}", highlight=False, soft_wrap=True)

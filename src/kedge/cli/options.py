@@ -28,6 +28,10 @@ PANELS = {
     ),
 }  # fmt: skip
 SHORT = {"method": "-m", "data": "-d", "rounds": "-r"}
+FILE = Annotated[
+    str | None, typer.Argument(help="a TOML file with settings (the long options as keys)")
+]
+OVERRIDE = Annotated[list[str] | None, typer.Argument(help="settings as key=value")]
 OUT = Annotated[str | None, typer.Option("--out", help="folder for the run")]
 RESUME = Annotated[bool, typer.Option("--resume", help="continue the run in --out")]
 LOAD = Annotated[

@@ -12,7 +12,17 @@ import typer
 from rich.text import Text
 
 from kedge.cli import next_steps
-from kedge.cli.options import JSON, LOAD, LOG, OUT, RESUME, load_files, with_settings
+from kedge.cli.options import (
+    FILE,
+    JSON,
+    LOAD,
+    LOG,
+    OUT,
+    OVERRIDE,
+    RESUME,
+    load_files,
+    with_settings,
+)
 from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
 from kedge.errors import KedgeError
@@ -26,10 +36,8 @@ if TYPE_CHECKING:
 
 @with_settings
 def run(
-    file: Annotated[
-        str | None, typer.Argument(help="a TOML file with settings (the long options as keys)")
-    ] = None,
-    override: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
+    file: FILE = None,
+    override: OVERRIDE = None,
     *,
     out: OUT = None,
     resume: RESUME = False,

@@ -93,9 +93,8 @@ class RequestHeader:
     test: str = ""
 
     def notes(self) -> dict[str, str]:
-        return {
-            f.name: str(getattr(self, f.name)) for f in fields(RequestHeader) if f.name != "kind"
-        }
+        names = (field.name for field in fields(RequestHeader) if field.name != "kind")
+        return {name: str(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True)
@@ -150,11 +149,10 @@ class MemberRequest(RequestHeader):
         file.seek(header.start)
         if notes.get("content") != blob.checksum_of(file.read(blob.BLOCK)):
             raise WireError("the arrays are not those of the request")
-        deadline = _number(notes, "deadline")
         return cls(
             **_header(notes),
             accepted=_int(notes, "accepted", NEVER),
-            deadline=deadline,
+            deadline=_number(notes, "deadline"),
             personal=notes.get("personal") == "1",
             text=notes.get("text", ""),
             value=value,
@@ -192,21 +190,13 @@ def reply_header(message: Message) -> tuple[RequestHeader, dict[str, str]]:
 
 
 def _header(notes: dict[str, str]) -> dict[str, Any]:
-    kind, run, test = notes.get("ask", ""), notes.get("run", ""), notes.get("test", "")
-    if kind not in KINDS or test not in TESTS or not RUN_ID.fullmatch(run):
+    kind, texts = notes.get("ask"), {k: notes.get(k, "") for k in ("run", "terms", "part", "test")}
+    if kind not in KINDS or texts["test"] not in TESTS or not RUN_ID.fullmatch(texts["run"]):
         raise WireError("the header names no known request, run or test")
     if any(len(value) > MAX_TEXT for value in notes.values()):
         raise WireError("a text in the header is too long")
-    return {
-        "kind": kind,
-        "run": run,
-        "round": _int(notes, "round", 0),
-        "attempt": _int(notes, "attempt", 0),
-        "client": _int(notes, "client", -1),
-        "terms": notes.get("terms", ""),
-        "part": notes.get("part", ""),
-        "test": test,
-    }
+    least = {"round": 0, "attempt": 0, "client": -1}
+    return {"kind": kind} | texts | {k: _int(notes, k, low) for k, low in least.items()}
 
 
 def _int(notes: dict[str, str], name: str, least: int) -> int:
@@ -218,9 +208,9 @@ def _int(notes: dict[str, str], name: str, least: int) -> int:
 
 def _number(notes: dict[str, str], name: str) -> float:
     try:
-        value = float(notes[name])
-    except (KeyError, ValueError):
-        raise WireError(f"the header has no valid {name}") from None
+        value = float(notes.get(name, ""))
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value >= 0):
         raise WireError(f"the header has no valid {name}")
     return value

@@ -190,17 +190,11 @@ def run_server(folder: Path, grid: Grid, settings: dict[str, Any]) -> None:
     try:
         _coordinate(folder, grid, settings, journal)
         journal.write(end="complete")
-    except Paused as pause:
-        journal.write(end="paused", text=str(pause))
-        raise
-    except Interrupted as stop:
-        journal.write(end="stopped", text=str(stop))
-        raise
-    except KedgeError as error:
-        journal.write(end="failed", text=str(error))
-        raise
     except BaseException as error:
-        journal.write(end="crashed", text=f"{type(error).__name__}: {error}"[:1000])
+        ends = {Paused: "paused", Interrupted: "stopped", KedgeError: "failed"}
+        end = next((end for kind, end in ends.items() if isinstance(error, kind)), "crashed")
+        crash = f"{type(error).__name__}: {error}"[:1000]
+        journal.write(end=end, text=crash if end == "crashed" else str(error))
         raise
     finally:
         journal.forget_stop()
@@ -254,9 +248,12 @@ def resume_command(settings: Mapping[str, Any], out: Path) -> str:
     values = {"out": str(out), "resume": True}
     if settings["rounds"]:
         values["rounds"] = settings["rounds"]
-    words = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
     app = Path(str(settings["app"]))
     is_here = settings["app"] and (app / "pyproject.toml").exists()
-    return (
-        f"flwr run {shlex.quote(str(app)) if is_here else 'APP'} --run-config {shlex.quote(words)}"
-    )
+    place, words = shlex.quote(str(app)) if is_here else "APP", shlex.quote(flower_words(values))
+    return f"flwr run {place} --run-config {words}"
+
+
+def flower_words(values: Mapping[str, Any]) -> str:
+    """Settings as Flower's options ``--run-config`` and ``--node-config`` take them."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())

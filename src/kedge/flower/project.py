@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kedge._version import __version__
@@ -104,11 +105,6 @@ def write_app(
         KedgeError: the settings are not for a federation, or the folder is not empty.
     """
     check_config(config)
-    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not nearest.is_dir():
-        raise KedgeError(f"{nearest} is a file; choose another folder")
-    if not replace and folder.exists() and any(folder.iterdir()):
-        raise KedgeError(f"{folder} is not empty; choose another folder")
     package = folder / PACKAGE
     config_values = RUN_CONFIG | {"app": str(folder.resolve())}
     values = {
@@ -129,20 +125,49 @@ def write_app(
     }
     for number, file in enumerate(own):
         files[package / f"own_{number}.py"] = Path(file).read_text(encoding="utf-8")
-    made = next((p for p in (*reversed(folder.parents), folder) if not p.exists()), None)
-    try:
+    with new_folder(folder, replace=replace):
         make_folder(package, inside=folder)
         for old in package.glob(OWN):
             remove_file(old, inside=folder)
         for path, text in files.items():
             write_file(path, text.encode(), inside=folder)
-    except BaseException:
-        if not replace:  # nothing stays of an app that is not whole
-            shutil.rmtree(made or package, ignore_errors=True)
-            for path in files:
-                remove_file(path)
-        raise
     return folder
+
+
+@contextmanager
+def new_folder(
+    folder: Path, advice: str = "", *, private: bool = False, replace: bool = False
+) -> Iterator[None]:
+    """An empty folder to write in; what is written there is removed if the block fails.
+
+    Args:
+        folder: the folder.
+        advice: how to choose another one.
+        private: whether only its owner may read it.
+        replace: whether it may have files, which then stay.
+
+    Raises:
+        KedgeError: it cannot be made, or it is not empty.
+    """
+    made = next((p for p in (*reversed(folder.parents), folder) if not p.exists()), None)
+    try:
+        make_folder(folder, private=private)
+        is_empty = replace or not any(folder.iterdir())
+    except OSError as error:
+        file = next(p for p in (folder, *folder.parents) if p.exists())
+        reason = f"{folder} cannot be made: {error.strerror}"
+        what = reason if file.is_dir() else f"{file} is a file"
+        raise KedgeError(f"{what}; choose another folder{advice}") from None
+    if not is_empty:
+        raise KedgeError(f"{folder} is not empty; choose another folder{advice}")
+    try:
+        yield
+    except BaseException:
+        if not replace:
+            shutil.rmtree(made or folder, ignore_errors=True)
+            if not made:  # it was there, empty
+                make_folder(folder, private=private)
+        raise
 
 
 def _name(text: str) -> str:
@@ -156,6 +181,4 @@ def _name(text: str) -> str:
 
 
 def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    return json.dumps(value) if isinstance(value, (bool, str)) else str(value)

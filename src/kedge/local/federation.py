@@ -27,13 +27,25 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import KedgeError
-from kedge.files import make_folder, move_file, write_file
+import numpy as np
+
+from kedge.core.task import tasks
+from kedge.data.build import federate
+from kedge.data.datasets import Dataset, load
+from kedge.data.datasets.silos import find_silos
+from kedge.errors import DataError, KedgeError
+from kedge.federation.coordinator.rules import Scaling
+from kedge.federation.member.own_data import read_data
+from kedge.federation.member.policy import Policy
+from kedge.files import make_folder, move_file, new_file, read_json, write_file
 from kedge.flower.agent import MAX_PATH
+from kedge.flower.apps import flower_words
+from kedge.flower.project import new_folder
+from kedge.grammar import parse_call
 from kedge.history.lock import Lock
 from kedge.local.processes import (
     ProcessSpec,
@@ -46,6 +58,8 @@ from kedge.local.processes import (
     stop,
     write_programs,
 )
+from kedge.runs.build import partition_of
+from kedge.schema import read_fields
 
 FILE, FORMAT = "federation.json", 1
 CONNECTION, SUPERLINK = "kedge", "superlink"
@@ -93,7 +107,7 @@ class FederationSpec:
     partition: str = "auto"
     split: str = "auto"
     seed: int = 0
-    scaling: tuple[tuple[float, ...], ...] = field(default=())
+    scaling: tuple[tuple[float, ...], ...] = ()
     own: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
@@ -108,20 +122,17 @@ class FederationSpec:
             KedgeError: there is none in the folder.
         """
         try:
-            values = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            if values.pop("format") != FORMAT:
-                raise KedgeError(f"{folder / FILE} is of another release of kedge")
-            nodes = tuple(NodeSpec(**node) for node in values.pop("nodes"))
-            scaling = tuple(tuple(row) for row in values.pop("scaling"))
-            own = tuple(values.pop("own"))
-            return cls(nodes=nodes, scaling=scaling, own=own, **values)
+            values = read_json(folder / FILE)
+            if values.pop("format") == FORMAT:
+                return read_fields(cls, values, complete=True)
         except FileNotFoundError:
             raise KedgeError(
                 f"there is no federation in {folder}; start one with: kedge flower up --nodes 4"
                 + option(folder)
             ) from None
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, KedgeError) as error:
             raise KedgeError(f"{folder / FILE} cannot be read: {error!r}") from None
+        raise KedgeError(f"{folder / FILE} is of another release of kedge")
 
 
 def option(folder: Path) -> str:
@@ -155,21 +166,13 @@ def flower(name: str) -> str:
 def programs(folder: Path, spec: FederationSpec) -> list[ProcessSpec]:
     """What a supervisor runs for a federation, in this order."""
     keys, base = folder / "keys", environment(folder, threads=spec.threads)
-    found = [
-        ProcessSpec(
-            SUPERLINK,
-            [
-                flower("flower-superlink"), "--host", "127.0.0.1", "--port", str(spec.port),
-                "--ssl-ca-certfile", str(keys / "ca.crt"),
-                "--ssl-certfile", str(keys / "server.pem"),
-                "--ssl-keyfile", str(keys / "server.key"),
-                "--enable-supernode-auth", "--database", str(folder / "superlink.db"),
-                "--disable-runtime-dependency-installation",
-            ],
-            base,
-            port=spec.port,
-        )
+    command = [
+        flower("flower-superlink"), "--host", "127.0.0.1", "--port", str(spec.port),
+        "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
+        "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth",
+        "--database", str(folder / "superlink.db"), "--disable-runtime-dependency-installation",
     ]  # fmt: skip
+    found = [ProcessSpec(SUPERLINK, command, base, port=spec.port)]
     for node in spec.nodes:
         if not (keys / f"{node.name}.registered").exists():
             found.append(_registration(folder, node, base))
@@ -189,13 +192,9 @@ def _registration(folder: Path, node: NodeSpec, base: dict[str, str]) -> Process
         "known and pathlib.Path(sys.argv[1]).touch(); "
         "sys.exit(not known)"
     )
-    command = [flower("flwr"), "supernode", "register", f"{key}.pub", CONNECTION]
-    return ProcessSpec(
-        f"register-{node.name}",
-        [sys.executable, "-c", code, f"{key}.registered", *command],
-        base,
-        once=True,
-    )
+    register = [flower("flwr"), "supernode", "register", f"{key}.pub", CONNECTION]
+    command = [sys.executable, "-c", code, f"{key}.registered", *register]
+    return ProcessSpec(f"register-{node.name}", command, base, once=True)
 
 
 def socket_of(folder: Path, name: str) -> Path:
@@ -210,26 +209,23 @@ def _resident(
         sys.executable, "-m", "kedge", "flower", "node", "--name", node.name, "--data",
         node.data, "--folder", str(home / "state"), "--socket", str(socket_of(folder, node.name)),
     ]  # fmt: skip
-    if node.policy:
-        command += ["--policy", node.policy]
-    for file in spec.own:
-        command += ["--load", file]
+    command += ["--policy", node.policy] if node.policy else []
+    command += [word for file in spec.own for word in ("--load", file)]
     return ProcessSpec(f"member-{node.name}", command, base)
 
 
 def _supernode(folder: Path, spec: FederationSpec, node: NodeSpec) -> ProcessSpec:
     home = folder / "nodes" / node.name
     config = {"member": node.name, "data": node.data, "folder": str(home / "state")}
-    if node.policy:
-        config["policy"] = node.policy
+    config |= {"policy": node.policy} if node.policy else {}
     if spec.resident:
         config = {"socket": str(socket_of(folder, node.name))}
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     command = [
         flower("flower-supernode"), "--superlink", f"127.0.0.1:{spec.port}",
         "--root-certificates", str(folder / "keys" / "ca.crt"),
         "--auth-supernode-private-key", str(folder / "keys" / node.name),
-        "--host", "127.0.0.1", "--port", str(node.port), "--node-config", text,
+        "--host", "127.0.0.1", "--port", str(node.port),
+        "--node-config", flower_words(config),
     ]  # fmt: skip
     return ProcessSpec(node.name, command, environment(folder, f"nodes/{node.name}/flower"))
 
@@ -259,55 +255,30 @@ def create(
     Raises:
         KedgeError: the folder is in use, or the data cannot be divided so.
     """
-    from kedge.federation.member.policy import Policy
     from kedge.local.keys import make_authority, make_node_key, make_server
-    from kedge.local.shares import shares_of
 
     if policy:
         Policy.load(policy)  # a wrong one is told now, not by every member
         policy = str(Path(policy).resolve())
-    with _new_folder(folder):
+    with new_folder(folder, ": --at FOLDER", private=True):
         shares, scaling = shares_of(data, partition, nodes, split, seed, folder / "nodes")
         _check_names(folder, [share.name for share in shares], resident)
         make_authority(folder / "keys")
         make_server(folder / "keys")
         port, *ports = free_ports(len(shares) + 1)
-        specs = []
-        for share, its_port in zip(shares, ports, strict=True):
+        for share in shares:
             make_folder(folder / "nodes" / share.name, private=True)
             make_node_key(folder / "keys" / share.name)
-            specs.append(NodeSpec(share.name, share.data, its_port, policy))
+        pairs = zip(shares, ports, strict=True)
         spec = FederationSpec(
-            secrets.token_hex(8), port, tuple(specs), resident, threads, data, partition, split,
-            seed, scaling or (), tuple(str(Path(file).resolve()) for file in own),
+            secrets.token_hex(8), port,
+            tuple(NodeSpec(share.name, share.data, its_port, policy) for share, its_port in pairs),
+            resident, threads, data, partition, split, seed, scaling or (),
+            tuple(str(Path(file).resolve()) for file in own),
         )  # fmt: skip
         _write_connection(folder, port)
         spec.save(folder)
     return spec
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[None]:
-    """An empty folder; what is written there is removed if the block fails."""
-    made = next((p for p in (*reversed(folder.parents), folder) if not p.exists()), None)
-    try:
-        make_folder(folder, private=True)
-        is_empty = not any(folder.iterdir())
-    except OSError as error:
-        file = next(p for p in (folder, *folder.parents) if p.exists())
-        what = (
-            f"{folder} cannot be made: {error.strerror}" if file.is_dir() else f"{file} is a file"
-        )
-        raise KedgeError(f"{what}; choose another folder: --at FOLDER") from None
-    if not is_empty:
-        raise KedgeError(f"{folder} is not empty; choose another folder: --at FOLDER")
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(made or folder, ignore_errors=True)
-        if not made:  # it was there, empty
-            make_folder(folder, private=True)
-        raise
 
 
 def _check_names(folder: Path, names: Sequence[str], resident: bool) -> None:
@@ -336,6 +307,130 @@ def _write_connection(folder: Path, port: int) -> None:
         f'address = "127.0.0.1:{port}"\nroot-certificates = "{folder / "keys" / "ca.crt"}"\n'
     )
     write_file(home / "config.toml", text.encode(), inside=folder)
+
+
+# -- shares of a dataset ------------------------------------------------------------------------
+#
+# Each member gets a file of its own with the training rows that a simulated client has, in the same
+# order, and a share of the test set: its own held-out rows, or every n-th row of a common test set.
+# So tests of all members together are the test of a simulation, and training is equal bit for bit
+# if the scaling is that of the dataset. A folder of silos is not copied: each member reads its own.
+
+
+@dataclass(frozen=True)
+class DataShare:
+    """The data of one member: its name, and what ``kedge.data.datasets.load`` reads."""
+
+    name: str
+    data: str
+
+
+def shares_of(
+    data: str, partition: str, nodes: int, split: str, seed: int, folder: Path
+) -> tuple[list[DataShare], Scaling | None]:
+    """Divide a dataset among members.
+
+    Args:
+        data: name or path of the dataset, with options.
+        partition: which member gets which samples; ``auto`` keeps silos as they are.
+        nodes: number of members; 0: one per silo.
+        split: where test data come from.
+        seed: of the partition.
+        folder: where to write a file per member.
+
+    Returns:
+        The shares in the order of the members, and the scaling of the dataset; None for silos,
+        whose scaling is agreed.
+
+    Raises:
+        KedgeError: the data cannot be divided so.
+    """
+    own, why = list[DataShare](), ""
+    if partition in ("auto", "silos"):
+        try:
+            own = _silos(data)
+        except DataError as error:  # a folder of classes, for instance
+            if partition == "silos":
+                raise
+            why = f"{error}. To divide it as one dataset: "
+    if own:
+        if nodes and nodes != len(own):
+            raise KedgeError(f"--nodes {nodes}: {data} has {len(own)} silos; leave it out")
+        for share in own:
+            read_data(share.data)  # what cannot be read is told now, not by its member
+        return own, None
+    if why and nodes < 1:
+        raise KedgeError(f"{why}give the number of members, such as --nodes 4")
+    dataset = load(data)
+    if nodes < 1:
+        raise KedgeError("how many members? give their number, such as --nodes 4")
+    federation = federate(
+        dataset, partition_of(partition, dataset), clients=nodes, split=split, seed=seed
+    )
+    x, y = federation.x.numpy(), federation.y.numpy()
+    width, shares = len(str(nodes - 1)), []
+    for k in range(nodes):
+        start = federation.offsets[k]
+        rows = federation.rows[start : start + federation.sizes[k]].numpy()
+        arrays = {"x_train": x[rows], "y_train": y[rows]} | _test(federation, k, nodes)
+        name = f"client-{k:0{width}d}"
+        path = folder / name / "data.npz"
+        _write_share(path, arrays, dataset)
+        shares.append(DataShare(name, f"{path}(task={dataset.task}, kind={dataset.kind})"))
+        _compare(shares[-1].data, arrays)
+    return shares, (_numbers(dataset.mean), _numbers(dataset.std))
+
+
+def _silos(data: str) -> list[DataShare]:
+    """The silos of a folder, each with the options of the whole; empty if it is no folder.
+
+    Raises:
+        DataError: the folder has no silos.
+    """
+    ends = [i for i, sign in enumerate(data) if sign == "("]  # a path may have brackets, too
+    end = next((i for i in (len(data), *ends) if Path(data[:i]).expanduser().is_dir()), 0)
+    if not data[:end].strip():
+        return []
+    _, paths, names = find_silos(Path(data[:end]).expanduser())
+    return [
+        DataShare(name, f"{own.resolve()}{data[end:]}")
+        for name, own in sorted(zip(names, paths, strict=True))
+    ]
+
+
+def _test(federation: Any, k: int, nodes: int) -> dict[str, Any]:
+    if federation.held_out:
+        rows = federation.held_out[k].numpy()
+        x, y = federation.x.numpy()[rows], federation.y.numpy()[rows]
+    elif federation.test_data is not None:
+        x, y = (part.numpy()[k::nodes] for part in federation.test_data)
+    else:
+        return {}
+    return {"x_test": x, "y_test": y} if len(x) else {}
+
+
+def _write_share(path: Path, arrays: dict[str, Any], dataset: Dataset) -> None:
+    names = dataset.classes
+    if names is None and tasks[dataset.task].one_class:
+        names = tuple(map(str, range(dataset.outputs)))  # a member may lack the last ones
+    make_folder(path.parent, private=True)
+    if names is not None:
+        arrays = arrays | {"classes": np.array(names)}
+    with new_file(path) as file:
+        np.savez(file, **arrays)
+
+
+def _compare(data: str, arrays: dict[str, Any]) -> None:
+    """Read a share back: what a member trains on must be what was meant for it."""
+    found = read_data(data)
+    for name, array in arrays.items():
+        other = getattr(found, name)
+        if other is None or other.dtype != array.dtype or not np.array_equal(other, array):
+            raise DataError(f"{parse_call(data).name}: {name} does not come back as it was written")
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    return tuple(float(v) for v in np.ravel(values))
 
 
 # -- up and down --------------------------------------------------------------------------------
@@ -486,10 +581,8 @@ def status(folder: Path) -> list[dict[str, Any]]:
         if name.startswith("register-"):
             continue
         running = bool(supervisor) and process.running and is_running(process.pid)
-        row: dict[str, Any] = {
-            "name": name, "pid": process.pid if running else 0, "running": running,
-            "since": process.since, "starts": process.starts, "exit": process.exit,
-        }  # fmt: skip
+        row = {"name": name} | dataclasses.asdict(process)
+        row |= {"running": running, "pid": process.pid if running else 0}
         if name in {node.name for node in spec.nodes}:
             row["node"] = node_id(folder, name)
         rows.append(row)

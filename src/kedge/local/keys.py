@@ -48,15 +48,11 @@ def make_authority(folder: Path, name: str = "kedge federation", days: int = CA_
     _check_free(secret, certificate)
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _name(f"{name} authority")
+    limits = x509.BasicConstraints(ca=True, path_length=0)
     usage = _usage(key_cert_sign=True, crl_sign=True)
-    builder = (
-        _certificate(subject, subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-    )
-    signed = builder.sign(key, hashes.SHA384())
+    signed = _signed(subject, key, subject, key, days, limits, usage)
     _write_private(secret, _private(key))
-    _write_public(certificate, signed.public_bytes(_PEM))
+    _write_public(certificate, signed)
     return certificate
 
 
@@ -87,18 +83,13 @@ def make_server(
         key = ec.generate_private_key(ec.SECP384R1())
     server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = (
-        _certificate(_name(hosts[0]), authority.subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(server, critical=False)
-        .add_extension(names, critical=False)
-        .add_extension(issuer, critical=False)
-    )
-    signed = builder.sign(signer, hashes.SHA384())
+    limits = x509.BasicConstraints(ca=False, path_length=None)
+    usage, subject = _usage(digital_signature=True), _name(hosts[0])
+    more = server, names, issuer
+    signed = _signed(subject, key, authority.subject, signer, days, limits, usage, *more)
     if not renew:
         _write_private(secret, _private(key))
-    _write_public(certificate, signed.public_bytes(_PEM))
+    _write_public(certificate, signed)
     return certificate, secret
 
 
@@ -141,30 +132,40 @@ def fingerprint(path: Path) -> str:
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     advice = "make one with: kedge flower keys authority"
+    missing = f"{folder} has no authority (ca.crt, ca.key); {advice}"
     try:
         certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     except (OSError, ValueError):
-        raise KedgeError(f"{folder} has no authority (ca.crt, ca.key); {advice}") from None
-    key = _read_private(folder / "ca.key", f"{folder} has no authority (ca.crt, ca.key); {advice}")
+        raise KedgeError(missing) from None
+    key = _read_private(folder / "ca.key", missing)
     if key.public_key() != certificate.public_key():
         raise KedgeError(f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}")
     return certificate, key
 
 
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
+def _signed(
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    *extensions: x509.ExtensionType,
+) -> bytes:
+    """A certificate of a key; its limits and its use must be understood by whoever reads it."""
+    now, public = datetime.datetime.now(datetime.UTC), key.public_key()
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
+    for extension in (x509.SubjectKeyIdentifier.from_public_key(public), *extensions):
+        critical = isinstance(extension, (x509.BasicConstraints, x509.KeyUsage))
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA384()).public_bytes(_PEM)
 
 
 def _usage(

@@ -99,17 +99,20 @@ class Supervisor:
         self._stopping = True
 
     def _over(self) -> bool:
-        gone = self.owner and not is_running(self.owner)
-        return self._stopping or bool(gone) or not (self.folder / PROGRAMS).exists()
+        gone = bool(self.owner) and not is_running(self.owner)
+        return self._stopping or gone or not (self.folder / PROGRAMS).exists()
 
     def _start(self, program: ProcessSpec) -> None:
         with self._log(program.name) as file:
-            child = _spawn(program.command, program.environment | {TOKEN: self.token}, file)
-        before = self.processes.get(program.name)
-        starts = before.starts + 1 if before else 1
-        last = before.exit if before else None
+            child = subprocess.Popen(
+                program.command, env=os.environ | program.environment | {TOKEN: self.token},
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        before = self.processes.get(program.name, Process(0, 0.0, 0))
         self._children[program.name] = child
-        self.processes[program.name] = Process(child.pid, time.time(), starts, last)
+        started = Process(child.pid, time.time(), before.starts + 1, before.exit)
+        self.processes[program.name] = started
         self._save()
 
     def _log(self, name: str) -> IO[bytes]:
@@ -133,10 +136,9 @@ class Supervisor:
     def _tend(self) -> None:
         """Note who has ended, and start those again whose pause is over."""
         now = time.time()
-        for program in self.programs:
-            name, process = program.name, self.processes.get(program.name)
-            if process is None:
-                continue
+        started = [program for program in self.programs if program.name in self.processes]
+        for program in started:
+            name, process = program.name, self.processes[program.name]
             if process.running:
                 code = self._children[name].poll()
                 if code is None:
@@ -154,9 +156,9 @@ class Supervisor:
                 self._start(program)
 
     def _end(self) -> None:
-        waves = [list(self._children)[1:], list(self._children)[:1]]  # nodes take their leave
-        for wave in waves:
-            children = [self._children[name] for name in wave]
+        every = list(self._children.values())
+        waves = [every[1:], every[:1]]  # nodes take their leave
+        for children in waves:
             for child in children:
                 _send(child.pid, signal.SIGTERM)
             end = time.time() + GRACE_S
@@ -216,19 +218,6 @@ def _main(folder: Path, owner: int) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     Supervisor(folder, owner).run()
-
-
-def _spawn(
-    command: list[str], environment: dict[str, str], log: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
 
 
 # -- what runs ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 from kedge.errors import Interrupted, KedgeError, Paused, UnknownName
 from kedge.federation.coordinator.rules import PAUSED, Rules
 from kedge.files import create_file, make_folder
-from kedge.flower.apps import STOP, read_journal
+from kedge.flower.apps import STOP, flower_words, read_journal
 from kedge.flower.project import write_app
 from kedge.local.federation import (
     CONNECTION,
@@ -56,13 +56,12 @@ def log_lines(folder: Path, name: str, count: int) -> Iterator[str]:
         return
     if name not in (*names, SUPERLINK, "supervisor"):
         raise UnknownName("log", name, [*names, SUPERLINK, "supervisor"])
-    files = {SUPERLINK: [logs / f"{SUPERLINK}.txt"], "supervisor": [folder / "supervisor.txt"]}
-    own = [
+    files = [
         logs / f"{name}.txt",
         logs / f"member-{name}.txt",
-        folder / "nodes" / name / "state/log.txt",
+        folder / f"nodes/{name}/state/log.txt",
     ]
-    for path in files.get(name, own):
+    for path in [folder / "supervisor.txt"] if name == "supervisor" else files:
         if path.exists() and path.stat().st_size:
             yield f"== {path}"
             yield from tail(path, count)
@@ -95,6 +94,7 @@ def _newest_run(folder: Path, count: int) -> Iterator[str]:
 
 
 POLL_S = 0.25
+ENDS = {"paused": Paused, "stopped": Interrupted, "failed": KedgeError}
 ROUND = re.compile(r"round \d+ of \d+:")
 SHOWN = re.compile(rf"{ROUND.pattern}|{PAUSED} ")  # by `watch`, or by the error that follows
 START_S = 120.0  # until the ServerApp must have started
@@ -158,10 +158,9 @@ def submit(
     _wait_for_superlink(folder, spec.port)
     hint = hint or f"kedge flower run --out {out} --resume"
     told = {"out": str(out.resolve()), "journal": str(journal), "resume": resume, "hint": hint}
-    values = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
     run = Submitted("", journal)
     try:
-        words = ("run", str(app), CONNECTION, "--run-config", values, "--format", "json")
+        words = ("run", str(app), CONNECTION, "--run-config", flower_words(told))
         run.number = str(call(folder, *words).get("run-id", ""))
     except KeyboardInterrupt:
         run.stop()  # Flower may have taken the run
@@ -176,7 +175,7 @@ def call(folder: Path, *words: str) -> dict[str, Any]:
         KedgeError: it failed, with what it said.
     """
     done = subprocess.run(
-        [flower("flwr"), *words],
+        [flower("flwr"), *words, "--format", "json"],
         env=os.environ | environment(folder),
         capture_output=True,
         text=True,
@@ -222,12 +221,8 @@ def follow(
                 report(entry["line"])
         elif "record" in entry and watch is not None:
             watch(int(entry["seed"]), entry["record"])
-        elif entry.get("end") == "paused":
-            raise Paused(entry["text"])
-        elif entry.get("end") == "stopped":
-            raise Interrupted(entry["text"])
-        elif entry.get("end") == "failed":
-            raise KedgeError(entry["text"])
+        elif entry.get("end") in ENDS:
+            raise ENDS[entry["end"]](entry["text"])
         elif entry.get("end") == "crashed":
             raise KedgeError(f"the server of the run ended ({entry['text']}). {hint}")
 
@@ -260,7 +255,7 @@ def entries(folder: Path, run: Submitted, hint: str) -> Iterator[dict[str, Any]]
 def runs(folder: Path) -> list[dict[str, Any]]:
     """The runs that the SuperLink knows, newest first, with ``folder`` and ``end`` of those that
     have a journal: Flower calls a run that was stopped or paused a failed one."""
-    found = list(call(folder, "list", CONNECTION, "--format", "json").get("runs", []))
+    found = list(call(folder, "list", CONNECTION).get("runs", []))
     journals: dict[str, dict[str, Any]] = {}
     for path in (folder / "journals").glob("*.jsonl"):
         known = read_journal(path)

@@ -32,6 +32,7 @@ class Range(NamedTuple):
     high: float = math.inf
     open: bool = False  # exclude the lower end
     open_high: bool = False  # exclude the upper end
+    infinite: bool = False  # allow infinity
 
     def problem(self, value: float) -> str:
         """The violation, such as ``below 0``, or an empty string."""
@@ -133,7 +134,8 @@ def _coerce_scalar(value: Any, kind: Any, notes: tuple[Any, ...]) -> Any:
         value = kind(value)
     except OverflowError:
         raise InvalidValue("is too large") from None
-    if kind is float and not math.isfinite(value):
+    infinite = value == math.inf and any(n.infinite for n in notes if isinstance(n, Range))
+    if kind is float and not math.isfinite(value) and not infinite:
         raise InvalidType(f"is not {_described(kind, notes)}")
     return value
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple, TypeAlias
@@ -22,6 +24,7 @@ from kedge.errors import WireError
 Message: TypeAlias = bytes | IO[bytes]
 
 MAX_HEADER_BYTES = 1 << 26  # bounds names, dtypes and shapes; the size of arrays is not bounded
+MAX_AXES = 64  # of an array
 BLOCK = 1 << 20  # bytes that are read at a time
 DIGITS = 8  # of the checksum
 MARK = b'"kedge":"'  # after it stands the checksum
@@ -33,18 +36,37 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Header(NamedTuple):
+class Leaf(NamedTuple):
+    """Expected dtype and shape of an array."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class ArrayEntry(NamedTuple):
+    """What a header says of an array; None and -1 stand for what cannot be."""
+
+    leaf: Leaf | None
+    start: int
+    end: int
+
+
+class MessageHeader(NamedTuple):
     """What stands before the arrays.
 
     Attributes:
         notes: short texts.
-        entries: dtype, shape and offsets of each array, as they were written.
+        entries: dtype, shape and place of each array, as they were written.
         start: where the arrays begin.
         size: bytes of all arrays.
     """
 
     notes: dict[str, str]
-    entries: dict[str, dict[str, Any]]
+    entries: dict[str, ArrayEntry]
     start: int
     size: int
 
@@ -57,8 +79,8 @@ def write(arrays: dict[str, Tensor], notes: dict[str, str], most: int) -> list[b
         notes: short texts.
         most: bytes of one piece.
     """
-    views = {name: _bytes(arrays[name]) for name in sorted(arrays)}
-    entries, end = dict[str, Any](), 0
+    views = {name: bytes_of(arrays[name]) for name in sorted(arrays)}
+    entries, end = dict[str, object](), 0
     for name, view in views.items():
         start, end = end, end + len(view)
         value = arrays[name]
@@ -66,8 +88,8 @@ def write(arrays: dict[str, Tensor], notes: dict[str, str], most: int) -> list[b
             "dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end],
         }  # fmt: skip
     text = json.dumps(notes, sort_keys=True)
-    header: dict[str, Any] = {"__metadata__": {"kedge": "0" * DIGITS + text}}
-    head = json.dumps(header | entries, separators=(",", ":")).encode()
+    header = {"__metadata__": {"kedge": "0" * DIGITS + text}} | entries
+    head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head
     checksum = zlib.crc32(head)
@@ -78,7 +100,8 @@ def write(arrays: dict[str, Tensor], notes: dict[str, str], most: int) -> list[b
     return list(_cut([memoryview(head), *views.values()], most))
 
 
-def _bytes(array: Tensor) -> memoryview:
+def bytes_of(array: Tensor) -> memoryview:
+    """The numbers of an array as they are in memory."""
     flat = array.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
 
@@ -124,7 +147,7 @@ def read_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_object, parse_constant=_refused)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key stands twice")
@@ -135,7 +158,7 @@ def _refused(word: str) -> None:
     raise ValueError(f"{word} is no number")
 
 
-def header_of(file: IO[bytes], at: int = 0) -> Header:
+def header_of(file: IO[bytes], at: int = 0) -> MessageHeader:
     """The header of the message that begins at ``at`` and ends with the file.
 
     Raises:
@@ -150,15 +173,27 @@ def header_of(file: IO[bytes], at: int = 0) -> Header:
         header = read_json(file.read(size).decode())
         metadata = header.pop("__metadata__")
         notes = read_json(metadata.pop("kedge")[DIGITS:])
-        entries = {name: dict(entry) for name, entry in header.items()}
+        entries = {name: _entry(dict(values)) for name, values in header.items()}
         if metadata or not all(type(value) is str for value in notes.values()):
             raise ValueError("metadata that are not kedge's")
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         raise WireError("this is not a message: its header cannot be read") from None
-    return Header(notes, entries, at + 8 + size, end - at - 8 - size)
+    return MessageHeader(notes, entries, at + 8 + size, end - at - 8 - size)
 
 
-def is_whole(file: IO[bytes], header: Header, at: int = 0) -> bool:
+def _entry(values: dict[str, object]) -> ArrayEntry:
+    dtype, shape = DTYPES.get(str(values.get("dtype"))), values.get("shape")
+    places = values.get("data_offsets")
+    if not isinstance(places, list) or len(places) != 2 or any(type(n) is not int for n in places):
+        places = [-1, -1]
+    valid = isinstance(shape, list) and len(shape) <= MAX_AXES
+    sizes = tuple(shape) if isinstance(shape, list) and valid else ()
+    valid = valid and all(type(n) is int and 0 <= n <= sys.maxsize for n in sizes)
+    valid = valid and math.prod(n or 1 for n in sizes) <= sys.maxsize >> 4
+    return ArrayEntry(Leaf(dtype, sizes) if valid and dtype is not None else None, *places)
+
+
+def is_whole(file: IO[bytes], header: MessageHeader, at: int = 0) -> bool:
     """Whether the checksum of a message is right."""
     file.seek(at)
     place = _place(file.read(header.start - at))
@@ -166,14 +201,14 @@ def is_whole(file: IO[bytes], header: Header, at: int = 0) -> bool:
     return place >= len(MARK) and file.read(DIGITS) == _checksum(file, at, at + place)
 
 
-def read_array(file: IO[bytes], at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def read_array(file: IO[bytes], at: int, leaf: Leaf) -> Tensor:
     """The array at a place of a file, in memory of its own, aligned as torch's: some kernels round
     by alignment.
 
     Raises:
         WireError: the file is too short, or has a truth value that is neither 0 nor 1.
     """
-    array = torch.empty(shape, dtype=dtype)
+    array = torch.empty(leaf.shape, dtype=leaf.dtype)
     raw = array.view(-1).view(torch.uint8)
     file.seek(at)
     target, done = raw.numpy().data, 0
@@ -182,7 +217,7 @@ def read_array(file: IO[bytes], at: int, dtype: torch.dtype, shape: tuple[int, .
         if not count:
             raise WireError("the message is too short")
         done += count
-    if dtype is torch.bool and len(raw) and int(raw.max()) > 1:
+    if leaf.dtype is torch.bool and len(raw) and int(raw.max()) > 1:
         raise WireError("the message has a truth value that is neither 0 nor 1")
     return array
 

@@ -124,16 +124,14 @@ def _naming(where: str) -> Iterator[None]:
 @contextmanager
 def _preserve_random_state() -> Iterator[None]:
     """Restore the state of the global random generators after the block."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 # -- watching one hook ---------------------------------------------------------------------------
@@ -144,8 +142,8 @@ class WatchedCall(NamedTuple):
 
     part: str
     hook: str
-    inputs: list[Any]
-    result: list[Any]
+    inputs: list[object]
+    result: list[object]
 
 
 class Watch:
@@ -215,34 +213,34 @@ def is_foreign(part: Part) -> bool:
 
 # -- inputs of a hook -----------------------------------------------------------------------------
 
+#: What a hook can reach through arguments of these types.
+REACH: dict[type, tuple[str, ...]] = {
+    View: ("client", "sent", "local", "anchor", "info"),
+    Round: ("server", "uploads", "anchor", "mean_delta", "sums"),
+    Spec: ("params", "buffers"),
+}
 
-def _inputs(hook: str, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
+
+def _inputs(hook: str, args: tuple[object, ...]) -> list[tuple[str, object]]:
     """All containers and leaves that a hook can reach through its arguments, with their paths."""
     return [node for name, value in _reachable(hook, args) for node in _nodes(value, name)]
 
 
-def _reachable(hook: str, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+def _reachable(hook: str, args: tuple[object, ...]) -> Iterator[tuple[str, object]]:
     names = list(inspect.signature(getattr(Part, hook)).parameters)[1:]
     pairs = list(zip(names, args, strict=True))
     for name, value in reversed(pairs):  # the view last: it may contain an argument again
-        reach: tuple[str, ...]
-        if isinstance(value, View):
-            reach = ("client", "sent", "local", "anchor", "info")
-        elif isinstance(value, Round):
-            reach = ("server", "uploads", "anchor", "mean_delta", "sums")
-        elif isinstance(value, Spec):
-            reach = ("params", "buffers")
-        else:
+        slots = next((slots for kind, slots in REACH.items() if isinstance(value, kind)), None)
+        if slots is None:
             yield name, value
-            continue
-        for slot in reach:
+        for slot in slots or ():
             try:
                 yield f"{name}.{slot}", getattr(value, slot)
             except KeyError:  # a survey has no updates
                 continue
 
 
-def _nodes(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _nodes(value: object, path: str) -> Iterator[tuple[str, object]]:
     """All containers and leaves in a value, with their paths."""
     yield path, value
     if isinstance(value, dict):
@@ -254,18 +252,16 @@ def _nodes(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _nodes(item, f"{path}.{names[i]}" if names else f"{path}[{i}]")
 
 
-def _versions(inputs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _versions(inputs: list[tuple[str, object]]) -> dict[str, object]:
     """Version of each tensor and keys of each dict, which reveal changes in place."""
-    versions: dict[str, Any] = {}
-    for path, node in inputs:
-        if isinstance(node, Tensor):
-            versions[path] = id(node), node._version
-        elif isinstance(node, dict):
-            versions[path] = list(node)
-    return versions
+    return {
+        path: (id(node), node._version) if isinstance(node, Tensor) else list(node)
+        for path, node in inputs
+        if isinstance(node, (Tensor, dict))
+    }
 
 
-def _values(nodes: list[tuple[str, Any]]) -> list[Any]:
+def _values(nodes: list[tuple[str, object]]) -> list[object]:
     """All leaves, tensors detached."""
     return [
         node.detach() if isinstance(node, Tensor) else node
@@ -274,7 +270,7 @@ def _values(nodes: list[tuple[str, Any]]) -> list[Any]:
     ]
 
 
-def _same(first: list[Any], second: list[Any], tolerance: float = 0.0) -> bool:
+def _same(first: list[object], second: list[object], tolerance: float = 0.0) -> bool:
     """Whether two lists of leaves are equal, bit for bit or up to rounding."""
     if len(first) != len(second):
         return False
@@ -295,7 +291,7 @@ def _may_round() -> bool:
 # -- state outside of the arguments ---------------------------------------------------------------
 
 
-def _attributes(part: Part) -> dict[str, Any]:
+def _attributes(part: Part) -> dict[str, object]:
     """Attributes of a part and of its class, in a form that reveals changes."""
     attributes = {f"self.{name}": _snapshot(value) for name, value in vars(part).items()}
     for owner in type(part).__mro__:
@@ -305,7 +301,7 @@ def _attributes(part: Part) -> dict[str, Any]:
     return attributes
 
 
-def _snapshot(value: Any, depth: int = DEPTH) -> Any:
+def _snapshot(value: object, depth: int = DEPTH) -> object:
     if isinstance(value, Tensor):
         return id(value), value._version
     if isinstance(value, np.ndarray):
@@ -321,9 +317,9 @@ def _snapshot(value: Any, depth: int = DEPTH) -> Any:
     return id(value), _snapshot(getattr(value, "__dict__", None), depth - 1)
 
 
-def _generators() -> dict[str, Any]:
+def _generators() -> dict[str, object]:
     """States of all global random generators."""
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    states: dict[str, object] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     _, keys, *rest = np.random.get_state()
     states["numpy"] = hash((np.asarray(keys).tobytes(), *rest))
     if torch.cuda.is_initialized():
@@ -331,18 +327,18 @@ def _generators() -> dict[str, Any]:
     return states
 
 
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _changed(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """The names whose values differ."""
     return [name for name in {**before, **after} if _differ(before.get(name), after.get(name))]
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return not torch.equal(a, b)
     return bool(a != b)
 
 
-def _draw_instead(args: tuple[Any, ...]) -> str:
+def _draw_instead(args: tuple[object, ...]) -> str:
     """Advice: which key a hook with these arguments draws from."""
     keys = {View: "v.key", Round: "r.key", Spec: "spec.key"}
     for kind, key in keys.items():

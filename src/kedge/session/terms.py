@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from kedge.session.session import Session
 FORMAT = 2
 MAX = 10**6  # rounds, steps, rows of a batch, clients; and the learning rate of a round
 MAX_TEXT = 2000  # characters of a text
+T = TypeVar("T")
 Weighting = Annotated[str, Choice(lambda: WEIGHTINGS)]
 Dtype = Annotated[str, Choice(lambda: ("float32", "float64"))]
 
@@ -154,7 +155,7 @@ class Terms:
             if values.pop("format", None) != FORMAT:
                 raise TermsError("these terms have another format; use the same release of kedge")
             data = _fields(DataSchema, values.pop("data"))
-            terms: Terms = _fields(cls, values | {"data": data})
+            terms = _fields(cls, values | {"data": data})
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise TermsError(f"these are no terms of a federation: {error}") from None
         terms.check()
@@ -221,9 +222,9 @@ class Terms:
         return Session(bound, self.workload, sampler or Uniform(self.per_round))
 
 
-def _fields(cls: type[Any], values: Mapping[str, Any]) -> Any:
+def _fields(cls: type[T], values: Mapping[str, object]) -> T:
     """An instance from JSON values, in which tuples are lists."""
-    names = {field.name for field in dataclasses.fields(cls)}
+    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if values.keys() != names:
         raise TermsError(f"unknown or missing: {', '.join(sorted(values.keys() ^ names))}")
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

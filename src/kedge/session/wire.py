@@ -11,9 +11,8 @@ forgery.
 
 from __future__ import annotations
 
-import math
 import sys
-from typing import IO, Any, NamedTuple
+from typing import IO
 from urllib.parse import unquote
 
 import torch
@@ -28,25 +27,13 @@ from kedge.core.update import Update
 from kedge.core.view import Info, Job, SweepPieces
 from kedge.errors import NotFinite, WireError
 from kedge.session import blob
-from kedge.session.blob import DTYPES, Header, Message
+from kedge.session.blob import Leaf, Message, MessageHeader
 from kedge.session.session import Broadcast
 
 VERSION = "2"
-MAX_AXES = 64  # of an array
 
 #: Named tuples that a message may contain.
-TYPES: dict[str, Any] = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Update, Broadcast)}
-
-
-class Leaf(NamedTuple):
-    """Expected dtype and shape of an array."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+TYPES = {t.__name__: t for t in (Weights, Sum, Mean, Stack, Update, Broadcast)}
 
 
 def template_of(value: Tree) -> Tree:
@@ -111,8 +98,8 @@ def unpack(message: Message, kind: str, template: Tree = None, at: int = 0) -> T
     header = _checked(file, kind, template, at)
     arrays: dict[str, Tensor] = {}
     for name, entry in header.entries.items():
-        dtype, shape = _leaf(entry)  # type: ignore[misc]
-        arrays[name] = blob.read_array(file, header.start + _offsets(entry)[0], dtype, shape)
+        assert entry.leaf is not None  # it was checked
+        arrays[name] = blob.read_array(file, header.start + entry.start, entry.leaf)
         if not tree.is_finite(arrays[name]):
             raise WireError(f"the {kind}'s array {name!r} has a number that is not finite")
     return _structured(arrays) if template is None else _filled(template, arrays)
@@ -129,7 +116,7 @@ def check(message: Message, kind: str, template: Tree = None) -> None:
     _checked(blob.opened(message), kind, template)
 
 
-def _checked(file: IO[bytes], kind: str, template: Tree, at: int = 0) -> Header:
+def _checked(file: IO[bytes], kind: str, template: Tree, at: int = 0) -> MessageHeader:
     header = blob.header_of(file, at)
     notes, entries = header.notes, header.entries
     if notes.get("version") != VERSION:
@@ -139,19 +126,18 @@ def _checked(file: IO[bytes], kind: str, template: Tree, at: int = 0) -> Header:
         )
     if notes.get("kind") != kind:
         raise WireError(f"expected a message of kind {kind!r}, found {notes.get('kind')!r}")
-    wanted = (
-        {name: _leaf(e) for name, e in entries.items()} if template is None else named(template)
-    )
+    told = {name: entry.leaf for name, entry in entries.items()}
+    wanted = told if template is None else named(template)
     strange = sorted(entries.keys() ^ wanted.keys())
     if strange:
         what = "lacks" if strange[0] in wanted else "holds an unknown array"
         raise WireError(f"the {kind} {what} {strange[0]!r}")
     end = 0
-    for name, entry in sorted(entries.items(), key=lambda item: _offsets(item[1])):
-        leaf, actual = wanted[name], _leaf(entry)
+    for name, (actual, *place) in sorted(entries.items(), key=lambda item: item[1][1:]):
+        leaf = wanted[name]
         if leaf is None or actual != leaf:
             raise WireError(f"the {kind}'s array {name!r} is {actual}, expected {leaf}")
-        if _offsets(entry) != (end, end + leaf.nbytes):
+        if place != [end, end + leaf.nbytes]:
             raise WireError(f"the {kind}'s array {name!r} does not have the length of its shape")
         end += leaf.nbytes
     if end != header.size:
@@ -161,21 +147,7 @@ def _checked(file: IO[bytes], kind: str, template: Tree, at: int = 0) -> Header:
     return header
 
 
-def _leaf(entry: dict[str, Any]) -> Leaf | None:
-    shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
-    valid = isinstance(shape, list) and len(shape) <= MAX_AXES
-    valid = valid and all(type(n) is int and 0 <= n <= sys.maxsize for n in shape or ())
-    valid = valid and math.prod(n or 1 for n in shape or ()) <= sys.maxsize >> 4
-    return Leaf(dtype, tuple(shape or ())) if valid and dtype is not None else None
-
-
-def _offsets(entry: dict[str, Any]) -> tuple[int, int]:
-    offsets = entry.get("data_offsets")
-    valid = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
-    return (offsets[0], offsets[1]) if valid and offsets else (-1, -1)
-
-
-def named(value: Tree, prefix: str = "") -> dict[str, Any]:
+def named(value: Tree, prefix: str = "") -> dict[str, Tree]:
     """Every leaf under its path: keys of dicts, and ``Type:field`` for named tuples."""
     if isinstance(value, Leaf) or not isinstance(value, (dict, tuple)):
         return {prefix: value}
@@ -183,7 +155,7 @@ def named(value: Tree, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, tuple):
         kind = type(value).__name__
         pairs = {f"{kind}:{k}": v for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-    found: dict[str, Any] = {}
+    found: dict[str, Tree] = {}
     for key, item in pairs.items():  # type: ignore[union-attr]
         found |= named(item, _path(prefix, key, isinstance(value, tuple)))
     return found
@@ -212,7 +184,7 @@ def _structured(arrays: dict[str, Tensor]) -> Tree:
     """Arrays in the structure that their names describe, sorted; empty branches are lost."""
     if arrays.keys() == {""}:
         return arrays[""]
-    root: dict[str, Any] = {}
+    root: Tree = {}
     for name, value in sorted(arrays.items()):  # safetensors gives them in random order
         *path, last = name.split(tree.SEPARATOR)
         node = root

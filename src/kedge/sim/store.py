@@ -111,7 +111,7 @@ class Store:
 
 
 class FirstState(Store):
-    """Clients' state in a trial: always the initial one; nothing is written."""
+    """The state of clients in a trial, or of a member: always the same; nothing is written."""
 
     def __init__(self, first: Tree) -> None:
         self.where, self._first, self._fresh = "device", first, set()

@@ -7,7 +7,6 @@ round, in the first two attempts; the third one is honest.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,10 @@ def _forged(self: Requests, request: MemberRequest) -> MemberRequest:
         return replace(request, value=tree.map(lambda x: x * number, value))
     output = tree.map(lambda x: x + 1, value["down"].weights)
     terms = replace(self.roster.terms, batch=1)  # of another run
-    agree = {"text": agreement_text(terms, ""), "value": {"initial": self.initial()}}
+    agree = {
+        "text": agreement_text(terms, ""),
+        "value": {"initial": self.session.bound.model.own_weights()},
+    }
     return (
         replace(request, kind="evaluate", test="plain", value=value | {"output": output}),
         replace(request, round=10**6),
@@ -43,9 +45,8 @@ def _forged(self: Requests, request: MemberRequest) -> MemberRequest:
 _honest = Requests._request
 
 
-def _request(self: Requests, *args: Any) -> Callable[[float], MemberRequest]:
-    make = _honest(self, *args)
-    return lambda deadline: _forged(self, make(deadline))
+def _request(self: Requests, *args: Any) -> MemberRequest:
+    return _forged(self, _honest(self, *args))
 
 
 if Path(sys.argv[0]).name in ("flwr-clientapp", "flwr-serverapp"):  # not in a test's own process

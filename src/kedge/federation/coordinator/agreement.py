@@ -30,14 +30,14 @@ from kedge.data.encoding import Encoding, encodings
 from kedge.errors import TermsError
 from kedge.federation.coordinator.rules import Rules, Scaling
 from kedge.federation.member.own_data import Moments
-from kedge.federation.member.profile import Profile, magnitude
+from kedge.federation.member.profile import MemberProfile, magnitude
 from kedge.federation.names import look
 from kedge.session.terms import DataSchema
 
 _TINY = 2.0**-126  # the smallest normal float32
 
 
-def pooled_scaling(members: Sequence[Profile], columns: tuple[str, ...] | None) -> Scaling:
+def pooled_scaling(members: Sequence[MemberProfile], columns: tuple[str, ...] | None) -> Scaling:
     """Mean and standard deviation of the training inputs of all members together.
 
     A one-hot column that a member lacks is 0 there. The sums are exact (``math.fsum``), so they do
@@ -73,7 +73,7 @@ def _of_bytes(moments: Sequence[Moments], channels: int) -> Scaling:
     return tuple(means), tuple(stds)
 
 
-def _aligned(member: Profile, columns: tuple[str, ...] | None) -> Moments:
+def _aligned(member: MemberProfile, columns: tuple[str, ...] | None) -> Moments:
     """The moments of a member for the agreed columns."""
     moments, names = member.moments, member.schema.columns
     if columns is None or names is None:
@@ -89,12 +89,12 @@ FEW_CLASSES, FEW_COLUMNS = 100, 1000  # that any member may have, however few mo
 Refusals = dict[str, str]  # sentences by the name of the member
 
 
-def too_large(members: Sequence[Profile], rules: Rules) -> Refusals:
+def too_large(members: Sequence[MemberProfile], rules: Rules) -> Refusals:
     """Members with more classes or columns than the rules allow."""
     return _wide(members, rules.max_classes, rules.max_columns)
 
 
-def outliers(members: Sequence[Profile], rules: Rules) -> Refusals:
+def outliers(members: Sequence[MemberProfile], rules: Rules) -> Refusals:
     """Members that state far more classes, columns or samples than most."""
     classes, columns = (
         int(rules.max_variety * median_low(len(names(s)) for s in members))
@@ -110,7 +110,7 @@ def outliers(members: Sequence[Profile], rules: Rules) -> Refusals:
     }
 
 
-def crowding(members: Sequence[Profile], rules: Rules) -> Refusals:
+def crowding(members: Sequence[MemberProfile], rules: Rules) -> Refusals:
     """Members without whom the classes and columns of all are as few as the rules allow."""
     found: Refusals = {}
     for names, most in ((_class_names, rules.max_classes), (_column_names, rules.max_columns)):
@@ -122,7 +122,7 @@ def crowding(members: Sequence[Profile], rules: Rules) -> Refusals:
     return found
 
 
-def far_off(members: Sequence[Profile], rules: Rules) -> Refusals:
+def far_off(members: Sequence[MemberProfile], rules: Rules) -> Refusals:
     """Members whose inputs are far larger than those of most; a column that they lack is 0."""
     sizes: dict[str, dict[str, float]] = {}
     for s in members:
@@ -141,15 +141,15 @@ def far_off(members: Sequence[Profile], rules: Rules) -> Refusals:
     return found
 
 
-def _class_names(member: Profile) -> Collection[object]:
+def _class_names(member: MemberProfile) -> Collection[object]:
     return member.schema.classes or range(member.schema.outputs)
 
 
-def _column_names(member: Profile) -> Collection[object]:
+def _column_names(member: MemberProfile) -> Collection[object]:
     return member.schema.columns or ()
 
 
-def _wide(members: Sequence[Profile], classes: int, columns: int) -> Refusals:
+def _wide(members: Sequence[MemberProfile], classes: int, columns: int) -> Refusals:
     """Members with more classes or columns than these."""
     return {
         s.name: f"{s.name} has {len(names(s))} {what}, far more than most members or than the "
@@ -175,7 +175,7 @@ class Agreement:
         counts: training samples of each class over all members; empty if not asked for.
     """
 
-    members: tuple[Profile, ...]
+    members: tuple[MemberProfile, ...]
     refusals: Mapping[str, str]
     schema: DataSchema
     encoding: Encoding
@@ -183,7 +183,7 @@ class Agreement:
 
 
 def agree(
-    profiles: Sequence[Profile], scaling: Scaling | None = None, rules: Rules | None = None
+    profiles: Sequence[MemberProfile], scaling: Scaling | None = None, rules: Rules | None = None
 ) -> Agreement:
     """Unite the profiles of members with different names.
 
@@ -220,43 +220,37 @@ def agree(
     schema = DataSchema(
         shape, reference.schema.task, outputs, classes, columns, mean, std, reference.schema.dtype
     )
-    return Agreement(
-        members, refusals, schema, _encoding(members, columns), _counts(members, schema)
-    )
+    encoding, counts = _encoding(members, columns), _counts(members, schema)
+    return Agreement(members, refusals, schema, encoding, counts)
 
 
-def _without(members: Sequence[Profile], refusals: Mapping[str, str]) -> tuple[Profile, ...]:
+def _without(
+    members: Sequence[MemberProfile], refusals: Mapping[str, str]
+) -> tuple[MemberProfile, ...]:
     return tuple(s for s in members if s.name not in refusals)
 
 
-def _size(member: Profile) -> int:
+def _size(member: MemberProfile) -> int:
     """Numbers of one input, if they must be as many for all: of two members, the smaller one."""
     return 0 if member.schema.columns is not None else math.prod(member.schema.shape)
 
 
-def other_release(member: Profile) -> str:
+def other_release(member: MemberProfile) -> str:
     """Why a member with another release of kedge cannot take part; empty if it is the same."""
     found = str(member.versions.get("kedge", ""))
     if found == __version__:
         return ""
-    return (
-        f"{member.name} has kedge {found:.20}, the server {__version__}; install the same release"
-    )
+    releases = f"kedge {found:.20}, the server {__version__}"
+    return f"{member.name} has {releases}; install the same release"
 
 
-def difference(reference: Profile, member: Profile) -> str:
+def difference(reference: MemberProfile, member: MemberProfile) -> str:
     """Why two members cannot take part in one federation, as a sentence; empty if they can."""
-    return next(
-        (
-            text
-            for find in (_task, _inputs, _labels, _encodings)
-            for text in find(reference, member)
-        ),
-        "",
-    )
+    finders = (_task, _inputs, _labels, _encodings)
+    return next((text for find in finders for text in find(reference, member)), "")
 
 
-def _task(a: Profile, b: Profile) -> Iterator[str]:
+def _task(a: MemberProfile, b: MemberProfile) -> Iterator[str]:
     if a.schema.task != b.schema.task:
         yield f"{b.name} has labels for {b.schema.task}, {a.name} for {a.schema.task}"
     if a.schema.dtype != b.schema.dtype:
@@ -266,7 +260,7 @@ def _task(a: Profile, b: Profile) -> Iterator[str]:
         )
 
 
-def _inputs(a: Profile, b: Profile) -> Iterator[str]:
+def _inputs(a: MemberProfile, b: MemberProfile) -> Iterator[str]:
     one, other = a.schema.columns, b.schema.columns
     if one is None or other is None:
         if (one is None) != (other is None):
@@ -280,10 +274,8 @@ def _inputs(a: Profile, b: Profile) -> Iterator[str]:
         return
     kinds, others = _kinds(one), _kinds(other)
     for name, like in _alike(kinds, others):
-        yield (
-            f"the column {like!a} of {b.name} looks like {name!a} of {a.name}; write it "
-            "alike on both"
-        )
+        which = f"the column {like!a} of {b.name} looks like {name!a} of {a.name}"
+        yield f"{which}; write it alike on both"
     for name in (n for n in kinds if n not in others):
         yield f"{b.name} has no column {name!r}, which {a.name} has; add it, or drop it on both"
     for name in (n for n in others if n not in kinds):
@@ -309,7 +301,7 @@ def _kinds(columns: Sequence[str]) -> dict[str, str]:
     return found | {name: "numbers" for name in columns if "=" not in name}
 
 
-def _labels(a: Profile, b: Profile) -> Iterator[str]:
+def _labels(a: MemberProfile, b: MemberProfile) -> Iterator[str]:
     one, other = a.schema.classes, b.schema.classes
     if (one is None) != (other is None):
         named, plain = (a, b) if other is None else (b, a)
@@ -318,10 +310,8 @@ def _labels(a: Profile, b: Profile) -> Iterator[str]:
             "which is which; name them on both"
         )
     for name, like in _alike(one or (), other or ()):
-        yield (
-            f"the class {like!a} of {b.name} looks like {name!a} of {a.name}; write it "
-            "alike in all files"
-        )
+        which = f"the class {like!a} of {b.name} looks like {name!a} of {a.name}"
+        yield f"{which}; write it alike in all files"
     if not tasks[a.schema.task].one_class:
         if a.schema.outputs != b.schema.outputs:
             yield f"{b.name} has {b.schema.outputs} labels, {a.name} {a.schema.outputs}"
@@ -330,29 +320,22 @@ def _labels(a: Profile, b: Profile) -> Iterator[str]:
             yield f"{b.name} and {a.name} have different labels; one of them is {strange!r}"
 
 
-def _encodings(a: Profile, b: Profile) -> Iterator[str]:
-    one, other = dict(a.encoding), dict(b.encoding)
-    if one.get("kind") == other.get("kind") == "table":
-        yield from _table_encodings(a, b)
-        return
-    for values in (one, other):
-        values.pop("columns", None)
-        values.pop("shape", None)  # compared above
-    for key in one.keys() | other.keys():
+def _encodings(a: MemberProfile, b: MemberProfile) -> Iterator[str]:
+    one, other = a.encoding, b.encoding
+    is_table = one.get("kind") == other.get("kind") == "table"
+    keys = (one.keys() | other.keys()) - {"columns", "shape"}  # compared above
+    for key in ("labels", "classes", "missing") if is_table else keys:
         if one.get(key) != other.get(key):
+            what, most = ("table", 60) if is_table else ("inputs", 40)
             yield (
-                f"{b.name} reads its inputs with {key} = {other.get(key)!r:.40}, {a.name} with "
-                f"{one.get(key)!r:.40}; give both the same options"
+                f"{b.name} reads its {what} with {key} = {repr(other.get(key))[:most]}, {a.name} "
+                f"with {repr(one.get(key))[:most]}; give both the same options"
             )
+    if is_table:
+        yield from _table_columns(a, b)
 
 
-def _table_encodings(a: Profile, b: Profile) -> Iterator[str]:
-    for key in ("labels", "classes", "missing"):
-        if a.encoding.get(key) != b.encoding.get(key):
-            yield (
-                f"{b.name} reads its table with {key} = {b.encoding.get(key)!r:.60}, {a.name} with "
-                f"{a.encoding.get(key)!r:.60}; give both the same options"
-            )
+def _table_columns(a: MemberProfile, b: MemberProfile) -> Iterator[str]:
     first = {c["name"]: c for c in a.encoding["columns"]}
     second = {c["name"]: c for c in b.encoding["columns"]}
     for name in sorted(first.keys() ^ second.keys()):  # though the encoded columns are alike
@@ -382,7 +365,7 @@ def _table_encodings(a: Profile, b: Profile) -> Iterator[str]:
 # -- unions -----------------------------------------------------------------------------------
 
 
-def _classes(members: Sequence[Profile]) -> tuple[str, ...] | None:
+def _classes(members: Sequence[MemberProfile]) -> tuple[str, ...] | None:
     """Class names in the order that a reader of all data gives them: numbers by size, words by
     name. Labels of other tasks stay in the order of the first member."""
     first = members[0].schema
@@ -403,7 +386,7 @@ def _in_order(names: set[str]) -> Callable[[str], Any]:
     return (lambda name: (numbers[name], name)) if is_finite else str
 
 
-def _columns(members: Sequence[Profile]) -> tuple[str, ...]:
+def _columns(members: Sequence[MemberProfile]) -> tuple[str, ...]:
     """Columns in the order of the first member, the words of each sorted, marks of missing values
     last."""
     words: dict[str, set[str]] = {}
@@ -417,7 +400,7 @@ def _columns(members: Sequence[Profile]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _encoding(members: Sequence[Profile], columns: tuple[str, ...] | None) -> Encoding:
+def _encoding(members: Sequence[MemberProfile], columns: tuple[str, ...] | None) -> Encoding:
     values: dict[str, Any] = dict(members[0].encoding)
     try:
         if values.get("kind") == "table":
@@ -428,9 +411,8 @@ def _encoding(members: Sequence[Profile], columns: tuple[str, ...] | None) -> En
         kind = values.pop("kind")
         return encodings[kind].from_dict(values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TermsError(
-            f"a member stated an encoding that cannot be read: {error!r:.80}"
-        ) from None
+        text = f"a member stated an encoding that cannot be read: {error!r:.80}"
+        raise TermsError(text) from None
 
 
 def _united(name: str, tables: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -444,7 +426,7 @@ def _united(name: str, tables: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
     }
 
 
-def _counts(members: Sequence[Profile], schema: DataSchema) -> tuple[int, ...]:
+def _counts(members: Sequence[MemberProfile], schema: DataSchema) -> tuple[int, ...]:
     if not all(s.counts for s in members):
         return ()
     total = [0] * schema.outputs

@@ -12,39 +12,59 @@ the minimum, and never nothing.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.model import Model
-from kedge.core.task import tasks
+from kedge.core.task import Task, tasks
+from kedge.core.tree import Tree
 from kedge.core.update import ZERO, Totals
 from kedge.engines import Execution
-from kedge.engines.loop import Loop
 from kedge.errors import FieldError, Interrupted, NotFinite, Paused
 from kedge.federation.coordinator.enrolment import Enrolment, unread
-from kedge.federation.coordinator.exchange import Exchange
 from kedge.federation.coordinator.members import Roster
-from kedge.federation.coordinator.recorder import Recorder
-from kedge.federation.coordinator.requests import Collected, Requests, Test
+from kedge.federation.coordinator.requests import NO_TEST, Collected, Exchange, Requests, Test
 from kedge.federation.coordinator.rules import PAUSED, Rules, Scaling
-from kedge.federation.coordinator.settings import check_config, question_of, terms_of
+from kedge.federation.coordinator.settings import check_config, terms_of
 from kedge.federation.member.policy import noise_of
+from kedge.federation.member.profile import Question
 from kedge.federation.member.run_state import Own, make_module
+from kedge.federation.member.silo import bind, model_of
 from kedge.federation.messages import MemberRequest, Transport
-from kedge.federation.names import plain
-from kedge.history.folder import CONFIG, clear_stop, is_stop_requested
+from kedge.federation.names import plain as one_line
+from kedge.files import finite
+from kedge.history.folder import (
+    CONFIG,
+    FEDERATION,
+    RESULT,
+    SCORES,
+    SEATS,
+    clear_stop,
+    is_stop_requested,
+)
+from kedge.history.metric import COMPANIONS
+from kedge.history.read import save_clients
+from kedge.history.run import UNTESTED, Clients
 from kedge.limits import is_out_of_memory
 from kedge.runs.build import check_batchnorm, with_personal
+from kedge.runs.bundle import PROBE_KEY, Inputs, probe, save_bundle
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.environment import environment
+from kedge.runs.measure import headline_of, is_imbalanced, over_clients
 from kedge.runs.result import Result
+from kedge.runs.rounds import train_record
+from kedge.runs.scores import of_clients
 from kedge.runs.train import advise, given_back, resume_hint
 from kedge.session.sampler import make_sampler
 from kedge.session.session import Done, Request, Rounds, Session, drive
@@ -95,9 +115,10 @@ class Coordinator:
     ) -> None:
         [config] = with_personal([config])
         check_config(config)
-        if resume and (Path(out) / CONFIG).exists() and not (Path(out) / CONFIG).stat().st_size:
-            (Path(out) / CONFIG).unlink()  # killed before the settings were written
-        if resume and (Path(out) / CONFIG).exists():
+        path = Path(out) / CONFIG
+        if resume and path.exists() and not path.stat().st_size:
+            path.unlink()  # killed before the settings were written
+        if resume and path.exists():
             self.folder, self.config = TrainingFolder.resume(out, config, remote=True)
         else:
             self.folder, self.config = TrainingFolder.create(out, config), config
@@ -109,7 +130,7 @@ class Coordinator:
 
     def log(self, text: str) -> None:
         """Note something in the log of the run, in one line that a terminal shows as it is."""
-        text = plain(text)
+        text = one_line(text)
         self.folder.log(text)
         if self.report is not None:
             self.report(text)
@@ -160,9 +181,11 @@ class Coordinator:
 
     def _join(self) -> None:
         roster = Roster.load(self.folder.path)
-        question = question_of(self.config)
+        counts = self.config.class_weights == "balanced"
+        question = Question(self.config.seeds[0], self.config.split, counts)
         run = secrets.token_hex(8) if roster is None else roster.run
         enrolment = Enrolment(self.exchange, run, question, self.rules, self.log)
+        self.enrolment = enrolment
         is_new = roster is None
         if roster is None:
             clients = self.config.clients
@@ -187,15 +210,14 @@ class Coordinator:
         self.recorder.save_bundle(self.bound)
         initial = self.bound.model.own_weights
         self.requests = Requests(
-            self.session, roster, self.exchange, enrolment, self.rules, self.log, initial,
-            self.recorder.save_roster, self._stop_if_asked,
+            self.session, roster, self.exchange, self.rules, self.log,
+            partial(enrolment.refresh, roster, initial), self.recorder.save_roster,
+            self._stop_if_asked,
         )  # fmt: skip
         if is_new:
             enrolment.tell(roster, initial)
-            agreed, every = (
-                sum(participant.agreed for participant in roster.participants),
-                len(roster.participants),
-            )
+            every = len(roster.participants)
+            agreed = sum(member.agreed for member in roster.participants)
             count = f"{every}" if agreed == every else f"{agreed} of {every}"
             self.log(f"{count} members agree on the terms {terms.hash}")
 
@@ -207,7 +229,7 @@ class Coordinator:
         sent, received = self.exchange.sent, self.exchange.received
         done = self._run_requests(
             lambda: session.rounds(check="state"),
-            self._test() if self.recorder.lacks_test(session) else None,
+            self._test() if self.recorder.lacks_test(session) else NO_TEST,
         )
         drawn = len(session.draw_clients(session.round))
         session.accept(done)
@@ -220,7 +242,7 @@ class Coordinator:
             f"{drawn} replied, loss {loss:.4g}, {seconds:.1f} s"
         )
 
-    def _run_requests(self, begin: Callable[[], Rounds], test: Test | None = None) -> Done:
+    def _run_requests(self, begin: Callable[[], Rounds], test: Test = NO_TEST) -> Done:
         """A round of the session that is not yet accepted.
 
         Clients are asked once. If the round fails, or its outcome is not finite, it is computed
@@ -252,7 +274,7 @@ class Coordinator:
                 settle()
                 found = self._collect(request, test)
                 suspects = self.requests.suspects(found)
-                test, first, without = None, None, []
+                test, first, without = NO_TEST, None, []
             totals = self.requests.total(found, without)
             return totals
 
@@ -274,21 +296,16 @@ class Coordinator:
                     raise first from None
                 without = chosen
 
-    def _collect(self, request: Request, test: Test | None) -> Collected:
+    def _collect(self, request: Request, test: Test) -> Collected:
         """What clients reply, but for excluded ones; Paused if it is too little."""
         drawn = len(request.clients)
         request = request._replace(clients=self._left(request.clients))
         found = self.requests.ask(request, self.rules.needed(drawn), test)
         found.drawn = drawn
         self._check_enough(found)
-        if test is not None:
+        if test is not NO_TEST:
             self.recorder.add_test(found.sums, found.personal)
         return found
-
-    def _check_enough(self, found: Collected) -> None:
-        needed = self.rules.needed(found.drawn)
-        if len(found.replies) < needed:
-            raise Paused(self._too_few(found, needed))
 
     def _left(self, clients: list[int]) -> list[int]:
         """Clients that are not excluded."""
@@ -304,17 +321,20 @@ class Coordinator:
             detail = "detailed"
         return Test(detail, output, self.config.personal, testers)
 
-    def _too_few(self, found: Collected, needed: int) -> str:
-        names = self.roster.participants
+    def _check_enough(self, found: Collected) -> None:
+        """Raise Paused, with a reason for each member that failed, if too few have replied."""
+        needed, names = self.rules.needed(found.drawn), self.roster.participants
+        if len(found.replies) >= needed:
+            return
         excluded = [f"{s.name} is excluded: it {s.excluded}" for s in names if s.excluded]
         failed = [
             f"{names[k].name} {reason}"
             for k, reason in sorted(found.failures.items())
             if not names[k].excluded or not reason.startswith(names[k].excluded)
         ]
-        strangers = self.requests.enrolment.reasons.values()
+        strangers = self.enrolment.reasons.values()
         reasons = "; ".join([*failed, *excluded, *strangers])
-        return (
+        raise Paused(
             f"{PAUSED} {found.request.round + 1}: {len(found.replies)} of {found.drawn} members "
             f"replied, {needed} are needed. {reasons or 'Nobody is left'}. The run is saved after "
             f"round {self.session.round}. {self.hint}"
@@ -343,23 +363,20 @@ class Coordinator:
 
     def _tell_finish(self) -> None:
         run, terms = self.roster.run, self.roster.terms.hash
-
-        def make(client: int) -> Callable[[float], MemberRequest]:
-            return lambda deadline: MemberRequest("finish", run, client=client, terms=terms)
-
-        participants = [s for s in self.roster.participants if s.present and s.agreed]
-        requests = {participant.node: make(participant.client) for participant in participants}
+        requests = {
+            member.node: MemberRequest("finish", run, client=member.client, terms=terms)
+            for member in self.roster.participants
+            if member.present and member.agreed
+        }
         for _ in self.exchange.run(requests, min(60.0, self.rules.deadline_s), unread):
             pass  # the run is complete, whoever hears of it
 
 
 def server_bound(terms: Terms, module: nn.Module) -> Bound:
     """Bind the method of the terms on the server, which has no data."""
-    model = Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
+    model = model_of(terms, module)
     check_batchnorm(terms.method, model)
-    device, dtype = torch.device("cpu"), getattr(torch, terms.dtype)
-    prepared = Loop().prepare(model, device, dtype)
-    bound = terms.bind(prepared, NoData(terms.data.dtype == "int64"), device)
+    bound = bind(terms, model, NoData(terms.data.dtype == "int64"))
     bound = bound.with_noise(noise_of(secrets.token_bytes(32)))  # members know the seed
     if terms.task.headline.function is not None:
         raise FieldError(
@@ -368,3 +385,200 @@ def server_bound(terms: Terms, module: nn.Module) -> Bound:
             "metric",
         )
     return bound
+
+
+# -- the run folder ------------------------------------------------------------------------------
+
+Sums = Mapping[int, Tree]  # of a test, by client
+
+
+@dataclass
+class Recorder:
+    """Writes the folder of one run: the same files as those of a simulated run.
+
+    The record of a round is written with its training loss when the round is over, before the
+    checkpoint. Its test comes with the replies of the next round and is added then, still before
+    that round's checkpoint. So a checkpoint is never ahead of the records, as in a simulated run.
+
+    Attributes:
+        folder: the folder, claimed.
+        config: the settings.
+        roster: the members.
+        task: loss and metrics.
+        log: told how the run begins and ends.
+        watch: called as ``watch(seed, record)`` after every round.
+        records: of the rounds so far.
+    """
+
+    folder: TrainingFolder
+    config: Config
+    roster: Roster
+    task: Task
+    log: Callable[[str], None]
+    watch: Callable[[int, dict[str, Any]], Any] | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int:
+        return self.config.seeds[0]
+
+    def save_roster(self) -> None:
+        self.folder.write(SEATS, self.roster.tokens_json().encode(), private=True)
+        self.folder.write(FEDERATION, self.roster.to_json().encode())
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def start(self, session: Session) -> None:
+        """Load the checkpoint into the session; write the first one if there is none."""
+        state = self.folder.load(self.seed)
+        self.folder.seed(self.seed)
+        members = self.roster.participants  # how many samples of a class one has is its own affair
+        known = Clients([m.name for m in members], [m.train for m in members])
+        save_clients(self.folder, self.seed, known)
+        if state:
+            session.load_state(state)
+        self.records = self.folder.records(self.seed, session.round)
+        if state:
+            self.log(f"resumed after round {session.round}")
+        else:
+            self.folder.save(self.seed, session.state())
+            self.log("started")
+        self.folder.save_state(self.seed, "training")
+
+    def record_round(
+        self, session: Session, done: Done, wire: tuple[int, int], seconds: float
+    ) -> None:
+        """Record a round without its test, then write the checkpoint.
+
+        Args:
+            session: after the round.
+            done: what the round came to.
+            wire: bytes that were received and sent, with repeated requests and tests.
+            seconds: that the round took.
+        """
+        record = train_record(session.round, done)
+        record |= {"wire_mb_up": wire[0] / 1e6, "wire_mb_down": wire[1] / 1e6}
+        record |= {"cohort": list(done.totals.clients), "seconds": seconds}
+        self.records.append(record)
+        self.folder.record(self.seed, record)
+        self.folder.save(self.seed, session.state())
+        if not self.is_due(session.round) and self.watch is not None:
+            self.watch(self.seed, record)
+
+    def is_due(self, round: int) -> bool:
+        """Whether the model after ``round`` rounds is tested."""
+        return round % self.config.eval_every == 0 or round == self.config.rounds
+
+    def lacks_test(self, session: Session) -> bool:
+        """Whether the test after the last round is still to be made."""
+        if not self.records or not self.is_due(session.round):
+            return False
+        return self.task.metric not in self.records[-1]
+
+    def add_test(self, found: Sums, personal: Sums) -> None:
+        """Add the sums of a test to the record of the last round."""
+        record = self.records[-1] | {self.task.metric: math.nan}  # if nobody tested
+        record |= tested_record(self.task, found, personal, len(self.roster.participants))
+        self.records[-1] = record
+        self.folder.rewrite_records(self.seed, self.records)
+        if self.watch is not None:
+            self.watch(self.seed, record)
+
+    def forget_test(self) -> None:
+        """Drop the test of the last round, which was that of a shorter run."""
+        if self.records:
+            kept = (*UNTESTED, "wire_mb_up", "wire_mb_down", "cohort")
+            self.records[-1] = {k: v for k, v in self.records[-1].items() if k in kept}
+            self.folder.rewrite_records(self.seed, self.records)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def save_bundle(self, bound: Bound) -> None:
+        """Write what a prediction needs besides the weights."""
+        data, encoding = self.roster.terms.data, self.roster.encoding
+        moments = None
+        if data.dtype != "int64":
+            moments = torch.tensor(data.mean), torch.tensor(data.std)
+        inputs = Inputs(data.shape, encoding, moments, data.classes)
+        save_bundle(self.folder, self.config, inputs, self.task, bound.model)
+
+    def save_model(self, module: nn.Module) -> None:
+        """Write the weights of the global model, with its outputs on a probe."""
+        data = self.roster.terms.data
+        outputs = probe(module, data.shape, whole=data.dtype == "int64")
+        metadata = {} if outputs is None else {PROBE_KEY: json.dumps(outputs)}
+        self.folder.save_model(self.seed, module, metadata)
+
+    def save_scores(self, found: Sums, personal: Sums) -> None:
+        """Write the metrics of the last test, in all and per client."""
+        scores: dict[str, Any] = {}
+        if found:
+            total = added(found)
+            scores = {"global": {"samples": self._samples(found)} | self.task.report(total)}
+            scores |= self._of_clients(found)
+        if personal:
+            scores["personal"] = self._of_clients(personal)
+        self.folder.write(f"seed-{self.seed}/{SCORES}", json.dumps(finite(scores)).encode())
+
+    def _of_clients(self, found: Sums) -> dict[str, Any]:
+        participants = self.roster.participants
+        each = {
+            participants[k].name: {"samples": participants[k].test} | self.task.report(sums)
+            for k, sums in sorted(found.items())
+        }
+        return of_clients(each, self.task)
+
+    def _samples(self, found: Sums) -> int:
+        return sum(self.roster.participants[k].test for k in found)
+
+    def result(self, module: nn.Module | None, seconds: float) -> Result:
+        """The result of the run; ``result.json`` is written with it."""
+        task, records = self.task, [self.records]
+        result = Result.of(
+            self.config,
+            records,
+            task,
+            headline_of(self.config, records),
+            [self.roster.terms.hash],
+            engine="flower",
+            device="cpu",
+            seconds=seconds,
+            models=[] if module is None else [module],
+            folder=self.folder.path,
+        )
+        self.folder.write(RESULT, result.to_json().encode())
+        self.folder.save_state(self.seed, "complete")
+        self.log(f"complete: {task.metric} {result.written(result.last)}")
+        return result
+
+
+def added(found: Sums) -> Tree:
+    """The sum over clients, in the order of their numbers."""
+    total: Tree = None
+    for client in sorted(found):
+        total = found[client] if total is None else tree.add(total, found[client])
+    return total
+
+
+def tested_record(task: Task, found: Sums, personal: Sums, num_clients: int) -> dict[str, Any]:
+    """What a test adds to the record of a round; the keys are those of a simulated run.
+
+    ``tested`` is the number of clients that took part in it.
+    """
+    record: dict[str, Any] = {}
+    names: tuple[str, ...] = (task.metric,)
+    if found:
+        total = added(found)
+        record |= task.report(total) | {"per_class": task.per_class(total), "tested": len(found)}
+        record.setdefault(task.metric, math.nan)
+        if task.one_class and float(total["count"].sum()):
+            share = float(total["count"].max() / total["count"].sum())
+            if is_imbalanced(share, task.outputs):
+                record["imbalanced"] = share
+                names += COMPANIONS if task.metric == "accuracy" else ()
+    for kind, sums in (("client", found), ("personal", personal)):
+        if sums:
+            every = (sums.get(k) for k in range(num_clients))
+            reports = [task.report(one, names) if one else {} for one in every]
+            record |= over_clients(kind, reports, task, names)
+    return record

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kedge.core.task import tasks
-from kedge.core.tree import Tree, Weights
+from kedge.core.tree import Weights
 from kedge.errors import TermsError, WireError
 from kedge.federation.coordinator.agreement import Agreement, agree, other_release
-from kedge.federation.coordinator.exchange import Exchange
 from kedge.federation.coordinator.members import Roster
+from kedge.federation.coordinator.requests import Exchange
 from kedge.federation.coordinator.rules import Rules, Scaling
 from kedge.federation.large_messages import Message, size_of
-from kedge.federation.member.profile import Profile, Question
+from kedge.federation.member.profile import MemberProfile, Question
 from kedge.federation.member.run_state import agreement_text
 from kedge.federation.messages import CODES, REPLY, Failure, MemberRequest, reply_header
 from kedge.federation.names import look, plain
@@ -74,8 +75,8 @@ class Enrolment:
             TermsError: too few members came, or they do not fit each other; the message has a
                 sentence for each that was refused.
         """
-        exchange, found = self.exchange, dict[str, tuple[str, Profile]]()
-        end = exchange.clock() + self.rules.join_s
+        exchange, found = self.exchange, dict[str, tuple[str, MemberProfile]]()
+        end = time.time() + self.rules.join_s
         while True:
             stop()
             known = {node for node, _ in found.values()} | self.strangers.keys()
@@ -88,14 +89,14 @@ class Enrolment:
                 else:
                     found[name], names[look(name)] = (node, profile), name
                     self.log(f"{name} has joined: {_described(profile)}")
-            is_late = exchange.clock() >= end
+            is_late = time.time() >= end
             if is_late or (clients and len(found) >= clients):
                 agreement = self._united(found, scaling)
                 if agreement is not None and len(agreement.members) >= max(1, clients):
                     break
                 if is_late:
                     raise TermsError(self._too_few(len(found), clients))
-                end = min(end, exchange.clock() + self.rules.wait_s)  # for others in their place
+                end = min(end, time.time() + self.rules.wait_s)  # for others in their place
             exchange.transport.wait(min(JOIN_WAIT_S, self.rules.join_s))
         nodes = {name: node for name, (node, _) in found.items()}
         surplus = agreement.members[clients:] if clients else ()
@@ -111,7 +112,7 @@ class Enrolment:
         return agreement, nodes
 
     def _united(
-        self, found: dict[str, tuple[str, Profile]], scaling: Scaling | None
+        self, found: dict[str, tuple[str, MemberProfile]], scaling: Scaling | None
     ) -> Agreement | None:
         """What those who were found share. Who does not fit is refused and removed from them."""
         profiles = [profile for _, profile in found.values()]
@@ -132,7 +133,7 @@ class Enrolment:
         fewer = f", or ask for fewer (clients = {count})" if count else ""
         return f"{text}: {reasons}. Start or mend what is missing, then run again{fewer}"
 
-    def _warn_of_sizes(self, profiles: Sequence[Profile]) -> None:
+    def _warn_of_sizes(self, profiles: Sequence[MemberProfile]) -> None:
         """Log members that state far more samples than the others: nobody can check it, and with
         the weighting ``size`` the average is nearly theirs."""
         typical = statistics.median(s.train for s in profiles)
@@ -143,17 +144,14 @@ class Enrolment:
                     f"{typical:g}; if that is wrong, use weighting = uniform"
                 )
 
-    def ask(self, nodes: list[str]) -> dict[str, Profile]:
+    def ask(self, nodes: list[str]) -> dict[str, MemberProfile]:
         """What nodes state of themselves; those that fail or talk nonsense are left out."""
-
-        def make(deadline: float) -> MemberRequest:
-            return MemberRequest("join", self.run, deadline=deadline, text=self.question.to_json())
-
-        found: dict[str, Profile] = {}
+        found: dict[str, MemberProfile] = {}
         seconds = min(self.rules.join_s, self.rules.deadline_s)
-        wanted = dict.fromkeys(nodes, make)
-        for node, _, answer in self.exchange.run(wanted, seconds, self._stated):
-            if isinstance(answer, Profile):
+        request = MemberRequest("join", self.run, text=self.question.to_json())
+        asked = dict.fromkeys(nodes, request)
+        for node, _, answer in self.exchange.run(asked, seconds, self._stated):
+            if isinstance(answer, MemberProfile):
                 found[node] = answer
                 self.reasons.pop(node, None)
                 continue
@@ -167,12 +165,12 @@ class Enrolment:
                 self.strangers[node] = self.reasons[node]
         return found
 
-    def _stated(self, request: MemberRequest, message: Message) -> Profile | Answer:
+    def _stated(self, request: MemberRequest, message: Message) -> MemberProfile | Answer:
         """Open an answer to ``join``. What even a member alone cannot agree on is refused here."""
         answer = opened(request, message)
         if answer.code:
             return answer
-        profile = Profile.from_json(answer.text)
+        profile = MemberProfile.from_json(answer.text)
         agree([profile], None, self.rules)
         return profile
 
@@ -181,11 +179,8 @@ class Enrolment:
         reason = plain(reason)
         self.strangers[node] = self.reasons[node] = reason
         self.log(f"refused: {reason}")
-
-        def make(deadline: float) -> MemberRequest:
-            return MemberRequest("refuse", self.run, text=reason)
-
-        for _ in self.exchange.run({node: make}, min(30.0, self.rules.deadline_s), unread):
+        request = MemberRequest("refuse", self.run, text=reason)
+        for _ in self.exchange.run({node: request}, min(30.0, self.rules.deadline_s), unread):
             pass  # whether it listens is its own affair
 
     # -- a run with members -------------------------------------------------------------------
@@ -210,45 +205,31 @@ class Enrolment:
 
     def tell(self, roster: Roster, initial: Callable[[], Weights]) -> None:
         """Send the terms to present members that do not know them."""
-        participants = [
-            s for s in roster.participants if s.present and not s.agreed and not s.excluded
-        ]
-        value = {"initial": initial()} if participants else {}
-        wanted: Mapping[str, Callable[[float], MemberRequest]] = {
-            participant.node: _agreement(self.run, roster, participant.client, value)
-            for participant in participants
+        members = [p for p in roster.participants if p.present and not p.agreed and not p.excluded]
+        value, terms = {"initial": initial()} if members else {}, roster.terms
+        hash, texts = terms.hash, {p.client: agreement_text(terms, p.token) for p in members}
+        requests = {
+            p.node: MemberRequest(
+                "agree", self.run, client=p.client, terms=hash, text=texts[p.client], value=value
+            )
+            for p in members
         }
-        del value
-        for _, request, answer in self.exchange.run(wanted, self.rules.deadline_s, opened):
-            participant = roster.participants[request.client]
-            if not isinstance(answer, Failure) and not answer.code:
-                participant.agreed = True
-                self.reasons.pop(participant.node, None)
+        for _, request, answer in self.exchange.run(requests, self.rules.deadline_s, opened):
+            member = roster.participants[request.client]
+            if isinstance(answer, Answer) and not answer.code:
+                member.agreed = True
+                self.reasons.pop(member.node, None)
                 continue
             did = _told(answer)
-            self.reasons[participant.node] = (
-                f"{participant.name} did not agree to the terms: it {did}"
-            )
-            self.log(self.reasons[participant.node])
-            if isinstance(answer, Failure):
-                if answer.is_bad:
-                    participant.strike(self.rules.strikes)
-            elif answer.code in ("TERMS", "POLICY"):
-                participant.excluded = did
-            if participant.excluded:
-                del self.reasons[participant.node]  # told as that of the exclusion
-                self.log(f"{participant.name} is excluded: it {participant.excluded}")
-
-
-def _agreement(
-    run: str, roster: Roster, client: int, value: Tree
-) -> Callable[[float], MemberRequest]:
-    def make(deadline: float) -> MemberRequest:
-        terms, token = roster.terms, roster.participants[client].token
-        text = agreement_text(terms, token)
-        return MemberRequest("agree", run, client=client, terms=terms.hash, text=text, value=value)
-
-    return make
+            self.reasons[member.node] = f"{member.name} did not agree to the terms: it {did}"
+            self.log(self.reasons[member.node])
+            if isinstance(answer, Answer) and answer.code in ("TERMS", "POLICY"):
+                member.excluded = did
+            elif isinstance(answer, Failure) and answer.is_bad:
+                member.strike(self.rules.strikes)
+            if member.excluded:
+                del self.reasons[member.node]  # told as that of the exclusion
+                self.log(f"{member.name} is excluded: it {member.excluded}")
 
 
 class Answer(NamedTuple):
@@ -286,7 +267,7 @@ def _taken(name: str, by: str) -> str:
     return f"there is a member {by} already{like}; give this one another name"
 
 
-def _described(profile: Profile) -> str:
+def _described(profile: MemberProfile) -> str:
     shape = "x".join(map(str, profile.schema.shape))
     return f"{profile.train} samples to train on, {profile.test} to test on, inputs {shape}"
 

@@ -8,7 +8,6 @@ show the token, and the old node must be gone.
 
 from __future__ import annotations
 
-import dataclasses
 import hmac
 import json
 import secrets
@@ -20,7 +19,7 @@ from typing import Any
 from kedge.data.encoding import Encoding, encodings
 from kedge.errors import DataError, UnknownName
 from kedge.federation.coordinator.agreement import Agreement
-from kedge.federation.member.profile import Profile
+from kedge.federation.member.profile import MemberProfile
 from kedge.files import read_json
 from kedge.history.folder import FEDERATION, SEATS
 from kedge.session.terms import Terms
@@ -74,92 +73,70 @@ class Roster:
     @classmethod
     def of(cls, run: str, terms: Terms, agreement: Agreement, nodes: Mapping[str, str]) -> Roster:
         """The roster of a new run; ``nodes`` are those of the members, by name."""
-        participants = [
+        members = [
             Participant(
                 k, s.name, secrets.token_hex(16), s.train, s.test, nodes[s.name], present=True
             )
             for k, s in enumerate(agreement.members)
         ]
-        return cls(run, terms, agreement.encoding, participants)
-
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        return [(participant.train, participant.test) for participant in self.participants]
-
-    def seat_at(self, node: str) -> Participant | None:
-        """The member at a node."""
-        return next(
-            (
-                participant
-                for participant in self.participants
-                if participant.node == node and participant.present
-            ),
-            None,
-        )
+        return cls(run, terms, agreement.encoding, members)
 
     def see(self, nodes: Collection[str]) -> list[str]:
         """Note which nodes are connected; return those that belong to no member yet."""
-        for participant in self.participants:
-            participant.present = participant.present and participant.node in nodes
-        known = {participant.node for participant in self.participants if participant.present}
+        for member in self.participants:
+            member.present = member.present and member.node in nodes
+        known = {member.node for member in self.participants if member.present}
         return [node for node in nodes if node not in known]
 
-    def admit(self, node: str, profile: Profile) -> str:
+    def admit(self, node: str, profile: MemberProfile) -> str:
         """Let a member back in that has come as a new node; why not, if it cannot."""
-        participant = next(
-            (participant for participant in self.participants if participant.name == profile.name),
-            None,
-        )
-        if participant is None:
+        name = profile.name
+        member = {member.name: member for member in self.participants}.get(name)
+        if member is None:
             return (
-                f"{profile.name} is not a member of this run, which has started with "
+                f"{name} is not a member of this run, which has started with "
                 f"{len(self.participants)}; start a new run to take it in"
             )
-        if participant.present and participant.node != node:
-            return f"there is a member {profile.name} already; give this one another name"
-        shows_token = hmac.compare_digest(participant.token.encode(), profile.token.encode())
-        if not shows_token and participant.node != node:
-            return f"this node does not show that it is {profile.name}; restore its folder"
-        if (profile.train, profile.test) != (participant.train, participant.test):
+        if member.present and member.node != node:
+            return f"there is a member {name} already; give this one another name"
+        shows_token = hmac.compare_digest(member.token.encode(), profile.token.encode())
+        if not shows_token and member.node != node:
+            return f"this node does not show that it is {name}; restore its folder"
+        if (profile.train, profile.test) != (member.train, member.test):
             return (
-                f"{profile.name} has {profile.train} samples to train on and {profile.test} "
-                f"to test on; it joined with {participant.train} and {participant.test}"
+                f"{name} has {profile.train} samples to train on and {profile.test} "
+                f"to test on; it joined with {member.train} and {member.test}"
             )
-        participant.node, participant.present, participant.agreed = node, True, shows_token
+        member.node, member.present, member.agreed = node, True, shows_token
         return ""
 
     def forgive(self, strikes: int) -> None:
         """Let excluded members try again when a run is resumed, since somebody may have restored a
         state or changed a policy; not those with so many strikes."""
-        for participant in self.participants:
-            if participant.strikes < strikes:
-                participant.excluded = ""
+        for member in self.participants:
+            if member.strikes < strikes:
+                member.excluded = ""
 
     # -- saving -------------------------------------------------------------------------------
 
     def tokens_json(self) -> str:
         """What members show when they come back, for a file of the server alone."""
-        return json.dumps(
-            {participant.name: participant.token for participant in self.participants}
-        )
+        return json.dumps({member.name: member.token for member in self.participants})
 
     def to_json(self) -> str:
         """All but the tokens."""
         hidden = ("present", "agreed", "token")
-        participants = [
-            {k: v for k, v in dataclasses.asdict(participant).items() if k not in hidden}
-            for participant in self.participants
-        ]
-        encoding = {"kind": self.encoding.kind} | self.encoding.to_dict()
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "run": self.run,
-                "terms": self.terms.to_json(),
-                "encoding": encoding,
-                "members": participants,
-            }
-        )
+        values = {
+            "format": FORMAT,
+            "run": self.run,
+            "terms": self.terms.to_json(),
+            "encoding": {"kind": self.encoding.kind} | self.encoding.to_dict(),
+            "members": [
+                {k: v for k, v in vars(member).items() if k not in hidden}
+                for member in self.participants
+            ],
+        }
+        return json.dumps(values)
 
     @classmethod
     def load(cls, folder: Path) -> Roster | None:
@@ -180,13 +157,9 @@ class Roster:
             members = values["members"]
             if values["format"] == FORMAT:
                 tokens = read_json(folder / SEATS)
-                members = [
-                    participant | {"token": str(tokens[participant["name"]])}
-                    for participant in members
-                ]
-            participants = [Participant(**participant) for participant in members]
-            terms = Terms.from_json(values["terms"])
-            return cls(str(values["run"]), terms, kind.from_dict(encoding), participants)
+                members = [one | {"token": str(tokens[one["name"]])} for one in members]
+            terms, known = Terms.from_json(values["terms"]), [Participant(**one) for one in members]
+            return cls(str(values["run"]), terms, kind.from_dict(encoding), known)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, UnknownName) as error:
             raise DataError(
                 f"{path} or {SEATS} beside it is damaged ({error!r}); restore both from a backup"

@@ -17,12 +17,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from kedge.errors import FieldError, UnknownName
 from kedge.files import MAX_BYTES, read_toml
+from kedge.schema import Count, Range, read_fields, schema_of
 
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
+Above = Annotated[float, Range(0, open=True, infinite=True)]
 
 PAUSED = "paused in round"  # how the message of a pause begins
 
@@ -59,30 +61,22 @@ class Rules:
             columns as most members, unless it has no more than 100 classes and 1000 columns.
     """
 
-    deadline_s: float = 600.0
-    join_s: float = 300.0
-    minimum: float = 0.5
-    attempts: int = 3
-    wait_s: float = 30.0
-    strikes: int = 3
-    max_norm: float = 100.0
-    max_statistics: float = 1e6
-    max_number: float = 1e15
-    max_ratio: float = 1e4
-    max_classes: int = 10_000
-    max_columns: int = 100_000
-    max_variety: float = 10.0
+    deadline_s: Above = 600.0
+    join_s: Above = 300.0
+    minimum: Annotated[float, Range(0, 1, open=True)] = 0.5
+    attempts: Count = 3
+    wait_s: Annotated[float, Range(0, infinite=True)] = 30.0
+    strikes: Count = 3
+    max_norm: Above = 100.0
+    max_statistics: Above = 1e6
+    max_number: Above = 1e15
+    max_ratio: Annotated[float, Range(1, infinite=True)] = 1e4
+    max_classes: Count = 10_000
+    max_columns: Count = 100_000
+    max_variety: Annotated[float, Range(1)] = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.minimum <= 1:
-            raise FieldError(f"minimum = {self.minimum} is not above 0 and at most 1", "minimum")
-        whole = ("attempts", "strikes", "max_classes", "max_columns")
-        for name in (*whole, "max_ratio", "max_variety"):
-            if not getattr(self, name) >= 1:
-                raise FieldError(f"{name} = {getattr(self, name)} is below 1", name)
-        for name in ("deadline_s", "join_s", "max_norm", "max_statistics", "max_number"):
-            if not getattr(self, name) > 0:
-                raise FieldError(f"{name} = {getattr(self, name)} is not above 0", name)
+        schema_of(Rules, "").check(vars(self))
 
     def needed(self, drawn: int) -> int:
         """Replies that a round with ``drawn`` clients needs.
@@ -112,17 +106,10 @@ def read_rules(path: Path) -> tuple[Rules, Scaling | None]:
 
 def make_rules(values: Mapping[str, Any]) -> Rules:
     """Rules from values by name."""
-    types = {f.name: type(f.default) for f in dataclasses.fields(Rules)}
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in types:
-            raise UnknownName("rule", name, types)
-        if type(value) is int and types[name] is float:
-            value = float(value)
-        if type(value) is not types[name]:
-            raise FieldError(f"{name} = {value!r} is no {types[name].__name__}", name)
-        found[name] = value
-    return Rules(**found)
+    known = [field.name for field in dataclasses.fields(Rules)]
+    for name in values.keys() - set(known):
+        raise UnknownName("rule", name, known)
+    return read_fields(Rules, values)
 
 
 def write_rules(rules: Rules, scaling: Scaling | None) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from kedge.core.task import tasks
 from kedge.core.task_custom import balanced_weights, read_class_weights
 from kedge.data.datasets.dataset import kind_of
-from kedge.errors import FieldError, SeveralErrors
+from kedge.errors import FieldError
 from kedge.federation.coordinator.agreement import Agreement
 from kedge.federation.member.own_data import check_split
-from kedge.federation.member.profile import Question
 from kedge.runs.build import auto_model
+from kedge.schema import ErrorCollector
 from kedge.session.terms import Terms
-from kedge.settings import Config
+from kedge.settings import FIELDS, Config
 
 
 def check_config(config: Config) -> None:
@@ -22,25 +24,16 @@ def check_config(config: Config) -> None:
     Where samples are, how they are distributed and how the server computes are no settings of a
     real federation: ``data``, ``partition``, ``engine`` and the like are not read.
     """
-    wrong = []
+    wrong = ErrorCollector()
     if len(config.seeds) != 1:
-        wrong.append(
-            FieldError(f"seeds = {list(config.seeds)}: a federation trains one; set seeds = [0]")
-        )
+        text = f"seeds = {list(config.seeds)}: a federation trains one; set seeds = [0]"
+        wrong.add(FieldError(text))
     for name, neutral in (("validation", 0.0), ("unseen", 0.0), ("angles", (0.0,))):
         if getattr(config, name) != neutral:
-            wrong.append(FieldError(f"{name} is not for real federations; leave it out", name))
-    try:
+            wrong.add(FieldError(f"{name} is not for real federations; leave it out", name))
+    with wrong.collect():
         check_split(config.split)
-    except FieldError as error:
-        wrong.append(error)
-    if wrong:
-        raise wrong[0] if len(wrong) == 1 else SeveralErrors(wrong)
-
-
-def question_of(config: Config) -> Question:
-    """What members are asked when they join."""
-    return Question(config.seeds[0], config.split, config.class_weights == "balanced")
+    wrong.raise_all()
 
 
 def terms_of(config: Config, agreement: Agreement, own: bool = False) -> Terms:
@@ -62,28 +55,17 @@ def terms_of(config: Config, agreement: Agreement, own: bool = False) -> Terms:
         model = "own"
     elif model == "auto":
         model = auto_model(kind_of(data.shape, np.dtype(data.dtype)), data.shape)
-    terms = Terms(
-        data,
-        count,
-        sum(member.train for member in agreement.members),
-        method=config.method,
-        model=model,
-        batchnorm=config.batchnorm,
-        optimizer=str(config.optim()),
-        batch=config.batch,
-        steps=config.steps,
-        epochs=config.epochs,
-        replacement=config.replacement,
-        weighting=config.weighting,
-        per_round=config.per_round,
-        rounds=config.rounds,
-        seed=config.seeds[0],
-        precision=config.precision,
-        augment=config.augment,
-        split=config.split,
-        metric=config.metric,
-        class_weights=_class_weights(config, agreement),
-    )
+    known = [field.name for field in dataclasses.fields(Terms) if field.name in FIELDS]
+    values = {name: getattr(config, name) for name in known} | {
+        "data": data,
+        "num_clients": count,
+        "examples": sum(member.train for member in agreement.members),
+        "model": model,
+        "optimizer": str(config.optim()),
+        "seed": config.seeds[0],
+        "class_weights": _class_weights(config, agreement),
+    }
+    terms = Terms(**values)
     terms.check()
     return terms
 

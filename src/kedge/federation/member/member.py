@@ -24,11 +24,10 @@ import hashlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -47,14 +46,12 @@ from kedge.federation.member.run_state import (
     MemberRun,
     Membership,
     Own,
-    StateFiles,
     make_silo,
     read_agreement,
     refusing,
 )
 from kedge.federation.member.testing import NOTHING, Tested, make_test
 from kedge.federation.messages import MemberRequest, Refused, pack_refusal, pack_reply
-from kedge.session.session import Broadcast
 
 
 class Member:
@@ -134,27 +131,18 @@ class Member:
         late = self._clock() - request.deadline if request.deadline else -1.0
         if late > 0 and request.kind in ("train", "survey", "evaluate"):
             raise Refused("LATE", f"the deadline was {late:.0f} s ago")
-        handlers: dict[str, Callable[[MemberRequest], bytes]] = {
-            "join": self._join,
-            "agree": self._agree,
-            "refuse": self._refused,
-            "train": self._train,
-            "survey": self._survey,
-            "evaluate": self._evaluate,
-            "finish": self._finish,
-        }
-        return handlers[request.kind](request)
+        answer: Callable[[MemberRequest], bytes] = getattr(self, f"_on_{request.kind}")
+        return answer(request)
 
     # -- joining ------------------------------------------------------------------------------
 
-    def _join(self, request: MemberRequest) -> bytes:
+    def _on_join(self, request: MemberRequest) -> bytes:
         question = Question.from_json(request.text)
         self._check_rare()
         with refusing("this question cannot be answered"):
             profile = state(self.dataset, question, self.name, least=self.policy.min_per_word)
-        names = profile.schema.classes or tuple(map(str, range(profile.schema.outputs)))
-        by_class = dict(zip(names, profile.counts, strict=False))
-        self.policy.check_samples(profile.train, by_class)
+        names = profile.schema.classes or map(str, range(profile.schema.outputs))
+        self.policy.check_samples(profile.train, dict(zip(names, profile.counts, strict=False)))
         digest = hashlib.sha256(profile.to_json().encode()).hexdigest()
         release = Release(JOIN, digest, request.run, request.round)
         self.policy.count(self.folder.releases, release)
@@ -169,7 +157,7 @@ class Member:
         except DataError as error:
             raise PolicyRefusal(str(error)) from None
 
-    def _agree(self, request: MemberRequest) -> bytes:
+    def _on_agree(self, request: MemberRequest) -> bytes:
         terms, token = read_agreement(request.text)
         if terms.hash != request.terms:
             raise TermsError("the terms do not have the hash of the request")
@@ -182,9 +170,7 @@ class Member:
         fingerprint = self.dataset.fingerprint
         offered = Membership(terms, request.client, token, initial)
         place = self.folder.agreed(request.run, offered, fingerprint)
-        member_run = self._take(
-            request.run, place, lambda bound: self.policy.check_terms(terms, bound)
-        )
+        member_run = self._take(request.run, place, partial(self.policy.check_terms, terms))
         self.policy.check_samples(member_run.silo.data.sizes[0], member_run.by_class())
         if not terms.class_weights:  # with them a refusal tells of labels, and must be counted
             self.policy.check_usage(member_run.silo, 0)
@@ -192,19 +178,19 @@ class Member:
         self._member_run = member_run
         return pack_reply(request, {})
 
-    def _refused(self, request: MemberRequest) -> bytes:
+    def _on_refuse(self, request: MemberRequest) -> bytes:
         self.folder.log(f"the coordinator refused this member: {request.text[:1000]!r}")
         return pack_reply(request, {})
 
     # -- rounds -------------------------------------------------------------------------------
 
-    def _train(self, request: MemberRequest) -> bytes:
+    def _on_train(self, request: MemberRequest) -> bytes:
         member_run = self._at_work(request)
         message = self._update(request, member_run, UPDATE)
         member_run.save(request.round, request.accepted)
         return message
 
-    def _survey(self, request: MemberRequest) -> bytes:
+    def _on_survey(self, request: MemberRequest) -> bytes:
         member_run = self._at_work(request)
         self.policy.check_survey(request.part)
         if request.part not in [part.name for part in member_run.silo.bound.parts_with("survey")]:
@@ -217,15 +203,17 @@ class Member:
         received = silo.read(request.value.get("down"))
         member_run.load(request.round, request.accepted)
         part = request.part if kind == SURVEY else ""
-        more = *((part,) if part else ()), policy.clip, policy.noise
-        release = self._allowed(kind, request, member_run, received, more)
+        facts = [request.round, request.accepted, request.terms, *([part] if part else [])]
+        facts += [policy.clip, policy.noise]
+        release = release_of(kind, request, facts, received, silo.state(request.accepted))
+        policy.count(self.folder.releases, release)
         if not part:
             policy.check_usage(silo, request.round)
         tested = self._test(request, member_run)
         noise = noise_of(self.folder.key_of(release.digest))
         asked = silo.request(request.round, received, part)
         try:
-            update = (silo.survey if part else silo.train)(asked, request.accepted, noise)
+            update = silo.answer(asked, request.accepted, noise)
         except IncompatibleError as error:  # what leaves can be neither clipped nor made noisy
             raise PolicyRefusal(str(error)) from None
         value: Tree = {"update": update if part else policy.checked(update, silo.bound)}
@@ -233,7 +221,7 @@ class Member:
         policy.check_size(message)
         return message
 
-    def _evaluate(self, request: MemberRequest) -> bytes:
+    def _on_evaluate(self, request: MemberRequest) -> bytes:
         member_run = self._at_work(request)
         if request.personal:
             member_run.load(request.round, request.accepted)
@@ -242,21 +230,7 @@ class Member:
         self.policy.check_size(message)
         return message
 
-    def _allowed(
-        self,
-        kind: str,
-        request: MemberRequest,
-        member_run: MemberRun,
-        down: Broadcast,
-        more: Iterable[Any],
-    ) -> Release:
-        """The release that answers a request, noted; a PolicyRefusal if there were too many."""
-        facts = request.round, request.accepted, request.terms, *more
-        release = release_of(kind, request, facts, down, member_run.silo.state(request.accepted))
-        self.policy.count(self.folder.releases, release)
-        return release
-
-    def _finish(self, request: MemberRequest) -> bytes:
+    def _on_finish(self, request: MemberRequest) -> bytes:
         self.folder.log(f"run {request.run} is over")
         self._member_run = None
         return pack_reply(request, {})
@@ -294,7 +268,7 @@ class Member:
         with refusing("these terms cannot be kept"):
             releases = self.policy.releases(parse(place.terms.method))
         silo = make_silo(self.dataset, self.name, place, self._model, self._device, check, releases)
-        return MemberRun(run, place.terms, silo, StateFiles(self.folder.run(run)))
+        return MemberRun(run, place.terms, silo, self.folder.run(run))
 
 
 def _what(request: MemberRequest | None) -> str:

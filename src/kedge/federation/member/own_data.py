@@ -26,7 +26,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -39,7 +39,11 @@ from kedge.data.federation import Federation
 from kedge.data.partition import Partition, holdout
 from kedge.data.splits import read_split
 from kedge.errors import DataError, FieldError, TermsError
+from kedge.schema import NotNegative, Range
 from kedge.session.terms import DataSchema, Terms
+
+Array = np.ndarray[Any, Any]
+SPLITS = ("train", "test", "val")
 
 
 def conform(dataset: Dataset, schema: DataSchema, name: str = "") -> Dataset:
@@ -68,24 +72,22 @@ def conform(dataset: Dataset, schema: DataSchema, name: str = "") -> Dataset:
         raise TermsError(f"{who}: labels are for {dataset.task}, the terms say {schema.task}")
     x, columns = _columns(dataset, schema, who)
     if x(dataset.x_train).shape[1:] != schema.shape:
-        raise TermsError(
-            f"{who}: inputs have the shape {list(dataset.shape)}, the terms say "
-            f"{list(schema.shape)}"
-        )
+        shapes = f"{list(dataset.shape)}, the terms say {list(schema.shape)}"
+        raise TermsError(f"{who}: inputs have the shape {shapes}")
     y = _classes(dataset, schema, who)
     mean = np.array(schema.mean, np.float32) if schema.mean else dataset.mean
     std = np.array(schema.std, np.float32) if schema.std else dataset.std
-
-    def each(function: Callable[[Any], Any], value: Any) -> Any:
-        return None if value is None else function(value)
-
     return dataclasses.replace(
-        dataset,
-        x_train=x(dataset.x_train), x_test=each(x, dataset.x_test), x_val=each(x, dataset.x_val),
-        y_train=y(dataset.y_train), y_test=each(y, dataset.y_test), y_val=each(y, dataset.y_val),
-        outputs=schema.outputs, classes=schema.classes, columns=columns, mean=mean, std=std,
+        dataset, **_each(dataset, "x", x), **_each(dataset, "y", y), outputs=schema.outputs,
+        classes=schema.classes, columns=columns, mean=mean, std=std,
         encoding=dataset.encoding if columns == dataset.columns else None,
     )  # fmt: skip
+
+
+def _each(dataset: Dataset, name: str, function: Callable[[Any], Any]) -> dict[str, Any]:
+    """The inputs ``x`` or labels ``y`` of each split after a function."""
+    every = {f"{name}_{split}": getattr(dataset, f"{name}_{split}") for split in SPLITS}
+    return {k: None if value is None else function(value) for k, value in every.items()}
 
 
 def _columns(dataset: Dataset, schema: DataSchema, who: str) -> tuple[Any, Any]:
@@ -95,15 +97,11 @@ def _columns(dataset: Dataset, schema: DataSchema, who: str) -> tuple[Any, Any]:
         return (lambda x: x), agreed
     unknown = [c for c in names if c not in agreed]
     known = {c.partition("=")[0] for c in names}
-    missing = [
-        c for c in agreed if c not in names and not ("=" in c and c.partition("=")[0] in known)
-    ]
+    lacks = (c for c in agreed if c not in names)
+    missing = [c for c in lacks if "=" not in c or c.partition("=")[0] not in known]
     if unknown or missing:
-        what = (
-            f"a column {unknown[0]!r} that the terms do not have"
-            if unknown
-            else (f"no column {missing[0]!r}, which the terms have")
-        )
+        what = f"no column {missing[0]!r}, which the terms have" if missing else ""
+        what = f"a column {unknown[0]!r} that the terms do not have" if unknown else what
         raise TermsError(f"{who} has {what}; the terms have: {', '.join(agreed)}")
     position = {c: i for i, c in enumerate(names)}
 
@@ -153,7 +151,6 @@ def schema_of(dataset: Dataset) -> DataSchema:
     )
 
 
-Array = np.ndarray[Any, Any]
 HOLDOUT = 0.2  # share of a member without a test set, for the split auto
 
 
@@ -239,9 +236,8 @@ def own_federation(
     """
     own = conform(dataset, terms.data, name)
     if str(own.x_train.dtype) != terms.data.dtype:
-        raise TermsError(
-            f"{name}: inputs are {own.x_train.dtype}, the terms say {terms.data.dtype}"
-        )
+        types = f"{own.x_train.dtype}, the terms say {terms.data.dtype}"
+        raise TermsError(f"{name}: inputs are {types}")
     rows = split_rows(own, terms.split, terms.seed, name)
     return Federation(
         rows.x,
@@ -261,6 +257,9 @@ def own_federation(
 # -- moments --------------------------------------------------------------------------------------
 
 
+Numbers = Annotated[int, Range(0, 10**15)]  # more is implausible
+
+
 @dataclass(frozen=True)
 class Moments:
     """Sums over a member's training samples, per channel or column.
@@ -272,10 +271,10 @@ class Moments:
         squares: sum of squared differences from that mean; 0 if all are equal.
     """
 
-    bytes: tuple[tuple[int, ...], ...] = ()
-    count: int = 0
+    bytes: tuple[tuple[Numbers, ...], ...] = ()
+    count: Numbers = 0
     mean: tuple[float, ...] = ()
-    squares: tuple[float, ...] = ()
+    squares: tuple[NotNegative, ...] = ()
 
 
 def moments_of(x: Array, least: int = 0) -> Moments:
@@ -329,13 +328,9 @@ def without_rare_words(dataset: Dataset, least: int) -> Dataset:
         kept += places[count:]
     if len(kept) == dataset.x_train.shape[1]:
         return dataset
-
-    def cut(x: Any) -> Any:
-        return None if x is None else np.ascontiguousarray(x[:, kept])
-
     fewer = dataclasses.replace(encoding, columns=tuple(columns))
     return dataclasses.replace(
-        dataset, x_train=cut(dataset.x_train), x_test=cut(dataset.x_test), x_val=cut(dataset.x_val),
+        dataset, **_each(dataset, "x", lambda x: np.ascontiguousarray(x[:, kept])),
         mean=dataset.mean[kept], std=dataset.std[kept], columns=fewer.names, encoding=fewer,
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -74,18 +74,18 @@ from kedge.core.part import Method, Part
 from kedge.core.tree import Tree
 from kedge.core.update import Update
 from kedge.core.view import Noise
-from kedge.errors import FieldError
-from kedge.federation.member import releases
-from kedge.federation.member.releases import Release, Releases
+from kedge.errors import FieldError, KedgeError
+from kedge.federation.member.releases import JOIN, SURVEY, TEST, UPDATE, Release, Releases
 from kedge.federation.member.silo import Silo
 from kedge.federation.messages import KINDS, Refused
 from kedge.files import read_toml
 from kedge.grammar import parse_calls
 from kedge.models import HF, OWN, name_of
 from kedge.parts.release import Clip, Gauss
+from kedge.schema import Choice, NotNegative, Range, Size, read_fields, schema_of
 from kedge.session.terms import Terms
 
-UPDATE, BUFFERS, LOSS, TEST, OUTPUT = "update", "statistics", "loss", "test", "output"
+BUFFERS, LOSS, OUTPUT = "statistics", "loss", "output"  # besides UPDATE and TEST
 
 
 def survey_name(part: str) -> str:
@@ -125,13 +125,9 @@ def contents(update: Update, bound: Bound) -> dict[str, Tree]:
 
 
 ANY = ("*",)
+Kind = Annotated[str, Choice(lambda: (*KINDS, *ANY))]
 #: The bound on each kind of answers.
-BOUNDS = {
-    releases.JOIN: "max_joins",
-    releases.UPDATE: "max_updates",
-    releases.SURVEY: "max_surveys",
-    releases.TEST: "max_tests",
-}
+BOUNDS = {kind: f"max_{kind}s" for kind in (JOIN, UPDATE, SURVEY, TEST)}
 
 
 class PolicyRefusal(Refused):
@@ -145,37 +141,29 @@ class PolicyRefusal(Refused):
 class Policy:
     """What may leave a member; see the module. ``("*",)`` allows everything of a kind."""
 
-    kinds: tuple[str, ...] = ANY
+    kinds: tuple[Kind, ...] = ANY
     parts: tuple[str, ...] = ANY
     models: tuple[str, ...] = ANY
     uploads: tuple[str, ...] = ANY
-    max_mb: float = math.inf
-    max_joins: int = 10
-    max_updates: int = 0
-    max_surveys: int = 0
-    max_tests: int = 50
-    min_samples: int = 2
-    min_batch: int = 2
-    min_steps: int = 1
-    min_test_samples: int = 1
-    min_test_cell: int = 10
-    min_per_class: int = 0
-    min_per_word: int = 10
-    clip: float = 0.0
-    noise: float = 0.0
+    max_mb: Annotated[float, Range(0, infinite=True)] = math.inf
+    max_joins: Size = 10
+    max_updates: Size = 0
+    max_surveys: Size = 0
+    max_tests: Size = 50
+    min_samples: Size = 2
+    min_batch: Size = 2
+    min_steps: Size = 1
+    min_test_samples: Size = 1
+    min_test_cell: Size = 10
+    min_per_class: Size = 0
+    min_per_word: Size = 10
+    clip: NotNegative = 0.0
+    noise: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, (int, float)) and not value >= 0:
-                raise FieldError(f"{name} = {value!r} is below 0, or no number", name)
-        for name in ("clip", "noise"):
-            if getattr(self, name) == math.inf:
-                raise FieldError(f"{name} = inf is not finite", name)
+        schema_of(Policy, "").check(vars(self))
         if self.noise and not self.clip:
             raise FieldError("noise is in units of clip; set clip, the bound on the norm", "noise")
-        unknown = [kind for kind in self.kinds if kind not in (*KINDS, *ANY)]
-        if unknown:
-            raise FieldError(f"kinds: {unknown[0]!r} is not one of: {', '.join(KINDS)}", "kinds")
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
@@ -188,27 +176,13 @@ class Policy:
             return cls.of(read_toml(Path(path))[0])
         except (OSError, ValueError) as error:
             raise FieldError(f"{path}: cannot be read as a policy ({error})") from None
-        except FieldError as error:
-            raise FieldError(f"{path}: {error}", error.field) from None
+        except KedgeError as error:
+            raise FieldError(f"{path}: {error}", getattr(error, "field", "")) from None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Policy:
         """A policy from the values of a TOML file."""
-        types = get_type_hints(cls)
-        found: dict[str, Any] = {}
-        for name, value in values.items():
-            if name not in types:
-                raise FieldError(f"unknown key {name!r}; known are: {', '.join(types)}", name)
-            if types[name] is float and type(value) is int and abs(value) < 2**63:
-                value = float(value)
-            if types[name] in (int, float):
-                valid = type(value) is types[name]
-            else:
-                valid = isinstance(value, list) and all(isinstance(v, str) for v in value)
-            if not valid:
-                raise FieldError(f"{name} = {value!r} has the wrong type", name)
-            found[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**found)
+        return read_fields(cls, values)
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -234,7 +208,7 @@ class Policy:
                 self._check_upload(name, what)
         every = [part.surveys() == "every" for part in bound.parts_with("survey")]
         surveys = sum(terms.rounds if each else 1 for each in every)
-        for kind, count in ((releases.UPDATE, terms.rounds), (releases.SURVEY, surveys)):
+        for kind, count in ((UPDATE, terms.rounds), (SURVEY, surveys)):
             if 0 < self.most(kind) < count:
                 raise PolicyRefusal(f"{count} {kind}s are more than {self.bound(kind)}")
         megabytes = tree.nbytes(bound.only_public(bound.initial)) / 1e6

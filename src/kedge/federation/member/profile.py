@@ -9,7 +9,7 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ import torch
 from kedge._version import __version__
 from kedge.core.task import tasks
 from kedge.data.datasets import Dataset
-from kedge.data.datasets.tables.encoding import ColumnEncoding
 from kedge.data.encoding import encodings
 from kedge.data.encodings import encoding_of
-from kedge.errors import WireError
+from kedge.errors import KedgeError, SeveralErrors, WireError
 from kedge.federation.member.own_data import Moments, moments_of, schema_of, split_rows
 from kedge.federation.names import look
+from kedge.schema import Range, read_fields
 from kedge.session import wire
 from kedge.session.blob import read_json
 from kedge.session.terms import DataSchema
@@ -31,6 +31,8 @@ MAX_NAME, MAX_NAMES, MAX_WORD = 100, 100_000, 1000
 MAX_SAMPLES = 10**9  # more is implausible
 MAX_INPUT, MAX_AXES = 10**8, 10  # numbers and axes of one input
 MAX_NUMBER = float(np.finfo(np.float32).max)
+TYPES = ("uint8", "float32", "int64")  # of inputs
+Samples = Annotated[int, Range(0, MAX_SAMPLES)]
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # not in texts
 
 
@@ -53,14 +55,11 @@ class Question:
 
     @classmethod
     def from_json(cls, text: str) -> Question:
-        values = _parsed(text)
-        if values.keys() != {"seed", "split", "counts"} or type(values["counts"]) is not bool:
-            raise WireError("this is no question of a coordinator")
-        return cls(_whole(values["seed"]), _text(values["split"]), values["counts"])
+        return _read(cls, text, "question of a coordinator")
 
 
 @dataclass(frozen=True)
-class Profile:
+class MemberProfile:
     """A member's answer to ``join``.
 
     Attributes:
@@ -78,9 +77,9 @@ class Profile:
     schema: DataSchema
     encoding: Mapping[str, Any]
     moments: Moments
-    train: int
-    test: int
-    counts: tuple[int, ...] = ()
+    train: Annotated[int, Range(1, MAX_SAMPLES)]
+    test: Samples
+    counts: tuple[Samples, ...] = ()
     token: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -88,33 +87,29 @@ class Profile:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Profile:
+    def from_json(cls, text: str) -> MemberProfile:
         """Read what :meth:`to_json` writes; a WireError for anything else."""
-        values = _parsed(text)
-        if values.keys() != {field.name for field in dataclasses.fields(cls)}:
-            raise WireError(
-                "the profile has unknown or missing fields; compare the releases of kedge"
-            )
-        schema, moments = _object(values["schema"]), _object(values["moments"])
-        name = _text(values["name"], MAX_NAME)
-        if not name.isprintable() or not look(name):
-            raise WireError("the profile has no valid name")
-        found = cls(
-            name=name,
-            schema=_schema(schema),
-            encoding=_encoding(_object(values["encoding"])),
-            moments=_moments(moments),
-            train=_count(values["train"], least=1),
-            test=_count(values["test"]),
-            counts=tuple(_count(n) for n in _list(values["counts"])),
-            token=_text(values["token"], MAX_NAME),
-            versions={
-                _text(k, MAX_NAME): _text(v, MAX_NAME)
-                for k, v in _object(values["versions"]).items()
-            },
-        )
+        found = _read(cls, text, "profile of a member")
+        found._check_plausible()
+        schema = dataclasses.replace(found.schema, mean=(), std=())
+        found = dataclasses.replace(found, schema=schema, encoding=_encoding(found.encoding))
         found._check()
         return found
+
+    def _check_plausible(self) -> None:
+        """Values that are too long, too many or unknown."""
+        if not self.name.isprintable() or not look(self.name):
+            raise WireError("the profile has no valid name")
+        texts = (self.name, self.token, *self.versions, *self.versions.values())
+        if max(map(len, texts)) > MAX_NAME:
+            raise WireError("the profile has no short text where one belongs")
+        shape = self.schema.shape
+        if not shape or len(shape) > MAX_AXES or math.prod(shape) > MAX_INPUT:
+            raise WireError("the inputs have an implausible shape")
+        if self.schema.outputs > MAX_NAMES:
+            raise WireError("the profile has an implausible number of outputs")
+        if self.schema.task not in tasks or self.schema.dtype not in TYPES:
+            raise WireError("the schema has an unknown task or type")
 
     def _check(self) -> None:
         """Numbers that contradict each other."""
@@ -151,9 +146,7 @@ def magnitude(moments: Moments, i: int) -> float:
     return math.hypot(moments.mean[i], math.sqrt(moments.squares[i] / moments.count))
 
 
-def state(
-    dataset: Dataset, question: Question, name: str, token: str = "", least: int = 0
-) -> Profile:
+def state(dataset: Dataset, question: Question, name: str, least: int = 0) -> MemberProfile:
     """The profile of a member on its dataset; ``least`` is as in :func:`moments_of`."""
     rows = split_rows(dataset, question.split, question.seed, name)
     counts: tuple[int, ...] = ()
@@ -161,7 +154,7 @@ def state(
         found = np.bincount(rows.y[rows.train], minlength=dataset.outputs)
         counts = tuple(int(n) for n in found)
     encoding = encoding_of(dataset)
-    return Profile(
+    return MemberProfile(
         name=name,
         schema=dataclasses.replace(schema_of(dataset), mean=(), std=()),
         encoding={"kind": encoding.kind} | json.loads(json.dumps(encoding.to_dict())),
@@ -169,7 +162,6 @@ def state(
         train=len(rows.train),
         test=len(rows.test),
         counts=counts,
-        token=token,
         versions={
             "kedge": __version__,
             "wire": wire.VERSION,
@@ -181,31 +173,37 @@ def state(
 
 # -- reading what a stranger wrote ------------------------------------------------------------
 
+T = TypeVar("T")
 
-def _schema(values: Mapping[str, Any]) -> DataSchema:
-    if values.keys() != {field.name for field in dataclasses.fields(DataSchema)}:
-        raise WireError("the schema has unknown or missing fields")
-    classes, columns = (
-        None if values[key] is None else tuple(_text(v) for v in _list(values[key]))
-        for key in ("classes", "columns")
-    )
-    task, dtype = _text(values["task"]), _text(values["dtype"])
-    if task not in tasks or dtype not in ("uint8", "float32", "int64"):
-        raise WireError("the schema has an unknown task or type")
-    shape = tuple(_count(n, least=1) for n in _list(values["shape"], MAX_AXES))
-    outputs = _count(values["outputs"], least=1, most=MAX_NAMES)
-    if not shape or math.prod(shape) > MAX_INPUT:
-        raise WireError("the inputs have an implausible shape")
-    return DataSchema(shape, task, outputs, classes, columns, dtype=dtype)
+
+def _read(cls: type[T], text: str, what: str) -> T:
+    """What a stranger wrote, as a dataclass; a WireError for anything else."""
+    try:
+        values = read_json(text)
+        _check_sizes(values)
+        return read_fields(cls, values, complete=True)
+    except (KedgeError, ValueError, RecursionError) as error:
+        first = error.errors[0] if isinstance(error, SeveralErrors) else error
+        reason = first if isinstance(first, KedgeError) else "it cannot be read"
+        raise WireError(f"this is no {what}: {reason}") from None
+
+
+def _check_sizes(value: Any) -> None:
+    """Raise a WireError for texts and lists that are too long, and for texts that are none."""
+    if isinstance(value, str) and (len(value) > MAX_WORD or CONTROL.search(value)):
+        raise WireError("it has no short text where one belongs")
+    if isinstance(value, (list, dict)) and len(value) > MAX_NAMES:
+        raise WireError("it has a list that is too long")
+    parts = (*value, *value.values()) if isinstance(value, dict) else value
+    for part in parts if isinstance(value, (list, dict)) else ():
+        _check_sizes(part)
 
 
 def _encoding(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """A description of an encoding that can be read; nothing else passes."""
-    kind = _text(values.get("kind"))
-    if kind not in encodings:
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in encodings:
         raise WireError("the encoding is unknown")
-    for column in _list(values["columns"]) if kind == "table" and "columns" in values else ():
-        _column(_object(column))
     try:
         again = encodings[kind].from_dict(_options(values)).to_dict()
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -213,79 +211,5 @@ def _encoding(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"kind": kind, **json.loads(json.dumps(again))}
 
 
-def _column(values: Mapping[str, Any]) -> None:
-    """Check one column of a table."""
-    if values.keys() != {field.name for field in dataclasses.fields(ColumnEncoding)}:
-        raise WireError("a column has unknown or missing fields")
-    for key in ("name", "kind", "format"):
-        _text(values[key])
-    for word in _list(values["words"]):
-        _text(word)
-    for number in _list(values["fill"]) if values["fill"] is not None else ():
-        _real(number)
-    if values["kind"] not in ("number", "boolean", "date", "words"):
-        raise WireError("a column is of an unknown kind")
-    if type(values["indicator"]) is not bool:
-        raise WireError("a column has no valid mark of missing values")
-
-
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "kind"}
-
-
-def _moments(values: Mapping[str, Any]) -> Moments:
-    if values.keys() != {"bytes", "count", "mean", "squares"}:
-        raise WireError("the moments have unknown or missing fields")
-    return Moments(
-        tuple(tuple(_count(n, most=10**15) for n in _list(row)) for row in _list(values["bytes"])),
-        _count(values["count"], most=10**15),
-        tuple(_real(v) for v in _list(values["mean"])),
-        tuple(_real(v, least=0.0) for v in _list(values["squares"])),
-    )
-
-
-def _parsed(text: str) -> Mapping[str, Any]:
-    try:
-        return _object(read_json(text))
-    except (ValueError, RecursionError):
-        raise WireError("this is no profile of a member") from None
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise WireError("the profile has no object where one belongs")
-    return value
-
-
-def _list(value: Any, most: int = MAX_NAMES) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise WireError("the profile has no list where one belongs, or a longer one")
-    return value
-
-
-def _text(value: Any, most: int = MAX_WORD) -> str:
-    if not isinstance(value, str) or len(value) > most or CONTROL.search(value):
-        raise WireError("the profile has no short text where one belongs")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise WireError("the profile has no whole number where one belongs")
-    return int(value)
-
-
-def _count(value: Any, least: int = 0, most: int = MAX_SAMPLES) -> int:
-    if not least <= _whole(value) <= most:
-        raise WireError(f"the profile has an implausible number: {value!s:.30}")
-    return int(value)
-
-
-def _real(value: Any, least: float = -math.inf) -> float:
-    try:
-        number = float(value) if type(value) in (int, float) else math.nan
-    except OverflowError:  # a whole number of hundreds of digits
-        number = math.nan
-    if not (math.isfinite(number) and number >= least):
-        raise WireError("the profile has no finite number where one belongs")
-    return number

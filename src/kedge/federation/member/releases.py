@@ -30,12 +30,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from kedge.core.tree import Tree
 from kedge.federation.messages import MemberRequest
 from kedge.files import append_file, open_append
-from kedge.session import wire
+from kedge.session import blob, wire
 
 try:
     import fcntl
@@ -81,6 +79,7 @@ def release_of(kind: str, request: MemberRequest, facts: Iterable[Any], *content
 def fingerprint(value: Tree) -> bytes:
     """A digest of the names, dtypes, shapes and bytes of all arrays.
 
+    >>> import torch
     >>> zeros = fingerprint({"a": torch.zeros(2)})
     >>> zeros == fingerprint({"a": torch.zeros(2)}), zeros == fingerprint({"a": torch.ones(2)})
     (True, False)
@@ -88,8 +87,7 @@ def fingerprint(value: Tree) -> bytes:
     digest = hashlib.sha256()
     for name, leaf in sorted(wire.named(value).items()):
         digest.update(json.dumps([name, str(leaf.dtype), list(leaf.shape)]).encode())
-        flat = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(flat.numpy().data)
+        digest.update(blob.bytes_of(leaf))
     return digest.digest()
 
 

@@ -25,25 +25,22 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import nn
 
 from kedge.core import tree
 from kedge.core.bound import Bound
-from kedge.core.model import Model
 from kedge.core.part import Part
 from kedge.core.tree import Tree, Weights
 from kedge.data.datasets import Dataset
-from kedge.data.federation import Federation
-from kedge.engines.loop import Loop
 from kedge.errors import DataError, KedgeError, ModelError, TermsError, WireError
 from kedge.federation.member.own_data import own_federation
 from kedge.federation.member.releases import Releases
-from kedge.federation.member.silo import Silo
+from kedge.federation.member.silo import Silo, bind, model_of
 from kedge.federation.messages import PIECE, RUN_ID, Refused
 from kedge.federation.names import plain
 from kedge.files import append_file, check_owned, make_folder, write_file
@@ -67,17 +64,32 @@ class Membership(NamedTuple):
     initial: Weights
 
 
-class MemberRun:
-    """A member's silo in a run, and its states on disk."""
+STATE = re.compile(r"state-(\d{9})\.safetensors")
 
-    def __init__(self, run: str, terms: Terms, silo: Silo, states: StateFiles) -> None:
-        self.run, self.terms, self.silo, self.states = run, terms, silo, states
-        first = silo.bound.client()
+
+class MemberRun:
+    """A member's silo in a run, and its states on disk.
+
+    Args:
+        run: id of the run.
+        terms: those that the member has agreed to.
+        silo: what answers requests.
+        folder: where the states are; it is created if needed.
+    """
+
+    def __init__(self, run: str, terms: Terms, silo: Silo, folder: Path) -> None:
+        self.run, self.terms, self.silo, self.folder = run, terms, silo, folder
         #: Methods without client state never lose it.
-        self.is_stateless = not any(True for _ in tree.leaves(first))
+        self.is_stateless = not any(True for _ in tree.leaves(silo.bound.client()))
+        make_folder(folder, private=True)
+        for leftover in folder.glob(".*.part"):  # of a process that was killed
+            leftover.unlink(missing_ok=True)
 
     def load(self, round: int, accepted: int) -> None:
-        """Put the state after the accepted round into the silo, and commit that round.
+        """Put the state after the accepted round into the silo, and commit that round: states
+        before it are deleted.
+
+        The mark is written before anything is deleted, so a crash in between loses nothing.
 
         Raises:
             Refused: the state is lost (``NO_STATE``), or the request is older than one that was
@@ -89,7 +101,7 @@ class MemberRun:
         if self.is_stateless:
             self.silo.states = {} if accepted == NEVER else {accepted: self.silo.bound.client()}
             return
-        committed = self.states.committed
+        committed = self.committed
         if accepted < committed:
             text = f"the request names round {accepted} as accepted, one before named {committed}"
             raise Refused("STALE", text)
@@ -98,24 +110,55 @@ class MemberRun:
             return
         if accepted not in self.silo.states:
             self.silo.states = {accepted: self._read(accepted)}
-        self.states.commit(accepted)
+        if accepted != committed:
+            mark = json.dumps(accepted).encode()
+            write_file(self.folder / "committed.json", mark, private=True)
+        self._keep(lambda round: round >= accepted)
+
+    @property
+    def committed(self) -> int:
+        """The newest round that the server has named as accepted."""
+        path = self.folder / "committed.json"
+        try:
+            return int(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return NEVER
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds of which there is a state on disk, in ascending order."""
+        found = (STATE.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
 
     def _read(self, round: int) -> Tree:
-        flat = self.states.load(round)
         try:
-            if flat is not None:
-                return read_state(flat, self.silo.bound.client())
-            reason = (
-                f"the state after round {round} is lost; there are those of {self.states.rounds}"
-            )
+            return read_state(load(self._path(round).read_bytes()), self.silo.bound.client())
+        except (OSError, SafetensorError, ValueError):  # it is missing, or damaged
+            reason = f"the state after round {round} is lost; there are those of {self.rounds}"
         except KedgeError as error:
             reason = str(error)
         raise Refused("NO_STATE", reason)
 
     def save(self, round: int, accepted: int) -> None:
-        """Write the state after an attempt."""
-        if not self.is_stateless:
-            self.states.save(round, tree.to_wire(self.silo.states[round]), accepted)
+        """Write the state after an attempt; of other attempts since ``accepted`` none is kept."""
+        if self.is_stateless:
+            return
+        arrays = {
+            name: value.detach().cpu().contiguous()
+            for name, value in tree.to_wire(self.silo.states[round]).items()
+        }
+        write_file(self._path(round), save(arrays), private=True)
+        self._keep(lambda other: other in (accepted, round))
+
+    def _keep(self, wanted: Callable[[int], bool]) -> None:
+        for round in self.rounds:
+            if not wanted(round):
+                self._path(round).unlink(missing_ok=True)
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"state-{round:09d}.safetensors"
 
     def by_class(self) -> dict[str, int] | None:
         """Training samples of each class, if the method counts or averages samples by class."""
@@ -158,39 +201,25 @@ def make_silo(
         width = math.prod(terms.data.shape) + terms.data.outputs
         _check_bytes("the data", 4 * width * sum(dataset.sizes.values()), dataset.x_train.nbytes)
         data = own_federation(dataset, terms, name, device)
-        blank = _model(terms, make_module(terms, own, "meta"))
+        blank = model_of(terms, make_module(terms, own, "meta"))
         if wire.template_of(blank.own_weights()) != wire.template_of(initial):
             raise TermsError("the initial weights are not those of the model of the terms")
         tried = False
         try:
-            _try(_bound(terms, blank, data), initial, check)
+            bound = bind(terms, blank, NoData(data.tokens), device=torch.device("meta"))
+            check(bound)
+            states = bound.initial, bound.client(), bound.server().slots
+            _check_bytes("model and states", sum(map(tree.nbytes, states)), tree.nbytes(initial))
             tried = True
         except (ModelError, RuntimeError):
             if not _is_own(terms.model):
                 raise  # the member's own code, which is trusted, may not run on meta
         module = make_module(terms, own)
         module.load_state_dict(initial.params | initial.buffers, strict=False)
-        silo = Silo(terms, _model(terms, module), data, client, releases=releases)
+        silo = Silo(terms, model_of(terms, module), data, client, releases=releases)
         if not tried:
             check(silo.bound)
         return silo
-
-
-def _try(bound: Bound, initial: Weights, check: Callable[[Bound], None]) -> None:
-    check(bound)
-    states = bound.initial, bound.client(), bound.server().slots
-    _check_bytes("model and states", sum(map(tree.nbytes, states)), tree.nbytes(initial))
-
-
-def _model(terms: Terms, module: nn.Module) -> Model:
-    return Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
-
-
-def _bound(terms: Terms, model: Model, data: Federation) -> Bound:
-    """The method of the terms on the device ``meta``."""
-    device = torch.device("meta")
-    prepared = Loop().prepare(model, device, data.dtype)
-    return terms.bind(prepared, NoData(data.tokens), device)
 
 
 def _check_bytes(what: str, needed: int, own: int) -> None:
@@ -214,9 +243,8 @@ def refusing(what: str) -> Iterator[None]:
 def _is_own(model: str) -> bool:
     """Whether a model is the member's own code, or one of Hugging Face that its policy allows."""
     name = name_of(model)
-    if name == OWN or name.startswith(HF):
-        return True
-    return not models[name].__module__.startswith("kedge.")
+    is_known = name != OWN and not name.startswith(HF)
+    return not (is_known and models[name].__module__.startswith("kedge."))
 
 
 def make_module(terms: Terms, own: Own, device: str = "cpu") -> nn.Module:
@@ -353,68 +381,3 @@ def read_agreement(text: str) -> tuple[Terms, str]:
 def agreement_text(terms: Terms, token: str) -> str:
     """The text of a request ``agree``."""
     return json.dumps({"terms": terms.to_json(), "token": token})
-
-
-STATE = re.compile(r"state-(\d{9})\.safetensors")
-
-
-class StateFiles:
-    """The states of one run in a folder.
-
-    Args:
-        folder: the folder of the run; it is created if needed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        make_folder(folder, private=True)
-        for leftover in folder.glob(".*.part"):  # of a process that was killed
-            leftover.unlink(missing_ok=True)
-
-    @property
-    def rounds(self) -> list[int]:
-        """Rounds of which there is a state, in ascending order."""
-        found = (STATE.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
-
-    @property
-    def committed(self) -> int:
-        """The newest round that the server has named as accepted."""
-        path = self.folder / "committed.json"
-        try:
-            return int(json.loads(path.read_bytes()))
-        except FileNotFoundError:
-            return NEVER
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from None
-
-    def commit(self, accepted: int) -> None:
-        """Note that the server has accepted a round; older states are deleted.
-
-        The mark is written before anything is deleted, so a crash in between loses nothing.
-        """
-        if accepted != self.committed:
-            content = json.dumps(accepted).encode()
-            write_file(self.folder / "committed.json", content, private=True)
-        self._keep(lambda round: round >= accepted)
-
-    def load(self, round: int) -> dict[str, Tensor] | None:
-        """The state after a round; None if it is lost, or if its file is damaged."""
-        try:
-            return load(self._path(round).read_bytes())
-        except (OSError, SafetensorError, ValueError):
-            return None
-
-    def save(self, round: int, state: dict[str, Tensor], accepted: int) -> None:
-        """Write the state after an attempt; of other attempts since ``accepted`` none is kept."""
-        arrays = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-        write_file(self._path(round), save(arrays), private=True)
-        self._keep(lambda other: other in (accepted, round))
-
-    def _keep(self, wanted: Any) -> None:
-        for round in self.rounds:
-            if not wanted(round):
-                self._path(round).unlink(missing_ok=True)
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"state-{round:09d}.safetensors"

@@ -15,12 +15,11 @@ cannot be counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.core import rng, tree
 from kedge.core.bound import Bound
@@ -37,9 +36,11 @@ from kedge.engines.loop import Loop
 from kedge.errors import KedgeError, TermsError, WireError
 from kedge.session import wire
 from kedge.session.session import NEVER, Broadcast, Request
-from kedge.session.terms import Terms
+from kedge.session.terms import NoData, Terms
 from kedge.sim.clients import Clients, all_weights
+from kedge.sim.store import FirstState
 
+Parts = tuple[Part, ...]
 LIGHT = 0.1  # rows of less than this share of the largest weight do not count
 
 
@@ -119,7 +120,6 @@ class Silo:
         model: the model, with the same initial weights at every member.
         data: a federation whose only client is this one.
         client: its number among all clients of the federation.
-        states: saved states by round, for a restart.
         releases: parts that act last on what leaves, besides those of the terms.
 
     Raises:
@@ -129,17 +129,11 @@ class Silo:
     Example::
 
         silo = Silo(terms, model, data, client=3)
-        update = silo.train(request, session.ledger[3])
+        update = silo.answer(request, session.ledger[3])
     """
 
     def __init__(
-        self,
-        terms: Terms,
-        model: Model,
-        data: Federation,
-        client: int,
-        states: dict[int, Tree] | None = None,
-        releases: tuple[Part, ...] = (),
+        self, terms: Terms, model: Model, data: Federation, client: int, releases: Parts = ()
     ) -> None:
         if data.num_clients != 1:
             raise KedgeError(f"a silo holds one client's data, these are {data.num_clients}")
@@ -154,9 +148,9 @@ class Silo:
         )
         self._noise: Noise = rng.normal_like
         #: States by round: the last accepted one, and that of the last attempt.
-        self.states: dict[int, Tree] = dict(states or {})
+        self.states: dict[int, Tree] = {}
         self._clients = Clients(
-            self.bound, terms.workload, data, Loop(), _One(self.bound.client()), ids=[client]
+            self.bound, terms.workload, data, Loop(), FirstState(self.bound.client()), ids=[client]
         )
 
     def request(self, round: int, broadcast: Broadcast, part: str = "") -> Request:
@@ -180,8 +174,9 @@ class Silo:
         """What parts broadcast before the first round; later broadcasts have its structure."""
         return self.bound.sent(self.bound.server())
 
-    def train(self, request: Request, accepted: int = NEVER, noise: Noise | None = None) -> Update:
-        """Train one round; the next state is stored until the server accepts the update.
+    def answer(self, request: Request, accepted: int = NEVER, noise: Noise | None = None) -> Update:
+        """Train one round, or answer a part's survey. The next state of the training is stored
+        until the server accepts the update; a survey changes none.
 
         Args:
             request: see :meth:`request`.
@@ -193,13 +188,9 @@ class Silo:
             KedgeError: the state of the accepted round is missing.
         """
         [done] = self._at(accepted, noise).updates(request)
-        self.states = {r: state for r, state in self.states.items() if r == accepted}
-        self.states[request.round] = done.next_state
-        return done.update
-
-    def survey(self, request: Request, accepted: int = NEVER, noise: Noise | None = None) -> Update:
-        """Answer a part's survey, as :meth:`train`; the client's state does not change."""
-        [done] = self._at(accepted, noise).updates(request)
+        if not request.part:
+            self.states = {r: state for r, state in self.states.items() if r == accepted}
+            self.states[request.round] = done.next_state
         return done.update
 
     def personal(self, request: Request, accepted: int = NEVER) -> Weights:
@@ -249,31 +240,30 @@ class Silo:
 
     def _at(self, accepted: int, noise: Noise | None = None) -> Clients:
         """This client in its state after an accepted round."""
-        self._clients.states = _One(self.state(accepted))
+        self._clients.states = FirstState(self.state(accepted))
         self._noise = noise or rng.normal_like
         return self._clients
 
 
-class _One:
-    """The state of the only client."""
-
-    where = "device"
-
-    def __init__(self, state: Tree) -> None:
-        self._state = state
-
-    def gather(self, clients: Sequence[int]) -> Tree:
-        return tree.map(lambda x: x.unsqueeze(0), self._state)
-
-    def put(self, clients: Sequence[int], values: Tree) -> None:
-        self._state = tree.take(values, 0)
+def model_of(terms: Terms, module: nn.Module) -> Model:
+    """The model of the terms around a module."""
+    return Model(module, batchnorm=terms.batchnorm, precision=terms.precision)
 
 
-def bind(terms: Terms, model: Model, data: Federation, releases: tuple[Part, ...] = ()) -> Bound:
-    """Bind the method of the terms to a member's model, prepared for the loop engine."""
-    engine = Loop()
-    prepared = engine.prepare(model, data.device, data.dtype)
-    return terms.bind(prepared, data, data.device, releases)
+def bind(
+    terms: Terms,
+    model: Model,
+    data: Federation | NoData,
+    releases: Parts = (),
+    device: torch.device | None = None,
+) -> Bound:
+    """Bind the method of the terms to a model, prepared for the loop engine, and to data.
+
+    Without data, as on the server, it is bound on the given ``device``.
+    """
+    device = data.device if isinstance(data, Federation) else device or torch.device("cpu")
+    prepared = Loop().prepare(model, device, getattr(torch, terms.dtype))
+    return terms.bind(prepared, data, device, releases)
 
 
 def checked_weights(bound: Bound, value: Tree) -> Weights:

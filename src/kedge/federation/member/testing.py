@@ -40,8 +40,15 @@ from torch import Tensor
 
 from kedge.core.task_base import Sums
 from kedge.core.tree import Tree, Weights
-from kedge.federation.member.policy import OUTPUT, TEST, Policy, PolicyRefusal
-from kedge.federation.member.releases import UPDATE, Release, Releases, fingerprint, release_of
+from kedge.federation.member.policy import OUTPUT, Policy, PolicyRefusal
+from kedge.federation.member.releases import (
+    TEST,
+    UPDATE,
+    Release,
+    Releases,
+    fingerprint,
+    release_of,
+)
 from kedge.federation.member.run_state import MemberFolder, MemberRun
 from kedge.federation.member.silo import checked_weights
 from kedge.federation.messages import MemberRequest
