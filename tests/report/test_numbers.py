@@ -185,7 +185,7 @@ def test_a_damaged_header_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_a_run_says_from_its_start_what_it_is_judged_by(tmp_path: Path) -> None:
-    """Also one of which a seed failed, find where its metric is not registered."""
+    """Also one of which a seed failed, read where its metric is not registered."""
     register_metric(
         lambda y, score: float((score.argmax(1) != y).mean()), name="miss", higher_is_better=False
     )
