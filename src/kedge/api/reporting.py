@@ -7,13 +7,13 @@ from typing import Any
 
 from kedge.errors import FieldError, KedgeError
 from kedge.history.find import find
+from kedge.history.run import Run
 from kedge.report.export import write_csv, write_json
 from kedge.report.figures import write_figures
 from kedge.report.page import What, facts_of, write_page
 from kedge.reproduction.command import Reproduction
 from kedge.reproduction.page import facts_of as facts_of_tables
 from kedge.reproduction.page import is_results, reproduction_facts
-from kedge.runs.result import Result
 
 
 def write_report(
@@ -49,7 +49,7 @@ def write_report(
     >>> page.name
     'report.html'
     """
-    alone = (str, Path, Result, Reproduction)
+    alone = (str, Path, Run, Reproduction)
     items: list[Any] = [what] if isinstance(what, alone) else list(what)
     tables = [one for one in items if _is_reproduction(one)]
     if tables:

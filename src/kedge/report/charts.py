@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kedge.history.compare import Row
 from kedge.history.metric import HEADLINES, title_of
-from kedge.history.run import Clients, Columns, Run, Seed
+from kedge.history.run import Clients, Run, Seed
 from kedge.history.sheet import Sheet
 from kedge.settings import format_value
 
@@ -123,8 +123,8 @@ def _block(run: Run, keys: Sequence[str], points: int, main: str) -> dict[str, A
     means = [mean_of([own[r] for own in mains if r in own]) for r in rounds]
     kept = [rounds[i] for i in lttb(rounds, means, points)]
 
-    def rows(pick: Callable[[Columns], Mapping[int, float]]) -> list[list[float | None]]:
-        picked = zip(mains, map(pick, seeds), strict=True)
+    def rows(numbers: Iterable[Mapping[int, float]]) -> list[list[float | None]]:
+        picked = zip(mains, numbers, strict=True)
         return [
             [short(own.get(r)) if r in of_main else None for r in kept] for of_main, own in picked
         ]
@@ -132,9 +132,9 @@ def _block(run: Run, keys: Sequence[str], points: int, main: str) -> dict[str, A
     columns = {key: run.column if key == "headline" else key for key in keys}
     return {
         "rounds": kept,
-        "mb": rows(lambda seed: dict(zip(seed.rounds, seed.mb, strict=True))),
-        "s": rows(lambda seed: dict(zip(seed.rounds, seed.seconds, strict=True))),
-        "y": {key: rows(lambda seed, n=name: seed.by_round(n)) for key, name in columns.items()},
+        "mb": rows(dict(zip(seed.rounds, seed.mb, strict=True)) for seed in seeds),
+        "s": rows(dict(zip(seed.rounds, seed.seconds, strict=True)) for seed in seeds),
+        "y": {k: rows(seed.by_round(name) for seed in seeds) for k, name in columns.items()},
     }
 
 

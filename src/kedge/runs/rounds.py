@@ -28,7 +28,7 @@ from kedge.sim.fleet import Fleet
 from kedge.sim.simulation import Simulation
 
 #: (seed, record of a round); if it returns True, the training stops after this round, saved.
-Watch = Callable[[int, dict[str, Any]], bool | None]
+SeedWatch = Callable[[int, dict[str, Any]], bool | None]
 Tensors = dict[str, torch.Tensor]
 MAX_SAVE_SHARE = 0.1  # of the time, spent on checkpoints
 BEST = "best:"  # prefix of the best weights' names in a checkpoint
@@ -43,7 +43,7 @@ class SeedRun:
     seed: int
     sim: Simulation
     folder: TrainingFolder | None = None
-    watch: Watch | None = None
+    watch: SeedWatch | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     failed: str = ""  # the reason, if it ended before its last round
     stopped: bool = False  # early, by validation data

@@ -52,7 +52,7 @@ from kedge.runs.grid import Setting
 from kedge.runs.measure import headline_of
 from kedge.runs.planning import PLANNING, Make, SeedJob, choose
 from kedge.runs.result import Result
-from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, SeedRun, train_rounds
+from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, SeedRun, SeedWatch, train_rounds
 from kedge.runs.scores import final_scores
 from kedge.settings import Config
 from kedge.sim.clients import share, unlike
@@ -415,9 +415,7 @@ def _train_group(
 
 
 @contextmanager
-def _observed(
-    group: Sequence[TrainingJob], options: Options
-) -> Iterator[dict[int, Callable[[int, dict[str, Any]], bool | None]]]:
+def _observed(group: Sequence[TrainingJob], options: Options) -> Iterator[dict[int, SeedWatch]]:
     """Follow the jobs of a group; an observer is told of the end, whatever happens."""
 
     def tell(
@@ -428,14 +426,18 @@ def _observed(
         return options.watch(job, seed, record) if options.watch is not None else None
 
     with contextlib.ExitStack() as stack:
-        watches = {}
+        watches: dict[int, SeedWatch] = {}
         for job in group:
             observer = options.observe() if options.observe is not None else None
             if observer is not None:
                 observer.start(job.config, job.folder.path if job.folder else None)
-                stack.callback(lambda job=job, observer=observer: observer.end(job.result))
+                stack.callback(_end, observer, job)
             watches[id(job)] = partial(tell, job, observer)
         yield watches
+
+
+def _end(observer: Observer, job: TrainingJob) -> None:
+    observer.end(job.result)
 
 
 def _groups(jobs: Sequence[TrainingJob]) -> list[list[TrainingJob]]:
@@ -455,7 +457,7 @@ def _groups(jobs: Sequence[TrainingJob]) -> list[list[TrainingJob]]:
 
 
 def _train_seeds(
-    jobs: Sequence[tuple[SeedJob, Callable[[int, dict[str, Any]], bool | None]]],
+    jobs: Sequence[tuple[SeedJob, SeedWatch]],
     execution: Execution,
     options: Options,
 ) -> tuple[list[SeedRun], list[int]]:
@@ -501,9 +503,7 @@ def _is_full(members: Sequence[SeedRun], execution: Execution) -> bool:
     return one_by_one or 0 < execution.chunk < lanes
 
 
-def _member(
-    job: SeedJob, execution: Execution, watch: Callable[[int, dict[str, Any]], bool | None]
-) -> SeedRun:
+def _member(job: SeedJob, execution: Execution, watch: SeedWatch) -> SeedRun:
     sim, folder = job.make(job.seed, execution), job.folder
     partition = sim.federation.partition
     if folder is not None and partition is not None:

@@ -145,7 +145,7 @@ class Coordinator:
         """
         start = time.perf_counter()
         advise([self.config])
-        with given_back(self.folder):
+        with given_back([self.folder]):
             self.folder.claim()
             clear_stop(self.folder.path)
             self._save_environment()
