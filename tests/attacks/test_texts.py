@@ -114,3 +114,11 @@ def test_formulas_that_are_none(tex: str) -> None:
 @pytest.mark.parametrize("depth", [200, 400, 700, 900, 1000, 5000])
 def test_deep_formulas(depth: int) -> None:
     assert html_doc(":math:`" + "{" * depth + "}" * depth + "`")
+
+
+@pytest.mark.parametrize("kind", [["compare"], {}, None, 3, True])
+def test_an_experiment_of_no_kind(kind: Any, run: Path, tmp_path: Path) -> None:
+    rows = {"format": 1, "kind": kind, "runs": [{"folder": "run", "name": "a", "yardstick": ""}]}
+    (run.parent / "experiment.json").write_text(json.dumps(rows))
+    done = kedge_command("report", str(run.parent), "-o", str(tmp_path / "page.html"))
+    assert sound(done), done.stderr
