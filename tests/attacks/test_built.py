@@ -290,3 +290,41 @@ def test_all_parts_can_be_tried_without_memory(tmp_path: Path) -> None:
         lying = Server(tmp_path / name, data=data, split="auto", method=name, model=model)
         lying.initial = Model(build(model, (1, 16, 16), 2)).own_weights()
         assert lying.agree() == "", (name, lying.log)
+
+
+ROUND = """
+import resource, sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+import torch
+from kedge.core.model import Model
+from kedge.models import build
+from kedge.session.session import Broadcast
+from server import Server, code
+lying = Server(Path({folder!r}), model="mlp(hidden=[1000])", **{terms!r})
+lying.initial = Model(build("mlp(hidden=[1000])", (4,), 2)).own_weights()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+answer = lying.agree() or code(lying.ask("train", value={{"down": Broadcast(lying.initial, {{}})}}))
+print(answer or "TRAINED", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("terms", [{"batch": 200_000}, {"batch": 100, "steps": 200_000}])
+def test_a_round_takes_no_memory_beyond_the_data(terms: dict[str, Any], tmp_path: Path) -> None:
+    """Of 60 rows, a batch took 2.3 GB, and the numbers of rows of a round 1.3 GB; the largest that
+    terms may name would have taken five times as much."""
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent / "flower"), *sys.path]
+    text = ROUND.format(paths=paths, folder=str(tmp_path / "north"), terms=terms)
+    run = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True
+    )
+    answer, kilobytes = run.stdout.split()
+    assert answer == "TERMS"
+    assert int(kilobytes) < 250_000
+
+
+def test_honest_rounds_are_taken(tmp_path: Path) -> None:
+    """More rows in a batch than the member has, and many epochs."""
+    for name, terms in enumerate(({"batch": 4096}, {"epochs": 500.0}, {"batch": 60, "steps": 999})):
+        assert agree(tmp_path / str(name), **terms)[0] == ""

@@ -52,6 +52,8 @@ from kedge.session.terms import NoData, Terms
 Own = nn.Module | Callable[[], nn.Module] | None
 #: What the terms may need: so many times what the member has or got, and so many bytes more.
 MAX_FACTOR, MAX_MORE_BYTES = 16, 1 << 28
+#: Rows of a batch: as many times those of the member, or so many. Memory for each row of a round.
+MAX_BATCH, ROW_BYTES = 4096, 64
 TOKEN = re.compile(r"[0-9a-f]{0,64}")
 
 
@@ -201,6 +203,7 @@ def make_silo(
         width = math.prod(terms.data.shape) + terms.data.outputs
         _check_bytes("the data", 4 * width * sum(dataset.sizes.values()), dataset.x_train.nbytes)
         data = own_federation(dataset, terms, name, device)
+        _check_round(terms, data.sizes[0], dataset.x_train.nbytes)
         blank = model_of(terms, make_module(terms, own, "meta"))
         if wire.template_of(blank.own_weights()) != wire.template_of(initial):
             raise TermsError("the initial weights are not those of the model of the terms")
@@ -220,6 +223,15 @@ def make_silo(
         if not tried:
             check(silo.bound)
         return silo
+
+
+def _check_round(terms: Terms, rows: int, own: int) -> None:
+    """Raise a TermsError for batches and rounds of far more rows than the member has."""
+    most = max(MAX_FACTOR * rows, MAX_BATCH)
+    if terms.batch > most:
+        raise TermsError(f"batch: {terms.batch} rows are too many for {rows}, at most {most}")
+    drawn = terms.workload.work.steps_for(rows) * terms.batch
+    _check_bytes(f"the {drawn} rows of a round", ROW_BYTES * drawn, own)
 
 
 def _check_bytes(what: str, needed: int, own: int) -> None:
