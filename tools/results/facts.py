@@ -9,9 +9,8 @@ from pathlib import Path
 
 from kedge.history.run import Stat
 from kedge.reproduction import recipes
-from kedge.reproduction.choice import read_choices
-from kedge.reproduction.records import Record, found_records
-from kedge.reproduction.summary import Summary, summarise, value_of
+from kedge.reproduction.records import Record, found_records, read_choices
+from kedge.reproduction.summary import Summary, run_of, summarise, values_of
 
 LEVEL = 0.9  # share of tests in which a method of one seed must be ahead to be called ahead
 
@@ -74,9 +73,8 @@ class Facts:
 
     def top5(self, row: str, seeds: Iterable[int]) -> float:
         """The mean over seeds of the mean of the five best tests."""
-        found = [self.records[row][seed] for seed in seeds]
-        values = [value_of("top5", record.curve, record.higher) for record in found]
-        return sum(values) / len(values)
+        run = run_of(self.table.row(row), [self.records[row][seed] for seed in seeds])
+        return run.top5_mean.mean
 
     def ahead(self, row: str) -> tuple[int, int]:
         """In how many tests a row is ahead of its base, and of how many.
