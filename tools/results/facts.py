@@ -10,7 +10,7 @@ from pathlib import Path
 from kedge.history.run import Stat
 from kedge.reproduction import recipes
 from kedge.reproduction.records import Record, found_records, read_choices
-from kedge.reproduction.summary import Summary, run_of, summarise, values_of
+from kedge.reproduction.summary import Summary, run_of, summarise
 
 LEVEL = 0.9  # share of tests in which a method of one seed must be ahead to be called ahead
 
