@@ -102,17 +102,14 @@ class Facts:
             return f"diverges in {len(summary.diverged)} of {summary.n} seeds"
         if gain is None:
             return "not run"
-        interval = gain.interval()
-        if interval is None:
+        if gain.n == 1:
             ahead, tests = self.ahead(row)
             if gain.mean > 0 and ahead >= LEVEL * tests:
                 return "ahead in one seed"
             behind = gain.mean < 0 and ahead <= (1 - LEVEL) * tests
             return "behind in one seed" if behind else "level in one seed"
-        if interval[0] > 0:
-            return "holds"
-        if interval[1] < 0:
-            return "behind its base"
+        if summary.compared["tail_gain"].is_clear:
+            return "holds" if gain.mean > 0 else "behind its base"
         if min(gain.values) > 0:
             return "ahead in every seed"
         return "behind in every seed" if max(gain.values) < 0 else "level"

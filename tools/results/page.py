@@ -72,6 +72,9 @@ def render(results: Path, draw: bool = True, template: str = TEMPLATE) -> str:
         "leading": lambda name: leading(facts(name)),
         "with_verdict": lambda name, verdict: with_verdict(facts(name), verdict),
         "hold_in_all": lambda *names: hold_in_all([facts(name) for name in names]),
+        "ahead_in_all": lambda *names: hold_in_all(
+            [facts(name) for name in names], ("holds", "ahead in every seed")
+        ),
         "source": lambda name: source(facts(name)),
         "seeds": lambda name, row: seeds(facts(name), row),
         "signed": signed,

@@ -35,6 +35,7 @@ from kedge.reproduction.running import (
 from kedge.reproduction.summary import STATS, Summary, summarise
 
 RESULTS = "reproduced"
+SHOWN = ("scale", "title", "paper", "place", "metric", "tail")  # of a table, as plain data
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,7 @@ class Reproduction:
         table = self.table
         return {
             "table": table.name,
-            "scale": table.scale,
-            "title": table.title,
-            "paper": table.paper,
-            "place": table.place,
-            "metric": table.metric,
-            "tail": table.tail,
+            **{key: getattr(table, key) for key in SHOWN},
             "rows": [summary.to_dict() for summary in self.rows],
             "left_out": list(self.left_out),
             "expect": list(table.expect),
@@ -188,8 +184,7 @@ def rounds_left(
             wanted = min(wanted, rounds or wanted)
             for seed in seeds or row.seeds:
                 record = records[row.name].get(seed)
-                is_done = record is not None and (record.diverged or record.rounds_done >= wanted)
-                total += 0 if is_done else wanted
+                total += 0 if record is not None and record.has(wanted) else wanted
     return total
 
 
@@ -243,7 +238,6 @@ def merge(table: PaperTable, results: Path, other: Path) -> Merged:
             f"{other} has no records of {table.name} at scale {table.scale}; name the folder that "
             "was --results there"
         )
-    free = (table.choose.key,) if table.choose else ()
     wrong: list[str] = []
     merged = Merged([], [], [])
     new: list[tuple[Path, Record, PaperRow]] = []
@@ -255,7 +249,7 @@ def merge(table: PaperTable, results: Path, other: Path) -> Merged:
             continue
         mine = results / table.name / path.name
         row = next((row for row in table.rows if row.home == (table.name, record.row)), None)
-        problem, is_new = _compare(table, row, record, mine, free)
+        problem, is_new = _compare(table, row, record, mine)
         if problem:
             wrong.append(f"{path}: {problem}")
         elif is_new and row is not None:
@@ -269,21 +263,22 @@ def merge(table: PaperTable, results: Path, other: Path) -> Merged:
             + "\nMove them away, or merge them with the recipe they were made with"
         )
     for path, record, row in new:
-        keep(path, record, row, free, results)  # one of ours with other settings is moved away
+        # one of ours with other settings is moved away
+        keep(path, record, row, table.free, results)
         merged.copied.append(path.name)
     _merge_choices(table, results, folder)
     return merged
 
 
 def _compare(
-    table: PaperTable, row: PaperRow | None, record: Record, mine: Path, free: tuple[str, ...]
+    table: PaperTable, row: PaperRow | None, record: Record, mine: Path
 ) -> tuple[str, bool]:
     """What is wrong with a record, and whether it is to be copied."""
     if record.recipe != table.name:
         return f"it is a record of {record.recipe}", False
     if row is None:
         return f"{table.name} has no row {record.row!r}", False
-    changed = differences(record, row, free)
+    changed = differences(record, row, table.free)
     if changed:
         return "other settings than the recipe: " + ", ".join(changed), False
     if not mine.is_file():
@@ -292,12 +287,12 @@ def _compare(
         own = read_record(mine)
     except DataError:  # ours is damaged: replace it
         return "", True
-    if differences(own, row, free):
+    if differences(own, row, table.free):
         return "", True
     if own.partition_hash != record.partition_hash:
         return f"another partition than {mine} (the data differ)", False
-    if any(own.settings.get(key) != record.settings.get(key) for key in free):
-        return f"another {free[0]} was chosen than in {mine}", False
+    if any(own.settings.get(key) != record.settings.get(key) for key in table.free):
+        return f"another {table.free[0]} was chosen than in {mine}", False
     return "", record.rounds_done > own.rounds_done
 
 

@@ -207,9 +207,8 @@ def entry(recipe: Recipe, results: Path) -> TableEntry:
         seconds, is_measured = cost_of(row.cost_s, row.cost_from, row.config().rounds, on)
         cost += seconds * len(row.seeds)
         measured = measured and is_measured
-        for record in known.values():
-            complete = bool(record.diverged) or record.rounds_done >= row.config().rounds
-            done, started = done + complete, started + (not complete)
+        complete = sum(record.has(row.config().rounds) for record in known.values())
+        done, started = done + complete, started + len(known) - complete
     seeds = tuple(sorted({seed for row in table.rows for seed in row.seeds}))
     runs = sum(len(row.seeds) for row in table.rows)
     return TableEntry(

@@ -60,6 +60,7 @@ _QUICK_TABLE = {
     "rows": list, "seeds": list, "expect": list, "note": str, "metric": str, "tail": int,
     "lanes": bool,
 }  # fmt: skip
+_COPIED = ("title", "paper", "place", "metric", "tail", "lanes", "judged", "cost_on")
 _QUICK_ROW = {"method": str, "seeds": list, "base": str}
 #: Settings in which a record may differ from its recipe: it may have fewer rounds or tests.
 FREE = (*EXECUTION, "seeds", "rounds", "eval_every", "target", "personal")
@@ -129,6 +130,11 @@ class PaperTable:
     choose: Choose | None = None
     cost_on: str = GPU  # the device that costs of rows are of
 
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The setting that is chosen, in which records differ from the recipe."""
+        return (self.choose.key,) if self.choose else ()
+
     def row(self, name: str) -> PaperRow:
         return self.select([name])[0]
 
@@ -181,23 +187,15 @@ class Recipe:
         data = self.data
         tables = [data["settings"], {k: v for k, v in quick.items() if k not in _QUICK_TABLE}]
         names = [name for name in quick.get("rows", self.rows) if name in self.rows]
-        execution = Execution(**data["run"]) if "run" in data and scale == "full" else None
+        own = _some(data, _COPIED) | _some(quick, ("metric", "tail", "lanes"))
+        if scale == "full":
+            own |= {"note": data.get("note", ""), "choose": self._choose()}
+            own["execution"] = Execution(**data["run"]) if "run" in data else None
         return PaperTable(
             name=self.name,
-            title=data["title"],
             scale=scale,
             rows=tuple(self._row(name, scale, tables, quick) for name in names),
-            paper=data.get("paper", ""),
-            place=data.get("place", ""),
-            metric=quick.get("metric", data.get("metric", "last")),
-            tail=quick.get("tail", data.get("tail", 5)),
-            lanes=quick.get("lanes", data.get("lanes", False)),
-            judged=data.get("judged", "global"),
-            note=quick.get("note", "") if scale == "quick" else data.get("note", ""),
-            expect=tuple(quick.get("expect", ())),
-            execution=execution,
-            choose=self._choose() if scale == "full" else None,
-            cost_on=self.data.get("cost_on", GPU),
+            **{"note": quick.get("note", ""), "expect": tuple(quick.get("expect", ()))} | own,
         )
 
     def _row(
@@ -222,12 +220,8 @@ class Recipe:
             base=own.get("base", data.get("base", self.data.get("base", ""))),
             file=self.folder / f"{name}.toml",
             home=(self.name, name),
-            paper=data.get("paper"),
-            paper_sd=data.get("paper_sd"),
             cost_s=data.get("cost_s") if scale == "full" else None,
-            cost_from=data.get("cost_from", ""),
-            note=data.get("note", ""),
-            yardstick=data.get("yardstick", ""),
+            **_some(data, ("paper", "paper_sd", "cost_from", "note", "yardstick")),
         )
 
     def _shared(self, name: str, data: Mapping[str, Any], scale: str) -> PaperRow:
@@ -238,7 +232,7 @@ class Recipe:
             wrong = f"same_as = {data['same_as']!r} is no row of another table"
             raise FieldError(f"{self.folder / name}.toml: {wrong}; write PAPER/TABLE/ROW")
         found = read(other, root).at(scale).row(row)
-        own = {key: data[key] for key in ("paper", "paper_sd", "note") if key in data}
+        own = _some(data, ("paper", "paper_sd", "note"))
         seeds = tuple(data.get("seeds", found.seeds))
         base = data.get("base", self.data.get("base", ""))
         return dataclasses.replace(found, name=name, base=base, seeds=seeds, **own)
@@ -252,14 +246,15 @@ class Recipe:
         return Choose(key, tuple(values), **({"rounds": self.data["settings"]["rounds"]} | extra))
 
 
+def _some(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if key in values}
+
+
 def all_names(root: Path | None = None) -> list[str]:
     """The names of all tables: ``fedimpro/table1``."""
     root = root or RECIPES
-    return sorted(str(path.parent.relative_to(root).as_posix()) for path in _table_files(root))
-
-
-def _table_files(root: Path) -> list[Path]:
-    return [*root.glob(f"*/*/{TABLE_FILE}")]
+    files = root.glob(f"*/*/{TABLE_FILE}")
+    return sorted(path.parent.relative_to(root).as_posix() for path in files)
 
 
 def find(words: Sequence[str], root: Path | None = None) -> list[str]:

@@ -107,7 +107,11 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        return bool(self.diverged) or self.rounds_done >= self.rounds
+        return self.has(self.rounds)
+
+    def has(self, rounds: int) -> bool:
+        """Whether it has so many rounds, or diverged before."""
+        return bool(self.diverged) or self.rounds_done >= rounds
 
     @property
     def name(self) -> str:
@@ -361,7 +365,6 @@ def found_records(
     """
     found: dict[str, dict[int, Record]] = {row.name: {} for row in table.rows}
     left_out: list[str] = []
-    free = (table.choose.key,) if table.choose else ()
     for row in table.rows:
         home, name = row.home
         for path in _files(results / home, f"{name}.seed*.{table.scale}.json"):
@@ -370,7 +373,7 @@ def found_records(
             except DataError as error:
                 left_out.append(f"{error}. It is left out.")
                 continue
-            wrong = differences(record, row, free)
+            wrong = differences(record, row, table.free)
             for key, value in (choices or {}).get(row.name, {}).items():
                 if record.settings.get(key) != value:
                     wrong.append(f"{key} {record.settings.get(key)} (chosen: {value})")

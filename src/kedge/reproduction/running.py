@@ -140,7 +140,7 @@ def _is_done(table: PaperTable, row: PaperRow, seed: int, context: Context) -> b
     wanted = row.config(seed).rounds
     if context.limits.rounds:
         wanted = min(wanted, context.limits.rounds)
-    if record.diverged or record.rounds_done >= wanted:
+    if record.has(wanted):
         return True
     if not (run_path(context.results, table, row, seed) / CONFIG).is_file():
         context.say(
@@ -343,11 +343,10 @@ def collect_seed(
     table: PaperTable, row: PaperRow, seed: int, results: Path, failed: str = ""
 ) -> Record | None:
     """Write the record of a run if its folder is further than the record; returns it."""
-    free = (table.choose.key,) if table.choose else ()
     record = record_of(table, row, seed, run_path(results, table, row, seed), failed)
-    if record is None or differences(record, row, free):
+    if record is None or differences(record, row, table.free):
         return None
-    return keep(record_path(results, table, row, seed), record, row, free, results)
+    return keep(record_path(results, table, row, seed), record, row, table.free, results)
 
 
 def is_writable(results: Path) -> bool:
