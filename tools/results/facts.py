@@ -15,6 +15,11 @@ from kedge.reproduction.summary import Summary, run_of, summarise
 LEVEL = 0.9  # share of tests in which a method of one seed must be ahead to be called ahead
 
 
+def signed(value: float) -> str:
+    """One decimal with a sign; zero is ``+0.0``."""
+    return f"{round(value, 1) + 0.0:+.1f}"
+
+
 class Facts:
     """The records of one table, with the functions that the template calls."""
 
@@ -37,9 +42,7 @@ class Facts:
 
     def counted(self, row: str) -> dict[int, Record]:
         """The runs of a row that its numbers are of: a seed that is behind the others is not."""
-        runs = self.records[row]
-        most = max((record.rounds_done for record in runs.values()), default=0)
-        return {s: r for s, r in runs.items() if r.rounds_done == most or r.diverged}
+        return {s.number: self.records[row][s.number] for s in self.summaries[row].run.seeds}
 
     def stat(self, row: str, what: str = "ours") -> str:
         """``ours``, ``tail``, ``beside`` or the gain of one of them, of a row, as text."""
@@ -48,9 +51,8 @@ class Facts:
             return "not run"
         if not what.endswith("gain"):
             return stat.written(1)
-        interval = stat.interval()
-        mean, *span = (f"{round(v, 1) + 0.0:+.1f}" for v in (stat.mean, *(interval or ())))
-        return f"{mean} ({' to '.join(span)})" if span else mean  # no -0.0
+        mean, *span = map(signed, (stat.mean, *(stat.interval() or ())))
+        return f"{mean} ({' to '.join(span)})" if span else mean
 
     def value(self, row: str, what: str = "ours") -> float:
         """The mean of a statistic as a number, to compute with."""
