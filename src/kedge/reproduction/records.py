@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedge.core.method import parse
 from kedge.core.task import tasks
@@ -51,7 +51,10 @@ RUNS = ".runs"
 BESIDE = "beside"  # the column of the tests on the common test set
 CURVES = ("curve", BESIDE)
 #: A test: the round, the metric in percent, seconds so far. None where it is not known.
-Point = tuple[float | None, ...]
+if TYPE_CHECKING:
+    Point = tuple[int, float | None, float | None]
+else:  # as it is read
+    Point = tuple[float | None, ...]
 _ENVIRONMENT = ("kedge", "python", "torch", "device", "threads", "precision", "how", "data")
 
 
@@ -160,7 +163,7 @@ def read_record(path: Path) -> Record:
     known = {f.name for f in dataclasses.fields(Record)}
     try:
         record = read_fields(Record, {key: found[key] for key in found if key in known})
-        curves = {key: [(int(r), v, s) for r, v, s in getattr(record, key)] for key in CURVES}
+        curves = {key: tuple((int(r), v, s) for r, v, s in getattr(record, key)) for key in CURVES}
     except (KedgeError, TypeError, ValueError) as error:
         raise DataError(f"{path} is damaged: {error}; {advice}") from None
     record = dataclasses.replace(record, **curves)
