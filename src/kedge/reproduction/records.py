@@ -49,7 +49,6 @@ FORMAT = 1
 SUPERSEDED = "superseded"
 RUNS = ".runs"
 BESIDE = "beside"  # the column of the tests on the common test set
-CURVES = ("curve", BESIDE)
 #: A test: the round, the metric in percent, seconds so far. None where it is not known.
 if TYPE_CHECKING:
     Point = tuple[int, float | None, float | None]
@@ -163,10 +162,10 @@ def read_record(path: Path) -> Record:
     known = {f.name for f in dataclasses.fields(Record)}
     try:
         record = read_fields(Record, {key: found[key] for key in found if key in known})
-        curves = {key: tuple((int(r), v, s) for r, v, s in getattr(record, key)) for key in CURVES}
+        curve, beside = _points(record.curve), _points(record.beside)
     except (KedgeError, TypeError, ValueError) as error:
         raise DataError(f"{path} is damaged: {error}; {advice}") from None
-    record = dataclasses.replace(record, **curves)
+    record = dataclasses.replace(record, curve=curve, beside=beside)
     if not (record.curve or record.diverged):
         raise DataError(f"{path} is damaged: its curve is no list of tests; {advice}")
     if record.higher_is_better is None and record.metric not in _directions():
@@ -183,6 +182,10 @@ def _directions() -> dict[str, bool]:
     """Whether high values are better, of the metrics that are known here."""
     known = {m.name: m.higher_is_better for name in tasks for m in tasks[name].metrics}
     return known | {name: own_metrics[name].higher_is_better for name in own_metrics}
+
+
+def _points(curve: Iterable[Point]) -> tuple[Point, ...]:
+    return tuple((int(number), value, seconds) for number, value, seconds in curve)
 
 
 def _number(value: float | None) -> float:
