@@ -32,7 +32,8 @@ def print_table(table: RenderableType) -> None:
 
 
 #: What a terminal without Unicode shows instead.
-_ASCII = {"±": "+-", "…": "...", "–": "-", "—": "-", "×": "x", "²": "2", "≤": "<=", "≥": ">="}
+_ASCII = {"±": "+-", "…": "...", "×": "x", "²": "2", "≤": "<=", "≥": ">="}
+_ASCII |= dict.fromkeys("–—−", "-")
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:
