@@ -15,9 +15,8 @@ import kedge
 from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError
 from kedge.reproduction import command, recipes
-from kedge.reproduction.choice import choice_path, read_choice
 from kedge.reproduction.display import comparison_with_paper
-from kedge.reproduction.records import read_record
+from kedge.reproduction.records import choice_path, read_choice, read_record
 from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
 from kedge.runs import train
 from kedge.settings import Config, load_config

@@ -14,9 +14,8 @@ from kedge.core.method import parse
 from kedge.core.part import parts
 from kedge.data.datasets import Dataset
 from kedge.reproduction import recipes
-from kedge.reproduction.choice import read_choices
-from kedge.reproduction.records import found_records
-from kedge.reproduction.table import FREE, PaperRow
+from kedge.reproduction.recipes import FREE, PaperRow
+from kedge.reproduction.records import found_records, read_choices
 from kedge.runs.build import simulation, with_personal
 from kedge.runs.planning import PLANNING
 from kedge.settings import FIELDS

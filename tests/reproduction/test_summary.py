@@ -14,15 +14,15 @@ from kedge.reproduction import recipes
 from kedge.reproduction.command import Reproduction
 from kedge.reproduction.display import comparison_with_paper
 from kedge.reproduction.page import facts_of as reproduction_facts
+from kedge.reproduction.recipes import PaperTable
 from kedge.reproduction.records import Record, read_record
-from kedge.reproduction.summary import Summary, summarise, tail_mean, value_of
-from kedge.reproduction.table import PaperTable
+from kedge.reproduction.summary import Summary, run_of, summarise, tail_means, values_of
 
 Curve = dict[int, float | None]
 
 
 def record(row: str, seed: int, curve: Curve, **changes: object) -> Record:
-    points = [(number, value, None) for number, value in curve.items()]
+    points = tuple((number, value, None) for number, value in curve.items())
     values = {"rounds_done": max(curve), "partition_hash": "p", **changes}
     return dataclasses.replace(
         Record("demo/digits", row, "full", seed, "fedavg", {}, 4, 0, "accuracy", points, ""),
@@ -42,25 +42,37 @@ def summaries(table: PaperTable, *records: Record) -> dict[str, Summary]:
     return {s.row.name: s for s in summarise(table, by_row)}
 
 
-def test_metrics_of_a_curve() -> None:
-    points = [(i, v, None) for i, v in enumerate([10.0, 60.0, 20.0, 50.0, 30.0, 40.0, 25.0], 1)]
-    assert value_of("last", points, True) == 25.0
-    assert value_of("best", points, True) == 60.0
-    assert value_of("top5", points, True) == (60 + 50 + 40 + 30 + 25) / 5
-    assert value_of("top5", points[:2], True) == 35.0
+def test_metrics_of_a_curve(table: PaperTable) -> None:
+    def value(metric: str, curve: Curve) -> float:
+        [found] = values_of(metric, run_of(table.rows[0], [record("fedavg", 0, curve)]))
+        return found
+
+    def tail_mean(curve: Curve, tail: int) -> float:
+        [found] = tail_means(run_of(table.rows[0], [record("fedavg", 0, curve)]), tail)
+        return found
+
+    points: Curve = dict(enumerate([10.0, 60.0, 20.0, 50.0, 30.0, 40.0, 25.0], 1))
+    assert value("last", points) == 25.0
+    assert value("best", points) == 60.0
+    assert value("top5", points) == (60 + 50 + 40 + 30 + 25) / 5
+    assert value("top5", {1: 10.0, 2: 60.0}) == 35.0
     assert tail_mean(points, 3) == (30 + 40 + 25) / 3
     assert tail_mean(points, 100) == pytest.approx(235 / 7)
-    broken = [*points, (8, None, None)]
-    assert math.isnan(value_of("last", broken, True))
-    assert value_of("best", broken, True) == 60.0
+    broken = {**points, 8: None}
+    assert math.isnan(value("last", broken))
+    assert value("best", broken) == 60.0
     assert math.isnan(tail_mean(broken, 3))
-    assert math.isnan(value_of("best", [], True))
+    untested = dataclasses.replace(record("fedavg", 0, {1: 1.0}), curve=(), diverged="exploded")
+    run = run_of(table.rows[0], [untested])
+    for metric in ("last", "best", "top5"):
+        assert math.isnan(values_of(metric, run)[0])
 
 
-def test_the_best_error_is_the_smallest() -> None:
-    points = [(i, v, None) for i, v in enumerate([3.0, 1.0, 1.5, 4.0, 5.0, 2.0, 6.0], 1)]
-    assert value_of("best", points[:3], False) == 1.0
-    assert value_of("top5", points, False) == (1 + 1.5 + 2 + 3 + 4) / 5
+def test_the_best_error_is_the_smallest(table: PaperTable) -> None:
+    points = dict(enumerate([3.0, 1.0, 1.5, 4.0, 5.0, 2.0, 6.0], 1))
+    run = run_of(table.rows[0], [record("fedavg", 0, points, metric="rmse")])
+    assert values_of("best", run) == (1.0,)
+    assert values_of("top5", run) == ((1 + 1.5 + 2 + 3 + 4) / 5,)
 
 
 def test_gains_of_errors_are_positive_where_they_are_smaller(table: PaperTable) -> None:
@@ -102,7 +114,7 @@ def test_a_record_of_an_unknown_metric_without_a_direction_is_left_out(tmp_path:
     with pytest.raises(DataError, match="does not say whether a high or a low my_error is better"):
         read_record(path)
     path.write_text(dataclasses.replace(one, higher_is_better=False).to_json())
-    assert read_record(path).higher is False
+    assert read_record(path).measure.higher_is_better is False
 
 
 def test_gains_are_paired_by_seed(table: PaperTable) -> None:
@@ -174,7 +186,7 @@ def test_rounds_to_a_target(table: PaperTable) -> None:
 
 def test_a_common_test_set_stands_beside_the_clients(table: PaperTable) -> None:
     def both(row: str, seed: int, own: float, common: float) -> Record:
-        return record(row, seed, {1: 0.0, 2: own}, beside=[(1, 0.0, None), (2, common, None)])
+        return record(row, seed, {1: 0.0, 2: own}, beside=((1, 0.0, None), (2, common, None)))
 
     pairs = [("fedavg", 0, 80.0, 40.0), ("fedavg", 1, 82.0, 44.0)]
     pairs += [("fedprox", 0, 84.0, 38.0), ("fedprox", 1, 88.0, 46.0)]

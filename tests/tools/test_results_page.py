@@ -15,8 +15,8 @@ from tools.results.page import PAGES, at_best_rate, markdown, render, source
 
 from kedge.history.run import Stat
 from kedge.reproduction import recipes
+from kedge.reproduction.recipes import settings_of
 from kedge.reproduction.records import Record
-from kedge.reproduction.table import settings_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

@@ -9,11 +9,15 @@ from pathlib import Path
 
 from kedge.history.run import Stat
 from kedge.reproduction import recipes
-from kedge.reproduction.choice import read_choices
-from kedge.reproduction.records import Record, found_records
-from kedge.reproduction.summary import Summary, summarise, value_of
+from kedge.reproduction.records import Record, found_records, read_choices
+from kedge.reproduction.summary import Summary, run_of, summarise
 
 LEVEL = 0.9  # share of tests in which a method of one seed must be ahead to be called ahead
+
+
+def signed(value: float) -> str:
+    """One decimal with a sign; zero is ``+0.0``."""
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 class Facts:
@@ -38,9 +42,7 @@ class Facts:
 
     def counted(self, row: str) -> dict[int, Record]:
         """The runs of a row that its numbers are of: a seed that is behind the others is not."""
-        runs = self.records[row]
-        most = max((record.rounds_done for record in runs.values()), default=0)
-        return {s: r for s, r in runs.items() if r.rounds_done == most or r.diverged}
+        return {s.number: self.records[row][s.number] for s in self.summaries[row].run.seeds}
 
     def stat(self, row: str, what: str = "ours") -> str:
         """``ours``, ``tail``, ``beside`` or the gain of one of them, of a row, as text."""
@@ -49,9 +51,8 @@ class Facts:
             return "not run"
         if not what.endswith("gain"):
             return stat.written(1)
-        interval = stat.interval()
-        mean, *span = (f"{round(v, 1) + 0.0:+.1f}" for v in (stat.mean, *(interval or ())))
-        return f"{mean} ({' to '.join(span)})" if span else mean  # no -0.0
+        mean, *span = map(signed, (stat.mean, *(stat.interval() or ())))
+        return f"{mean} ({' to '.join(span)})" if span else mean
 
     def value(self, row: str, what: str = "ours") -> float:
         """The mean of a statistic as a number, to compute with."""
@@ -74,9 +75,8 @@ class Facts:
 
     def top5(self, row: str, seeds: Iterable[int]) -> float:
         """The mean over seeds of the mean of the five best tests."""
-        found = [self.records[row][seed] for seed in seeds]
-        values = [value_of("top5", record.curve, record.higher) for record in found]
-        return sum(values) / len(values)
+        run = run_of(self.table.row(row), [self.records[row][seed] for seed in seeds])
+        return run.top5_mean.mean
 
     def ahead(self, row: str) -> tuple[int, int]:
         """In how many tests a row is ahead of its base, and of how many.
@@ -104,17 +104,14 @@ class Facts:
             return f"diverges in {len(summary.diverged)} of {summary.n} seeds"
         if gain is None:
             return "not run"
-        interval = gain.interval()
-        if interval is None:
+        if gain.n == 1:
             ahead, tests = self.ahead(row)
             if gain.mean > 0 and ahead >= LEVEL * tests:
                 return "ahead in one seed"
             behind = gain.mean < 0 and ahead <= (1 - LEVEL) * tests
             return "behind in one seed" if behind else "level in one seed"
-        if interval[0] > 0:
-            return "holds"
-        if interval[1] < 0:
-            return "behind its base"
+        if summary.compared["tail_gain"].is_clear:
+            return "holds" if gain.mean > 0 else "behind its base"
         if min(gain.values) > 0:
             return "ahead in every seed"
         return "behind in every seed" if max(gain.values) < 0 else "level"

@@ -55,11 +55,11 @@ def with_verdict(of: Facts, verdict: str) -> str:
     return ", ".join(found) or "none"
 
 
-def hold_in_all(tables: Sequence[Facts]) -> str:
-    """The methods whose gain holds in every table."""
+def hold_in_all(tables: Sequence[Facts], verdicts: Sequence[str] = ("holds",)) -> str:
+    """The methods whose gain holds in every table, or has one of these verdicts there."""
     first, *others = tables
     names = [s.row.name for s in ordered(first) if _is_method(s)]
-    found = [n for n in names if all(of.verdict(n) == "holds" for of in (first, *others))]
+    found = [n for n in names if all(of.verdict(n) in verdicts for of in (first, *others))]
     return ", ".join(f"`{name}`" for name in found) or "none"
 
 

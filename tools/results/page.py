@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from tools.results.facts import Facts
+from tools.results.facts import Facts, signed
 from tools.results.figure import draw_curves
 from tools.results.grand import grand_table, hold_in_all, leading, with_verdict
 
-from kedge.history.run import Stat
 from kedge.reproduction import recipes
 from kedge.reproduction.summary import Summary
 
@@ -72,6 +71,9 @@ def render(results: Path, draw: bool = True, template: str = TEMPLATE) -> str:
         "leading": lambda name: leading(facts(name)),
         "with_verdict": lambda name, verdict: with_verdict(facts(name), verdict),
         "hold_in_all": lambda *names: hold_in_all([facts(name) for name in names]),
+        "ahead_in_all": lambda *names: hold_in_all(
+            [facts(name) for name in names], ("holds", "ahead in every seed")
+        ),
         "source": lambda name: source(facts(name)),
         "seeds": lambda name, row: seeds(facts(name), row),
         "signed": signed,
@@ -96,7 +98,7 @@ def markdown(of: Facts) -> str:
         heads = "row", "mean of last tests on the common test set", "gain there"
         lines += ["", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         lines += [
-            f"| `{s.row.name}` | {s.beside.written(1)} | {_gain(s.beside_gain)} |"
+            f"| `{s.row.name}` | {s.beside.written(1)} | {_gain(of, s, 'beside_gain')} |"
             for s in shown
             if s.beside
         ]
@@ -116,32 +118,23 @@ def _cells(of: Facts, s: Summary) -> list[str]:
         s.ours.written(1) if s.ours else "",
         "" if s.difference is None else f"{s.difference:+.1f}",
         s.tail.written(1) if s.tail else "",
-        _gain(s.gain),
+        _gain(of, s, "gain"),
         "" if s.paper_gain is None else f"{s.paper_gain:+.1f}",
-        _gain(s.tail_gain),
+        _gain(of, s, "tail_gain"),
         f"{ahead} of {tests}" if tests else "",
         str(s.n),
         f"{s.rounds}" + ("" if s.rounds == s.total else f" of {s.total}"),
     ]
 
 
-def _gain(stat: Stat | None) -> str:
-    if stat is None:
-        return ""
-    interval = stat.interval()
-    span = f" ({signed(interval[0])} to {signed(interval[1])})" if interval else ""
-    return f"{signed(stat.mean)}{span}"
+def _gain(of: Facts, s: Summary, what: str) -> str:
+    return of.stat(s.row.name, what) if getattr(s, what) else ""
 
 
 def seeds(of: Facts, row: str) -> str:
     """How many seeds a row has, in words; empty if it was not run."""
     n = of.summaries[row].n
     return "" if not n else "one seed" if n == 1 else f"{n} seeds"
-
-
-def signed(value: float) -> str:
-    """One decimal with a sign; zero is ``+0.0``."""
-    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def quick_row(of: Facts) -> str:
@@ -155,7 +148,7 @@ def quick_row(of: Facts) -> str:
     seconds = sum(run.curve[-1][2] for run in of.runs)
     cells = [
         f"`{of.name}`", f"`{name}`", base.tail.written(1), ours.tail.written(1),
-        _gain(ours.tail_gain), str(ours.n), f"{seconds:.0f}", of.table.note,
+        _gain(of, ours, "tail_gain"), str(ours.n), f"{seconds:.0f}", of.table.note,
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 

@@ -24,8 +24,8 @@ from kedge.files import find_link
 from kedge.history.folder import checked, request_stop, write_notes
 
 WEB = Path(kedge.report.__file__).parent / "web"
-STATIC, VENDOR = WEB / "board", WEB / "vendor"
-LIBRARIES = ("d3.min.js", "plot.umd.min.js")
+STATIC = WEB / "board"
+SHARED = ("shared.js", "shared.css", "vendor/d3.min.js", "vendor/plot.umd.min.js")
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MAX_BODY = 65_536  # bytes
 MAX_COMPARED = 50  # runs at once
@@ -50,7 +50,7 @@ class Board:
         self.catalogue = Catalogue(root)
         self.live = Live(self.catalogue)
         self.files = {path.name: path for path in STATIC.iterdir() if path.suffix in TYPES}
-        self.files |= {name: VENDOR / name for name in LIBRARIES}
+        self.files |= {Path(name).name: WEB / name for name in SHARED}
         routes = [
             Route("/", self.page),
             Route("/static/{name}", self.static),

@@ -15,7 +15,7 @@ from kedge.errors import FieldError, Interrupted, KedgeError
 
 if TYPE_CHECKING:
     from kedge.reproduction.command import Reproduction
-    from kedge.reproduction.table import PaperRow, PaperTable
+    from kedge.reproduction.recipes import PaperRow, PaperTable
 
 _RUN = "How"
 

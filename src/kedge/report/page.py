@@ -36,11 +36,12 @@ from kedge.report.text import CLOSE, OPEN, digits, name, size, unmarked
 from kedge.report.verdict import Verdict, verdict
 
 FORMAT = 1
-COLOURS = 8  # of the palette, see page.css
+COLOURS = 8  # of the palette, see shared.css
 SHOWN = 8  # curves that are switched on at first
 WEB = Path(__file__).parent / "web"
 VENDOR = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-SCRIPTS = ("base.js", "curves.js", "views.js", "sheets.js")
+STYLES = ("shared.css", "page.css")
+SCRIPTS = ("shared.js", "base.js", "curves.js", "views.js", "sheets.js")
 #: Keys of a group that its charts read.
 CHARTED = (
     "metric", "runs", "base", "columns", "curves", "classes", "clients", "partition", "objective",
@@ -504,7 +505,7 @@ def render(facts: Mapping[str, Any]) -> str:
         .get_template("page.html.j2")
         .render(
             **facts,
-            style=_text("page.css"),
+            style="".join(map(_text, STYLES)),
             scripts=scripts,
             hashes=[_hash(one) for one in scripts],
             data=embedded(payload(facts)),

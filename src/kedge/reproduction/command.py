@@ -1,4 +1,5 @@
-"""Reproduce tables: run what is missing, read the records, compare them with the paper."""
+"""Reproduce tables: run what is missing, read the records, compare them with the paper, merge the
+records of other machines."""
 
 from __future__ import annotations
 
@@ -6,13 +7,22 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from kedge.errors import FieldError, KedgeError
-from kedge.reproduction import merging, recipes
-from kedge.reproduction.choice import read_choices
+from kedge.errors import DataError, FieldError, KedgeError
+from kedge.files import make_folder, read_file, write_file
+from kedge.reproduction import recipes
 from kedge.reproduction.display import comparison_with_paper, heading
-from kedge.reproduction.records import Record, found_records
+from kedge.reproduction.recipes import PaperRow, PaperTable
+from kedge.reproduction.records import (
+    Record,
+    choice_path,
+    differences,
+    found_records,
+    keep,
+    read_choices,
+    read_record,
+)
 from kedge.reproduction.running import (
     Context,
     Limits,
@@ -23,9 +33,9 @@ from kedge.reproduction.running import (
     run_table,
 )
 from kedge.reproduction.summary import STATS, Summary, summarise
-from kedge.reproduction.table import PaperRow, PaperTable
 
 RESULTS = "reproduced"
+SHOWN = ("scale", "title", "paper", "place", "metric", "tail")  # of a table, as plain data
 
 
 @dataclass(frozen=True)
@@ -76,12 +86,7 @@ class Reproduction:
         table = self.table
         return {
             "table": table.name,
-            "scale": table.scale,
-            "title": table.title,
-            "paper": table.paper,
-            "place": table.place,
-            "metric": table.metric,
-            "tail": table.tail,
+            **{key: getattr(table, key) for key in SHOWN},
             "rows": [summary.to_dict() for summary in self.rows],
             "left_out": list(self.left_out),
             "expect": list(table.expect),
@@ -179,18 +184,28 @@ def rounds_left(
             wanted = min(wanted, rounds or wanted)
             for seed in seeds or row.seeds:
                 record = records[row.name].get(seed)
-                is_done = record is not None and (record.diverged or record.rounds_done >= wanted)
-                total += 0 if is_done else wanted
+                total += 0 if record is not None and record.has(wanted) else wanted
     return total
+
+
+# -- records of another machine --------------------------------------------------------------------
+
+
+class Merged(NamedTuple):
+    """What was copied, what was there already, and sentences about what cannot be read."""
+
+    copied: list[str]
+    known: list[str]
+    left_out: list[str]
 
 
 def merge_tables(
     tables: Sequence[tuple[PaperTable, list[PaperRow]]], results: str | Path, other: str | Path
-) -> list[merging.Merged]:
+) -> list[Merged]:
     """Merge the records of another folder into tables.
 
     Raises:
-        KedgeError: as :func:`kedge.reproduction.merging.merge`; of several tables, those without
+        KedgeError: as :func:`merge`; of several tables, those without
             records there are skipped, unless all are.
     """
     source = Path(other)
@@ -199,4 +214,93 @@ def merge_tables(
     chosen = [table for table, _ in tables]
     if len(chosen) > 1:
         chosen = [table for table in chosen if (source / table.name).is_dir()] or chosen[:1]
-    return [merging.merge(table, Path(results), source) for table in chosen]
+    return [merge(table, Path(results), source) for table in chosen]
+
+
+def merge(table: PaperTable, results: Path, other: Path) -> Merged:
+    """Copy the records of a table; of two for one row and seed, the one with more rounds stays.
+
+    Nothing is copied if a record does not fit.
+
+    Args:
+        table: the table, at the scale of the records.
+        results: where records are copied to.
+        other: a folder of results, or the folder of the table in it.
+
+    Raises:
+        KedgeError: ``other`` has no records of the table, or some have other settings than the
+            recipe, or another partition than ours. The message lists all of them.
+    """
+    folder = other / table.name if (other / table.name).is_dir() else other
+    paths = sorted(folder.glob(f"*.seed*.{table.scale}.json")) if folder.is_dir() else []
+    if not paths:
+        raise KedgeError(
+            f"{other} has no records of {table.name} at scale {table.scale}; name the folder that "
+            "was --results there"
+        )
+    wrong: list[str] = []
+    merged = Merged([], [], [])
+    new: list[tuple[Path, Record, PaperRow]] = []
+    for path in paths:
+        try:
+            record = read_record(path)
+        except DataError as error:
+            merged.left_out.append(f"{error}. It is left out.")
+            continue
+        mine = results / table.name / path.name
+        row = next((row for row in table.rows if row.home == (table.name, record.row)), None)
+        problem, is_new = _compare(table, row, record, mine)
+        if problem:
+            wrong.append(f"{path}: {problem}")
+        elif is_new and row is not None:
+            new.append((mine, record, row))
+        else:
+            merged.known.append(path.name)
+    if wrong:
+        raise KedgeError(
+            "nothing was merged, since these records do not fit:\n  "
+            + "\n  ".join(wrong)
+            + "\nMove them away, or merge them with the recipe they were made with"
+        )
+    for path, record, row in new:
+        # one of ours with other settings is moved away
+        keep(path, record, row, table.free, results)
+        merged.copied.append(path.name)
+    _merge_choices(table, results, folder)
+    return merged
+
+
+def _compare(
+    table: PaperTable, row: PaperRow | None, record: Record, mine: Path
+) -> tuple[str, bool]:
+    """What is wrong with a record, and whether it is to be copied."""
+    if record.recipe != table.name:
+        return f"it is a record of {record.recipe}", False
+    if row is None:
+        return f"{table.name} has no row {record.row!r}", False
+    changed = differences(record, row, table.free)
+    if changed:
+        return "other settings than the recipe: " + ", ".join(changed), False
+    if not mine.is_file():
+        return "", True
+    try:
+        own = read_record(mine)
+    except DataError:  # ours is damaged: replace it
+        return "", True
+    if differences(own, row, table.free):
+        return "", True
+    if own.partition_hash != record.partition_hash:
+        return f"another partition than {mine} (the data differ)", False
+    if any(own.settings.get(key) != record.settings.get(key) for key in table.free):
+        return f"another {table.free[0]} was chosen than in {mine}", False
+    return "", record.rounds_done > own.rounds_done
+
+
+def _merge_choices(table: PaperTable, results: Path, folder: Path) -> None:
+    """Copy the choices that are not here yet."""
+    for row in table.rows if table.choose else ():
+        mine = choice_path(results, table, row)
+        theirs = folder / mine.name
+        if theirs.is_file() and not mine.exists():
+            make_folder(mine.parent, inside=results)
+            write_file(mine, read_file(theirs), inside=results)

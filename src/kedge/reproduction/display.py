@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.history.metric import KNOWN
-from kedge.history.run import Stat
 from kedge.report import text
-from kedge.report.tables import Cell, Column, Table, signed_cell, stat_cell, target_cell, words
-from kedge.reproduction.choice import read_choices
-from kedge.reproduction.recipes import Recipe
-from kedge.reproduction.records import Record, found_records
+from kedge.report.tables import (
+    Cell,
+    Column,
+    Table,
+    gain_cell,
+    interval_cell,
+    signed_cell,
+    stat_cell,
+    target_cell,
+    words,
+)
+from kedge.reproduction.recipes import GPU, PaperTable, Recipe
+from kedge.reproduction.records import Record, found_records, read_choices
 from kedge.reproduction.summary import Summary
-from kedge.reproduction.table import GPU, PaperTable
 
 NAME = 24  # characters of a row's name that are not folded where a column can go instead
 METRIC_NAMES = {
@@ -43,21 +49,21 @@ def columns_of(table: PaperTable, rows: Sequence[Summary]) -> list[Column]:
         ("ours", f"ours ({table.metric})", f"{METRIC_NAMES[table.metric]}, mean ± sd over seeds",
          lambda s: stat_cell(s.ours, 2), 0),
         ("n", "n", "seeds", lambda s: Cell(str(s.n), s.n) if s.n else Cell(), 0),
-        ("gain", "gain", "over its base, paired by seed", lambda s: _gain(s.gain, s.is_clear), 0),
-        ("interval", "95 % interval", "of the gain", lambda s: _interval(s.gain), 3),
+        ("gain", "gain", "over its base, paired by seed", _gain("gain"), 0),
+        ("interval", "95 % interval", "of the gain", _interval("gain"), 3),
         ("paper_gain", "paper's gain", "in the paper, over the same base",
          lambda s: signed_cell(s.paper_gain, 2), 0),
         ("tail", last, "tested rounds, which swings less than one round",
          lambda s: stat_cell(s.tail, 2), 0),
-        ("tail_gain", "gain of mean", f"of the {last}", lambda s: _gain(s.tail_gain), 0),
+        ("tail_gain", "gain of mean", f"of the {last}", _gain("tail_gain"), 0),
         ("tail_interval", "95 % interval", f"of the gain of the {last}",
-         lambda s: _interval(s.tail_gain), 1),
+         _interval("tail_gain"), 1),
         ("beside", "common test set",
          f"{last} tests; the other columns are of clients' held-out samples",
          lambda s: stat_cell(s.beside, 2), 1),
-        ("beside_gain", "gain there", "over its base", lambda s: _gain(s.beside_gain), 0),
+        ("beside_gain", "gain there", "over its base", _gain("beside_gain"), 0),
         ("beside_interval", "95 % interval", "of the gain there",
-         lambda s: _interval(s.beside_gain), 1),
+         _interval("beside_gain"), 1),
         ("target", f"to {target:g}", "first round that reaches the target",
          lambda s: target_cell(s.to_target) if s.n else Cell(), 4),
         ("target_mb", f"traffic to {target:g}", "of all clients until the target",
@@ -86,20 +92,12 @@ def _paper(s: Summary) -> Cell:
     return Cell(f"{s.row.paper:.2f}", s.row.paper, sd)
 
 
-def _gain(stat: Stat | None, is_clear: bool = False) -> Cell:
-    if stat is None:
-        return Cell()
-    return signed_cell(stat.mean, 2, ("gain" if stat.mean > 0 else "loss") if is_clear else "")
+def _gain(key: str) -> Callable[[Summary], Cell]:
+    return lambda s: gain_cell(s.compared[key], 2)
 
 
-def _interval(stat: Stat | None) -> Cell:
-    if stat is None or stat.mean != stat.mean:
-        return Cell()
-    interval = stat.interval()
-    if interval is None:
-        return Cell("one seed", None, style="dim")
-    low, high = (text.signed_text(v, 2) for v in interval)
-    return Cell(f"{low} to {high}", interval[0])
+def _interval(key: str) -> Callable[[Summary], Cell]:
+    return lambda s: interval_cell(s.compared[key], 2)
 
 
 def _size(mb: float | None) -> Cell:
@@ -119,11 +117,10 @@ def _rounds(s: Summary) -> Cell:
 
 def _leader(rows: Sequence[Summary]) -> Summary | None:
     """The row with the best last tests; None if fewer than two rows have any."""
-    means = {s: s.tail.mean for s in rows if s.tail is not None and not s.row.yardstick}
-    known = [s for s, mean in means.items() if mean == mean]
+    known = [s for s in rows if s.tail and s.tail.mean == s.tail.mean and not s.row.yardstick]
     if len(known) < 2:
         return None
-    return max(known, key=lambda s: means[s] if s.higher else -means[s])
+    return max(known, key=lambda s: s.run.measure.gain(s.tail.mean, 0.0) if s.tail else 0.0)
 
 
 def heading(table: PaperTable) -> str:
@@ -137,12 +134,12 @@ def _note(table: PaperTable, rows: Sequence[Summary], left_out: Sequence[str]) -
     lines = []
     done = [s for s in rows if s.n]
     if done:
-        unit = KNOWN[done[0].metric].unit if done[0].metric in KNOWN else ""
-        measure = f"{done[0].metric} in percent" if unit == "%" else done[0].metric
+        measure = done[0].run.measure
+        percent = " in percent" if measure.unit == "%" else ""
         lines.append(
-            f"ours: {measure}, {METRIC_NAMES[table.metric]}, mean ± sd over n "
+            f"ours: {measure.name}{percent}, {METRIC_NAMES[table.metric]}, mean ± sd over n "
             f"seeds; mean of last {table.tail}: of the last tested rounds; gains over "
-            f"{_bases(rows)}, paired by seed, in the rounds that both have."
+            f"{bases(rows)}, paired by seed, in the rounds that both have."
         )
         if any(s.beside for s in rows):
             lines.append(
@@ -172,7 +169,7 @@ def _note(table: PaperTable, rows: Sequence[Summary], left_out: Sequence[str]) -
     return [*lines, *left_out]
 
 
-def _bases(rows: Sequence[Summary]) -> str:
+def bases(rows: Sequence[Summary]) -> str:
     return " or ".join(dict.fromkeys(s.row.base for s in rows if s.row.base)) or "no row"
 
 
@@ -210,9 +207,8 @@ def entry(recipe: Recipe, results: Path) -> TableEntry:
         seconds, is_measured = cost_of(row.cost_s, row.cost_from, row.config().rounds, on)
         cost += seconds * len(row.seeds)
         measured = measured and is_measured
-        for record in known.values():
-            complete = bool(record.diverged) or record.rounds_done >= row.config().rounds
-            done, started = done + complete, started + (not complete)
+        complete = sum(record.has(row.config().rounds) for record in known.values())
+        done, started = done + complete, started + len(known) - complete
     seeds = tuple(sorted({seed for row in table.rows for seed in row.seeds}))
     runs = sum(len(row.seeds) for row in table.rows)
     return TableEntry(

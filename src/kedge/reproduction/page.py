@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kedge.errors import KedgeError
 from kedge.history.compare import LEVEL
 from kedge.history.folder import CONFIG
-from kedge.history.metric import KNOWN
-from kedge.report.charts import lttb, short
+from kedge.history.metric import Metric
+from kedge.report.charts import curves_of
 from kedge.report.page import COLOURS, SHOWN, empty, parts_of_methods, write_page
 from kedge.report.text import name
 from kedge.report.verdict import Verdict
 from kedge.reproduction import recipes
 from kedge.reproduction.command import Reproduction, read_table
-from kedge.reproduction.display import columns_of, heading
+from kedge.reproduction.display import bases, columns_of, heading
 from kedge.reproduction.records import RUNS, Record
-from kedge.reproduction.summary import Summary
-
-MAX_POINTS = 160  # of a curve
+from kedge.reproduction.summary import Summary, run_of
 
 
 def is_results(folder: Path) -> bool:
@@ -111,7 +109,7 @@ def _verdict(one: Reproduction) -> Verdict:
     done = [s for s in one.rows if s.n]
     claims = [s for s in done if s.gain is not None and s.paper_gain and s.paper_gain > 0]
     held = [s for s in claims if s.gain and s.gain.mean > 0]
-    clear = [s for s in held if s.is_clear]
+    clear = [s for s in held if s.compared["gain"].is_clear]
     warnings = [
         f"{name(s.row.name)} has {s.rounds} of {s.total} rounds."
         for s in done
@@ -151,7 +149,7 @@ def _outcome(s: Summary) -> str:
     assert s.gain is not None
     if not s.gain.mean > 0:
         return "is not found here"
-    if not s.is_clear:
+    if not s.compared["gain"].is_clear:
         return "points the same way here, but may be chance"
     return "is found here, too"
 
@@ -173,8 +171,7 @@ def _own(s: Summary) -> str:
 
 
 def _notes(one: Reproduction) -> list[str]:
-    bases = " or ".join(dict.fromkeys(s.row.base for s in one.rows if s.row.base)) or "no row"
-    lines = [f"Gains over {bases}, paired by seed, in the rounds that both have."]
+    lines = [f"Gains over {bases(one.rows)}, paired by seed, in the rounds that both have."]
     lines += [f"{s.row.name}: {s.row.note}" for s in one.rows if s.row.note]
     return lines + ([one.table.note] if one.table.note else [])
 
@@ -185,43 +182,20 @@ def _group(one: Reproduction) -> dict[str, Any]:
     for record in one.records:
         by_row.setdefault((record.recipe, record.row), []).append(record)
     shown = [s for s in one.rows if by_row.get(s.row.home)]
-    metric = next((s.metric for s in shown if s.metric), "accuracy")
-    unit = KNOWN[metric].unit if metric in KNOWN else ""
-    higher = all(s.higher for s in shown)
-    runs, curves = [], []
-    for i, s in enumerate(shown):
-        runs.append(
-            {"name": s.row.name, "mark": "", "colour": i % COLOURS, "dash": i // COLOURS % 3,
-             "on": i < SHOWN, "yardstick": bool(s.row.yardstick), "best": False,
-             "status": "complete"}
-        )  # fmt: skip
-        records = sorted(by_row[s.row.home], key=lambda record: record.seed)
-        curves.append({"seeds": [r.seed for r in records], "test": _block(records)})
-    column = {"key": "value", "label": metric.replace("_", " "), "unit": unit, "decimals": 2,
-              "higher": higher, "kind": "test"}  # fmt: skip
+    runs = [run_of(s.row, sorted(by_row[s.row.home], key=lambda r: r.seed)) for s in shown]
+    measure = next((run.measure for run in runs), Metric("accuracy", "accuracy"))
+    higher = all(run.measure.higher_is_better for run in runs)
+    metric = {"unit": measure.unit, "decimals": 2, "higher": higher}
+    name = measure.name.replace("_", " ")
+    column = {"key": "headline", "label": name, "kind": "test"} | metric
     return {
-        "metric": {"name": metric.replace("_", " "), "unit": unit, "decimals": 2, "higher": higher},
-        "runs": runs, "base": 0, "curves": curves, "columns": [column], "target": 0.0,
+        "metric": {"name": name} | metric,
+        "runs": [
+            {"name": run.name, "mark": "", "colour": i % COLOURS, "dash": i // COLOURS % 3,
+             "on": i < SHOWN, "yardstick": bool(run.yardstick), "best": False,
+             "status": "complete"}
+            for i, run in enumerate(runs)
+        ],
+        "base": 0, "curves": curves_of(runs, [column], 1.0), "columns": [column], "target": 0.0,
         "standings": [],
     }  # fmt: skip
-
-
-def _block(records: Sequence[Record]) -> dict[str, Any]:
-    rounds = sorted({point[0] for r in records for point in r.curve})
-    points = [{point[0]: point for point in r.curve} for r in records]
-    values = [sum(own[k][1] or 0.0 for own in points if k in own) / len(records) for k in rounds]
-    kept = [rounds[i] for i in lttb(rounds, values, MAX_POINTS)]
-    rate = [(r.up_mb or 0.0) + (r.down_mb or 0.0) for r in records]
-
-    def rows(pick: Callable[[int, Any], Any]) -> list[list[Any]]:
-        return [
-            [short(pick(j, own[k])) if k in own else None for k in kept]
-            for j, own in enumerate(points)
-        ]
-
-    return {
-        "rounds": kept,
-        "mb": rows(lambda j, point: rate[j] * point[0]),
-        "s": rows(lambda j, point: point[2]),
-        "y": {"value": rows(lambda j, point: point[1])},
-    }

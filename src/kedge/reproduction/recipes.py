@@ -37,8 +37,8 @@ from typing import Any
 from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.files import read_toml
-from kedge.reproduction.table import GPU, Choose, PaperRow, PaperTable
-from kedge.settings import FIELDS
+from kedge.history.find import EXECUTION
+from kedge.settings import FIELDS, Config, load_config
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TABLE_FILE = "table.toml"
@@ -60,7 +60,101 @@ _QUICK_TABLE = {
     "rows": list, "seeds": list, "expect": list, "note": str, "metric": str, "tail": int,
     "lanes": bool,
 }  # fmt: skip
+_COPIED = ("title", "paper", "place", "metric", "tail", "lanes", "judged", "cost_on")
 _QUICK_ROW = {"method": str, "seeds": list, "base": str}
+#: Settings in which a record may differ from its recipe: it may have fewer rounds or tests.
+FREE = (*EXECUTION, "seeds", "rounds", "eval_every", "target", "personal")
+#: The device on which tables of papers are run.
+GPU = "H200"
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Values of a setting, of which a row takes the best one on validation data."""
+
+    key: str
+    values: tuple[Any, ...]
+    rounds: int
+    validation: float = 0.1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One row of a table at one scale."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    base: str
+    file: Path
+    home: tuple[str, str]  # table and row whose records these are
+    paper: float | None = None
+    paper_sd: float | None = None
+    cost_s: float | None = None
+    cost_from: str = ""
+    note: str = ""
+    yardstick: str = ""
+
+    def config(self, seed: int = 0, **changes: Any) -> Config:
+        """The settings of a run.
+
+        Raises:
+            KedgeError: the file has a setting that is unknown or wrong.
+        """
+        values = dict(self.settings) | {"method": self.method, "seeds": [seed]} | changes
+        try:
+            return load_config(flags=values)
+        except KedgeError as error:
+            raise KedgeError(f"{self.file}: {error}") from None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table at one scale."""
+
+    name: str
+    title: str
+    scale: str
+    rows: tuple[PaperRow, ...]
+    paper: str = ""
+    place: str = ""
+    metric: str = "last"
+    tail: int = 5
+    lanes: bool = False
+    judged: str = "global"
+    note: str = ""
+    expect: tuple[str, ...] = ()  # rows whose gain must be positive
+    execution: Execution | None = None  # on a GPU
+    choose: Choose | None = None
+    cost_on: str = GPU  # the device that costs of rows are of
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The setting that is chosen, in which records differ from the recipe."""
+        return (self.choose.key,) if self.choose else ()
+
+    def row(self, name: str) -> PaperRow:
+        return self.select([name])[0]
+
+    def select(self, names: Sequence[str]) -> list[PaperRow]:
+        """Rows by name, in the order of the table.
+
+        Raises:
+            UnknownName: there is no such row.
+        """
+        known = [row.name for row in self.rows]
+        for name in names:
+            if name not in known:
+                raise UnknownName(f"row of {self.name}", name, known)
+        return [row for row in self.rows if row.name in names]
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """The settings of a configuration that a record has: what is computed, not how."""
+    values = dataclasses.asdict(config)
+    return {k: v for k, v in values.items() if k not in (*EXECUTION, "seeds", "method")}
 
 
 @dataclass(frozen=True)
@@ -93,23 +187,15 @@ class Recipe:
         data = self.data
         tables = [data["settings"], {k: v for k, v in quick.items() if k not in _QUICK_TABLE}]
         names = [name for name in quick.get("rows", self.rows) if name in self.rows]
-        execution = Execution(**data["run"]) if "run" in data and scale == "full" else None
+        own = _some(data, _COPIED) | _some(quick, ("metric", "tail", "lanes"))
+        if scale == "full":
+            own |= {"note": data.get("note", ""), "choose": self._choose()}
+            own["execution"] = Execution(**data["run"]) if "run" in data else None
         return PaperTable(
             name=self.name,
-            title=data["title"],
             scale=scale,
             rows=tuple(self._row(name, scale, tables, quick) for name in names),
-            paper=data.get("paper", ""),
-            place=data.get("place", ""),
-            metric=quick.get("metric", data.get("metric", "last")),
-            tail=quick.get("tail", data.get("tail", 5)),
-            lanes=quick.get("lanes", data.get("lanes", False)),
-            judged=data.get("judged", "global"),
-            note=quick.get("note", "") if scale == "quick" else data.get("note", ""),
-            expect=tuple(quick.get("expect", ())),
-            execution=execution,
-            choose=self._choose() if scale == "full" else None,
-            cost_on=self.data.get("cost_on", GPU),
+            **{"note": quick.get("note", ""), "expect": tuple(quick.get("expect", ()))} | own,
         )
 
     def _row(
@@ -134,12 +220,8 @@ class Recipe:
             base=own.get("base", data.get("base", self.data.get("base", ""))),
             file=self.folder / f"{name}.toml",
             home=(self.name, name),
-            paper=data.get("paper"),
-            paper_sd=data.get("paper_sd"),
             cost_s=data.get("cost_s") if scale == "full" else None,
-            cost_from=data.get("cost_from", ""),
-            note=data.get("note", ""),
-            yardstick=data.get("yardstick", ""),
+            **_some(data, ("paper", "paper_sd", "cost_from", "note", "yardstick")),
         )
 
     def _shared(self, name: str, data: Mapping[str, Any], scale: str) -> PaperRow:
@@ -150,7 +232,7 @@ class Recipe:
             wrong = f"same_as = {data['same_as']!r} is no row of another table"
             raise FieldError(f"{self.folder / name}.toml: {wrong}; write PAPER/TABLE/ROW")
         found = read(other, root).at(scale).row(row)
-        own = {key: data[key] for key in ("paper", "paper_sd", "note") if key in data}
+        own = _some(data, ("paper", "paper_sd", "note"))
         seeds = tuple(data.get("seeds", found.seeds))
         base = data.get("base", self.data.get("base", ""))
         return dataclasses.replace(found, name=name, base=base, seeds=seeds, **own)
@@ -164,14 +246,15 @@ class Recipe:
         return Choose(key, tuple(values), **({"rounds": self.data["settings"]["rounds"]} | extra))
 
 
+def _some(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if key in values}
+
+
 def all_names(root: Path | None = None) -> list[str]:
     """The names of all tables: ``fedimpro/table1``."""
     root = root or RECIPES
-    return sorted(str(path.parent.relative_to(root).as_posix()) for path in _table_files(root))
-
-
-def _table_files(root: Path) -> list[Path]:
-    return [*root.glob(f"*/*/{TABLE_FILE}")]
+    files = root.glob(f"*/*/{TABLE_FILE}")
+    return sorted(path.parent.relative_to(root).as_posix() for path in files)
 
 
 def find(words: Sequence[str], root: Path | None = None) -> list[str]:

@@ -16,10 +16,10 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedge.core.method import parse
 from kedge.core.task import tasks
@@ -36,23 +36,24 @@ from kedge.history.folder import (
     read_records,
     stored_config,
 )
+from kedge.history.metric import KNOWN, Metric, title_of
 from kedge.history.read import measure_of, read_header
-from kedge.history.run import UNTESTED
-from kedge.reproduction.table import FREE, PaperRow, PaperTable, settings_of
+from kedge.history.run import UNTESTED, Columns
+from kedge.reproduction.recipes import FREE, PaperRow, PaperTable, settings_of
 from kedge.runs.build import is_personal
 from kedge.runs.environment import read_environment
+from kedge.schema import read_fields
 from kedge.settings import Config
 
 FORMAT = 1
 SUPERSEDED = "superseded"
 RUNS = ".runs"
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "recipe": str, "row": str, "scale": str, "seed": int, "method": str, "settings": dict,
-    "rounds": int, "rounds_done": int, "metric": str, "curve": list, "partition_hash": str,
-    "environment": dict,
-}  # fmt: skip
+BESIDE = "beside"  # the column of the tests on the common test set
 #: A test: the round, the metric in percent, seconds so far. None where it is not known.
-Point = tuple[int, float | None, float | None]
+if TYPE_CHECKING:
+    Point = tuple[int, float | None, float | None]
+else:  # as it is read
+    Point = tuple[float | None, ...]
 _ENVIRONMENT = ("kedge", "python", "torch", "device", "threads", "precision", "how", "data")
 
 
@@ -69,7 +70,7 @@ class Record:
     rounds: int
     rounds_done: int
     metric: str
-    curve: list[Point]
+    curve: tuple[Point, ...]
     partition_hash: str
     final: dict[str, float | None] = field(default_factory=dict)
     up_mb: float | None = None
@@ -80,18 +81,39 @@ class Record:
     command: str = ""
     diverged: str = ""  # the reason, if the run ended before its last round
     note: str = ""
-    beside: list[Point] = field(default_factory=list)
+    beside: tuple[Point, ...] = ()
     higher_is_better: bool | None = None  # not in records of kedge 0.1
 
     @property
-    def higher(self) -> bool:
-        """Whether high values of the metric are better."""
-        known = _directions()
-        return known[self.metric] if self.higher_is_better is None else self.higher_is_better
+    def measure(self) -> Metric:
+        """The metric of the curve."""
+        higher = self.higher_is_better
+        return dataclasses.replace(
+            KNOWN.get(self.metric) or Metric(self.metric, title_of(self.metric)),
+            higher_is_better=_directions()[self.metric] if higher is None else higher,
+        )
+
+    def columns(self, rounds: Collection[int] | None = None) -> Columns:
+        """The tests, or those of some rounds, with seconds and megabytes up to each of them."""
+        tests: dict[int, dict[str, Any]] = {}
+        rate, before, start = (self.up_mb or 0.0) + (self.down_mb or 0.0), 0, 0.0
+        for number, value, end in self.curve:
+            if rounds is None or number in rounds:
+                test = {self.metric: _number(value), "seconds": _number(end) - start}
+                tests[number] = {"round": number, "mb_up": rate * (number - before)} | test
+                before, start = number, _number(end)
+        for number, value, _ in self.beside:
+            if number in tests:
+                tests[number][BESIDE] = _number(value)
+        return Columns(tests.values())
 
     @property
     def is_complete(self) -> bool:
-        return bool(self.diverged) or self.rounds_done >= self.rounds
+        return self.has(self.rounds)
+
+    def has(self, rounds: int) -> bool:
+        """Whether it has so many rounds, or diverged before."""
+        return bool(self.diverged) or self.rounds_done >= rounds
 
     @property
     def name(self) -> str:
@@ -135,20 +157,18 @@ def read_record(path: Path) -> Record:
     found = read_own_json(path, advice)
     if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
         raise DataError(f"{path} has format {found['format']}, which this kedge cannot read")
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), kind) for key, kind in _TYPES.items()
-    ):
+    if not isinstance(found, dict):
         raise DataError(f"{path} is damaged: it is no record of a run; {advice}")
-    curve, beside = found["curve"], found.get("beside", [])
-    if not (curve or found.get("diverged")) or not all(
-        isinstance(p, list) and len(p) == 3 and _test(p) for p in (*curve, *beside)
-    ):
-        raise DataError(f"{path} is damaged: its curve is no list of tests; {advice}")
     known = {f.name for f in dataclasses.fields(Record)}
-    values = {key: value for key, value in found.items() if key in known}
-    curves = {"curve": curve, "beside": beside}
-    record = Record(**values | {k: [(p[0], p[1], p[2]) for p in v] for k, v in curves.items()})
-    if not isinstance(record.higher_is_better, bool) and record.metric not in _directions():
+    try:
+        record = read_fields(Record, {key: found[key] for key in found if key in known})
+        curve, beside = _points(record.curve), _points(record.beside)
+    except (KedgeError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is damaged: {error}; {advice}") from None
+    record = dataclasses.replace(record, curve=curve, beside=beside)
+    if not (record.curve or record.diverged):
+        raise DataError(f"{path} is damaged: its curve is no list of tests; {advice}")
+    if record.higher_is_better is None and record.metric not in _directions():
         raise DataError(
             f"{path} does not say whether a high or a low {record.metric} is better; name the file "
             "that registers it: --load FILE.py"
@@ -164,13 +184,12 @@ def _directions() -> dict[str, bool]:
     return known | {name: own_metrics[name].higher_is_better for name in own_metrics}
 
 
-def _test(point: list[Any]) -> bool:
-    number, value, seconds = point
-    return (
-        isinstance(number, int)
-        and (value is None or isinstance(value, (int, float)))
-        and (seconds is None or isinstance(seconds, (int, float)))
-    )
+def _points(curve: Iterable[Point]) -> tuple[Point, ...]:
+    return tuple((int(number), value, seconds) for number, value, seconds in curve)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def write_record(path: Path, record: Record, inside: Path | None = None) -> None:
@@ -179,9 +198,14 @@ def write_record(path: Path, record: Record, inside: Path | None = None) -> None
     Raises:
         DataError: the folder or the file cannot be written.
     """
+    write_text(path, record.to_json(), inside)
+
+
+def write_text(path: Path, text: str, inside: Path | None = None) -> None:
+    """The same for the text of a record or a choice."""
     try:
         make_folder(path.parent, inside=inside)
-        write_file(path, f"{record.to_json()}\n".encode(), inside=inside)
+        write_file(path, f"{text}\n".encode(), inside=inside)
     except OSError as error:
         raise DataError(
             f"{path} cannot be written: {error.strerror}; choose another --results"
@@ -231,17 +255,14 @@ def record_of(
     folder = path / f"seed-{seed}"
     if not (path / CONFIG).is_file() or not (folder / METRICS).is_file():
         return None
-    config, records = stored_config(path), read_records(folder / METRICS)
-    header = read_header(path)
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    known = measure_of(vars(config), columns)
+    config, columns = stored_config(path), Columns(read_records(folder / METRICS))
+    header, known = read_header(path), measure_of(vars(config), list(columns.named))
     metric = header.headline if header else known.name or "accuracy"
-    column = _column(table, config, records, metric)
-    curve = _curve(records, column)
+    column = _column(table, config, columns, metric)
+    curve = _curve(columns, column)
     if not curve and not failed:
         return None
-    last: dict[str, Any] = next((r for r in reversed(records) if column in r), {})
-    scalars = {k: v for k, v in last.items() if isinstance(v, float) and k not in UNTESTED}
+    last = {name: own.get(curve[-1][0]) if curve else None for name, own in _scalars(columns)}
     found = read_environment(path / ENVIRONMENT) if (path / ENVIRONMENT).is_file() else {}
     environment = {key: found[key] for key in _ENVIRONMENT if key in found}
     if "how" in environment:
@@ -258,15 +279,15 @@ def record_of(
         method=config.method,
         settings=settings_of(config),
         rounds=config.rounds,
-        rounds_done=records[-1]["round"] if records else 0,
+        rounds_done=columns.last_round,
         metric=metric,
         curve=curve,
-        beside=_curve(records, metric) if column == "client_mean" else [],
+        beside=_curve(columns, metric) if column == "client_mean" else (),
         partition_hash=Partition.load(partition).hash if partition.is_file() else "",
-        final={key: round(value, 4) for key, value in scalars.items() if math.isfinite(value)},
-        up_mb=_mean(records, "mb_up"),
-        down_mb=_mean(records, "mb_down"),
-        seconds_per_round=_median(records),
+        final={key: round(v, 4) for key, v in last.items() if v is not None and math.isfinite(v)},
+        up_mb=_average(columns, "mb_up", statistics.mean),
+        down_mb=_average(columns, "mb_down", statistics.mean),
+        seconds_per_round=_average(columns, "seconds", statistics.median),
         environment=environment,
         date=day,
         command=f"kedge reproduce {home} --rows {name} --seeds {seed}{scale}",
@@ -275,33 +296,33 @@ def record_of(
     )
 
 
-def _curve(records: list[dict[str, Any]], column: str) -> list[Point]:
-    seconds, curve = 0.0, list[Point]()
-    for one in records:
-        seconds += one.get("seconds", 0.0)
-        if column in one:
-            value = one[column]
-            value = None if value is None or not math.isfinite(value) else round(value, 3)
-            curve.append((one["round"], value, round(seconds, 1)))
-    return curve
+def _curve(columns: Columns, name: str) -> tuple[Point, ...]:
+    seconds = dict(zip(columns.rounds, columns.seconds, strict=True))
+    return tuple(
+        (number, round(value, 3) if math.isfinite(value) else None, round(seconds[number], 1))
+        for number, value in columns.by_round(name).items()
+    )
 
 
-def _column(table: PaperTable, config: Config, records: list[dict[str, Any]], metric: str) -> str:
+def _column(table: PaperTable, config: Config, columns: Columns, metric: str) -> str:
     """What the run is judged by: for a personal method, the clients' own models."""
-    if is_personal(config) and any("personal_mean" in r for r in records):
+    if is_personal(config) and "personal_mean" in columns.named:
         return "personal_mean"
-    clients = table.judged == "clients" and any("client_mean" in r for r in records)
-    return "client_mean" if clients else metric
+    return "client_mean" if table.judged == "clients" and "client_mean" in columns.named else metric
 
 
-def _mean(records: list[dict[str, Any]], key: str) -> float | None:
-    values = [r[key] for r in records if key in r]
-    return round(statistics.mean(values), 4) if values else None
+def _scalars(columns: Columns) -> Iterator[tuple[str, dict[int, float]]]:
+    """The columns of tests, by round."""
+    left_out = (*UNTESTED, "stopped")
+    for name in columns.named:
+        if name not in left_out and "." not in name:
+            yield name, columns.by_round(name)
 
 
-def _median(records: list[dict[str, Any]]) -> float | None:
-    seconds = [r["seconds"] for r in records if "seconds" in r]
-    return round(statistics.median(seconds), 4) if seconds else None
+def _average(
+    columns: Columns, name: str, average: Callable[[Iterable[float]], float]
+) -> float | None:
+    return round(average(columns.named[name].values), 4) if name in columns.named else None
 
 
 def keep(
@@ -350,7 +371,6 @@ def found_records(
     """
     found: dict[str, dict[int, Record]] = {row.name: {} for row in table.rows}
     left_out: list[str] = []
-    free = (table.choose.key,) if table.choose else ()
     for row in table.rows:
         home, name = row.home
         for path in _files(results / home, f"{name}.seed*.{table.scale}.json"):
@@ -359,7 +379,7 @@ def found_records(
             except DataError as error:
                 left_out.append(f"{error}. It is left out.")
                 continue
-            wrong = differences(record, row, free)
+            wrong = differences(record, row, table.free)
             for key, value in (choices or {}).get(row.name, {}).items():
                 if record.settings.get(key) != value:
                     wrong.append(f"{key} {record.settings.get(key)} (chosen: {value})")
@@ -377,3 +397,34 @@ def found_records(
 
 def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern)) if folder.is_dir() else []
+
+
+# -- choices on validation data --------------------------------------------------------------------
+
+
+def choice_path(results: Path, table: PaperTable, row: PaperRow) -> Path:
+    home, name = row.home
+    return results / home / f"{name}.choice.{table.scale}.json"
+
+
+def read_choice(results: Path, table: PaperTable, row: PaperRow) -> dict[str, Any] | None:
+    """The setting that was chosen for a row, e.g. ``{"lr": 0.1}``; None if there is no choice yet,
+    or if it was made among other values or for another method."""
+    path, choose = choice_path(results, table, row), table.choose
+    if choose is None or not path.is_file():
+        return None
+    try:
+        found = read_own_json(path, "delete it")
+    except DataError:
+        return None
+    wanted = [choose.key, list(choose.values), choose.rounds, choose.seed, row.method]
+    if not isinstance(found, dict):
+        return None
+    if [found.get(key) for key in ("key", "values", "rounds", "seed", "method")] != wanted:
+        return None
+    return {choose.key: found["chosen"]} if found.get("chosen") in choose.values else None
+
+
+def read_choices(results: Path, table: PaperTable) -> dict[str, dict[str, Any]]:
+    """What was chosen for each row of a table; empty where nothing was."""
+    return {row.name: read_choice(results, table, row) or {} for row in table.rows}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,24 +15,28 @@ from typing import Any
 from kedge.engines import Execution
 from kedge.engines.device import device_name, resolve_device
 from kedge.errors import DataError, Interrupted, KedgeError
-from kedge.files import check_links
+from kedge.files import check_links, finite
+from kedge.history.experiment import kind_of
 from kedge.history.folder import CONFIG, ENVIRONMENT, stored_config
-from kedge.reproduction.choice import choose_value, read_choice
+from kedge.reproduction.recipes import EXECUTION, PaperRow, PaperTable
 from kedge.reproduction.records import (
     RUNS,
     Record,
+    choice_path,
     differences,
     found_records,
     keep,
+    read_choice,
     record_of,
     record_path,
     run_path,
+    write_text,
 )
-from kedge.reproduction.table import EXECUTION, PaperRow, PaperTable
 from kedge.runs import train
 from kedge.runs.build import with_personal
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.environment import read_environment
+from kedge.runs.grid import Setting
 from kedge.settings import Config
 
 SAVE_SHARE = 0.02  # of the time, spent on checkpoints
@@ -134,7 +140,7 @@ def _is_done(table: PaperTable, row: PaperRow, seed: int, context: Context) -> b
     wanted = row.config(seed).rounds
     if context.limits.rounds:
         wanted = min(wanted, context.limits.rounds)
-    if record.diverged or record.rounds_done >= wanted:
+    if record.has(wanted):
         return True
     if not (run_path(context.results, table, row, seed) / CONFIG).is_file():
         context.say(
@@ -226,6 +232,54 @@ def _chosen(table: PaperTable, row: PaperRow, context: Context) -> dict[str, Any
         raise
 
 
+def choose_value(
+    results: Path,
+    table: PaperTable,
+    row: PaperRow,
+    config: Config,
+    options: train.Options = train.PLAIN,
+) -> dict[str, Any]:
+    """Train with each value, and choose the best one on validation data; it is recorded.
+
+    Raises:
+        KedgeError: the settings do not fit the data.
+        Interrupted: the user pressed Ctrl-C, or ``watch`` requested a stop.
+    """
+    choose = table.choose
+    assert choose is not None
+    short = dataclasses.replace(config, rounds=choose.rounds, validation=choose.validation)
+    settings = [
+        Setting({choose.key: value}, dataclasses.replace(short, **{choose.key: value}))
+        for value in choose.values
+    ]
+    folder = results / RUNS / row.home[0] / f"{row.home[1]}.choice.{table.scale}"
+    is_begun = bool(kind_of(folder))
+    found = train.experiment(
+        "sweep", train.setting_jobs(settings), folder, is_begun, options
+    ).results
+    scores = [r.validation.mean if r.validation else math.nan for r in found]
+    sign = 1.0 if found[0].higher_is_better else -1.0
+    best = max(range(len(scores)), key=lambda i: (not math.isnan(scores[i]), sign * scores[i]))
+    written = {
+        "recipe": table.name,
+        "row": row.name,
+        "scale": table.scale,
+        "method": row.method,
+        "key": choose.key,
+        "values": list(choose.values),
+        "validation": scores,
+        "chosen": choose.values[best],
+        "seed": choose.seed,
+        "rounds": choose.rounds,
+        "share": choose.validation,
+        "device": found[0].device,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    text = json.dumps(finite(written), indent=1)
+    write_text(choice_path(results, table, row), text, results)
+    return {choose.key: choose.values[best]}
+
+
 def _settings(context: Context) -> dict[str, Any]:
     """How to compute, as settings of a run."""
     return {key: value for key, value in context.execution.items() if value is not None}
@@ -289,11 +343,10 @@ def collect_seed(
     table: PaperTable, row: PaperRow, seed: int, results: Path, failed: str = ""
 ) -> Record | None:
     """Write the record of a run if its folder is further than the record; returns it."""
-    free = (table.choose.key,) if table.choose else ()
     record = record_of(table, row, seed, run_path(results, table, row, seed), failed)
-    if record is None or differences(record, row, free):
+    if record is None or differences(record, row, table.free):
         return None
-    return keep(record_path(results, table, row, seed), record, row, free, results)
+    return keep(record_path(results, table, row, seed), record, row, table.free, results)
 
 
 def is_writable(results: Path) -> bool:

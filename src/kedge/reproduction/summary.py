@@ -1,48 +1,53 @@
-"""Statistics of records: the papers' metrics, the mean of the last tests, and paired gains."""
+"""Statistics of records: the paper's numbers beside ours, and gains that are paired by seed."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.history.compare import LEVEL, holm, paired
-from kedge.history.run import Stat
-from kedge.reproduction.records import Point, Record
-from kedge.reproduction.table import PaperRow, PaperTable
+from kedge.history.compare import Row, holm, paired
+from kedge.history.metric import Metric
+from kedge.history.run import Run, Seed, Stat
+from kedge.reproduction.recipes import PaperRow, PaperTable
+from kedge.reproduction.records import BESIDE, Record
 
-Points = Sequence[Point]
-TOP = 5
 STATS = ("ours", "tail", "gain", "tail_gain", "beside", "beside_gain")
+GAINS = ("gain", "tail_gain", "beside_gain")
 
 
-def value_of(metric: str, points: Points, higher: bool) -> float:
-    """A curve as one number: ``last``, ``best`` or ``top5``, the mean of the five best; ``higher``
-    says whether high values are better.
+def run_of(row: PaperRow, records: Sequence[Record], rounds: Collection[int] | None = None) -> Run:
+    """The tests of some seeds of a row as a run, or those of some rounds only.
+
+    All tests count, also of a seed that diverged; one without a number is NaN.
+    """
+    seeds = []
+    for record in records:
+        columns = record.columns(rounds)
+        failed = "" if columns else record.diverged or "no test"
+        seeds.append(Seed(record.seed, columns, record.partition_hash, failed=failed))
+    least = min((len(s.columns) and s.columns.last_round for s in seeds), default=0)
+    numbers = [seed.number for seed in seeds]
+    target = row.settings.get("target", 0.0)
+    settings = {"method": row.method, "seeds": numbers, "rounds": least, "target": target}
+    measure = records[0].measure if records else Metric("", "", higher_is_better=True)
+    return Run(row.name, settings, tuple(seeds), measure, yardstick=row.yardstick)
+
+
+def values_of(metric: str, run: Run) -> tuple[float, ...]:
+    """Each seed's curve as one number: ``last``, ``best`` or ``top5``, the mean of the five best.
 
     A test without a number, after a loss that was not finite, counts for ``last`` only: NaN.
-
-    >>> curve = [(i, float(v), 0.0) for i, v in enumerate([1, 5, 2, 3, 4, 2], 1)]
-    >>> [value_of(name, curve, True) for name in ("last", "best", "top5")]
-    [2.0, 5.0, 3.2]
     """
-    if not points:
-        return math.nan
-    if metric == "last":
-        last = points[-1][1]
-        return math.nan if last is None else last
-    values = sorted((v for _, v, _ in points if v is not None), reverse=higher)
-    if not values:
-        return math.nan
-    return values[0] if metric == "best" else sum(values[:TOP]) / len(values[:TOP])
+    return {"last": run.last, "best": run.best, "top5": run.top5_mean}[metric].values
 
 
-def tail_mean(points: Points, tail: int) -> float:
-    """The mean of the last ``tail`` tests: what single rounds, which swing, do not tell."""
-    values = [math.nan if v is None else v for _, v, _ in points[-tail:]]
-    return sum(values) / len(values) if values else math.nan
+def tail_means(run: Run, tail: int, column: str = "") -> list[float]:
+    """Each seed's mean of the last ``tail`` tests: what single rounds, which swing, do not tell."""
+    columns = [seed.columns.named.get(column or run.column) for seed in run.seeds]
+    tails = [one.values[-tail:] if one else () for one in columns]
+    return [sum(values) / len(values) if values else math.nan for values in tails]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +55,7 @@ class Summary:
     """One row of a table: the paper's number and ours."""
 
     row: PaperRow
-    n: int = 0  # seeds
+    run: Run  # the seeds that count
     rounds: int = 0  # that they have
     total: int = 0  # rounds of the recipe
     ours: Stat | None = None  # at the paper's metric
@@ -60,7 +65,6 @@ class Summary:
     beside: Stat | None = None  # mean of the last tests on the common test set
     beside_gain: Stat | None = None
     paper_gain: float | None = None
-    to_target: tuple[int | None, ...] = ()  # first round of each seed that reaches the target
     up_mb: float | None = None
     down_mb: float | None = None
     worst: Stat | None = None  # client, after the last test
@@ -69,15 +73,19 @@ class Summary:
     shorter: tuple[str, ...] = ()  # runs that are behind the others, so not counted yet
     diverged: tuple[str, ...] = ()
     gain_rounds: int = 0  # that both rows have
-    higher: bool = True  # is better
-    metric: str = ""
     chosen: str = ""
-    p: float | None = None  # of the gain, after Holm's correction over the rows
+    #: Each gain with its p-value, after Holm's correction over the rows of the table.
+    compared: dict[str, Row] = field(default_factory=dict)
 
     @property
-    def is_clear(self) -> bool:
-        """Whether the gain is clear after the correction."""
-        return self.p is not None and self.p < LEVEL
+    def n(self) -> int:
+        """The number of seeds."""
+        return len(self.run.seeds)
+
+    @property
+    def to_target(self) -> tuple[int | None, ...]:
+        """The first round of each seed that reaches the target; empty without one."""
+        return tuple(self.run.to_target)
 
     @property
     def mb_to_target(self) -> float | None:
@@ -108,10 +116,10 @@ class Summary:
             "rounds": self.total,
             **stats,
             "difference": self.difference,
-            "p_holm": self.p,
+            "p_holm": self.compared["gain"].p,
             "paper_gain": self.paper_gain,
             "gain_rounds": self.gain_rounds,
-            "metric": self.metric,
+            "metric": self.run.measure.name,
             "rounds_to_target": list(self.to_target),
             "mb_to_target": self.mb_to_target,
             "up_mb": self.up_mb,
@@ -128,121 +136,103 @@ def _plain(stat: Stat | None) -> dict[str, Any] | None:
     if stat is None:
         return None
     interval = stat.interval()
-    return {
-        "mean": stat.mean,
-        "sd": stat.sd,
-        "n": stat.n,
-        "values": list(stat.values),
-        "interval": list(interval) if interval else None,
-    }
+    values = {"mean": stat.mean, "sd": stat.sd, "n": stat.n, "values": list(stat.values)}
+    return values | {"interval": list(interval) if interval else None}
 
 
 def summarise(
     table: PaperTable,
-    records: dict[str, dict[int, Record]],
-    choices: dict[str, dict[str, Any]] | None = None,
+    records: Mapping[str, Mapping[int, Record]],
+    choices: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Summary]:
     """One summary per row of a table. ``records`` are by row and seed."""
-    found = []
-    every = (record.higher for by_seed in records.values() for record in by_seed.values())
-    higher = next(every, True)  # before the first record only the paper's gain depends on it
-    for row in table.rows:
-        base = next((r for r in table.rows if r.name == row.base and r is not row), None)
-        chosen = ", ".join(f"{k} {v:g}" for k, v in (choices or {}).get(row.name, {}).items())
-        own = records.get(row.name, {})
-        others = records.get(base.name, {}) if base else {}
-        found.append(_summary(table, row, own, base, others, chosen, higher))
-    tested = [s.gain is not None and s.gain.n > 1 and not s.row.yardstick for s in found]
-    gains = [
-        s.gain.values if s.gain and yes else None for s, yes in zip(found, tested, strict=True)
-    ]
-    p_values = holm([paired(values).p if values else None for values in gains])
-    return [dataclasses.replace(s, p=p) for s, p in zip(found, p_values, strict=True)]
+    found = [_summary(table, row, records, (choices or {}).get(row.name, {})) for row in table.rows]
+    for key in GAINS:
+        stats: list[Stat | None] = [getattr(s, key) for s in found]
+        gains = [paired(stat.values) if stat else None for stat in stats]
+        tested = [
+            g.p if g and not s.row.yardstick else None for g, s in zip(gains, found, strict=True)
+        ]
+        for s, gain, p in zip(found, gains, holm(tested), strict=True):
+            s.compared[key] = Row(s.run, gain, p)
+    return found
 
 
 def _summary(
     table: PaperTable,
     row: PaperRow,
-    own: dict[int, Record],
-    base: PaperRow | None,
-    others: dict[int, Record],
-    chosen: str,
-    higher: bool,
+    records: Mapping[str, Mapping[int, Record]],
+    chosen: Mapping[str, Any],
 ) -> Summary:
-    total = row.config().rounds
-    numbers = base is not None and row.paper is not None and base.paper is not None
-    paper_gain = row.paper - base.paper if numbers else None  # type: ignore[union-attr,operator]
-    paper_gain = -paper_gain if paper_gain and not higher else paper_gain
+    own = records.get(row.name, {})
+    base = next((r for r in table.rows if r.name == row.base and r is not row), None)
+    paper_gain, total = None, row.config().rounds
+    if base is not None and row.paper is not None and base.paper is not None:
+        every = (r.measure for by_seed in records.values() for r in by_seed.values())
+        measure = next(every, Metric("", "", higher_is_better=True))
+        paper_gain = measure.gain(row.paper, base.paper)
+    words = ", ".join(f"{key} {value:g}" for key, value in chosen.items())
     if not own:
-        return Summary(row, total=total, paper_gain=paper_gain, chosen=chosen)
+        return Summary(row, run_of(row, []), total=total, paper_gain=paper_gain, chosen=words)
     most = max(record.rounds_done for record in own.values())
-    counted = {s: r for s, r in own.items() if r.rounds_done == most or r.diverged}
-    shorter = [f"seed {s} ({r.rounds_done} rounds)" for s, r in own.items() if s not in counted]
-    runs = list(counted.values())
-    gain, tail_gain, beside_gain, rounds = _gains(table, own, others, higher)
-    target = row.config().target
+    runs = [r for r in own.values() if r.rounds_done == most or r.diverged]
+    run = run_of(row, runs)
+    rounds, gains = _gains(table, row, own, records.get(base.name, {}) if base else {})
     return Summary(
         row,
-        n=len(runs),
+        run,
         rounds=most,
         total=total,
-        ours=Stat.of([value_of(table.metric, r.curve, higher) for r in runs]),
-        tail=Stat.of([tail_mean(r.curve, table.tail) for r in runs]),
-        gain=gain,
-        tail_gain=tail_gain,
-        beside=_known([tail_mean(r.beside, table.tail) for r in runs]),
-        beside_gain=beside_gain,
+        ours=Stat.of(values_of(table.metric, run)),
+        tail=Stat.of(tail_means(run, table.tail)),
+        beside=_known(tail_means(run, table.tail, BESIDE)),
+        gain=gains.get("gain"),
+        tail_gain=gains.get("tail_gain"),
+        beside_gain=gains.get("beside_gain"),
         paper_gain=paper_gain,
-        to_target=tuple(_first(r.curve, target, higher) for r in runs) if target else (),
         up_mb=_mean([r.up_mb for r in runs]),
         down_mb=_mean([r.down_mb for r in runs]),
         worst=_worst(runs),
         seconds_per_round=_mean([r.seconds_per_round for r in runs]),
         devices=tuple(dict.fromkeys(r.device for r in runs)),
-        shorter=tuple(shorter),
+        shorter=tuple(
+            f"seed {s} ({r.rounds_done} rounds)" for s, r in own.items() if r not in runs
+        ),
         diverged=tuple(f"seed {r.seed} after round {r.rounds_done}" for r in runs if r.diverged),
         gain_rounds=rounds,
-        metric=runs[0].metric,
-        higher=higher,
-        chosen=chosen,
+        chosen=words,
     )
 
 
 def _gains(
-    table: PaperTable, own: dict[int, Record], others: dict[int, Record], higher: bool
-) -> tuple[Stat | None, Stat | None, Stat | None, int]:
+    table: PaperTable, row: PaperRow, own: Mapping[int, Record], others: Mapping[int, Record]
+) -> tuple[int, dict[str, Stat | None]]:
     """Gains of a row over its base, paired by seed, over the tests that both runs have: at the
     paper's metric, in the last tests, and in the last tests on the common test set. Positive ones
-    are better.
+    are better. Before them the round that they are of.
 
     Seeds with other partitions are left out, and those that are behind the other seeds.
     """
-    sign = 1.0 if higher else -1.0
-    pairs: dict[int, list[tuple[float, float, float]]] = {}
+    pairs: dict[int, list[tuple[Run, Run]]] = {}
     for seed, record in own.items():
         other = others.get(seed)
-        if other is None or other.partition_hash != record.partition_hash:
-            continue
-        common = {r for r, _, _ in record.curve} & {r for r, _, _ in other.curve}
-        if not common:
-            continue
-        one, two = ([p for p in r.curve if p[0] in common] for r in (record, other))
-        metric = value_of(table.metric, one, higher) - value_of(table.metric, two, higher)
-        tail = tail_mean(one, table.tail) - tail_mean(two, table.tail)
-        one, two = ([p for p in r.beside if p[0] in common] for r in (record, other))
-        beside = tail_mean(one, table.tail) - tail_mean(two, table.tail)
-        pairs.setdefault(max(common), []).append((sign * metric, sign * tail, sign * beside))
+        if other is not None and other.partition_hash == record.partition_hash:
+            common = {point[0] for point in record.curve} & {point[0] for point in other.curve}
+            if common:
+                two = run_of(row, [record], common), run_of(row, [other], common)
+                pairs.setdefault(max(common), []).append(two)
     if not pairs:
-        return None, None, None, 0
-    rounds = max(pairs)
-    metric_gains, tail_gains, beside_gains = zip(*pairs[rounds], strict=True)
-    return Stat.of(metric_gains), Stat.of(tail_gains), _known(beside_gains), rounds
+        return 0, {}
+    last = max(pairs)
 
+    def gains(numbers: Callable[[Run], Sequence[float]]) -> list[float]:
+        return [a.measure.gain(numbers(a)[0], numbers(b)[0]) for a, b in pairs[last]]
 
-def _first(points: Points, target: float, higher: bool) -> int | None:
-    """The first round that reaches a target."""
-    known = ((r, v) for r, v, _ in points if v is not None)
-    return next((r for r, v in known if (v >= target if higher else v <= target)), None)
+    return last, {
+        "gain": Stat.of(gains(lambda run: values_of(table.metric, run))),
+        "tail_gain": Stat.of(gains(lambda run: tail_means(run, table.tail))),
+        "beside_gain": _known(gains(lambda run: tail_means(run, table.tail, BESIDE))),
+    }
 
 
 def _known(values: Sequence[float]) -> Stat | None:

@@ -1,28 +1,5 @@
-// What all charts share: elements, switches, drawing at the present width, saving, sorting, theme.
+// What all charts of a page share: switches, drawing at the present width, saving, sorting, theme.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const Plot = window.Plot, d3 = window.d3;
-const TIP = { fill: "var(--paper)", stroke: "var(--line)", lineHeight: 1.25 };
-const DASHES = ["", "6 3", "2 3"];
-
-/** An element with properties and children; texts are text, never HTML. */
-function el(tag, props = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(props)) {
-    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (key.startsWith("aria-") || (value !== false && value != null)) node.setAttribute(key, value);
-  }
-  node.append(...children);
-  return node;
-}
-
-const colour = (run) => `var(--c${run.colour})`;
-const finite = (v) => typeof v === "number" && Number.isFinite(v);
-const mean = (values) => d3.mean(values);
-const clip = (text, n) => (text.length > n ? text.slice(0, n - 1) + "…" : text);
-const fixed = (v, n) => (finite(v) ? v.toFixed(n).replace(/^-(?=0\.?0*$)/, "").replace("-", "−") : "");
-const signed = (v, n) => (finite(v) ? (v > 0 ? "+" : "") + fixed(v, n) : "");
-const digits = (v) => (finite(v) ? (Number.isInteger(v) ? String(v) : d3.format(".4~g")(v)).replace("-", "−") : "");
-
 /** Numbers of one chart with the same decimals: as many as their size calls for. */
 function alike(values) {
   if (values.every(Number.isInteger)) return (v) => d3.format(",")(v).replace("-", "−");
@@ -45,7 +22,7 @@ const around = (values) => (values.every((v) => !v) ? { domain: [-1, 1] } : {});
 function choice(label, options, chosen, pick) {
   const box = el("span", { class: "switch", role: "group", "aria-label": label });
   for (const [value, text] of options) {
-    const button = el("button", { type: "button", "aria-pressed": value === chosen, "data-value": value, onclick: () => {
+    const button = el("button", { type: "button", "aria-pressed": value === chosen, "data-value": value, click: () => {
       for (const other of box.children) other.setAttribute("aria-pressed", other === button);
       pick(value);
     } }, text);
@@ -56,8 +33,8 @@ function choice(label, options, chosen, pick) {
 
 /** A list to choose from, for what has too many values for buttons. */
 function menu(label, options, chosen, pick) {
-  const select = el("select", { "aria-label": label, onchange: (event) => pick(event.target.value) });
-  for (const [value, text] of options) select.append(el("option", { value, selected: value === chosen ? "" : null }, text));
+  const select = el("select", { "aria-label": label, change: (event) => pick(event.target.value) });
+  for (const [value, text] of options) select.append(el("option", { value, selected: value === chosen }, text));
   return select;
 }
 
@@ -66,16 +43,16 @@ function chips(label, items, on, changed) {
   const few = items.length <= 6 && d3.sum(items, (i) => i.text.length) < 60 && !items.some((i) => i.run);
   const box = el("div", { class: `chips${few ? " few" : ""}${items.length > 24 ? " long" : ""}`, role: "group", "aria-label": label });
   const buttons = items.map((item) => {
-    const button = el("button", { type: "button", class: "chip", "aria-pressed": on.has(item.key), onclick: () => {
+    const button = el("button", { type: "button", class: "chip", "aria-pressed": on.has(item.key), click: () => {
       if (on.has(item.key)) on.delete(item.key); else on.add(item.key);
       button.setAttribute("aria-pressed", on.has(item.key));
       changed();
-    } }, ...(item.run ? [el("span", { class: `swatch c${item.run.colour} d${item.run.dash}` })] : []), item.text);
+    } }, ...(item.run ? [swatch(item.run)] : []), item.text);
     return button;
   });
   box.append(...buttons);
   if (items.length > (items[0].run ? 3 : 8)) {
-    const set = (text, all) => el("button", { type: "button", class: "chip plain", onclick: () => {
+    const set = (text, all) => el("button", { type: "button", class: "chip plain", click: () => {
       for (const [i, item] of items.entries()) {
         if (all) on.add(item.key); else on.delete(item.key);
         buttons[i].setAttribute("aria-pressed", all);
@@ -169,15 +146,7 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 
 for (const button of document.querySelectorAll("[data-copy]")) {
-  button.addEventListener("click", async () => {
-    const text = button.parentElement.querySelector("code").textContent;
-    try { await navigator.clipboard.writeText(text); } catch {
-      const area = el("textarea"); area.value = text; document.body.append(area); area.select();
-      document.execCommand("copy"); area.remove();
-    }
-    button.textContent = "copied";
-    setTimeout(() => { button.textContent = "copy"; }, 1500);
-  });
+  button.addEventListener("click", () => copy(button.parentElement.querySelector("code").textContent, button));
 }
 
 let folded = [];

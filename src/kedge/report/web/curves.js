@@ -1,72 +1,38 @@
 // Curves over rounds, megabytes and seconds; drift; gains with their intervals.
 
-/** The points of a run: mean and standard deviation over the seeds that are switched on. */
-function points(group, i, column, axis, seeds) {
-  const curve = group.curves[i], block = curve[column.kind], run = group.runs[i];
-  const own = d3.range(curve.seeds.length).filter((s) => seeds.has(curve.seeds[s]));
-  const values = block.y[column.key];
-  if (!values) return [];
-  const carried = run.status === "stopped early";
-  const at = own.map((s) => {
+/** The seeds of a run that are switched on, as series of points. */
+function seriesOf(group, i, column, axis, seeds) {
+  const curve = group.curves[i], block = curve[column.kind], values = block.y[column.key];
+  const carried = group.runs[i].status === "stopped early";
+  const own = values ? d3.range(curve.seeds.length).filter((s) => seeds.has(curve.seeds[s])) : [];
+  return own.map((s) => {
     let before = null;
-    return values[s].map((v) => { if (v != null) before = v; return v ?? (carried ? before : null); });
+    const points = block.rounds.map((round, k) => {
+      if (values[s][k] != null) before = values[s][k];
+      return [round, axis === "round" ? round : block[axis][s][k], values[s][k] ?? (carried ? before : null)];
+    });
+    return { seed: curve.seeds[s], points: points.filter((point) => point[2] != null) };
   });
-  const found = [];
-  for (const [k, round] of block.rounds.entries()) {
-    const known = own.map((s, j) => ({ s, v: at[j][k] })).filter((p) => p.v != null);
-    if (!known.length) continue;
-    const xs = axis === "round" ? [round] : known.map((p) => block[axis][p.s][k]).filter((v) => v != null);
-    if (!xs.length) continue;
-    const numbers = known.map((p) => p.v);
-    found.push({ run: run.name, round, x: mean(xs), mean: mean(numbers), sd: d3.deviation(numbers) ?? null, n: numbers.length, each: known.map((p) => [curve.seeds[p.s], p.v]) });
-  }
-  return found;
 }
 
-const AXES = { round: "round", mb: "MB sent and received by all clients", s: "seconds of a seed" };
 const spans = (values, ratio) => values.length && d3.min(values) > 0 && d3.max(values) / d3.min(values) > ratio;
 
 /** One chart of curves. */
 function curvePlot(group, column, axis, on, seeds, each, width) {
   const shown = group.runs.map((run, i) => ({ run, i })).filter(({ run, i }) => on.has(i) && !(axis === "mb" && run.yardstick));
-  const lines = shown.map(({ run, i }) => ({ run, rows: points(group, i, column, axis, seeds) })).filter((l) => l.rows.length);
-  const all = lines.flatMap((l) => l.rows);
-  const ends = lines.map((l) => l.rows.at(-1).x);
-  const logX = axis !== "round" && spans(ends, 8) && all.every((d) => d.x > 0);
-  const logY = (column.kind === "train" || column.key === "loss") && spans(all.map((d) => d.mean), 60);
-  const marks = [];
-  for (const { run, rows } of lines) {
-    if (rows.some((d) => d.sd)) {
-      const low = (d) => (logY ? Math.max(d.mean - d.sd, d.mean / 1e3) : d.mean - d.sd);
-      marks.push(Plot.areaY(rows, { x: "x", y1: low, y2: (d) => d.mean + d.sd, fill: colour(run), fillOpacity: 0.12 }));
-    }
-    if (each) {
-      const rowsOf = rows.flatMap((d) => d.each.map(([seed, v]) => ({ x: d.x, v, seed })));
-      marks.push(Plot.line(rowsOf, { x: "x", y: "v", z: "seed", stroke: colour(run), strokeWidth: 0.7, strokeOpacity: 0.55 }));
-    }
-  }
-  for (const { run, rows } of lines) {
-    marks.push(Plot.line(rows, { x: "x", y: "mean", stroke: colour(run), strokeWidth: run.best ? 2.4 : 1.6, strokeDasharray: run.yardstick ? "1 4" : DASHES[run.dash], strokeLinecap: "round" }));
-    if (rows.length < 4) marks.push(Plot.dot(rows, { x: "x", y: "mean", fill: colour(run), r: 2.5 }));
-  }
-  const unit = column.unit ? ` ${column.unit}` : "";
-  const words = (d) => [
-    d.run,
-    `${fixed(d.mean, column.decimals)}${unit}${d.sd != null ? ` ± ${fixed(d.sd, column.decimals)}` : ""}`,
-    axis === "round" ? `round ${d.round}` : `${digits(d.x)} ${axis === "mb" ? "MB" : "s"}, round ${d.round}`,
-    d.n > 1 ? d.each.map(([seed, v]) => `seed ${seed}: ${fixed(v, column.decimals)}`).slice(0, 6).join("\n") : "",
-  ].filter(Boolean).join("\n");
-  if (group.target && column === group.columns[0]) marks.push(Plot.ruleY([group.target], { stroke: "var(--soft)", strokeDasharray: "3 3" }));
-  marks.push(Plot.dot(all, Plot.pointer({ x: "x", y: "mean", r: 4, fill: "var(--ink)" })));
-  marks.push(Plot.tip(all, Plot.pointer({ x: "x", y: "mean", title: words, ...TIP })));
-  const node = Plot.plot({
-    width, height: Math.round(Math.min(420, Math.max(260, width * 0.42))), marginLeft: 48, marginRight: 14, marginBottom: 38, insetTop: 4,
-    x: { label: AXES[axis] + (logX ? " (log scale)" : ""), type: logX ? "log" : "linear", ticks: axis === "round" ? d3.ticks(...d3.extent(all, (d) => d.x), Math.max(3, Math.round(width / 90))).filter(Number.isInteger) : logX ? 5 : Math.max(3, Math.round(width / 90)), tickFormat: (v) => (axis === "round" ? d3.format(",")(v) : d3.format(v >= 1e5 ? "~s" : ",~g")(v)), labelAnchor: "center", labelArrow: "none" },
-    y: { label: null, type: logY ? "log" : "linear", ticks: logY ? 4 : 6, grid: true, nice: !logY, tickFormat: logY ? "~g" : undefined },
-    marks,
+  const lines = shown.map(({ run, i }) => {
+    const series = seriesOf(group, i, column, axis, seeds);
+    return { run, series, rows: means(series) };
+  }).filter((line) => line.rows.length);
+  const rows = lines.flatMap((line) => line.rows);
+  const { node, all, logY } = curves(lines, {
+    axis, column, width, each, height: Math.round(Math.min(420, Math.max(260, width * 0.42))),
+    logX: axis !== "round" && spans(lines.map((line) => line.rows.at(-1).x), 8) && rows.every((d) => d.x > 0),
+    log: (column.kind === "train" || column.key === "loss") && spans(rows.map((d) => d.mean), 60),
+    target: column === group.columns[0] ? group.target : 0, unit: column.unit ? ` ${column.unit}` : "",
   });
-  const rows = all.map((d) => ({ method: d.run, round: d.round, [axis === "round" ? "x" : axis]: d.x, [column.key]: d.mean, sd: d.sd ?? "", n: d.n }));
-  return { node, rows, logY, empty: !all.length };
+  const table = all.map((d) => ({ method: d.run, round: d.round, [axis === "round" ? "x" : axis]: d.x, [column.key]: d.mean, sd: d.sd ?? "", n: d.n }));
+  return { node, rows: table, logY, empty: !all.length };
 }
 
 function drawCurves(figure, group) {
@@ -102,11 +68,11 @@ function drawDrift(figure, group) {
   const column = group.columns.find((c) => c.key === "divergence");
   const seeds = new Set(group.curves.flatMap((c) => c.seeds));
   const on = new Set(group.runs.flatMap((r, i) => (r.on && !r.yardstick ? [i] : [])));
-  const known = [...on].some((i) => points(group, i, column, "round", seeds).some((d) => d.mean > 0));
+  const known = [...on].some((i) => means(seriesOf(group, i, column, "round", seeds)).some((d) => d.mean > 0));
   if (!known) { figure.remove(); return; }
   if (on.size > 1) {
     const legend = el("div", { class: "legend" });
-    for (const i of on) legend.append(el("span", {}, el("span", { class: `swatch c${group.runs[i].colour} d${group.runs[i].dash}` }), clip(group.runs[i].name, 40)));
+    for (const i of on) legend.append(el("span", {}, swatch(group.runs[i]), clip(group.runs[i].name, 40)));
     figure.querySelector(".plot").before(legend);
   }
   chart(figure, (width) => curvePlot(group, column, "round", on, seeds, false, width))();

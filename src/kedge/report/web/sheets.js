@@ -1,10 +1,10 @@
 // Charts of diagnoses, from plain rows; then all figures of the page.
 function drawSheet(figure, spec) {
   const series = [...new Set(spec.rows.map((d) => d.series ?? ""))];
-  const run = (name) => { const i = series.indexOf(name ?? ""); return { colour: (i + 1) % 8, dash: Math.floor(i / 8) % 3 }; };
+  const run = (name) => { const i = series.indexOf(name ?? ""); return { ...styled(i), colour: (i + 1) % 8 }; };
   if (series.length > 1) {
     const legend = figure.querySelector(".legend");
-    for (const name of series) { const r = run(name); legend.append(el("span", {}, el("span", { class: `swatch c${r.colour} d${r.dash}` }), clip(String(name), 40))); }
+    for (const name of series) legend.append(el("span", {}, swatch(run(name)), clip(String(name), 40)));
   }
   const rows = spec.rows.map((d) => ({ ...d, series: d.series ?? "" }));
   const words = (d) => [d.label, d.series, `${spec.x || "x"}: ${typeof d.x === "number" ? digits(d.x) : d.x}`, `${spec.y || "y"}: ${typeof d.y === "number" ? digits(d.y) : d.y}`, d.value === undefined ? "" : `${spec.value || "value"}: ${digits(d.value)}`].filter(Boolean).join("\n");

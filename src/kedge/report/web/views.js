@@ -65,7 +65,7 @@ function drawClients(figure, group) {
         x: { label: directed ? "clients, worst first" : "clients, by value", labelAnchor: "center", labelArrow: "none", ticks: [] },
         y: { label: null, grid: true, nice: true },
         marks: [
-          Plot.ruleY([mean(rows.map((d) => d.v))], { stroke: "var(--soft)", strokeDasharray: "3 3" }),
+          Plot.ruleY([d3.mean(rows, (d) => d.v)], { stroke: "var(--soft)", strokeDasharray: "3 3" }),
           Plot.dot(rows, { x: "rank", y: "v", fill: "var(--accent)", r: rows.length > 150 ? 2 : 3.5 }),
           Plot.tip(rows, Plot.pointerX({ x: "rank", y: "v", title: (d) => `${d.client}\n${fixed(d.v, n)} ${unit}`, ...TIP })),
         ],

@@ -1,8 +1,9 @@
-// Points of curves: what the page has is kept, the server sends what is new.
+// Curves: points that the page has are kept, the server sends what is new.
 
 import { ask } from "./store.js";
 
 const kept = new Map(); // "id column" -> {epoch, seeds}
+const AXIS = { round: "round", mb: "mb", s: "seconds" };
 const FIELDS = ["round", "mb", "seconds", "value"];
 
 export async function load(id, column) {
@@ -24,25 +25,39 @@ export async function load(id, column) {
   return seeds;
 }
 
-export const have = (id, column) => kept.get(`${id} ${column}`)?.seeds || [];
+const have = (id, column) => kept.get(`${id} ${column}`)?.seeds || [];
 
-// Mean over the seeds at the rounds that all of them have; as far as each seed goes.
-export function mean(seeds) {
-  const begun = seeds.filter((seed) => seed.round.length);
-  if (!begun.length) return [];
-  const at = new Map();
-  for (const seed of begun) {
-    seed.round.forEach((round, i) => {
-      const one = at.get(round) || { round, mb: 0, seconds: 0, values: [] };
-      one.mb += seed.mb[i];
-      one.seconds += seed.seconds[i];
-      one.values.push(seed.value[i]);
-      at.set(round, one);
-    });
+// A series of points over rounds, megabytes or seconds, for each seed that has begun.
+export function seriesOf(id, column, axis) {
+  const begun = have(id, column).filter((one) => one.round.length);
+  return begun.map((one) => ({ seed: one.seed, points: one.round.map((round, i) => [round, one[AXIS[axis]][i], one.value[i]]) }));
+}
+
+const MAX_POINTS = 800; // of one line; more are not seen
+
+function thinned(points) {
+  if (points.length <= MAX_POINTS) return points;
+  const step = (points.length - 1) / (MAX_POINTS - 1);
+  return Array.from({ length: MAX_POINTS }, (_, i) => points[Math.round(i * step)]);
+}
+
+// The chart: one line per run, its seeds behind it, values on hover. `runs` are {row, name, colour, dash, hidden}.
+export function draw(element, runs, { column, x, log, seeds }) {
+  const lines = runs.filter((run) => !run.hidden).map((run) => {
+    const series = seriesOf(run.row.id, column, x);
+    return { run, rows: thinned(means(series, true)), series: series.map((one) => ({ ...one, points: thinned(one.points) })) };
+  }).filter((line) => line.rows.length);
+  if (!lines.length) {
+    const text = runs.some((run) => !run.hidden) ? `no ${column || "test"} yet` : "all curves are switched off";
+    fill(element, el("p", { class: "none" }, text));
+    return;
   }
-  const whole = [...at.values()].filter((one) => one.values.length === begun.length);
-  return whole.sort((a, b) => a.round - b.round).map(({ round, mb, seconds, values }) => {
-    const n = values.length, average = d3.mean(values);
-    return { round, mb: mb / n, seconds: seconds / n, value: average, sd: d3.deviation(values) ?? null, n };
+  const { row } = runs[0], own = row.column === column, width = Math.max(260, element.clientWidth);
+  const { node } = curves(lines, {
+    axis: x, width, height: width < 480 ? 240 : 320, each: seeds, band: !seeds, log,
+    column: { label: column, decimals: own ? row.decimals : 4 }, label: column + (own && row.unit ? ` (${row.unit})` : ""),
   });
+  node.setAttribute("role", "img");
+  node.setAttribute("aria-label", `${column} over ${AXES[x]} of ${runs.length === 1 ? "one run" : runs.length + " runs"}`);
+  element.replaceChildren(node);
 }

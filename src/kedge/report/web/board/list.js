@@ -1,7 +1,6 @@
 // The list of runs: filter, sort, select. Rows are updated in place.
 
-import { $, fill, h, later } from "./dom.js";
-import { ask, now, onChange, put, select, store, tell, toggle } from "./store.js";
+import { $, ask, later, now, onChange, put, select, store, tell, toggle } from "./store.js";
 import { ago, clock, headline, isLive, progress, STATES } from "./words.js";
 
 const MAX_ROWS = 500; // drawn at once; a filter finds the others
@@ -34,7 +33,7 @@ export function startList() {
   for (const name of ["method", "data", "tag"]) {
     $(name).addEventListener("change", () => { filter[name] = $(name).value; tell("filter"); });
   }
-  for (const head of HEADS.filter((one) => one.by)) $("sort").append(h("option", { value: head.by }, "by " + head.text.toLowerCase()));
+  for (const head of HEADS.filter((one) => one.by)) $("sort").append(el("option", { value: head.by }, "by " + head.text.toLowerCase()));
   $("sort").value = sort.by;
   $("sort").addEventListener("change", () => sortBy($("sort").value));
   drawHeads();
@@ -60,21 +59,21 @@ function sortBy(by) {
 function drawHeads() {
   const { sort } = store;
   const cells = HEADS.map((head) => {
-    if (!head.by) return h("th", { scope: "col", class: "curve" }, head.text);
+    if (!head.by) return el("th", { scope: "col", class: "curve" }, head.text);
     const is = head.by === sort.by;
     const direction = is ? (sort.down ? "descending" : "ascending") : "none";
-    return h("th", { scope: "col", class: head.by === "state" ? "status" : head.by, "aria-sort": direction },
-      h("button", { type: "button", click: () => sortBy(head.by) },
-        head.text, h("span", { "aria-hidden": "true" }, is ? (sort.down ? " ↓" : " ↑") : "")));
+    return el("th", { scope: "col", class: head.by === "state" ? "status" : head.by, "aria-sort": direction },
+      el("button", { type: "button", click: () => sortBy(head.by) },
+        head.text, el("span", { "aria-hidden": "true" }, is ? (sort.down ? " ↓" : " ↑") : "")));
   });
-  fill($("heads"), h("th", { scope: "col", class: "pick" }, h("span", { class: "unseen" }, "Compare")), cells);
+  fill($("heads"), el("th", { scope: "col", class: "pick" }, el("span", { class: "unseen" }, "Compare")), cells);
 }
 
 function options(element, all, chosen, title) {
   const text = JSON.stringify([all, chosen]);
   if (element.dataset.drawn === text) return;
   element.dataset.drawn = text;
-  fill(element, h("option", { value: "" }, title), all.map((name) => h("option", { value: name }, name)));
+  fill(element, el("option", { value: "" }, title), all.map((name) => el("option", { value: name }, name)));
   element.value = all.includes(chosen) ? chosen : "";
   element.hidden = all.length < 2 && !chosen;
 }
@@ -94,7 +93,7 @@ function drawFilters() {
   $("states").dataset.drawn = text;
   const focused = document.activeElement?.dataset?.state;
   fill($("states"), Object.keys(STATES).filter((name) => counts.has(name) || wanted.has(name)).map((name) =>
-    h("button", {
+    el("button", {
       type: "button", class: `state ${name}`, "data-state": name, "aria-pressed": String(wanted.has(name)),
       click: () => {
         if (!wanted.delete(name)) wanted.add(name);
@@ -156,15 +155,15 @@ function drawRow(row) {
   const tr = old ? old.tr : newRow(row.id);
   const cells = tr.cells;
   const slash = row.name.lastIndexOf("/") + 1;
-  fill(cells[1].firstChild, slash ? h("span", { class: "parent" }, row.name.slice(0, slash)) : "", row.name.slice(slash));
-  fill(cells[1].lastChild, row.tags.map((tag) => h("span", { class: "tag" }, tag)), row.note ? h("span", { class: "note", title: row.note }, "✎ ", row.note.slice(0, 60)) : "");
-  fill(cells[2], h("span", { class: `state ${row.state}` }, STATES[row.state].word));
+  fill(cells[1].firstChild, slash ? el("span", { class: "parent" }, row.name.slice(0, slash)) : "", row.name.slice(slash));
+  fill(cells[1].lastChild, row.tags.map((tag) => el("span", { class: "tag" }, tag)), row.note ? el("span", { class: "note", title: row.note }, "✎ ", row.note.slice(0, 60)) : "");
+  fill(cells[2], el("span", { class: `state ${row.state}` }, STATES[row.state].word));
   tr.className = `${isLive(row) ? "live" : row.state} ${tr.classList.contains("chosen") ? "chosen" : ""}`;
   fill(cells[3], row.method);
   fill(cells[4], row.data);
-  fill(cells[5], h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: `width:${(100 * share).toFixed(1)}%` })),
-    h("span", { class: "rounds" }, text), h("span", { class: "eta" }));
-  fill(cells[6], h("span", { class: "value" }, headline(row)), row.metric ? h("span", { class: "metric" }, row.label, row.last && row.last.n > 1 ? `, n\u00a0=\u00a0${row.last.n}` : "") : "");
+  fill(cells[5], el("span", { class: "bar", "aria-hidden": "true" }, el("i", { style: `width:${(100 * share).toFixed(1)}%` })),
+    el("span", { class: "rounds" }, text), el("span", { class: "eta" }));
+  fill(cells[6], el("span", { class: "value" }, headline(row)), row.metric ? el("span", { class: "metric" }, row.label, row.last && row.last.n > 1 ? `, n\u00a0=\u00a0${row.last.n}` : "") : "");
   cells[6].title = row.metric ? `${row.column} after the last test, mean ± sd over ${row.last?.n ?? 0} seeds` : "";
   if (row.spark) drawSpark(cells[7], row);
   cells[8].dataset.at = row.started;
@@ -174,12 +173,12 @@ function drawRow(row) {
 }
 
 function newRow(id) {
-  const tr = h("tr", { "data-id": id, click: (event) => {
+  const tr = el("tr", { "data-id": id, click: (event) => {
     if (!event.target.closest("input, label, a")) select([id]);
   } },
-  h("td", { class: "pick" }, h("label", {}, h("input", { type: "checkbox", "aria-label": "Compare this run", change: () => toggle(id) }))),
-  h("td", { class: "name" }, h("a", { href: "#" + id, click: (event) => { event.preventDefault(); select([id]); } }), h("span", { class: "tags" })),
-  ["status", "method", "data", "progress", "last", "curve", "started"].map((name) => h("td", { class: name })));
+  el("td", { class: "pick" }, el("label", {}, el("input", { type: "checkbox", "aria-label": "Compare this run", change: () => toggle(id) }))),
+  el("td", { class: "name" }, el("a", { href: "#" + id, click: (event) => { event.preventDefault(); select([id]); } }), el("span", { class: "tags" })),
+  ["status", "method", "data", "progress", "last", "curve", "started"].map((name) => el("td", { class: name })));
   seen.observe(tr);
   return tr;
 }

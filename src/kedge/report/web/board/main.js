@@ -1,9 +1,8 @@
 // Start: drop the token from the address, draw the page, listen to the server.
 
-import { $ } from "./dom.js";
 import { watchPanel } from "./panel.js";
 import { startList } from "./list.js";
-import { connect, onChange, readSelection, select, store } from "./store.js";
+import { $, connect, onChange, readSelection, select, store } from "./store.js";
 
 if (location.search) history.replaceState(null, "", location.pathname + location.hash);
 

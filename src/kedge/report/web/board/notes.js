@@ -1,7 +1,6 @@
 // Tags and a note of a run, saved as they are written.
 
-import { fill, h, later } from "./dom.js";
-import { put, send } from "./store.js";
+import { later, put, send } from "./store.js";
 
 let drawn = { id: "", tags: null };
 let writing = 0; // what is on its way; until it is there, the page is newer than the server's row
@@ -16,24 +15,24 @@ export function drawNotes(element, row) {
   }
   save.cancel();
   drawn = { id: row.id, tags };
-  const list = h("div", { class: "tags" });
-  const area = h("textarea", { id: "note", rows: 2, maxlength: 20000, placeholder: "A note about this run …", "aria-label": "Note", input: () => save(row.id, state()), value: row.note });
+  const list = el("div", { class: "tags" });
+  const area = el("textarea", { id: "note", rows: 2, maxlength: 20000, placeholder: "A note about this run …", "aria-label": "Note", input: () => save(row.id, state()), value: row.note });
   const state = () => ({ tags: [...list.querySelectorAll("[data-tag]")].map((one) => one.dataset.tag), note: area.value });
-  const input = h("input", { id: "new-tag", placeholder: "add a tag", maxlength: 40, "aria-label": "Add a tag", autocomplete: "off" });
-  const form = h("form", { submit: (event) => {
+  const input = el("input", { id: "new-tag", placeholder: "add a tag", maxlength: 40, "aria-label": "Add a tag", autocomplete: "off" });
+  const form = el("form", { submit: (event) => {
     event.preventDefault();
     const now = state();
     if (!input.value.trim()) return;
     write(row.id, { ...now, tags: [...new Set([...now.tags, input.value.trim()])] });
     input.value = "";
   } }, input);
-  fill(element, h("div", { class: "tagline" }, list, form), area, h("span", { class: "saved", role: "status" }));
+  fill(element, el("div", { class: "tagline" }, list, form), area, el("span", { class: "saved", role: "status" }));
   drawTags(list, row);
 }
 
 function drawTags(list, row) {
-  fill(list, row.tags.map((tag) => h("span", { class: "tag", "data-tag": tag }, tag,
-    h("button", { type: "button", "aria-label": `Remove the tag ${tag}`, click: () =>
+  fill(list, row.tags.map((tag) => el("span", { class: "tag", "data-tag": tag }, tag,
+    el("button", { type: "button", "aria-label": `Remove the tag ${tag}`, click: () =>
       write(row.id, { tags: row.tags.filter((other) => other !== tag), note: document.getElementById("note").value }) }, "✕"))));
 }
 

@@ -1,11 +1,9 @@
 // The panel beside the list: one run in detail, or several compared.
 
-import { $, copy, fill, h, later } from "./dom.js";
-import { colour, draw } from "./chart.js";
-import { load } from "./curves.js";
+import { draw, load } from "./curves.js";
 import { drawNotes } from "./notes.js";
 import { drawSettings, drawTable } from "./table.js";
-import { ask, now, onChange, put, select, send, store, toggle } from "./store.js";
+import { $, ask, later, now, onChange, put, select, send, store, toggle } from "./store.js";
 import { ago, clock, duration, headline, isLive, progress, STATES, story } from "./words.js";
 
 const options = { column: "", x: "round", log: false, seeds: true };
@@ -45,43 +43,43 @@ export function drawPanel() {
   if (matchMedia("(max-width: 1000px)").matches) panel.querySelector("h2").focus();
 }
 
-const close = () => h("button", { type: "button", class: "close", "aria-label": "Close", click: () => select([]) }, "✕");
+const close = () => el("button", { type: "button", class: "close", "aria-label": "Close", click: () => select([]) }, "✕");
 
 function single(row) {
   return [
-    h("div", { class: "head" }, h("h2", { tabindex: "-1" }, row.name), close()),
-    h("div", { id: "story" }),
-    h("div", { id: "actions", class: "actions" }),
+    el("div", { class: "head" }, el("h2", { tabindex: "-1" }, row.name), close()),
+    el("div", { id: "story" }),
+    el("div", { id: "actions", class: "actions" }),
     chartBox(),
-    h("div", { id: "notes" }),
-    h("div", { id: "commands" }),
-    h("details", { id: "settings" }, h("summary", {}, "Settings"), h("table", { class: "plain" })),
+    el("div", { id: "notes" }),
+    el("div", { id: "commands" }),
+    el("details", { id: "settings" }, el("summary", {}, "Settings"), el("table", { class: "plain" })),
   ];
 }
 
 function several(found) {
   return [
-    h("div", { class: "head" }, h("h2", { tabindex: "-1" }, `${found.length} runs compared`), close()),
-    h("div", { class: "actions" }, reportLink(found)),
+    el("div", { class: "head" }, el("h2", { tabindex: "-1" }, `${found.length} runs compared`), close()),
+    el("div", { class: "actions" }, reportLink(found)),
     chartBox(),
-    h("div", { id: "legend", class: "legend" }),
-    h("div", { id: "table" }),
-    h("div", { id: "differences" }),
+    el("div", { id: "legend", class: "legend" }),
+    el("div", { id: "table" }),
+    el("div", { id: "differences" }),
   ];
 }
 
 const reportLink = (found) =>
-  h("a", { class: "button", href: "/report?ids=" + found.map((row) => row.id).join(","), target: "_blank", rel: "noopener" }, "Open report");
+  el("a", { class: "button", href: "/report?ids=" + found.map((row) => row.id).join(","), target: "_blank", rel: "noopener" }, "Open report");
 
 function chartBox() {
   const set = (name, value) => { options[name] = value; update(true); };
-  const choice = (name, label, all) => h("label", {}, label, " ", h("select", { id: "chart-" + name, change: (event) => set(name, event.target.value) },
-    all.map(([value, text]) => h("option", { value, selected: options[name] === value }, text))));
-  const box = (name, label) => h("label", {}, h("input", { type: "checkbox", id: "chart-" + name, checked: options[name], change: (event) => set(name, event.target.checked) }), " ", label);
+  const choice = (name, label, all) => el("label", {}, label, " ", el("select", { id: "chart-" + name, change: (event) => set(name, event.target.value) },
+    all.map(([value, text]) => el("option", { value, selected: options[name] === value }, text))));
+  const box = (name, label) => el("label", {}, el("input", { type: "checkbox", id: "chart-" + name, checked: options[name], change: (event) => set(name, event.target.checked) }), " ", label);
   return [
-    h("div", { class: "controls" }, choice("column", "Show", [[options.column, options.column || "…"]]),
-      choice("x", "over", [["round", "rounds"], ["mb", "MB"], ["seconds", "seconds"]]), box("log", "log"), box("seeds", "seeds")),
-    h("div", { id: "chart", class: "chart" }),
+    el("div", { class: "controls" }, choice("column", "Show", [[options.column, options.column || "…"]]),
+      choice("x", "over", [["round", "rounds"], ["mb", "MB"], ["s", "seconds"]]), box("log", "log"), box("seeds", "seeds")),
+    el("div", { id: "chart", class: "chart plot" }),
   ];
 }
 
@@ -102,7 +100,7 @@ async function update(force = false) {
     }
     if (key === shown) drawAll(force);
   } catch (error) {
-    if (key === shown && found.length) $("chart").replaceChildren(h("p", { class: "none" }, error.message));
+    if (key === shown && found.length) $("chart").replaceChildren(el("p", { class: "none" }, error.message));
   } finally {
     busy = false;
     if (again) { again = false; setTimeout(update, 300); }
@@ -118,7 +116,7 @@ function drawAll(force) {
     drawCommands();
     drawNotes($("notes"), found[0]);
     const body = $("settings").querySelector("table");
-    fill(body, Object.entries(detail.settings).map(([key, value]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", {}, value))));
+    fill(body, Object.entries(detail.settings).map(([key, value]) => el("tr", {}, el("th", { scope: "row" }, key), el("td", {}, value))));
   }
   if (found.length > 1 && table) {
     drawLegend();
@@ -133,7 +131,7 @@ function drawColumns() {
   const known = [...new Set([options.column, ...all])].filter(Boolean);
   if (select.dataset.drawn === known.join()) return;
   select.dataset.drawn = known.join();
-  fill(select, known.map((name) => h("option", { value: name, selected: name === options.column }, name)));
+  fill(select, known.map((name) => el("option", { value: name, selected: name === options.column }, name)));
 }
 
 // Labels of runs: the method if it tells them apart, otherwise the folder.
@@ -141,7 +139,7 @@ function runs() {
   const found = rows();
   const methods = found.map((row) => row.method);
   const differ = new Set(methods).size === methods.length;
-  return found.map((row, i) => ({ row, colour: colour(i), hidden: hidden.has(row.id), label: differ ? row.method : row.name }));
+  return found.map((row, i) => ({ row, ...styled(i), hidden: hidden.has(row.id), name: differ ? row.method : row.name }));
 }
 
 let drawnAt = 0;
@@ -169,10 +167,10 @@ function drawState() {
   if (element.dataset.drawn === content) return;
   element.dataset.drawn = content;
   fill(element,
-    h("p", { class: "line" }, h("span", { class: `state ${row.state}` }, STATES[row.state].word), " ", story(row)),
-    h("span", { class: "bar wide", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "Rounds" }, h("i", { style: `width:${100 * share}%` })),
-    h("p", { class: "facts" }, facts.join(" · ")),
-    row.last ? h("p", { class: "result" }, h("b", {}, headline(row)), ` ${row.label}`, row.last.n > 1 ? `, mean ± sd of ${row.last.n} seeds` : "") : null);
+    el("p", { class: "line" }, el("span", { class: `state ${row.state}` }, STATES[row.state].word), " ", story(row)),
+    el("span", { class: "bar wide", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "Rounds" }, el("i", { style: `width:${100 * share}%` })),
+    el("p", { class: "facts" }, facts.join(" · ")),
+    row.last ? el("p", { class: "result" }, el("b", {}, headline(row)), ` ${row.label}`, row.last.n > 1 ? `, mean ± sd of ${row.last.n} seeds` : "") : null);
   drawActions(row);
 }
 
@@ -180,9 +178,9 @@ function drawActions(row) {
   const element = $("actions");
   if (element.dataset.drawn === row.state) return;
   element.dataset.drawn = row.state;
-  const stop = h("button", { type: "button", id: "stop", class: "danger", click: () => askStop(row, stop) }, "Stop");
+  const stop = el("button", { type: "button", id: "stop", class: "danger", click: () => askStop(row, stop) }, "Stop");
   fill(element, row.state === "training" || row.state === "starting" ? stop : null,
-    row.state === "stopping" ? h("button", { type: "button", disabled: true }, "Stopping …") : null, reportLink([row]));
+    row.state === "stopping" ? el("button", { type: "button", disabled: true }, "Stopping …") : null, reportLink([row]));
 }
 
 async function askStop(row, button) {
@@ -208,25 +206,21 @@ function drawCommands() {
   const titles = { resume: "Resume it", repeat: "Repeat it" };
   fill(element, ["resume", "repeat"].filter((name) => detail.commands[name]).map((name) => {
     const text = detail.commands[name];
-    const button = h("button", { type: "button", "data-copy": name, click: async () => {
-      await copy(text);
-      button.textContent = "Copied";
-      setTimeout(() => { button.textContent = "Copy"; }, 1500);
-    } }, "Copy");
-    return h("div", { class: "command" }, h("span", {}, titles[name]), h("code", {}, text), button);
+    const button = el("button", { type: "button", "data-copy": name, click: () => copy(text, button) }, "copy");
+    return el("div", { class: "command" }, el("span", {}, titles[name]), el("code", {}, text), button);
   }));
 }
 
 function drawLegend() {
   const element = $("legend");
-  const content = JSON.stringify(runs().map((run) => [run.row.id, run.label, run.hidden, headline(run.row), run.row.state]));
+  const content = JSON.stringify(runs().map((run) => [run.row.id, run.name, run.hidden, headline(run.row), run.row.state]));
   if (element.dataset.drawn === content) return;
   element.dataset.drawn = content;
-  fill(element, runs().map((run) => h("span", { class: "entry" },
-    h("button", { type: "button", "aria-pressed": String(!run.hidden), title: "Switch this curve on or off", click: () => {
+  fill(element, runs().map((run) => el("span", { class: "entry" },
+    el("button", { type: "button", "aria-pressed": String(!run.hidden), title: "Switch this curve on or off", click: () => {
       if (!hidden.delete(run.row.id)) hidden.add(run.row.id);
       drawLegend();
       drawChart(true);
-    } }, h("i", { class: "swatch", style: `background:${run.colour}` }), run.label),
-    h("button", { type: "button", class: "drop", "aria-label": `Leave out ${run.label}`, click: () => toggle(run.row.id) }, "✕"))));
+    } }, swatch(run), run.name),
+    el("button", { type: "button", class: "drop", "aria-label": `Leave out ${run.name}`, click: () => toggle(run.row.id) }, "✕"))));
 }

@@ -1,4 +1,18 @@
-// What the page knows: the runs as the server tells them, and what the user has chosen.
+// What the page knows: the runs as the server tells them, and what the user has chosen. Elements,
+// numbers as text and curves are in shared.js, which a report has, too.
+
+export const $ = (id) => document.getElementById(id);
+
+export function later(wait, action) {
+  let timer = null;
+  const call = (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => { timer = null; action(...given); }, wait);
+  };
+  call.cancel = () => { clearTimeout(timer); timer = null; };
+  call.isWaiting = () => timer !== null;
+  return call;
+}
 
 const key = document.querySelector("meta[name=kedge-key]").content;
 

@@ -38,14 +38,10 @@ export function ago(seconds) {
   return new Date(Date.now() - seconds * 1000).toISOString().slice(0, 10);
 }
 
-export const fixed = (value, decimals) =>
-  value === null || value === undefined ? "" : value.toFixed(decimals);
-
 export function headline(row) {
   if (!row.last) return "";
   if (row.last.mean === null) return row.state === "diverged" ? "diverged" : "no value";
-  const spread = row.last.sd === null ? "" : ` ± ${fixed(row.last.sd, row.decimals)}`;
-  return `${fixed(row.last.mean, row.decimals)}${spread}${row.unit ? " " + row.unit : ""}`;
+  return `${spread(row.last.mean, row.last.sd, row.decimals)} ${row.unit}`.trim();
 }
 
 // Rounds done in all, in words: seeds may train together or one after the other.
@@ -81,11 +77,6 @@ export function story(row) {
 }
 
 export function p(value) {
-  if (value === null || value === undefined) return "";
+  if (!finite(value)) return "";
   return value < 0.001 ? "< 0.001" : value.toFixed(3);
-}
-
-export function signed(value, decimals) {
-  if (value === null || value === undefined) return "";
-  return (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(decimals);
 }
