@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 import kedge
 from kedge.cli import use
 from kedge.data.datasets import load as load_data
-from kedge.runs.evaluation import holds_training_data
+from kedge.saved.evaluate import holds_training_data
 
 RNG = np.random.default_rng(1)
 FAST: dict[str, Any] = {"rounds": 2, "seeds": [0], "batch": 16}

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from kedge.api.saved import load as load_run
 from kedge.cli.progress import Watcher
 from kedge.data.datasets import load
 from kedge.engines.device import resolve_device
@@ -20,6 +19,7 @@ from kedge.runs import train
 from kedge.runs.build import simulation
 from kedge.runs.planning import PLANNING
 from kedge.runs.result import Result
+from kedge.saved.run import load as load_run
 from kedge.settings import Config
 
 METHODS = (

@@ -71,8 +71,8 @@ def show(commands: Sequence[str]) -> None:
 
 def _predict(folder: Path, config: Config) -> str:
     """``new.csv`` and ``new.png`` stand for new data; arrays have no usual name."""
-    from kedge.api.saved import load
     from kedge.runs.build import is_personal
+    from kedge.saved.run import load
 
     run = load(folder)
     own = ""

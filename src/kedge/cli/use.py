@@ -13,8 +13,9 @@ from kedge.cli.screen import console, dim, warn
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
-    from kedge.api.saved import Run
-    from kedge.runs.predictor import Predictor
+    from kedge.data.federation import Federation
+    from kedge.saved.predictor import Predictor
+    from kedge.saved.run import Run
 
 RUN = Annotated[str, typer.Argument(metavar="RUN", help="the folder of a run")]
 SEED = Annotated[int | None, typer.Option(help="which seed; the first one if left out")]
@@ -64,7 +65,7 @@ def predict(
 
     from kedge.csv_text import quoted
     from kedge.files import check_target, write_target
-    from kedge.runs.evaluation import read_groups
+    from kedge.saved.evaluate import read_groups
 
     load_files(load)
     other = (out or "").lower().endswith((".xlsx", ".xls", ".parquet", ".json"))
@@ -114,12 +115,7 @@ def evaluate(
     kedge evaluate runs/hospitals new.csv
     kedge evaluate runs/hospitals folder/                     one file per client
     """
-    from kedge.runs.evaluation import (
-        evaluate_groups,
-        evaluate_own,
-        holds_training_data,
-        read_groups,
-    )
+    from kedge.saved.evaluate import evaluate_groups, evaluate_own, holds_training_data, read_groups
 
     load_files(load)
     opened = _open(run, seed, which)
@@ -128,7 +124,7 @@ def evaluate(
     if opened.has_personal and client is None:
         personal = {n: partial(_model, opened, n, device) for n in opened.clients}
     if data is None:
-        found = evaluate_own(model, opened.config, opened.seed, personal)
+        found = evaluate_own(model, _federation(opened, model), personal)
     else:
         found = evaluate_groups(model, read_groups(model.bundle.encoding, data), personal)
         if "personal" not in found:
@@ -162,8 +158,8 @@ def export(
     kedge export runs/hospitals --to onnx -o model.onnx       beside it: model.onnx.json
     """
     from kedge.files import check_target
-    from kedge.runs.export import SUFFIXES
-    from kedge.runs.export import export as write
+    from kedge.saved.export import SUFFIXES
+    from kedge.saved.export import export as write
 
     load_files(load)
     if to not in SUFFIXES:
@@ -177,7 +173,7 @@ def export(
 
 
 def _open(run: str, seed: int | None, which: str) -> Run:
-    from kedge.api.saved import load
+    from kedge.saved.run import load
 
     return load(run, seed, which)
 
@@ -188,6 +184,15 @@ def _model(run: Run, client: str | None, device: str) -> Predictor:
     model = run.model if client is None else run.personal(client)
     place = resolve_device(device)
     return model if place == model.device else model.to(place)
+
+
+def _federation(run: Run, model: Predictor) -> Federation:
+    """The clients of a run, with the data that it was trained on."""
+    from kedge.runs.build import federation_of
+    from kedge.saved.evaluate import own_dataset
+
+    dataset = own_dataset(model.bundle, run.config)
+    return federation_of(run.config, dataset, run.seed, model.device)
 
 
 def _warn_global(run: Run, client: str | None) -> None:
@@ -206,7 +211,7 @@ def _warn_global(run: Run, client: str | None) -> None:
 
 
 def _inputs(model: Predictor) -> str:
-    from kedge.runs.export import describe
+    from kedge.saved.export import describe
 
     entry = describe(model)["input"]
     return f"{entry['dtype']} {entry['shape']}".replace("'", "")

@@ -45,7 +45,6 @@ from kedge.history.run import like_with_like
 from kedge.limits import is_out_of_memory, out_of_memory
 from kedge.loading import load_options
 from kedge.runs.build import simulation, split_of, with_personal
-from kedge.runs.bundle import Inputs, personal_state, save_bundle, save_personal, save_weights
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.clients import clients_of
 from kedge.runs.grid import Setting
@@ -53,7 +52,8 @@ from kedge.runs.measure import headline_of
 from kedge.runs.planning import PLANNING, Make, SeedJob, choose
 from kedge.runs.result import Result
 from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, SeedRun, SeedWatch, train_rounds
-from kedge.runs.scores import final_scores
+from kedge.saved.bundle import Inputs, personal_state, save_bundle, save_personal, save_weights
+from kedge.saved.scores import final_scores
 from kedge.settings import Config
 from kedge.sim.clients import share, unlike
 from kedge.sim.simulation import Simulation
@@ -534,7 +534,7 @@ def _check_partition(folder: TrainingFolder, seed: int, partition: Partition) ->
 
 def _save(member: SeedRun) -> None:
     """Take the models of a seed, and write them if it did not fail."""
-    sim, folder = member.sim, member.folder
+    sim, folder, inputs = member.sim, member.folder, Inputs.of(member.sim.federation)
     member.module = sim.module()
     own = {n.removeprefix(OWN): v for n, v in member.best.items() if n.startswith(OWN)}
     if member.best:
@@ -543,11 +543,11 @@ def _save(member: SeedRun) -> None:
         member.best_module.load_state_dict(weights)
     stacked = sim.personal() if member.config.personal else None
     if folder is not None and not member.failed:
-        save_weights(folder, member.seed, member.module, sim)
+        save_weights(folder, member.seed, member.module, inputs)
         scores = json.dumps(finite(final_scores(sim, member.config.personal)))
         folder.write(f"seed-{member.seed}/{SCORES}", scores.encode())
         if member.best_module is not None:
-            save_weights(folder, member.seed, member.best_module, sim, BEST_MODEL)
+            save_weights(folder, member.seed, member.best_module, inputs, BEST_MODEL)
         if own:
             save_personal(folder, member.seed, own, sim, BEST_PERSONAL)
         if stacked is not None and sim.has_personal_models:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from kedge.errors import DataError, KedgeError, ModelError, UnknownName
 from kedge.files import parse_json
 from kedge.history.folder import BUNDLE, METRICS, read_own_json, read_records, stored_config
-from kedge.runs.architecture import rebuild
-from kedge.runs.bounded import Bounded
-from kedge.runs.bundle import (
+from kedge.saved.architecture import Bounded, rebuild
+from kedge.saved.bundle import (
     CLIENTS_KEY,
     FILES,
     PROBE_KEY,
@@ -26,7 +25,7 @@ from kedge.runs.bundle import (
     read_metadata,
     read_weights,
 )
-from kedge.runs.predictor import Predictor
+from kedge.saved.predictor import Predictor
 from kedge.settings import Config
 
 Given = nn.Module | Callable[[], nn.Module]  # a user's own module, or what makes it
