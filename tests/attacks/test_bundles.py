@@ -358,14 +358,13 @@ READERS = re.compile(
 )
 #: What may read by itself, and why.
 ALLOWED = {
-    "history/lock.py: open(": "a file that it does not read, without waiting",
     "saved/tensors.py: safe_open(": "after a look at the file; it checks the header",
     "saved/bundle.py: json.loads(": "its own text",
-    "report/page/write.py: read_text(": "a file of the package",
+    "report/page.py: read_text(": "a file of the package",
     "board/app.py: read_text(": "a file of the package",
     "board/app.py: read_bytes(": "a file of the package",
     "board/app.py: json.loads(": "a request of bounded length",
-    "board/tail.py: json.loads(": "a line of a bounded reading; numbers of any length are NaN",
+    "board/watch.py: json.loads(": "a line of a bounded reading; numbers of any length are NaN",
     "loggers/wandb_runs.py: json.loads(": "what its own process printed",
 }
 
@@ -373,7 +372,17 @@ ALLOWED = {
 def test_nothing_else_reads_a_run() -> None:
     """Read with kedge.files; what cannot is listed above, with the reason."""
     root = Path(kedge.__file__).parent
-    packages = ("runs", "saved", "report", "board", "api", "loggers", "reproduction", "diagnostics")
+    packages = (
+        "history",
+        "saved",
+        "runs",
+        "report",
+        "board",
+        "api",
+        "loggers",
+        "reproduction",
+        "diagnostics",
+    )
     found = {
         f"{path.relative_to(root).as_posix()}: {call}"
         for package in packages

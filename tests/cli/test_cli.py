@@ -162,7 +162,7 @@ def test_compare_prints_a_table(tmp_path: Path) -> None:
         "10", "--plot", "c.png", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for piece in ("gain", "95 % interval", "to 10", " up ", "scaffold+fedprox"):
+    for piece in ("gain", "95 % interval", "rounds to", " up ", "scaffold+fedprox"):
         assert piece in done.stdout
     assert (tmp_path / "c.png").stat().st_size > 5000
 

@@ -32,7 +32,7 @@ def test_rare_positives_are_shown_with_balanced_accuracy_and_auroc(tmp_path: Pat
     assert done.returncode == 0
     assert "AUROC" in done.stdout
     assert "accuracy alone says little" in done.stdout
-    assert "balanced_accuracy" in done.stderr
+    assert "balanced accuracy" in done.stderr
     out = ("--json", "--metric", "auroc", "--class-weights", "balanced")
     done = kedge_command("run", "--data", "rare.npz", *out, *FAST, cwd=tmp_path)
     found = json.loads(done.stdout)

@@ -97,7 +97,7 @@ def test_a_table_is_run_and_printed(folder: Path) -> None:
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line[:1].islower()}
     assert "80.00" in rows["fedavg"]
     assert "+2.00" in rows["scaffold"]
-    assert "n = 1" in rows["scaffold"]
+    assert "one seed" in rows["scaffold"]
     shown = reproduce(folder, "demo/digits", "--show")
     assert shown.stdout == done.stdout
     some = reproduce(folder, "demo/digits", "--show", "--rows", "scaffold", "--json").stdout
@@ -120,7 +120,7 @@ def test_all_that_is_recorded_is_shown(folder: Path) -> None:
 def test_a_command_in_pieces_ends_where_the_whole_one_does(folder: Path) -> None:
     run(folder, "--results", "whole")
     part = run(folder, "--results", "pieces", "--rounds", "1")
-    assert "1/3" in part.stdout
+    assert "1 of 3 rounds" in part.stdout
     stopped = run(folder, "--results", "pieces", "--minutes", "1e-9")
     assert stopped.returncode == 0
     assert "the same command goes on" in stopped.stderr

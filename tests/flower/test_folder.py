@@ -54,6 +54,7 @@ def test_predict_load_evaluate_and_report(tmp_path: Path) -> None:
         "config.toml", "environment.json", "log.txt", "bundle.json", "run.json", "result.json",
         "federation.json", "seats.json", "seed-0/metrics.jsonl", "seed-0/checkpoint.safetensors",
         "seed-0/model.safetensors", "seed-0/scores.json", "seed-0/clients.json",
+        "seed-0/state.json",
     }  # fmt: skip
     loaded = kedge.load(folder)
     new = tmp_path / "new.csv"

@@ -30,7 +30,7 @@ PAGES = (
         "running", "Run and compare",
         "Train one method, several, or all combinations of some settings; on named data or on "
         "your own.",
-        ("run", "compare", "sweep", "fit", "reproduce", "Result", "kedge.runs.result.Stat"),
+        ("run", "compare", "sweep", "fit", "reproduce", "Result", "kedge.history.run.Stat"),
     ),
     ApiPage(
         "saved", "Saved runs and models",

@@ -310,7 +310,7 @@ def write_log(error: BaseException) -> Path | None:
 
 def _folders() -> list[Path]:
     """Where the log may go, the best place first."""
-    runs = sys.modules.get("kedge.runs.folder")
+    runs = sys.modules.get("kedge.history.folder")
     opened: list[Path] = [p for p in getattr(runs, "opened", [])[-1:] if p.is_dir()]
     state = os.environ.get("XDG_STATE_HOME")
     home = Path(state) if state else Path(os.path.expanduser("~")) / ".local" / "state"

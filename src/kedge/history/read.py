@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from kedge.errors import DataError, KedgeError
-from kedge.files import open_file, read_file, read_json, read_toml
+from kedge.files import open_file, parse_json, read_file, read_json, read_toml
 from kedge.history.folder import (
     CLIENTS,
     CONFIG,
@@ -45,6 +45,7 @@ from kedge.settings import Config
 
 if TYPE_CHECKING:
     from kedge.core.method import Method
+    from kedge.core.task_base import Metric as TaskMetric
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 HEAD = 2048  # bytes of a partition that hold its hash
@@ -267,7 +268,14 @@ def _headline(
         named = str(settings.get("metric", "auto"))
     if named != "auto":
         return named
-    return next((name for name in (*HEADLINES, *_own_headlines()) if name in columns), "")
+    return next(
+        (
+            name
+            for name in (*HEADLINES, *(metrics[0].name for metrics in _own_tasks()))
+            if name in columns
+        ),
+        "",
+    )
 
 
 def _metric(name: str, result: Mapping[str, Any]) -> Metric:
@@ -282,14 +290,16 @@ def _metric(name: str, result: Mapping[str, Any]) -> Metric:
 def _registered(name: str) -> Metric | None:
     """A metric that a file of the user has registered: then its module has been imported."""
     custom = sys.modules.get("kedge.core.task_custom")
-    known = custom.own_metrics if custom else {}
-    return Metric.of(known[name]) if name in known else None
+    own = custom.own_metrics if custom else {}
+    known = [own[name]] if name in own else []
+    known += [m for metrics in _own_tasks() for m in metrics if m.name == name]
+    return Metric.of(known[0]) if known else None
 
 
-def _own_headlines() -> Iterable[str]:
-    """The first metric of tasks that are registered, where their module has been imported."""
+def _own_tasks() -> Iterable[Sequence[TaskMetric]]:
+    """The metrics of tasks that are registered, where their module has been imported."""
     module = sys.modules.get("kedge.core.task")
-    return [module.tasks[task].metrics[0].name for task in module.tasks] if module else []
+    return [module.tasks[task].metrics for task in module.tasks] if module else []
 
 
 def _whose(
@@ -370,7 +380,7 @@ def partition_head(head: bytes) -> tuple[str, str]:
     """Hash and name in the first bytes of a partition's file."""
     found = [re.search(rb'"%b":\s*("(?:[^"\\]|\\.)*")' % key, head) for key in (b"hash", b"name")]
     try:
-        digest, name = (json.loads(match[1]) if match else "" for match in found)
+        digest, name = (parse_json(match[1]) if match else "" for match in found)
     except ValueError:
         return "", ""
     return digest, name

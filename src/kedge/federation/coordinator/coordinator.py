@@ -88,7 +88,7 @@ class Coordinator:
         watch: called as ``watch(seed, record)`` after every round.
         report: called with each line of the log.
         hint: what to type to resume; derived from ``out`` if empty.
-        stop: whether someone asks for a stop, besides the file of :mod:`kedge.runs.stopping`.
+        stop: whether someone asks for a stop, besides the file in the folder.
 
     Raises:
         KedgeError: the settings are not for a real federation, or the folder cannot be used.
@@ -140,7 +140,7 @@ class Coordinator:
 
         Raises:
             Paused: too few members replied; the run is saved, and the message says how to resume.
-            Interrupted: someone asked for a stop, see :mod:`kedge.runs.stopping`.
+            Interrupted: someone asked for a stop; all is saved.
             TermsError: members did not join, or do not fit each other.
         """
         start = time.perf_counter()
