@@ -84,17 +84,17 @@ COMMANDS = {
         "Real federations on Flower: the same methods, with data that stay where they are.",
     ),
     "predict": Subcommand(
-        "kedge.cli.use:predict",
+        "kedge.cli.model:predict",
         "Use",
         "Predict from raw data with the model of a run; a CSV file of ids, classes, probabilities.",
     ),
     "evaluate": Subcommand(
-        "kedge.cli.use:evaluate",
+        "kedge.cli.model:evaluate",
         "Use",
         "Score the model of a run on labelled data: all metrics, per client and per class.",
     ),
     "export": Subcommand(
-        "kedge.cli.use:export",
+        "kedge.cli.model:export",
         "Use",
         "Write the model of a run as a program for other software, with its scaling inside.",
     ),

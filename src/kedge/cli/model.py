@@ -13,7 +13,8 @@ from kedge.cli.options import JSON, LOAD, load_files
 from kedge.cli.screen import console, dim, print_table, warn
 from kedge.errors import KedgeError
 from kedge.history.metric import KNOWN, Metric, title_of
-from kedge.report.tables import Cell, Column, Table
+from kedge.report.tables import Cell, Column, Table, words
+from kedge.report.text import digits
 
 if TYPE_CHECKING:
     from kedge.data.federation import Federation
@@ -36,6 +37,7 @@ IN_ROWS = (
     "samples", "accuracy", "balanced_accuracy", "precision", "f1", "f1_macro", "auroc",
     "average_precision", "map", "r2", "mae", "rmse",
 )  # fmt: skip
+Values = Mapping[str, Any]
 PRECISION = Metric("precision", "precision", "%", True, 2)  # of a class
 
 
@@ -149,7 +151,7 @@ def evaluate(
     head = f"{data}, {found['global'].get('samples', 0)} samples, {which} {whose}"
     head += f"{' of' if client is None else ''} seed {opened.seed}"
     console.print(head, highlight=False, markup=False, soft_wrap=True)
-    metrics = {metric.name: Metric.of(metric) for metric in model.task.metrics}
+    metrics = [Metric.of(metric) for metric in model.task.metrics]
     for table in evaluation_tables(found, opened.config.metric, metrics):
         console.print()
         print_table(table)
@@ -231,75 +233,83 @@ def _warn_global(run: Run, client: str | None) -> None:
 
 
 def evaluation_tables(
-    found: Mapping[str, Any], metric: str = "auto", metrics: Mapping[str, Metric] | None = None
+    found: Mapping[str, Any], headline: str = "auto", metrics: Sequence[Metric] = ()
 ) -> list[Table]:
     """What an evaluation found: over all samples and over clients, by client, by class.
 
     Args:
         found: the values, see :func:`kedge.saved.scores.score`.
-        metric: that of the run, which personal models are shown by.
-        metrics: those of the task, by name.
+        headline: the metric of the run, which personal models are shown by.
+        metrics: those of the task.
     """
-    known = KNOWN | {PRECISION.name: PRECISION} | dict(metrics or {})
-    own = found.get("personal", {})
-
-    def column(name: str, head: str, values: Sequence[Any], rank: int = 0) -> Column:
-        return Column(name, head, "", [_cell(known.get(name), value) for value in values], rank)
-
-    def label(name: str) -> str:
-        return known[name].label if name in known else title_of(name)
-
-    def by_metric() -> Table:
-        names = [name for name in found["global"] if name != "samples"]
-
-        def over(whose: str, summary: Mapping[str, Mapping[str, float]]) -> list[Column]:
-            keys = {"mean": f"{whose}: mean", "worst": "worst", "spread": "spread"}
-            if not summary:
-                return []
-            return [
-                numbers(head, [summary.get(name, {}).get(key) for name in names])
-                for key, head in keys.items()
-            ]
-
-        def numbers(head: str, values: Sequence[Any]) -> Column:
-            pairs = zip(names, values, strict=True)
-            return Column(head, head, "", [_cell(known.get(name), value) for name, value in pairs])
-
-        all_samples = numbers(
-            "global: all samples" if own else "all samples", [found["global"][n] for n in names]
-        )
-        # what a personal method is judged by stands in front
-        columns = [*over("personal", own.get("over_clients", {})), all_samples]
-        columns += over("clients", found.get("over_clients", {}))[: 2 if own else 3]
-        return Table([_words("metric", list(map(label, names)))], columns)
-
-    def rows(head: str, key: str) -> Table:
-        values = found[key]
-        every = list(dict.fromkeys(name for one in values.values() for name in one))
-        names = [name for name in IN_ROWS if name in every] or every
-        if len(names) == 1:  # a task of one's own
-            names += [name for name in every if name not in names]
-        columns = [
-            column(name, label(name), [one.get(name) for one in values.values()], rank)
-            for rank, name in enumerate(names)
-        ]
-        if own and key == "clients":
-            shown = metric if metric in every else next((n for n in names if n != "samples"), "")
-            their = [own["clients"].get(client, {}).get(shown) for client in values]
-            columns.append(column(shown, f"personal: {label(shown)}", their))
-        return Table([_words(head, list(values))], columns)
-
-    tables = [by_metric()]
+    known = _Metrics(KNOWN | {metric.name: metric for metric in (PRECISION, *metrics)})
+    own, classes = found.get("personal", {}), found.get("per_class", {})
+    tables = [_by_metric(found, own.get("over_clients", {}), known)]
     if found.get("clients"):
-        tables.append(rows("client", "clients"))
-    if found.get("per_class"):
-        tables.append(rows("class (global model)" if own else "class", "per_class"))
+        personal = own.get("clients", {})
+        tables.append(_by_name("client", found["clients"], known, personal, headline))
+    if classes:
+        tables.append(_by_name("class (global model)" if own else "class", classes, known))
     confusion = found.get("confusion")
     if confusion and len(confusion) <= MAX_CONFUSION:
-        names = list(found["per_class"])
         columns = [
-            Column(name, name, "", [Cell(str(n) if n else "·", n) for n in counts])
-            for name, counts in zip(names, zip(*confusion, strict=True), strict=True)
+            Column(name, name, "", [Cell(str(n or "·"), n) for n in counts])
+            for name, counts in zip(classes, zip(*confusion, strict=True), strict=True)
         ]
-        tables.append(Table([_words("true \\ predicted", names)], columns))
+        tables.append(Table([words("true \\ predicted", list(classes))], columns))
     return tables
+
+
+class _Metrics(dict[str, Metric]):
+    """Metrics by name; one that is not known has no unit."""
+
+    def __missing__(self, name: str) -> Metric:
+        return Metric(name, title_of(name))
+
+    def cell(self, name: str, value: float | None) -> Cell:
+        if value is None or isinstance(value, int):
+            return Cell("-" if value is None else str(value), value)
+        return Cell(f"{value:.2f}" if self[name].unit == "%" else digits(value, 4), value)
+
+
+def _by_metric(found: Values, own: Values, known: _Metrics) -> Table:
+    """A row per metric. What a personal method is judged by stands in front."""
+    names = [name for name in found["global"] if name != "samples"]
+    columns = [("global: all samples" if own else "all samples", found["global"])]
+    over = found.get("over_clients", {})
+    for whose, summary, count in (("personal", own, 3), ("clients", over, 2 if own else 3)):
+        keys = ("mean", "worst", "spread")[: count if summary else 0]
+        heads = [f"{whose}: mean" if key == "mean" else key for key in keys]
+        values = [{n: one.get(key) for n, one in summary.items()} for key in keys]
+        pairs = list(zip(heads, values, strict=True))
+        columns = pairs + columns if whose == "personal" else columns + pairs
+    return Table(
+        [words("metric", [known[name].label for name in names])],
+        [
+            Column(head, head, "", [known.cell(name, values.get(name)) for name in names])
+            for head, values in columns
+        ],
+    )
+
+
+def _by_name(
+    title: str, rows: Values, known: _Metrics, personal: Values | None = None, headline: str = ""
+) -> Table:
+    """A row per client or class; the last column is the headline of the clients' own models."""
+    every = list(dict.fromkeys(name for one in rows.values() for name in one))
+    names = [name for name in IN_ROWS if name in every] or every
+    names = names if len(names) > 1 else every  # a task of one's own
+    columns = [(name, known[name].label, rows, rank) for rank, name in enumerate(names)]
+    if personal:
+        first = next((name for name in names if name != "samples"), "")
+        name = headline if headline in every else first
+        columns.append((name, f"personal: {known[name].label}", personal, 0))
+    return Table(
+        [words(title, list(rows))],
+        [
+            Column(
+                name, head, "", [known.cell(name, of.get(key, {}).get(name)) for key in rows], rank
+            )
+            for name, head, of, rank in columns
+        ],
+    )
