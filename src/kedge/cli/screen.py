@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -29,6 +30,12 @@ def print_table(table: RenderableType) -> None:
         console.print(table)
     else:
         Console(width=PIPE_WIDTH).print(table)
+
+
+def next_steps(commands: Sequence[str]) -> None:
+    """Print the commands that one would type next, one per line."""
+    for i, command in enumerate(commands):
+        dim(("next: " if i == 0 else "      ") + command)
 
 
 #: What a terminal without Unicode shows instead.
