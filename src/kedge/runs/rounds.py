@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kedge.core.bound import Server
 from kedge.errors import Interrupted, NotFinite
@@ -51,9 +51,6 @@ class SeedRun:
     choice: Choice | None = None  # None without validation data
     #: Weights of the best round so far: of the global model and, stacked, the personal ones.
     best: Tensors = field(default_factory=dict)
-    module: nn.Module | None = None  # with the weights after the last round
-    best_module: nn.Module | None = None  # with those of the best round on validation data
-    personal: list[nn.Module] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         #: Server and best weights before the surveys and the test after the last round: what a

@@ -18,7 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from torch import nn
+
 from kedge.core.method import parse
+from kedge.core.task import Task
 from kedge.core.tree import take
 from kedge.data.datasets import Dataset, load
 from kedge.data.partition import Partition
@@ -151,6 +154,18 @@ class Trained(NamedTuple):
     results: list[Result]
     computed: str
     folder: Path | None = None
+
+
+class SeedResult(NamedTuple):
+    """What is kept of a seed after its last round; ``failed`` is the reason if it ended early."""
+
+    records: list[dict[str, Any]]
+    partition_hash: str
+    task: Task
+    module: nn.Module
+    personal: list[nn.Module]
+    failed: str
+    best: nn.Module | None = None  # of the best round on validation data
 
 
 # -- what is trained ------------------------------------------------------------------------------
@@ -405,11 +420,11 @@ def _train_group(
     if options.hint == PLAIN.hint and group[0].folder is not None:
         options = options._replace(hint=resume_hint(group[0].folder.path))
     with _observed(group, options) as watches:
-        members, stacks = _train_seeds(
+        ended, stacks = _train_seeds(
             [(one, watches[id(job)]) for job, one in seeds], planned.execution, options
         )
         for job in group:
-            own, members = members[: len(job.config.seeds)], members[len(job.config.seeds) :]
+            own, ended = ended[: len(job.config.seeds)], ended[len(job.config.seeds) :]
             job.result = _result(job, own, planned)
     return planned.execution.engine, stacks
 
@@ -460,22 +475,20 @@ def _train_seeds(
     jobs: Sequence[tuple[SeedJob, SeedWatch]],
     execution: Execution,
     options: Options,
-) -> tuple[list[SeedRun], list[int]]:
+) -> tuple[list[SeedResult], list[int]]:
     """Train seeds. Neighbours that are similar train together if the engine batches clients.
 
     Returns:
-        The seeds, and the number of lanes of each stack that was trained.
+        What is kept of each seed, and the number of lanes of each stack that was trained.
     """
-    trained: list[SeedRun] = []
+    results: list[SeedResult] = []
     stacks: list[int] = []
     members: list[SeedRun] = []
 
     def train_members() -> None:
         stacks.extend(train_rounds(members, options.hint, options.strict, options.save_share))
-        for member in members:
-            _save(member)
-        trained.extend(members)
-        members.clear()
+        results.extend(map(_ended, members))
+        members.clear()  # simulations are free before the next ones are built
 
     for job, watch in jobs:
         if members and _is_full(members, execution):
@@ -490,7 +503,7 @@ def _train_seeds(
             share(members[0].sim.federation, member.sim.federation)
         members.append(member)
     train_members()
-    return trained, stacks
+    return results, stacks
 
 
 def _is_full(members: Sequence[SeedRun], execution: Execution) -> bool:
@@ -532,57 +545,65 @@ def _check_partition(folder: TrainingFolder, seed: int, partition: Partition) ->
         )
 
 
-def _save(member: SeedRun) -> None:
-    """Take the models of a seed, and write them if it did not fail."""
-    sim, folder, inputs = member.sim, member.folder, Inputs.of(member.sim.federation)
-    member.module = sim.module()
+def _ended(member: SeedRun) -> SeedResult:
+    """Take what is kept of a seed, and write its models if it did not fail."""
+    sim, folder, best = member.sim, member.folder, None
+    module = sim.module()
     own = {n.removeprefix(OWN): v for n, v in member.best.items() if n.startswith(OWN)}
     if member.best:
-        member.best_module = sim.module()
-        weights = {n: v for n, v in member.best.items() if not n.startswith(OWN)}
-        member.best_module.load_state_dict(weights)
+        best = sim.module()
+        best.load_state_dict({n: v for n, v in member.best.items() if not n.startswith(OWN)})
     stacked = sim.personal() if member.config.personal else None
     if folder is not None and not member.failed:
-        save_weights(folder, member.seed, member.module, inputs)
+        inputs = Inputs.of(sim.federation)
+        save_weights(folder, member.seed, module, inputs)
         scores = json.dumps(finite(final_scores(sim, member.config.personal)))
         folder.write(f"seed-{member.seed}/{SCORES}", scores.encode())
-        if member.best_module is not None:
-            save_weights(folder, member.seed, member.best_module, inputs, BEST_MODEL)
+        if best is not None:
+            save_weights(folder, member.seed, best, inputs, BEST_MODEL)
         if own:
             save_personal(folder, member.seed, own, sim, BEST_PERSONAL)
         if stacked is not None and sim.has_personal_models:
             save_personal(folder, member.seed, personal_state(stacked, sim), sim)
         folder.save_state(member.seed, "stopped early" if member.stopped else "complete")
-    if stacked is not None:
-        clients = range(sim.federation.num_clients)
-        member.personal = [sim.bound.model.module(take(stacked, k)) for k in clients]
+    clients = range(sim.federation.num_clients) if stacked is not None else ()
+    personal = [sim.bound.model.module(take(stacked, k)) for k in clients]
+    partition = sim.federation.partition
+    return SeedResult(
+        member.records,
+        partition.hash if partition is not None else "",
+        sim.federation.task,
+        module,
+        personal,
+        member.failed,
+        best,
+    )
 
 
-def _result(job: TrainingJob, members: Sequence[SeedRun], planned: Plan) -> Result:
+def _result(job: TrainingJob, seeds: Sequence[SeedResult], planned: Plan) -> Result:
     """Combine the seeds of a job, and write ``result.json`` if all are complete.
 
     Its time is the sum of its rounds', so that it is the same after a run is resumed.
     """
-    records = [member.records for member in members]
-    partitions = [member.sim.federation.partition for member in members]
+    records = [seed.records for seed in seeds]
     result = Result.of(
         job.config,
         records,
-        members[0].sim.federation.task,
+        seeds[0].task,
         headline_of(job.config, records),
-        [partition.hash if partition is not None else "" for partition in partitions],
-        [member.failed for member in members],
+        [seed.partition_hash for seed in seeds],
+        [seed.failed for seed in seeds],
         name=job.name,
         yardstick=job.yardstick,
         values=job.values,
         engine=planned.execution.engine,
         device=planned.device,
-        models=[member.module for member in members],
-        personal=[member.personal for member in members] if job.config.personal else [],
-        best_models=[m.best_module for m in members if m.best_module is not None],
+        models=[seed.module for seed in seeds],
+        personal=[seed.personal for seed in seeds] if job.config.personal else [],
+        best_models=[seed.best for seed in seeds if seed.best is not None],
         folder=job.folder.path if job.folder else None,
     )
-    if job.folder is not None and not any(member.failed for member in members):
+    if job.folder is not None and not any(seed.failed for seed in seeds):
         job.folder.write(RESULT, result.to_json().encode())
         job.folder.log(f"complete: {result.metric} {result.written(result.last)}")
     return result
