@@ -84,7 +84,7 @@ def diagnose(
     kedge diagnose "hospitals(label=sick)"                    a folder with a file per client
     kedge diagnose runs/digits-1 --what training --rounds 1,10 -o digits.html
     """
-    from kedge.api.diagnosing import diagnose as measure
+    from kedge.api.diagnose import diagnose as measure
     from kedge.files import check_target
     from kedge.report.page import write_sheets
 
@@ -132,7 +132,7 @@ def _numbers(text: str | None) -> list[int] | None:
 
 def _next(subject: str, sheets: list[Sheet]) -> None:
     """What to type next: of data the methods to compare, of a run its report."""
-    from kedge.api.diagnosing import is_run
+    from kedge.api.diagnose import is_run
 
     if is_run(subject):
         names = ", ".join(dict.fromkeys(sheet.name for sheet in sheets))
