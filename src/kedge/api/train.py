@@ -99,10 +99,9 @@ def run(
     >>> result.metric, result.array().shape  # [seeds, tested rounds]
     ('accuracy', (2, 2))
     """
-    settings |= method_setting(method)
-    loggers = observer(log, saved=out is not None)
-    options = train.Options(told(watch), observe=loggers)
-    return train.run(load_config(config, flags=settings), out, resume, options)
+    options = _options(log, out, _told(watch))
+    loaded = load_config(config, flags=settings | method_setting(method))
+    return train.run(loaded, out, resume, options)
 
 
 def compare(
@@ -144,9 +143,7 @@ def compare(
     if not texts:
         raise FieldError("there is nothing to compare; name at least one method")
     configs = [load_config(config, flags=settings | {"method": text}) for text in texts]
-    loggers = observer(log, saved=out is not None)
-    jobs = train.method_jobs(configs, pooled)
-    options = train.Options(observe=loggers)
+    options, jobs = _options(log, out), train.method_jobs(configs, pooled)
     return Results(train.experiment("compare", jobs, out, resume, options).results)
 
 
@@ -189,15 +186,20 @@ def sweep(
     >>> [result.config.method for result in results]
     ['fedprox(mu=0.1)', 'fedprox(mu=1.0)']
     """
-    settings |= method_setting(method)
-    loggers = observer(log, saved=out is not None, several=True)
-    jobs = train.setting_jobs(combine(grid or {}, config, settings))
     tell = None if watch is None else lambda job, s, r: watch(job.config, s, r, job.words)
-    options = train.Options(tell, observe=loggers)
+    options = _options(log, out, tell, several=True)
+    jobs = train.setting_jobs(combine(grid or {}, config, settings | method_setting(method)))
     return Results(train.experiment("sweep", jobs, out, resume, options).results)
 
 
-def told(watch: RunWatch | None) -> train.Watch | None:
+def _options(
+    log: Log, out: str | Path | None, watch: train.Watch | None = None, several: bool = False
+) -> train.Options:
+    """How runs are trained; ``several``: whether several may train at the same time."""
+    return train.Options(watch, observe=observer(log, saved=out is not None, several=several))
+
+
+def _told(watch: RunWatch | None) -> train.Watch | None:
     """The callback of a run in the form of those of several runs."""
     return None if watch is None else lambda job, seed, record: watch(seed, record)
 
@@ -282,7 +284,7 @@ def fit(
     >>> result.models[0]
     Linear(in_features=8, out_features=2, bias=True)
     """
-    loggers = observer(log, saved=out is not None)
+    options = _options(log, out, _told(watch))
     if clients is None:
         raise DataError("there are no clients; give them: kedge.fit(model, clients)")
     columns = {"missing": missing, "drop": drop, "id": id}
@@ -320,7 +322,6 @@ def fit(
     def make(seed: int, execution: Execution) -> Simulation:
         return simulation(config, dataset, seed, device, execution, module, adjust)
 
-    options = train.Options(told(watch), observe=loggers)
     return train.run(config, out, resume, options, make=make)
 
 

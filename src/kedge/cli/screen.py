@@ -5,8 +5,10 @@ from __future__ import annotations
 import codecs
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 console = Console()
@@ -30,6 +32,15 @@ def print_table(table: RenderableType) -> None:
         console.print(table)
     else:
         Console(width=PIPE_WIDTH).print(table)
+
+
+def plain_table(*columns: str, right: Sequence[str] = (), **options: Any) -> Table:
+    """A table without lines; the columns of ``right`` are numbers."""
+    table = Table(**{"box": None, "padding": (0, 2, 0, 0), "header_style": "bold"} | options)
+    for i, column in enumerate(columns):
+        justify: Any = "right" if column in right else "left"
+        table.add_column(column, justify=justify, no_wrap=i == 0)
+    return table
 
 
 def next_steps(commands: Sequence[str]) -> None:
