@@ -38,7 +38,7 @@ print(results, "\n")
 # Who was left behind? The accuracy of the global model on each site's held-out images.
 for result in results:
     sites = zip("ABCDE", result.records[0][-1]["per_client"], strict=True)
-    print(f"{result.title:30}", *(f"{name} {value:5.1f}" for name, value in sites))
+    print(f"{result.name:30}", *(f"{name} {value:5.1f}" for name, value in sites))
 
 new = folder / "new.png"
 pictures[600].save(new)  # an image that no site has

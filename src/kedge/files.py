@@ -123,6 +123,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def encoded(text: str) -> bytes:
+    r"""Text in UTF-8; half a character, as JSON of a stranger may have, is written as its number.
+
+    >>> encoded("\u00e9 \ud800")
+    b'\xc3\xa9 \\ud800'
+    """
+    return text.encode(errors="backslashreplace")
+
+
 # -- writing --------------------------------------------------------------------------------------
 
 

@@ -199,7 +199,7 @@ def test_a_killed_process_is_taken_up(folder: Path) -> None:
     file.write_text(file.read_text().replace("rounds = 3", "rounds = 6"))
     code = """
 import os, sys
-from kedge.report import progress
+from kedge.cli import progress
 shown = progress.Watcher.show
 def show(self, config, seed, record, **more):
     if config.method == "scaffold" and record["round"] == 4:

@@ -17,6 +17,7 @@ from kedge.core import tree
 from kedge.core.bound import Server
 from kedge.federation.member.policy import OPEN
 from kedge.federation.messages import Direct
+from kedge.history.lock import Lock
 
 
 class Killed(BaseException):
@@ -91,6 +92,7 @@ def killed_at(number: int, folder: Path) -> Iterator[list[str]]:
         return act
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lock, "take", lambda *_: None)  # the system frees that of a killed process
         patch.setattr(os, "open", opening)
         patch.setattr(os, "fdopen", reading)
         for name in ("replace", "unlink", "mkdir"):

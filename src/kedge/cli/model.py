@@ -68,7 +68,7 @@ def predict(
     import pandas
 
     from kedge.csv_text import quoted
-    from kedge.files import check_target, write_target
+    from kedge.files import check_target, encoded, write_target
     from kedge.saved.evaluate import read_groups
 
     load_files(load)
@@ -89,7 +89,7 @@ def predict(
     if target is None:
         typer.echo(text, nl=False)
     else:
-        write_target(target, text.encode())
+        write_target(target, encoded(text))
         seed_of = f", by seed {opened.seed} of {len(opened.seeds)}" if len(opened.seeds) > 1 else ""
         dim(f"{len(table)} predictions in {target}{seed_of}")
     _warn_global(opened, client)

@@ -50,7 +50,8 @@ def next_steps(commands: Sequence[str]) -> None:
 
 
 #: What a terminal without Unicode shows instead.
-_ASCII = {"±": "+-", "…": "...", "–": "-", "—": "-", "×": "x", "²": "2", "≤": "<=", "≥": ">="}
+_ASCII = {"±": "+-", "…": "...", "×": "x", "²": "2", "≤": "<=", "≥": ">="}
+_ASCII |= dict.fromkeys("–—−", "-")
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:

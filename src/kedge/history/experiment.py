@@ -35,7 +35,7 @@ def kind_of(folder: Path) -> str:
         found = read_own_json(folder / EXPERIMENT, "")["kind"]
     except (DataError, LookupError, TypeError):
         return ""
-    return found if found in KINDS else ""
+    return found if isinstance(found, str) and found in KINDS else ""
 
 
 class Experiment:

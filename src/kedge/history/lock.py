@@ -52,10 +52,12 @@ class Lock:
         """Let other processes train in the folder."""
         if self._lock is not None and self._lock.is_locked:  # a copy in a forked process is not
             path = Path(self._lock.lock_file)
-            with contextlib.suppress(OSError):
-                if os.path.samestat(self._file, path.stat()):  # not of a folder made anew
-                    path.unlink()
-            self._lock.release()
+            try:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(self._file, path.stat()):  # not of a folder made anew
+                        path.unlink()
+            finally:
+                self._lock.release()
         self._lock = None
 
     def __del__(self) -> None:

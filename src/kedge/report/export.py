@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.csv_text import csv_lines
-from kedge.files import write_target
+from kedge.files import encoded, write_target
 from kedge.history.run import Run, Seed
 from kedge.report.page import as_json
 
@@ -55,7 +55,7 @@ def write_csv(runs: Sequence[Run], path: str | Path) -> Path:
         KedgeError: the file cannot be written.
     """
     target, table = Path(path), chain([COLUMNS], rows(runs))
-    write_target(target, (line.encode() for line in csv_lines(table)))
+    write_target(target, (encoded(line) for line in csv_lines(table)))
     return target
 
 
@@ -67,5 +67,5 @@ def write_json(facts: Mapping[str, Any], path: str | Path) -> Path:
     """
     target = Path(path)
     text = json.dumps(as_json(facts), allow_nan=False, ensure_ascii=False, indent=1)
-    write_target(target, f"{text}\n".encode())
+    write_target(target, encoded(f"{text}\n"))
     return target

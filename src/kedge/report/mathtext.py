@@ -40,6 +40,18 @@ def plain_math(tex: str) -> str:
     return re.sub(r"[ ]+", " ", tex.replace("{", "").replace("}", "")).strip()
 
 
+def plain_formula(tex: str) -> str:
+    r"""The same, or the LaTeX itself if it is none: a docstring may be a stranger's.
+
+    >>> plain_formula(r"\mu"), plain_formula(r"\frac")
+    ('μ', '\\frac')
+    """
+    try:
+        return plain_math(tex)
+    except (ValueError, IndexError):
+        return tex
+
+
 def _fraction(tex: str, at: int) -> str:
     """Replace the fraction at index ``at`` by one with a slash."""
     top, middle = _argument(tex, at + len(r"\frac"))
@@ -69,7 +81,7 @@ def _script(m: re.Match[str], table: dict[int, int], sign: str) -> str:
 
 def plain_doc(doc: str) -> str:
     """A docstring without its markup."""
-    doc = re.sub(r":math:`([^`]*)`", lambda m: plain_math(m[1].replace("\n", " ")), doc)
+    doc = re.sub(r":math:`([^`]*)`", lambda m: plain_formula(m[1].replace("\n", " ")), doc)
     doc = re.sub(r"\*(\w[\w /]*)\*", r"\1", doc.replace("``", ""))  # emphasis
     paragraphs = doc.split("\n\n")
     return "\n\n".join(" ".join(p.split()) for p in paragraphs)

@@ -23,7 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from kedge._version import __version__
 from kedge.data.partition.grammar import aliases
 from kedge.errors import KedgeError
-from kedge.files import make_folder, write_target
+from kedge.files import encoded, make_folder, write_target
 from kedge.history import commands
 from kedge.history.compare import Comparison, Group, Row, compare, grouped, what_differs
 from kedge.history.find import EXECUTION, Found, What, find
@@ -31,7 +31,7 @@ from kedge.history.read import DEFAULTS, PartInfo, describe_parts
 from kedge.history.run import Run, Stat
 from kedge.history.sheet import Sheet
 from kedge.report import charts, tables
-from kedge.report.mathtext import UnknownFormula, mathml, plain_doc, plain_math
+from kedge.report.mathtext import UnknownFormula, mathml, plain_doc, plain_formula
 from kedge.report.text import CLOSE, OPEN, digits, name, size, unmarked
 from kedge.report.verdict import Verdict, verdict
 
@@ -437,7 +437,7 @@ def _piece(text: str) -> str:
         try:
             return mathml(tex)
         except UnknownFormula:
-            return f'<span class="formula">{escape(_plain(tex))}</span>'
+            return f'<span class="formula">{escape(plain_formula(tex))}</span>'
     if text.startswith("``"):
         return f"<code>{escape(text.strip('`'))}</code>"
     linked = re.sub(
@@ -446,13 +446,6 @@ def _piece(text: str) -> str:
         escape(text, quote=False),
     )
     return re.sub(r"\*(\w[\w /]*)\*", r"<em>\1</em>", linked)
-
-
-def _plain(tex: str) -> str:
-    try:
-        return plain_math(tex)
-    except (ValueError, IndexError):
-        return tex
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -465,7 +458,7 @@ def write_page(facts: Mapping[str, Any], path: str | Path) -> Path:
         KedgeError: the file cannot be written.
     """
     target = Path(path)
-    content = render(facts).encode()
+    content = encoded(render(facts))
     try:
         make_folder(target.parent)
     except OSError as error:
@@ -506,7 +499,7 @@ def render(facts: Mapping[str, Any]) -> str:
     facts = empty() | dict(facts)
     own = "(() => {\n'use strict';\n" + "\n".join(map(_text, SCRIPTS)) + "\n})();"
     scripts = [*map(_text, VENDOR), own]
-    return str(
+    page = str(
         _environment()
         .get_template("page.html.j2")
         .render(
@@ -517,6 +510,7 @@ def render(facts: Mapping[str, Any]) -> str:
             data=embedded(payload(facts)),
         )
     )
+    return encoded(page).decode()
 
 
 def payload(facts: Mapping[str, Any]) -> dict[str, Any]:

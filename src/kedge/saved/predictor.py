@@ -17,6 +17,7 @@ from kedge.core.task import Task
 from kedge.data.encoding import Array, Samples, moments_like, normalise, to_unit
 from kedge.engines.device import precise
 from kedge.errors import DataError, KedgeError, ModelError
+from kedge.files import encoded
 from kedge.limits import is_out_of_memory
 from kedge.saved.bundle import Bundle
 
@@ -101,10 +102,12 @@ class Predictor:
 
         logits = self.logits(samples.x)
         predicted = self.decide(logits)
-        columns: dict[str, Any] = {"id": list(samples.ids)}
+        columns: dict[str, Any] = {"id": list(map(_writable, samples.ids))}
         names = self.bundle.classes or tuple(map(str, range(self.bundle.outputs)))
+        names = tuple(map(_writable, names))
         if predicted.ndim == 1:
-            columns["prediction"] = predicted
+            is_text = predicted.dtype.kind in "OU"
+            columns["prediction"] = list(map(_writable, predicted)) if is_text else predicted
         else:
             columns |= {name: predicted[:, i] for i, name in enumerate(names)}
         if self.task.has_classes:
@@ -192,6 +195,11 @@ class Predictor:
         if mean is None or std is None:
             return None
         return moments_like((mean, std), self.bundle.shape, torch.float32, self.device)
+
+
+def _writable(cell: Any) -> Any:
+    """A cell of a table; pandas takes no half of a character, as a stranger's class may have."""
+    return encoded(cell).decode() if isinstance(cell, str) else cell
 
 
 def _pieces(x: Array) -> Iterator[Array]:
