@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sim", "catalogue"),
     ("settings",),
     ("history", "tuning", "federation"),
-    ("report", "federation.member"),
+    ("report", "saved", "federation.member"),
     ("runs", "board"),
     ("diagnostics",),
     ("check", "loggers"),

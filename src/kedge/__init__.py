@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kedge.api import run as run
     from kedge.api import sweep as sweep
     from kedge.api import write_report as write_report
-    from kedge.api.diagnosing import diagnose as diagnose
-    from kedge.api.results import Results as Results
+    from kedge.api.diagnose import diagnose as diagnose
+    from kedge.api.train import Results as Results
     from kedge.check import Claim as Claim
     from kedge.check import check_part as check_part
     from kedge.check import oracle as oracle
@@ -57,8 +57,8 @@ else:
 
     _PUBLIC = {
         "api": ("Run", "compare", "fit", "load", "reproduce", "run", "sweep", "write_report"),
-        "api.diagnosing": ("diagnose",),
-        "api.results": ("Results",),
+        "api.diagnose": ("diagnose",),
+        "api.train": ("Results",),
         "check": ("Claim", "check_part", "oracle"),
         "core.method": ("Method", "parse"),
         "core.model": ("Model",),

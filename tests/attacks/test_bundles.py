@@ -27,7 +27,7 @@ from kedge.board.watch import Catalogue
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.files import MAX_BYTES, MAX_TOML_BYTES
 from kedge.models import build_again
-from kedge.runs.bounded import Bounded
+from kedge.saved.architecture import Bounded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from commands import kedge_command
@@ -358,8 +358,8 @@ READERS = re.compile(
 )
 #: What may read by itself, and why.
 ALLOWED = {
-    "runs/tensors.py: safe_open(": "after a look at the file; it checks the header",
-    "runs/bundle.py: json.loads(": "its own text",
+    "saved/tensors.py: safe_open(": "after a look at the file; it checks the header",
+    "saved/bundle.py: json.loads(": "its own text",
     "report/page.py: read_text(": "a file of the package",
     "board/app.py: read_text(": "a file of the package",
     "board/app.py: read_bytes(": "a file of the package",
@@ -374,6 +374,7 @@ def test_nothing_else_reads_a_run() -> None:
     root = Path(kedge.__file__).parent
     packages = (
         "history",
+        "saved",
         "runs",
         "report",
         "board",

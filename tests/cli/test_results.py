@@ -12,7 +12,7 @@ import pytest
 from commands import kedge_command
 
 import kedge.history.folder
-from kedge.cli import run as command
+from kedge.cli import train as command
 from kedge.cli.screen import accept_any_text
 from kedge.report import figures
 from kedge.runs import train
@@ -180,7 +180,7 @@ def test_an_error_outside_of_a_run_is_logged_for_the_user(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(command, "_config", fail)
+    monkeypatch.setattr(command, "config_of", fail)
     monkeypatch.setattr(kedge.history.folder, "opened", [])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     done = kedge_command("run")
@@ -211,7 +211,7 @@ def test_out_of_memory_is_a_sentence(
     assert "out of memory while training fedavg on digits: 8.0 GB more did not fit" in text
     assert "Lower --chunk" in text
     assert not (tmp_path / "runs").exists()
-    monkeypatch.setattr(command, "_config", fail)
+    monkeypatch.setattr(command, "config_of", fail)
     done = kedge_command("run", cwd=tmp_path)
     assert done.returncode == 2
     assert "error: out of memory: 8.0 GB more did not fit" in done.stderr

@@ -20,7 +20,7 @@ from kedge.core.metrics import (
 )
 from kedge.core.task import Batch, Classification, MultiLabel, Regression, Task
 from kedge.core.task_base import Sums
-from kedge.runs.scores import calibration_error
+from kedge.saved.scores import calibration_error
 
 DOUBLE = torch.float64
 

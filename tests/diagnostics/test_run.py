@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kedge.api.fitting import fit
+from kedge.api.train import fit
 from kedge.data.datasets import load
 from kedge.diagnostics.run import diagnose_run
 from kedge.diagnostics.training import diagnose_training

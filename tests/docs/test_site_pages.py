@@ -303,10 +303,10 @@ def test_a_new_public_name_joins_the_page_of_its_neighbours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kedge, "__all__", [*kedge.__all__, "Steps"])
-    monkeypatch.setattr(kedge, "Steps", kedge.api.training.method_setting, raising=False)
+    monkeypatch.setattr(kedge, "Steps", kedge.api.train.method_setting, raising=False)
     page = next(page for page in api.pages() if "Steps" in page.names)
     assert page.file == "running"
-    assert "::: kedge.api.training.method_setting" in api.page(page)
+    assert "::: kedge.api.train.method_setting" in api.page(page)
 
 
 def test_the_declarations_of_a_part_are_listed() -> None:

@@ -19,8 +19,9 @@ import kedge
 from kedge.core.task import Classification, register_task, tasks
 from kedge.data.datasets import load as load_data
 from kedge.errors import DataError, KedgeError, ModelError
-from kedge.runs.architecture import describe, rebuild
-from kedge.runs.evaluation import evaluate_own
+from kedge.runs.build import federation_of
+from kedge.saved.architecture import describe, rebuild
+from kedge.saved.evaluate import evaluate_own, own_dataset
 
 RNG = np.random.default_rng(0)
 FAST: dict[str, Any] = {"rounds": 2, "seeds": [0], "clients": 3, "partition": "iid", "batch": 16}
@@ -133,7 +134,8 @@ def test_tables_in_any_order_of_columns(tmp_path: Path) -> None:
     settings = FAST | {"clients": 0, "partition": "silos", "split": "holdout(0.3)"}
     result = kedge.run("fedavg", data=data, out=tmp_path / "run", **settings)
     run = kedge.load(tmp_path / "run")
-    own = evaluate_own(run.model, run.config, 0)
+    federation = federation_of(run.config, own_dataset(run.bundle, run.config), 0)
+    own = evaluate_own(run.model, federation)
     reported = result.records[0][-1]["accuracy"]
     assert own["global"]["accuracy"] == pytest.approx(reported, rel=1e-15)
     assert list(own["clients"]) == ["h0", "h1", "h2"]

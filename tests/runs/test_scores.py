@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 import kedge
 from kedge.core.task import Classification, MultiLabel, Regression, Task
 from kedge.errors import NotFinite
-from kedge.runs.scores import exact_metrics, rankings, score
+from kedge.saved.scores import exact_metrics, rankings, score
 
 
 def drawn(kind: str, n: int = 300) -> tuple[Task, Any, Any]:

@@ -35,7 +35,7 @@ PAGES = (
     ApiPage(
         "saved", "Saved runs and models",
         "What the folder of a run holds, and a model that predicts from raw inputs.",
-        ("load", "Run", "kedge.runs.predictor.Predictor"),
+        ("load", "Run", "kedge.saved.predictor.Predictor"),
     ),
     ApiPage(
         "looking", "Diagnose and report",

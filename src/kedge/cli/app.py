@@ -54,22 +54,22 @@ class Subcommand(NamedTuple):
 
 COMMANDS = {
     "run": Subcommand(
-        "kedge.cli.run:run",
+        "kedge.cli.train:run",
         "Run",
         "Train with one method. Works without any argument: digits, 20 clients, 3 seeds.",
     ),
     "compare": Subcommand(
-        "kedge.cli.run:compare",
+        "kedge.cli.train:compare",
         "Run",
         "Compare methods on the same partitions, cohorts and initial weights.",
     ),
     "sweep": Subcommand(
-        "kedge.cli.run:sweep",
+        "kedge.cli.train:sweep",
         "Run",
         "Run all combinations of some settings; those that differ only in numbers train together.",
     ),
     "demo": Subcommand(
-        "kedge.cli.run:demo",
+        "kedge.cli.train:demo",
         "Run",
         "Compare a few methods on digits; plot the curves and the partition. No network needed.",
     ),
@@ -84,17 +84,17 @@ COMMANDS = {
         "Real federations on Flower: the same methods, with data that stay where they are.",
     ),
     "predict": Subcommand(
-        "kedge.cli.use:predict",
+        "kedge.cli.model:predict",
         "Use",
         "Predict from raw data with the model of a run; a CSV file of ids, classes, probabilities.",
     ),
     "evaluate": Subcommand(
-        "kedge.cli.use:evaluate",
+        "kedge.cli.model:evaluate",
         "Use",
         "Score the model of a run on labelled data: all metrics, per client and per class.",
     ),
     "export": Subcommand(
-        "kedge.cli.use:export",
+        "kedge.cli.model:export",
         "Use",
         "Write the model of a run as a program for other software, with its scaling inside.",
     ),

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.cli.options import LOAD, load_files
-from kedge.cli.screen import console, dim
+from kedge.cli.screen import console, dim, plain_table
 from kedge.errors import KedgeError
 from kedge.loading import load_file
 
@@ -63,9 +63,8 @@ def part_names(name: str) -> list[str]:
 
 def check_table(report: Report) -> Table:
     """The laws and identities of a part, one row each."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
-    for column in (report.part, "", "detail"):
-        table.add_column(column)
+    table = plain_table(report.part, "", "detail")
+    table.columns[0].no_wrap = False
     marks = {True: Text("ok", "green"), False: Text("FAILS", "bold red"), None: Text("-", "dim")}
     for found in report.findings:
         table.add_row(Text(f"{found.kind} {found.name}"), marks[found.holds], Text(found.detail))

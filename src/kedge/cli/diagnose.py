@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.cli.options import JSON, LOAD, load_files
-from kedge.cli.screen import console, dim
+from kedge.cli.screen import console, dim, next_steps
 from kedge.errors import FieldError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def diagnose(
     kedge diagnose "hospitals(label=sick)"                    a folder with a file per client
     kedge diagnose runs/digits-1 --what training --rounds 1,10 -o digits.html
     """
-    from kedge.api.diagnosing import diagnose as measure
+    from kedge.api.diagnose import diagnose as measure
     from kedge.files import check_target
     from kedge.report.page import write_sheets
 
@@ -132,8 +132,7 @@ def _numbers(text: str | None) -> list[int] | None:
 
 def _next(subject: str, sheets: list[Sheet]) -> None:
     """What to type next: of data the methods to compare, of a run its report."""
-    from kedge.api.diagnosing import is_run
-    from kedge.cli.next_steps import show
+    from kedge.api.diagnose import is_run
 
     if is_run(subject):
         names = ", ".join(dict.fromkeys(sheet.name for sheet in sheets))
@@ -141,11 +140,11 @@ def _next(subject: str, sheets: list[Sheet]) -> None:
         if not os.access(subject, os.W_OK):
             return
         dim(f"kept in {Path(subject) / ('' if single else '*') / 'diagnosis'}: {names}")
-        show([f"kedge report {shlex.quote(subject)}"])
+        next_steps([f"kedge report {shlex.quote(subject)}"])
         return
     [sheet] = sheets
     options = sheet.command.removeprefix("kedge diagnose ")
-    show([f"kedge compare {' '.join(sheet.values['methods'])} --data {options}"])
+    next_steps([f"kedge compare {' '.join(sheet.values['methods'])} --data {options}"])
 
 
 # -- sheets in the terminal ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from rich.table import Table
 from kedge.cli.options import FILE, JSON, LOAD, OUT, OVERRIDE, RESUME, load_files, with_settings
 from kedge.cli.report import NO_REPORT, after_training
 from kedge.cli.screen import console, dim, errors, print_table
+from kedge.cli.train import config_of
 from kedge.errors import Interrupted, KedgeError
 from kedge.local.federation import HERE as HERE_NAME
 
@@ -344,8 +345,6 @@ def _config_of(
     spec: Any = None,
 ) -> Config:
     """The settings of a command line, with one seed and the members of a federation."""
-    from kedge.cli.run import _config as read_config
-
     if not resume and settings.get("seeds") is None:
         settings["seeds"] = "0"
     if spec is not None and not resume:
@@ -355,7 +354,7 @@ def _config_of(
                 raise KedgeError(f"--{key} is that of the federation: {value}; leave it out")
             settings[key] = value
         settings["clients"] = settings.get("clients") or len(spec.nodes)
-    return read_config(file, override, settings, resume, out)
+    return config_of(file, override, settings, resume, out)
 
 
 def _rules_of(words: list[str] | None) -> Rules:

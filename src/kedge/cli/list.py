@@ -22,7 +22,7 @@ from rich.text import Text
 
 from kedge.catalogue import BY_WORD, KINDS, Kind, find
 from kedge.cli.options import LOAD, load_files
-from kedge.cli.screen import console
+from kedge.cli.screen import console, plain_table
 from kedge.core.method import FedAvg
 from kedge.core.part import Part, parts
 from kedge.core.task import tasks
@@ -166,7 +166,7 @@ def list_page(pattern: str) -> RenderableType:
     found = [(kind, name) for kind in others for name in _matching(kind, pattern)]
     if not found:
         raise _unmatched(pattern, [*part.entries(), *(kind.plural for kind in KINDS)])
-    table = _table("name", "kind", "what it is")
+    table = plain_table("name", "kind", "what it is")
     for kind, name in found:
         table.add_row(name, kind.name, Text(title(kind.entries()[name])))
     return table
@@ -203,7 +203,7 @@ def _kind_table(kind: Kind) -> RenderableType:
 
 
 def _parts_table(names: list[str]) -> Table:
-    table = _table("part", "side", "what it does")
+    table = plain_table("part", "side", "what it does")
     entries = KINDS[0].entries()
     for name in names:
         table.add_row(name, entries[name].side, Text(title(entries[name])))
@@ -212,11 +212,11 @@ def _parts_table(names: list[str]) -> Table:
 
 def _options_table(kind: Kind, names: list[str], heading: str) -> Table:
     if kind.name == "metric":  # metrics have no options
-        table = _table(heading, "what it is")
+        table = plain_table(heading, "what it is")
         for name in names:
             table.add_row(name, Text(title(kind.entries()[name])))
         return table
-    table = _table(heading, "options", "what it is")
+    table = plain_table(heading, "options", "what it is")
     for name in names:
         what = Text(title(kind.entries()[name]))
         table.add_row(name, Text(_options(kind.schema(name))), what)
@@ -270,7 +270,7 @@ def show_page(text: str) -> RenderableType:
     pieces += [Text(line) for line in _presets(schema)]
     if kind.name == "dataset" and name in EXAMPLES:
         pieces.append(Padding(_examples_table(EXAMPLES[name]), (0, 0, 1, 2)))
-    facts = _table(show_header=False)
+    facts = plain_table(show_header=False)
     for key, value in _facts(kind, name, thing, schema).items():
         facts.add_row(Text(key, style="bold"), Text(value))
     return Group(*pieces, Padding(facts, (0, 0, 0, 2)))
@@ -280,7 +280,7 @@ def _schema_table(schema: Schema) -> Table:
     rows = schema.rows()
     ranges = any(row.range for row in rows)
     columns = [schema.noun, "type", "default", *(["range"] if ranges else []), "meaning"]
-    table = _table(*columns)
+    table = plain_table(*columns)
     for row in rows:
         default = row.default or "must be given"
         cells = [row.name, row.type, default, *([row.range] if ranges else []), row.doc]
@@ -289,7 +289,7 @@ def _schema_table(schema: Schema) -> Table:
 
 
 def _examples_table(examples: tuple[tuple[str, str], ...]) -> Table:
-    table = _table("example", "what it does")
+    table = plain_table("example", "what it does")
     for text, what in examples:
         table.add_row(Text(f'--data "{text}"'), Text(what))
     return table
@@ -385,13 +385,6 @@ def _settings(values: Mapping[str, object]) -> str:
     return ", ".join(f"{k}={write_value(v)}" for k, v in values.items())
 
 
-def _table(*columns: str, show_header: bool = True) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=show_header)
-    for i, column in enumerate(columns):
-        table.add_column(column, no_wrap=i == 0)
-    return table
-
-
 # -- data and partitions -----------------------------------------------------------------------
 
 
@@ -401,13 +394,10 @@ def data_table(every: bool = False) -> Group:
     Args:
         every: a line for each missing dataset, with the files that it needs.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("dataset", "kind", "shape", "classes", "train", "test", "where"):
-        number = column in ("classes", "train", "test")
-        fold = column in ("dataset", "where")
-        table.add_column(
-            column, justify="right" if number else "left", no_wrap=not fold, overflow="fold"
-        )
+    numbers = ("classes", "train", "test")
+    table = plain_table("dataset", "kind", "shape", *numbers, "where", right=numbers)
+    for column in table.columns:
+        column.no_wrap, column.overflow = column.header not in ("dataset", "where"), "fold"
     entries = available()
     present = [entry for entry in entries if entry.kind and not entry.note]
     broken = [entry for entry in entries if entry.kind and entry.note]
@@ -431,7 +421,7 @@ def data_table(every: bool = False) -> Group:
         lines.append(Text(f"{entry.name} cannot be read: {entry.note}", "red", overflow="fold"))
     if missing:
         lines.append(Text(f"Not on this machine. Put one into {places()}:"))
-        own = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        own = plain_table(show_header=False)
         for entry in missing:
             own.add_row(entry.name, _shape(entry), f"{entry.classes} classes", entry.files)
         lines.append(own)
@@ -451,17 +441,15 @@ def _short(where: str) -> str:
 def partition_table(drawn: Partition, dataset: Dataset) -> Table:
     """The number of samples of each client, in all and of each class."""
     sizes = drawn.sizes
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.title = f"{drawn.name}, seed {drawn.seed}, hash {drawn.hash}"
-    table.title_justify = "left"
-    table.add_column("client", justify="right")
-    table.add_column("samples", justify="right")
-    counts = None
+    columns, counts = ["client", "samples"], None
     if tasks[dataset.task].one_class:
         counts = drawn.label_counts(dataset.y_train, dataset.outputs)
-        for c in range(min(dataset.outputs, 12)):
-            label = dataset.classes[c] if dataset.classes else str(c)
-            table.add_column(label[:12], justify="right")
+        labels = dataset.classes or [str(c) for c in range(dataset.outputs)]
+        columns += [label[:12] for label in labels[:12]]
+    title = f"{drawn.name}, seed {drawn.seed}, hash {drawn.hash}"
+    table = plain_table(*columns, right=columns, padding=(0, 1, 0, 0), title=title)
+    table.title_justify = "left"
+    table.columns[0].no_wrap = False
     names = silo_names(dataset, drawn)
     for k in range(min(len(sizes), 40)):
         row = [names[k] if names else str(k), str(sizes[k])]

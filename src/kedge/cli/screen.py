@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import codecs
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 console = Console()
@@ -29,6 +32,21 @@ def print_table(table: RenderableType) -> None:
         console.print(table)
     else:
         Console(width=PIPE_WIDTH).print(table)
+
+
+def plain_table(*columns: str, right: Sequence[str] = (), **options: Any) -> Table:
+    """A table without lines; the columns of ``right`` are numbers."""
+    table = Table(**{"box": None, "padding": (0, 2, 0, 0), "header_style": "bold"} | options)
+    for i, column in enumerate(columns):
+        justify: Any = "right" if column in right else "left"
+        table.add_column(column, justify=justify, no_wrap=i == 0)
+    return table
+
+
+def next_steps(commands: Sequence[str]) -> None:
+    """Print the commands that one would type next, one per line."""
+    for i, command in enumerate(commands):
+        dim(("next: " if i == 0 else "      ") + command)
 
 
 #: What a terminal without Unicode shows instead.

@@ -28,6 +28,7 @@ from kedge.engines.device import device_name, precise, resolve_device, restored_
 from kedge.errors import DataError, FieldError, KedgeError, NotFinite
 from kedge.files import make_folder
 from kedge.history.experiment import Experiment, kind_of
+from kedge.history.find import no_run
 from kedge.history.folder import CONFIG, METRICS, PARTITION, read_records, stored_config
 from kedge.history.sheet import Sheet
 from kedge.loading import files, load_options
@@ -81,7 +82,7 @@ def diagnose_run(
     if (path / CONFIG).is_file():
         return _Run(path, seed, say, _yardstick(path), client).diagnose(what, rounds)
     if kind_of(path) != "compare":
-        raise KedgeError(_no_run(path))
+        raise KedgeError(no_run(path))
     sheets = []
     for row in Experiment(path, "compare").read():
         inside = path / row["folder"]
@@ -331,18 +332,6 @@ def _yardstick(path: Path) -> str:
     listing = Experiment(path.resolve().parent, "compare")
     rows = listing.read() if listing.path.is_file() else []
     return next((row["yardstick"] for row in rows if row["folder"] == path.resolve().name), "")
-
-
-def _no_run(path: Path) -> str:
-    """Why a folder cannot be diagnosed, and what to give instead."""
-    if not path.is_dir():
-        return f"{path}: there is no such folder; give the folder of a run, such as runs/digits-1"
-    if (path.parent / CONFIG).is_file():
-        return f"{path} is part of a run; give {path.parent}"
-    inside = sorted(p.parent.name for p in path.glob(f"*/{CONFIG}"))
-    if inside:
-        return f"{path} holds several runs; give one of them: {', '.join(inside)}"
-    return f"{path} holds no run"
 
 
 def _duration(seconds: float) -> str:

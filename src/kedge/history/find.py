@@ -60,16 +60,12 @@ def _in_folder(path: Path) -> Found:
     if (path / CONFIG).is_file():
         run = read_run(path)
         return Found([run] if run else [], "run", [] if run else [f"{path} {why_untested(path)}."])
-    if not path.is_dir():
-        raise KedgeError(f"{path}: there is no such folder; give the folder of a run")
-    if (path.parent / CONFIG).is_file():
-        raise KedgeError(f"{path} is part of a run; give {path.parent}")
     markers = (CONFIG, EXPERIMENT, *(f"{kind}.json" for kind in KINDS))
     inside = sorted(
         {p.parent for marker in markers for p in path.glob(f"*/{marker}")}, key=_natural
     )
     if not inside:
-        raise KedgeError(f"{path} holds no run; give the folder of a run, such as runs/digits-1")
+        raise KedgeError(no_run(path))
     runs: list[Run] = []
     notes: list[str] = []
     for folder in inside:
@@ -81,6 +77,17 @@ def _in_folder(path: Path) -> Found:
         runs += one.runs
         notes += one.notes
     return Found(_labelled(runs), "runs", notes)
+
+
+def no_run(path: Path) -> str:
+    """Why a folder is not that of a run, and what to give instead."""
+    if not path.is_dir():
+        return f"{path}: there is no such folder; give the folder of a run, such as runs/digits-1"
+    if (path.parent / CONFIG).is_file():
+        return f"{path} is part of a run; give {path.parent}"
+    if inside := sorted(p.parent.name for p in path.glob(f"*/{CONFIG}")):
+        return f"{path} holds several runs; give one of them: {', '.join(inside)}"
+    return f"{path} holds no run; give the folder of a run, such as runs/digits-1"
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -7,7 +7,7 @@
         environment.json       versions, device, threads, precision, execution, loaded files, data
         log.txt                events with times
         run.json               task, metrics and headline, see kedge.history.read
-        bundle.json            the model but for its weights, see kedge.runs.bundle
+        bundle.json            the model but for its weights, see kedge.saved.bundle
         result.json            the summary, once the run is complete
         federation.json        terms and members, of a run with remote members
         seats.json             what members show when they come back; for the owner alone

@@ -533,6 +533,16 @@ class Run:
         return [seed.partition_hash for seed in self.seeds]
 
 
+def frame_of(seeds: Sequence[int], records: Sequence[Sequence[Record]]) -> Any:
+    """Records as a pandas DataFrame, one row per seed and round."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("frame() needs pandas: pip install pandas") from None
+    pairs = zip(seeds, records, strict=True)
+    return pandas.DataFrame([{"seed": seed} | record for seed, own in pairs for record in own])
+
+
 SomeRun = TypeVar("SomeRun", bound=Run)
 
 

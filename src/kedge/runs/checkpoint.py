@@ -1,4 +1,4 @@
-"""The folder of a run that is trained: checkpoints, weights, and the environment."""
+"""The folder of a run that is trained: checkpoints, and the environment."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import torch
-from torch import nn
 
 from kedge._version import __version__
 from kedge.errors import DataError
-from kedge.history.folder import CHECKPOINT, ENVIRONMENT, MODEL, RunFolder
+from kedge.history.folder import CHECKPOINT, ENVIRONMENT, RunFolder
 from kedge.runs.environment import read_environment
-from kedge.runs.tensors import open_tensors, safetensors_of
+from kedge.saved.tensors import open_tensors, safetensors_of
 
 #: Format of checkpoints, in the metadata of the file; a file without a number has format 1.
 #: Increase it with every change that an older kedge would misread. Since format 2 a checkpoint is
@@ -38,17 +37,6 @@ class TrainingFolder(RunFolder):
         """Write a checkpoint: the state of a simulation after a round."""
         self.seed(seed)
         self.write(f"seed-{seed}/{CHECKPOINT}", safetensors_of(state, {FORMAT_KEY: str(FORMAT)}))
-
-    def save_model(
-        self,
-        seed: int,
-        module: nn.Module,
-        metadata: dict[str, str] | None = None,
-        name: str = MODEL,
-    ) -> None:
-        """Write the weights of a global model: the last one, or the best one."""
-        state = {n: v.detach() for n, v in module.state_dict().items()}
-        self.write(f"seed-{seed}/{name}", safetensors_of(state, metadata or {}))
 
     def load(self, seed: int) -> dict[str, torch.Tensor] | None:
         """Read the checkpoint of a seed; None if there is none.

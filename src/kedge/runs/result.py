@@ -13,7 +13,7 @@ from kedge.core.task import Task
 from kedge.files import finite
 from kedge.history.metric import Metric
 from kedge.history.read import plain_settings
-from kedge.history.run import Columns, Run, Seed
+from kedge.history.run import Columns, Run, Seed, frame_of
 from kedge.settings import Config
 
 
@@ -100,12 +100,7 @@ class Result(Run):
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("frame() needs pandas: pip install pandas") from None
-        pairs = zip(self.config.seeds, self.records, strict=True)
-        return pandas.DataFrame([{"seed": s} | r for s, run in pairs for r in run])
+        return frame_of(self.config.seeds, self.records)
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain data, as ``--json`` prints it."""

@@ -17,11 +17,11 @@ from kedge.core.bound import Server
 from kedge.errors import Interrupted, NotFinite
 from kedge.history.folder import is_stop_requested
 from kedge.history.run import UNTESTED
-from kedge.runs.bundle import personal_state
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.divergence import LossGuard, explained
 from kedge.runs.measure import measure
 from kedge.runs.validation import Choice, choice_of, further_tests
+from kedge.saved.bundle import personal_state
 from kedge.session.session import Done
 from kedge.settings import Config
 from kedge.sim.fleet import Fleet

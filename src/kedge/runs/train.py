@@ -48,7 +48,6 @@ from kedge.history.run import like_with_like
 from kedge.limits import is_out_of_memory, out_of_memory
 from kedge.loading import load_options
 from kedge.runs.build import simulation, split_of, with_personal
-from kedge.runs.bundle import Inputs, personal_state, save_bundle, save_personal, save_weights
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.clients import clients_of
 from kedge.runs.grid import Setting
@@ -56,7 +55,8 @@ from kedge.runs.measure import headline_of
 from kedge.runs.planning import PLANNING, Make, SeedJob, choose
 from kedge.runs.result import Result
 from kedge.runs.rounds import MAX_SAVE_SHARE, OWN, SeedRun, SeedWatch, train_rounds
-from kedge.runs.scores import final_scores
+from kedge.saved.bundle import Inputs, personal_state, save_bundle, save_personal, save_weights
+from kedge.saved.scores import final_scores
 from kedge.settings import Config
 from kedge.sim.clients import share, unlike
 from kedge.sim.simulation import Simulation
@@ -555,11 +555,12 @@ def _ended(member: SeedRun) -> SeedResult:
         best.load_state_dict({n: v for n, v in member.best.items() if not n.startswith(OWN)})
     stacked = sim.personal() if member.config.personal else None
     if folder is not None and not member.failed:
-        save_weights(folder, member.seed, module, sim)
+        inputs = Inputs.of(sim.federation)
+        save_weights(folder, member.seed, module, inputs)
         scores = json.dumps(finite(final_scores(sim, member.config.personal)))
         folder.write(f"seed-{member.seed}/{SCORES}", scores.encode())
         if best is not None:
-            save_weights(folder, member.seed, best, sim, BEST_MODEL)
+            save_weights(folder, member.seed, best, inputs, BEST_MODEL)
         if own:
             save_personal(folder, member.seed, own, sim, BEST_PERSONAL)
         if stacked is not None and sim.has_personal_models:

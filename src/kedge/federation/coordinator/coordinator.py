@@ -58,14 +58,14 @@ from kedge.history.read import save_clients
 from kedge.history.run import UNTESTED, Clients
 from kedge.limits import is_out_of_memory
 from kedge.runs.build import check_batchnorm, with_personal
-from kedge.runs.bundle import PROBE_KEY, Inputs, probe, save_bundle
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.environment import environment
 from kedge.runs.measure import headline_of, is_imbalanced, over_clients
 from kedge.runs.result import Result
 from kedge.runs.rounds import train_record
-from kedge.runs.scores import of_clients
 from kedge.runs.train import advise, given_back, resume_hint
+from kedge.saved.bundle import Inputs, save_bundle, save_weights
+from kedge.saved.scores import of_clients
 from kedge.session.sampler import make_sampler
 from kedge.session.session import Done, Request, Rounds, Session, drive
 from kedge.session.terms import NoData, Terms
@@ -495,19 +495,17 @@ class Recorder:
 
     def save_bundle(self, bound: Bound) -> None:
         """Write what a prediction needs besides the weights."""
-        data, encoding = self.roster.terms.data, self.roster.encoding
-        moments = None
-        if data.dtype != "int64":
-            moments = torch.tensor(data.mean), torch.tensor(data.std)
-        inputs = Inputs(data.shape, encoding, moments, data.classes)
-        save_bundle(self.folder, self.config, inputs, self.task, bound.model)
+        save_bundle(self.folder, self.config, self._inputs(), self.task, bound.model)
 
     def save_model(self, module: nn.Module) -> None:
         """Write the weights of the global model, with its outputs on a probe."""
-        data = self.roster.terms.data
-        outputs = probe(module, data.shape, whole=data.dtype == "int64")
-        metadata = {} if outputs is None else {PROBE_KEY: json.dumps(outputs)}
-        self.folder.save_model(self.seed, module, metadata)
+        save_weights(self.folder, self.seed, module, self._inputs())
+
+    def _inputs(self) -> Inputs:
+        data, encoding = self.roster.terms.data, self.roster.encoding
+        whole = data.dtype == "int64"
+        moments = None if whole else (torch.tensor(data.mean), torch.tensor(data.std))
+        return Inputs(data.shape, encoding, moments, data.classes, whole)
 
     def save_scores(self, found: Sums, personal: Sums) -> None:
         """Write the metrics of the last test, in all and per client."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,16 +11,15 @@ import torch
 from torch import Tensor
 
 from kedge.core.task import Batch
-from kedge.data.datasets import load
+from kedge.data.datasets import Dataset, load
 from kedge.data.datasets.formats import SPLIT_NAMES, detect, entries
 from kedge.data.datasets.silos import find_silos
 from kedge.data.encoding import Array, Encoding, Samples
 from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError
-from kedge.runs.build import simulation
-from kedge.runs.planning import PLANNING
-from kedge.runs.predictor import Predictor
-from kedge.runs.scores import of_clients, score
+from kedge.saved.bundle import Bundle
+from kedge.saved.predictor import Predictor
+from kedge.saved.scores import of_clients, score
 from kedge.settings import Config
 from kedge.sim.simulation import own_metric
 
@@ -154,7 +152,7 @@ def evaluate_groups(
         personal: personal models; their metrics are added if every group has one.
 
     Returns:
-        As :func:`kedge.runs.scores.score`, and ``personal`` likewise.
+        As :func:`kedge.saved.scores.score`, and ``personal`` likewise.
     """
     y = [labels_of(predictor, group.samples) for group in groups]
     logits = [predictor.logits(group.samples.x) for group in groups]
@@ -168,13 +166,11 @@ def evaluate_groups(
     return found
 
 
-def evaluate_own(
-    predictor: Predictor, config: Config, seed: int, personal: Personal | None = None
-) -> dict[str, Any]:
-    """All metrics on the test data of the run itself, and on the held-out samples of its clients.
+def own_dataset(bundle: Bundle, config: Config) -> Dataset:
+    """The data of a run.
 
     Raises:
-        KedgeError: the data are not at hand, or not those of the run.
+        KedgeError: they are not at hand, or have changed since.
     """
     if config.data == "own":
         raise KedgeError("kedge does not keep the data of a run by kedge.fit; give DATA, too")
@@ -185,15 +181,19 @@ def evaluate_own(
             f"{error}. The run was started where {config.data} is; go there, or give the data: "
             "kedge evaluate RUN DATA"
         ) from None
-    expected = predictor.bundle.provenance.get("fingerprint")
+    expected = bundle.provenance.get("fingerprint")
     if expected and dataset.fingerprint != expected:
         raise DataError(
             f"{config.data} is not what the run was made with: the data have changed since. "
             "Give the data to evaluate on: kedge evaluate RUN DATA"
         )
-    config = dataclasses.replace(config, metric="auto")  # all are computed below
-    sim = simulation(config, dataset, seed, predictor.device, PLANNING)
-    federation = sim.federation
+    return dataset
+
+
+def evaluate_own(
+    predictor: Predictor, federation: Federation, personal: Personal | None = None
+) -> dict[str, Any]:
+    """All metrics on the test data of a federation, and on the held-out samples of its clients."""
     tests = [_over(predictor, federation.test_batches(angle)) for angle in federation.angles]
     found = _scored(predictor, [y for y, _ in tests], [logits for _, logits in tests])
     if federation.held_out:

@@ -26,7 +26,7 @@ from kedge.core.task import Task
 from kedge.data.encoding import moments_like, normalise, to_unit
 from kedge.errors import KedgeError, ModelError
 from kedge.files import write_target
-from kedge.runs.predictor import Predictor
+from kedge.saved.predictor import Predictor
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 INPUT, OUTPUT = "x", "output"

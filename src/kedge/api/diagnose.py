@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from kedge.api.clients import read_clients, with_outputs
-from kedge.api.saved import Run
 from kedge.core.task import make_task
 from kedge.data.datasets import Dataset, load
 from kedge.data.federation import Federation
@@ -23,6 +22,7 @@ from kedge.history.sheet import Sheet
 from kedge.loading import load_options
 from kedge.runs.build import federation_of, partition_of
 from kedge.runs.result import Result
+from kedge.saved.run import Run
 from kedge.settings import load_config
 
 OF_DATA = ("partition", "clients", "split", "samples")  # options that do not concern a run

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kedge.cli.options import JSON, LOAD, load_files
-from kedge.cli.screen import console, dim, warn
+from kedge.cli.screen import console, dim, print_table, warn
 from kedge.errors import KedgeError
+from kedge.history.metric import KNOWN, Metric, title_of
+from kedge.report.tables import Cell, Column, Table, words
+from kedge.report.text import digits
 
 if TYPE_CHECKING:
-    from kedge.api.saved import Run
-    from kedge.runs.predictor import Predictor
+    from kedge.data.federation import Federation
+    from kedge.saved.predictor import Predictor
+    from kedge.saved.run import Run
 
 RUN = Annotated[str, typer.Argument(metavar="RUN", help="the folder of a run")]
 SEED = Annotated[int | None, typer.Option(help="which seed; the first one if left out")]
@@ -27,13 +32,13 @@ FORCE = Annotated[bool, typer.Option("--force", help="replace the file if it exi
 FILE = Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="the file to write")]
 
 MAX_CONFUSION = 12  # classes; a larger matrix is in --json only
-PERCENT = ("accuracy", "balanced_accuracy", "f1", "f1_macro", "precision")
-SHORT = {"balanced_accuracy": "balanced", "average_precision": "avg. prec."}
 #: Metrics in the tables of clients and classes; all of them are in --json.
 IN_ROWS = (
     "samples", "accuracy", "balanced_accuracy", "precision", "f1", "f1_macro", "auroc",
     "average_precision", "map", "r2", "mae", "rmse",
 )  # fmt: skip
+Values = Mapping[str, Any]
+PRECISION = Metric("precision", "precision", "%", True, 2)  # of a class
 
 
 def predict(
@@ -64,13 +69,12 @@ def predict(
 
     from kedge.csv_text import quoted
     from kedge.files import check_target, encoded, write_target
-    from kedge.runs.evaluation import read_groups
+    from kedge.saved.evaluate import read_groups
 
     load_files(load)
     other = (out or "").lower().endswith((".xlsx", ".xls", ".parquet", ".json"))
     target = check_target(out, force, ".csv" if other else "") if out else None
-    opened = _open(run, seed, which)
-    model = _model(opened, client, device)
+    opened, model = _open(run, seed, which, client, device)
     frames = []
     for group in read_groups(model.bundle.encoding, data):
         frame = model.frame_of(group.samples)
@@ -114,7 +118,7 @@ def evaluate(
     kedge evaluate runs/hospitals new.csv
     kedge evaluate runs/hospitals folder/                     one file per client
     """
-    from kedge.runs.evaluation import (
+    from kedge.saved.evaluate import (
         evaluate_groups,
         evaluate_own,
         holds_training_data,
@@ -122,13 +126,12 @@ def evaluate(
     )
 
     load_files(load)
-    opened = _open(run, seed, which)
-    model = _model(opened, client, device)
+    opened, model = _open(run, seed, which, client, device)
     personal = None
     if opened.has_personal and client is None:
         personal = {n: partial(_model, opened, n, device) for n in opened.clients}
     if data is None:
-        found = evaluate_own(model, opened.config, opened.seed, personal)
+        found = evaluate_own(model, _federation(opened, model), personal)
     else:
         found = evaluate_groups(model, read_groups(model.bundle.encoding, data), personal)
         if "personal" not in found:
@@ -138,12 +141,20 @@ def evaluate(
                 f"{data} is data of this run, so these are mostly samples that it trained on; "
                 "leave DATA out to take its test samples alone"
             )
-    about = {"run": run, "data": data or opened.config.data, "seed": opened.seed, "which": which}
-    about |= {"client": client} if client is not None else {}
+    data = data or opened.config.data
     if as_json:
+        about = {"run": run, "data": data, "seed": opened.seed, "which": which}
+        about |= {"client": client} if client is not None else {}
         typer.echo(json.dumps(about | found))
         return
-    _show(about, found, opened.config.metric)
+    whose = "model" if client is None else f"personal model of {client},"
+    head = f"{data}, {found['global'].get('samples', 0)} samples, {which} {whose}"
+    head += f"{' of' if client is None else ''} seed {opened.seed}"
+    console.print(head, highlight=False, markup=False, soft_wrap=True)
+    metrics = [Metric.of(metric) for metric in model.task.metrics]
+    for table in evaluation_tables(found, opened.config.metric, metrics):
+        console.print()
+        print_table(table)
 
 
 def export(
@@ -162,24 +173,28 @@ def export(
     kedge export runs/hospitals --to onnx -o model.onnx       beside it: model.onnx.json
     """
     from kedge.files import check_target
-    from kedge.runs.export import SUFFIXES
-    from kedge.runs.export import export as write
+    from kedge.saved.export import SUFFIXES, describe
+    from kedge.saved.export import export as write
 
     load_files(load)
     if to not in SUFFIXES:
         raise KedgeError(f"--to {to} is not one of: {', '.join(SUFFIXES)}")
     target = check_target(out or f"model{SUFFIXES[to]}", force, SUFFIXES[to])
-    opened = _open(run, seed, which)
-    model = _model(opened, client, "cpu")
+    opened, model = _open(run, seed, which, client, "cpu")
     described = write(model, to, target)
     _warn_global(opened, client)
-    dim(f"{target} takes {_inputs(model)}; {described} describes it")
+    inputs = describe(model)["input"]
+    shape = f"{inputs['dtype']} {inputs['shape']}".replace("'", "")
+    dim(f"{target} takes {shape}; {described} describes it")
 
 
-def _open(run: str, seed: int | None, which: str) -> Run:
-    from kedge.api.saved import load
+def _open(
+    folder: str, seed: int | None, which: str, client: str | None, device: str
+) -> tuple[Run, Predictor]:
+    from kedge.saved.run import load
 
-    return load(run, seed, which)
+    run = load(folder, seed, which)
+    return run, _model(run, client, device)
 
 
 def _model(run: Run, client: str | None, device: str) -> Predictor:
@@ -188,6 +203,15 @@ def _model(run: Run, client: str | None, device: str) -> Predictor:
     model = run.model if client is None else run.personal(client)
     place = resolve_device(device)
     return model if place == model.device else model.to(place)
+
+
+def _federation(run: Run, model: Predictor) -> Federation:
+    """The clients of a run, with the data that it was trained on."""
+    from kedge.runs.build import federation_of
+    from kedge.saved.evaluate import own_dataset
+
+    dataset = own_dataset(model.bundle, run.config)
+    return federation_of(run.config, dataset, run.seed, model.device)
 
 
 def _warn_global(run: Run, client: str | None) -> None:
@@ -205,108 +229,87 @@ def _warn_global(run: Run, client: str | None) -> None:
         )
 
 
-def _inputs(model: Predictor) -> str:
-    from kedge.runs.export import describe
-
-    entry = describe(model)["input"]
-    return f"{entry['dtype']} {entry['shape']}".replace("'", "")
-
-
 # -- tables -----------------------------------------------------------------------------------
 
 
-def _show(about: dict[str, Any], found: dict[str, Any], metric: str) -> None:
-    samples = found["global"].get("samples", 0)
-    whose = f"personal model of {about['client']}, seed" if "client" in about else "model of seed"
-    head = f"{about['data']}, {samples} samples, {about['which']} {whose} {about['seed']}"
-    console.print(head, highlight=False, markup=False, soft_wrap=True)
-    _print_metrics(found)
-    rows = found.get("clients")
-    own = found.get("personal", {}).get("clients", {})
-    if rows:
-        _print_rows("client", rows, own, metric)
-    if found.get("per_class"):
-        _print_rows("class\n(global model)" if own else "class", found["per_class"])
+def evaluation_tables(
+    found: Mapping[str, Any], headline: str = "auto", metrics: Sequence[Metric] = ()
+) -> list[Table]:
+    """What an evaluation found: over all samples and over clients, by client, by class.
+
+    Args:
+        found: the values, see :func:`kedge.saved.scores.score`.
+        headline: the metric of the run, which personal models are shown by.
+        metrics: those of the task.
+    """
+    known = _Metrics(KNOWN | {metric.name: metric for metric in (PRECISION, *metrics)})
+    own, classes = found.get("personal", {}), found.get("per_class", {})
+    tables = [_by_metric(found, own.get("over_clients", {}), known)]
+    if found.get("clients"):
+        personal = own.get("clients", {})
+        tables.append(_by_name("client", found["clients"], known, personal, headline))
+    if classes:
+        tables.append(_by_name("class (global model)" if own else "class", classes, known))
     confusion = found.get("confusion")
     if confusion and len(confusion) <= MAX_CONFUSION:
-        _print_confusion(list(found["per_class"]), confusion)
+        columns = [
+            Column(name, name, "", [Cell(str(n or "·"), n) for n in counts])
+            for name, counts in zip(classes, zip(*confusion, strict=True), strict=True)
+        ]
+        tables.append(Table([words("true \\ predicted", list(classes))], columns))
+    return tables
 
 
-def _print_metrics(found: dict[str, Any]) -> None:
-    over, own = found.get("over_clients", {}), found.get("personal", {}).get("over_clients", {})
-    keys, titles = ("mean", "worst", "spread"), ["metric"]
-    if own:  # what a personal method is judged by stands in front
-        titles += ["personal:\nmean", "worst", "spread"]
-    titles += ["global:\nall samples" if own else "all samples"]
-    titles += ["clients:\nmean", "worst", "spread"][: 2 if own else 3] if over else []
-    table = _table(*titles)
-    for name, value in found["global"].items():
-        if name == "samples":
-            continue
-        of_own, of_global = (
-            [_text(name, summary.get(name, {}).get(key)) for key in keys if summary]
-            for summary in (own, over)
-        )
-        cells = [*of_own, _text(name, value), *of_global]
-        table.add_row(_label(name), *cells[: len(titles) - 1])
-    console.print(table)
+class _Metrics(dict[str, Metric]):
+    """Metrics by name; one that is not known has no unit."""
+
+    def __missing__(self, name: str) -> Metric:
+        return Metric(name, title_of(name))
+
+    def cell(self, name: str, value: float | None) -> Cell:
+        if value is None or isinstance(value, int):
+            return Cell("-" if value is None else str(value), value)
+        return Cell(f"{value:.2f}" if self[name].unit == "%" else digits(value, 4), value)
 
 
-def _print_rows(
-    title: str,
-    rows: dict[str, dict[str, Any]],
-    personal: dict[str, dict[str, Any]] | None = None,
-    metric: str = "",
-) -> None:
-    every = dict.fromkeys(name for one in rows.values() for name in one)
-    names = [name for name in IN_ROWS if name in every] or list(every)
-    names += [
-        name for name in every if len(names) == 1 and name not in names
-    ]  # a task of one's own
-    headline = metric if metric in every else next((n for n in names if n != "samples"), "")
-    table = _table(title, *(_label(name) for name in names))
-    if personal:  # words below each other: one column more has to fit
-        table = _table(title, *(_label(name).replace(" ", "\n") for name in names))
-        table.add_column(f"personal:\n{_label(headline)}", justify="right", overflow="fold")
-    for key, values in rows.items():
-        cells = [_text(name, values.get(name)) for name in names]
-        if personal:
-            cells.append(_text(headline, personal.get(key, {}).get(headline)))
-        table.add_row(key, *cells)
-    console.print(table)
+def _by_metric(found: Values, own: Values, known: _Metrics) -> Table:
+    """A row per metric. What a personal method is judged by stands in front."""
+    names = [name for name in found["global"] if name != "samples"]
+    columns = [("global: all samples" if own else "all samples", found["global"])]
+    over = found.get("over_clients", {})
+    for whose, summary, count in (("personal", own, 3), ("clients", over, 2 if own else 3)):
+        keys = ("mean", "worst", "spread")[: count if summary else 0]
+        heads = [f"{whose}: mean" if key == "mean" else key for key in keys]
+        values = [{n: one.get(key) for n, one in summary.items()} for key in keys]
+        pairs = list(zip(heads, values, strict=True))
+        columns = pairs + columns if whose == "personal" else columns + pairs
+    return Table(
+        [words("metric", [known[name].label for name in names])],
+        [
+            Column(head, head, "", [known.cell(name, values.get(name)) for name in names])
+            for head, values in columns
+        ],
+    )
 
 
-def _print_confusion(names: list[str], confusion: list[list[int]]) -> None:
-    table = _table("true \\ predicted", *names)
-    for name, row in zip(names, confusion, strict=True):
-        table.add_row(name, *(str(n) if n else "·" for n in row))
-    console.print(table)
-
-
-def _table(*titles: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, title in enumerate(titles):
-        table.add_column(
-            title,
-            justify="right" if i else "left",
-            overflow="fold",
-            no_wrap=not i,
-            vertical="bottom",
-        )
-    return table
-
-
-def _label(name: str) -> str:
-    words = SHORT.get(name, name.replace("_", " "))
-    return f"{words} %" if name in PERCENT else words
-
-
-def _text(name: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.2f}" if name in PERCENT else f"{value:.4g}"
+def _by_name(
+    title: str, rows: Values, known: _Metrics, personal: Values | None = None, headline: str = ""
+) -> Table:
+    """A row per client or class; the last column is the headline of the clients' own models."""
+    every = list(dict.fromkeys(name for one in rows.values() for name in one))
+    names = [name for name in IN_ROWS if name in every] or every
+    names = names if len(names) > 1 else every  # a task of one's own
+    columns = [(name, known[name].label, rows, rank) for rank, name in enumerate(names)]
+    if personal:
+        first = next((name for name in names if name != "samples"), "")
+        name = headline if headline in every else first
+        columns.append((name, f"personal: {known[name].label}", personal, 0))
+    return Table(
+        [words(title, list(rows))],
+        [
+            Column(
+                name, head, "", [known.cell(name, of.get(key, {}).get(name)) for key in rows], rank
+            )
+            for name, head, of, rank in columns
+        ],
+    )

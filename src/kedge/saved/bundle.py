@@ -31,13 +31,12 @@ from kedge.data.encoding import Encoding, encodings
 from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.files import parse_json, read_file
-from kedge.history.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL
+from kedge.history.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, RunFolder
 from kedge.history.metric import Metric
 from kedge.history.read import Header, describe_parts, save_header
 from kedge.loading import files
-from kedge.runs.architecture import describe
-from kedge.runs.checkpoint import TrainingFolder
-from kedge.runs.tensors import open_tensors, safetensors_of
+from kedge.saved.architecture import describe
+from kedge.saved.tensors import open_tensors, safetensors_of
 from kedge.settings import Config
 from kedge.sim.simulation import Simulation
 
@@ -59,13 +58,16 @@ class Inputs(NamedTuple):
     encoding: Encoding | None
     moments: tuple[Tensor, Tensor] | None
     classes: tuple[str, ...] | None
+    whole: bool = False  # whether they are whole numbers, such as tokens
     fingerprint: str = ""
 
     @classmethod
     def of(cls, federation: Federation) -> Inputs:
-        found = federation
-        facts = found.input_shape, found.encoding, found.moments, found.classes, found.fingerprint
-        return cls(*facts)
+        whole = not federation.prepare(federation.x[:1]).is_floating_point()
+        return cls(
+            federation.input_shape, federation.encoding, federation.moments, federation.classes,
+            whole, federation.fingerprint,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Bundle:
         shape: shape of one encoded input.
         encoding: how raw inputs become arrays.
         mean, std: moments per channel or column, or None.
-        model: the architecture, see :mod:`kedge.runs.architecture`.
+        model: the architecture, see :mod:`kedge.saved.architecture`.
         batchnorm, precision: as in training.
         method: the method that trained it.
         loaded: path and sha256 of the files that were loaded with ``--load``.
@@ -217,7 +219,7 @@ class Bundle:
 
 
 def save_bundle(
-    folder: TrainingFolder, config: Config, inputs: Inputs, task: Task, model: Model
+    folder: RunFolder, config: Config, inputs: Inputs, task: Task, model: Model
 ) -> None:
     """Write the header and the bundle of a run, unless they are there with the same settings."""
     save_header(folder, _header(config, task))
@@ -240,13 +242,13 @@ def _plain(config: Config) -> Any:
 
 
 def save_weights(
-    folder: TrainingFolder, seed: int, module: nn.Module, sim: Simulation, name: str = MODEL
+    folder: RunFolder, seed: int, module: nn.Module, inputs: Inputs, name: str = MODEL
 ) -> None:
     """Write the weights of a global model, with its outputs on a probe."""
-    shape, x = sim.federation.input_shape, sim.federation.prepare(sim.federation.x[:1])
-    outputs = probe(module, shape, whole=not x.is_floating_point())
+    outputs = probe(module, inputs.shape, inputs.whole)
     metadata = {} if outputs is None else {PROBE_KEY: json.dumps(outputs)}
-    folder.save_model(seed, module, metadata, name)
+    state = {n: v.detach() for n, v in module.state_dict().items()}
+    folder.write(f"seed-{seed}/{name}", safetensors_of(state, metadata))
 
 
 def personal_state(stacked: Weights, sim: Simulation) -> dict[str, Tensor]:
@@ -256,7 +258,7 @@ def personal_state(stacked: Weights, sim: Simulation) -> dict[str, Tensor]:
 
 
 def save_personal(
-    folder: TrainingFolder,
+    folder: RunFolder,
     seed: int,
     state: dict[str, Tensor],
     sim: Simulation,

@@ -19,9 +19,9 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 import kedge
-from kedge.cli import use
+from kedge.cli.model import evaluation_tables
 from kedge.data.datasets import load as load_data
-from kedge.runs.evaluation import holds_training_data
+from kedge.saved.evaluate import holds_training_data
 
 RNG = np.random.default_rng(1)
 FAST: dict[str, Any] = {"rounds": 2, "seeds": [0], "batch": 16}
@@ -89,7 +89,7 @@ def test_all_metrics_of_a_new_file(place: Path) -> None:
     for word in (
         "new.csv, 30 samples",
         "accuracy %",
-        "auroc",
+        "AUROC",
         "log loss",
         "ill",
         "true \\ predicted",
@@ -115,10 +115,10 @@ def test_metrics_per_client_of_the_data_of_the_run(place: Path) -> None:
 def test_the_headline_of_personal_models_is_that_of_the_run() -> None:
     rows = {"north": {"samples": 3, "accuracy": 50.0, "auroc": 0.5}}
     own = {"north": {"samples": 3, "accuracy": 60.0, "auroc": 0.875}}
-    with use.console.capture() as text:
-        use._print_rows("client", rows, own, "auroc")
-    assert "0.875" in text.get()
-    assert "60.00" not in text.get()
+    found = {"global": {}, "clients": rows, "personal": {"clients": own}}
+    text = "\n".join(map(str, evaluation_tables(found, "auroc")))
+    assert "0.875" in text
+    assert "60.00" not in text
 
 
 def test_the_global_model_of_a_personal_method_is_named_so(place: Path) -> None:

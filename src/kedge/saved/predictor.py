@@ -19,7 +19,7 @@ from kedge.engines.device import precise
 from kedge.errors import DataError, KedgeError, ModelError
 from kedge.files import encoded
 from kedge.limits import is_out_of_memory
-from kedge.runs.bundle import Bundle
+from kedge.saved.bundle import Bundle
 
 ROWS = 1024  # samples per pass, as in the tests of a run
 MAX_TYPICAL = 50.0  # standard deviations from the mean; inputs beyond are of another scale

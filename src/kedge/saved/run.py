@@ -14,10 +14,20 @@ from torch import Tensor, nn
 
 from kedge.errors import DataError, KedgeError, ModelError, UnknownName
 from kedge.files import parse_json
-from kedge.history.folder import BUNDLE, METRICS, read_own_json, read_records, stored_config
-from kedge.runs.architecture import rebuild
-from kedge.runs.bounded import Bounded
-from kedge.runs.bundle import (
+from kedge.history.find import no_run
+from kedge.history.folder import (
+    BUNDLE,
+    CONFIG,
+    METRICS,
+    RESULT,
+    read_own_json,
+    read_records,
+    stored_config,
+)
+from kedge.history.read import read_run
+from kedge.history.run import frame_of
+from kedge.saved.architecture import Bounded, rebuild
+from kedge.saved.bundle import (
     CLIENTS_KEY,
     FILES,
     PROBE_KEY,
@@ -26,7 +36,7 @@ from kedge.runs.bundle import (
     read_metadata,
     read_weights,
 )
-from kedge.runs.predictor import Predictor
+from kedge.saved.predictor import Predictor
 from kedge.settings import Config
 
 Given = nn.Module | Callable[[], nn.Module]  # a user's own module, or what makes it
@@ -67,8 +77,8 @@ def load(
     if which not in FILES:
         raise KedgeError(f"which = {which!r} is not one of: {', '.join(FILES)}")
     path = Path(folder)
-    if not (path / BUNDLE).is_file() and not (path / "config.toml").is_file():
-        raise KedgeError(_no_run(path))
+    if not (path / BUNDLE).is_file() and not (path / CONFIG).is_file():
+        raise KedgeError(no_run(path))
     return Run(path, seed, which, model)
 
 
@@ -88,7 +98,9 @@ class Run:
         self._given = model
         self.seed = self.seeds[0] if seed is None else seed
         if self.seed not in self.seeds:
-            raise KedgeError(f"{folder} has no seed {seed}; it has: {_listed(self.seeds)}")
+            raise KedgeError(
+                f"{folder} has no seed {seed}; it has: {', '.join(map(str, self.seeds))}"
+            )
 
     def __repr__(self) -> str:
         head = f"<Run {self.folder}: {self.bundle.method} on {self.bundle.provenance['data']}"
@@ -107,9 +119,18 @@ class Run:
             DataError: the run of this seed is not complete, or a file is damaged.
             ModelError: the model cannot be built here; the message says what to give.
         """
-        if not self._file.is_file():
-            raise DataError(self._no_weights())
-        return self._predictor(self._file)
+        file = self._files[0]
+        if file.is_file():
+            return self._predictor(file)
+        if self.which == "best" and file.with_name(FILES["last"][0]).is_file():
+            raise DataError(
+                f"{self.folder} has no best model: only runs with validation data choose one "
+                "(--validation 0.1)"
+            )
+        raise DataError(
+            f"there is no {file}: the run of seed {self.seed} is not complete. Continue it with: "
+            f"kedge run --out {self.folder} --resume"
+        )
 
     def personal(self, client: str | int) -> Predictor:
         """The personal model of a client, by name or number.
@@ -127,22 +148,18 @@ class Run:
             raise KedgeError(
                 f"there is no client {number}; they are numbered 0 to {len(names) - 1}"
             )
-        return self._predictor(self._own_file, number)
+        return self._predictor(self._files[1], number)
 
     @property
-    def _file(self) -> Path:
-        """The weights of the global model."""
-        return self.folder / f"seed-{self.seed}" / FILES[self.which][0]
-
-    @property
-    def _own_file(self) -> Path:
-        """The weights of the personal models."""
-        return self.folder / f"seed-{self.seed}" / FILES[self.which][1]
+    def _files(self) -> tuple[Path, Path]:
+        """The weights of the global model, and those of the personal models."""
+        folder, (name, own) = self.folder / f"seed-{self.seed}", FILES[self.which]
+        return folder / name, folder / own
 
     @property
     def has_personal(self) -> bool:
         """Whether there are personal models of this seed."""
-        return self._own_file.is_file()
+        return self._files[1].is_file()
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
@@ -156,18 +173,19 @@ class Run:
                 f"{self.folder} has no personal models of seed {self.seed}; personal methods make "
                 "them, such as fedper and ditto, and save them once the run is complete"
             )
+        file = self._files[1]
         try:
-            names = parse_json(read_metadata(self._own_file).get(CLIENTS_KEY, "[]"))
+            names = parse_json(read_metadata(file).get(CLIENTS_KEY, "[]"))
         except ValueError:
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise DataError(f"{self._own_file} is damaged: it does not name clients; copy it again")
+            raise DataError(f"{file} is damaged: it does not name clients; copy it again")
         return tuple(names)
 
     def _predictor(self, path: Path, client: int | None = None) -> Predictor:
         state, metadata = read_weights(path, client)
         if client is not None:  # what no client trains is in the global model alone
-            state = read_weights(self._file)[0] | state
+            state = read_weights(self._files[0])[0] | state
         bundle = self.bundle
         try:
             # a new module draws its weights
@@ -184,7 +202,12 @@ class Run:
             ) from error
         _load_into(module, state, path)
         expected = metadata.get(PROBE_KEY)
-        if expected is not None and self._differs(module, expected, path):
+        try:
+            with self._bounded():
+                changed = expected is not None and differs(module, bundle.shape, expected)
+        except (LookupError, TypeError, ValueError):
+            raise DataError(f"{path} is damaged: its outputs are none; copy it again") from None
+        if changed:
             raise ModelError(
                 f"the model that is built here gives other outputs than the one in {path}; its "
                 "class or its arguments have changed. Give it: kedge.load(FOLDER, model=...)"
@@ -197,24 +220,6 @@ class Run:
         if self._given is not None:
             return nullcontext()
         return Bounded(size, f"the model in {self.folder / BUNDLE}")
-
-    def _differs(self, module: nn.Module, expected: str, path: Path) -> bool:
-        try:
-            with self._bounded():
-                return differs(module, self.bundle.shape, expected)
-        except (LookupError, TypeError, ValueError):
-            raise DataError(f"{path} is damaged: its outputs are none; copy it again") from None
-
-    def _no_weights(self) -> str:
-        if self.which == "best" and self._file.with_name(FILES["last"][0]).is_file():
-            return (
-                f"{self.folder} has no best model: only runs with validation data choose one "
-                "(--validation 0.1)"
-            )
-        return (
-            f"there is no {self._file}: the run of seed {self.seed} is not complete. Continue it "
-            f"with: kedge run --out {self.folder} --resume"
-        )
 
     # -- settings and records -----------------------------------------------------------------
 
@@ -243,15 +248,12 @@ class Run:
 
     def frame(self) -> Any:
         """All records as a pandas DataFrame, one row per seed and round."""
-        import pandas
-
-        pairs = zip(self.seeds, self.records, strict=True)
-        return pandas.DataFrame([{"seed": s} | r for s, run in pairs for r in run])
+        return frame_of(self.seeds, self.records)
 
     @property
     def result(self) -> dict[str, Any] | None:
         """The summary in ``result.json``; None if the run is not complete."""
-        path = self.folder / "result.json"
+        path = self.folder / RESULT
         if not path.exists():
             return None
         found = read_own_json(path, "copy it again")
@@ -277,22 +279,14 @@ class Run:
         return "\n".join(f"{key:7} {value}" for key, value in rows.items())
 
     def _progress(self) -> str:
-        result = self.result
-        rounds = self.bundle.provenance["config"]["rounds"]
+        run, rounds = read_run(self.folder), self.bundle.provenance["config"]["rounds"]
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        if result is None:
-            done = [len(records) for records in self.records]
-            return f"{min(done)} of {rounds} rounds done, {seeds}"
-        try:
-            if result.get("stopped_early"):
-                ends = sorted({min(result["last_round"]), max(result["last_round"])})
-                rounds = f"{' to '.join(map(str, ends))} of {rounds}"
-            last, metric = result["last"], result["metric"]
-            spread = f"±{last['sd']:.2f}" if last.get("sd") is not None else ""
-            return f"{rounds} rounds, {seeds}, {metric} {last['mean']:.2f}{spread}"
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            path = self.folder / "result.json"
-            raise DataError(f"{path} is damaged ({error!r}); copy it again") from None
+        if run is None or not run.is_complete:
+            return f"{min(map(len, self.records))} of {rounds} rounds done, {seeds}"
+        if run.stopped_early:
+            ends = sorted({min(run.last_rounds), max(run.last_rounds)})
+            rounds = f"{' to '.join(map(str, ends))} of {rounds}"
+        return f"{rounds} rounds, {seeds}, {run.measure.name} {run.last}"
 
 
 def _load_into(module: nn.Module, state: dict[str, Tensor], path: Path) -> None:
@@ -307,22 +301,3 @@ def _load_into(module: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     if missing or unknown:
         names = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not part of it"
         raise ModelError(f"the weights in {path} do not fit the model: {names}")
-
-
-def _no_run(path: Path) -> str:
-    """Why a folder is not that of a run, and what to give instead."""
-    if not path.is_dir():
-        return f"{path}: there is no such folder; give the folder of a run, such as runs/digits-1"
-    if (path.parent / BUNDLE).is_file():
-        return f"{path} is part of a run; give {path.parent}"
-    inside = sorted(p.parent.name for p in path.glob("*/config.toml"))
-    if inside:
-        return (
-            f"{path} holds several runs; give one of them, such as {path / inside[0]}: "
-            + _listed(inside)
-        )
-    return f"{path} holds no run"
-
-
-def _listed(items: Any) -> str:
-    return ", ".join(map(str, items))

@@ -1,0 +1,1 @@
+"""A trained model in use: its bundle, its predictions, its metrics, and its export."""
