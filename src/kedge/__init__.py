@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 from kedge._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from kedge.api import Run as Run
-    from kedge.api import compare as compare
-    from kedge.api import fit as fit
-    from kedge.api import load as load
-    from kedge.api import reproduce as reproduce
-    from kedge.api import run as run
-    from kedge.api import sweep as sweep
-    from kedge.api import write_report as write_report
     from kedge.api.diagnose import diagnose as diagnose
+    from kedge.api.report import reproduce as reproduce
+    from kedge.api.report import write_report as write_report
     from kedge.api.train import Results as Results
+    from kedge.api.train import compare as compare
+    from kedge.api.train import fit as fit
+    from kedge.api.train import run as run
+    from kedge.api.train import sweep as sweep
     from kedge.check import Claim as Claim
     from kedge.check import check_part as check_part
     from kedge.check import oracle as oracle
@@ -51,14 +49,16 @@ if TYPE_CHECKING:
     from kedge.data.federation import Federation as Federation
     from kedge.errors import KedgeError as KedgeError
     from kedge.runs.result import Result as Result
+    from kedge.saved.run import Run as Run
+    from kedge.saved.run import load as load
     from kedge.sim.simulation import Simulation as Simulation
 else:
     from importlib import import_module as _import_module
 
     _PUBLIC = {
-        "api": ("Run", "compare", "fit", "load", "reproduce", "run", "sweep", "write_report"),
         "api.diagnose": ("diagnose",),
-        "api.train": ("Results",),
+        "api.report": ("reproduce", "write_report"),
+        "api.train": ("Results", "compare", "fit", "run", "sweep"),
         "check": ("Claim", "check_part", "oracle"),
         "core.method": ("Method", "parse"),
         "core.model": ("Model",),
@@ -73,6 +73,7 @@ else:
         "data.federation": ("Federation",),
         "errors": ("KedgeError",),
         "runs.result": ("Result",),
+        "saved.run": ("Run", "load"),
         "sim.simulation": ("Simulation",),
     }
     _MODULES = {name: f"kedge.{module}" for module, names in _PUBLIC.items() for name in names}

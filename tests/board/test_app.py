@@ -25,7 +25,7 @@ from kedge.core.task import make_task, tasks
 from kedge.history import metric
 from kedge.history.compare import gain_over
 from kedge.history.folder import METRICS, read_records
-from kedge.history.metric import Metric
+from kedge.history.metric import MetricInfo
 from kedge.loggers.host import KNOWN as KNOWN_LOGGERS
 from kedge.runs.result import Result
 from kedge.settings import Config
@@ -66,7 +66,7 @@ def records(run: Path, seed: int) -> list[dict[str, Any]]:
 
 
 def test_the_tables_of_names_are_those_of_the_library() -> None:
-    found = {m.name: Metric.of(m) for group in BUILT_IN.values() for m in group}
+    found = {m.name: MetricInfo.of(m) for group in BUILT_IN.values() for m in group}
     assert found == metric.KNOWN
     built_in = ("classification", "multilabel", "regression")
     assert tuple(tasks[name].metrics[0].name for name in built_in) == metric.HEADLINES

@@ -23,7 +23,7 @@ from kedge.runs import train
 from kedge.runs.build import simulation
 from kedge.runs.grid import combine
 from kedge.runs.planning import PLANNING
-from kedge.runs.validation import Choice, leader
+from kedge.runs.validation import RoundChoice, leader
 from kedge.settings import Config, ConfigError
 
 FAST = {"clients": 5, "rounds": 6, "seeds": (0, 1), "steps": 3, "engine": "vector"}
@@ -42,7 +42,7 @@ def test_patience_without_validation_says_what_to_type() -> None:
 
 
 def test_choice_keeps_the_first_of_equal_rounds_and_ignores_nan() -> None:
-    choice = Choice("validation", "loss", higher_is_better=False, patience=3)
+    choice = RoundChoice("validation", "loss", higher_is_better=False, patience=3)
     values = [math.nan, 2.0, 1.0, 1.0, math.nan]
     seen = [
         choice.see({"round": i, "validation": {"loss": value}}) for i, value in enumerate(values, 1)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedge.errors import FieldError, KedgeError
+from kedge.history.experiment import RESULTS, is_results
 from kedge.history.find import find
 from kedge.history.run import Run
 from kedge.report.export import write_csv, write_json
 from kedge.report.figures import write_figures
 from kedge.report.page import What, facts_of, write_page
-from kedge.reproduction import command
-from kedge.reproduction.command import Reproduction
-from kedge.reproduction.page import facts_of as facts_of_tables
-from kedge.reproduction.page import is_results, reproduction_facts
+
+if TYPE_CHECKING:
+    from kedge.reproduction.command import Reproduction
 
 
 def reproduce(
@@ -24,7 +25,7 @@ def reproduce(
     rows: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     scale: str = "full",
-    results: str | Path = command.RESULTS,
+    results: str | Path = RESULTS,
     recipes: str | Path | None = None,
     minutes: float | None = None,
     rounds: int | None = None,
@@ -53,6 +54,8 @@ def reproduce(
             written.
         Interrupted: the user pressed Ctrl-C; the same call goes on from there.
     """
+    from kedge.reproduction import command
+
     if isinstance(rows, str):
         raise FieldError(f"rows: give a list of names, not {rows!r}")
     chosen = command.selected([table], rows, scale, Path(recipes) if recipes else None)
@@ -98,9 +101,9 @@ def write_report(
     >>> page.name
     'report.html'
     """
-    alone = (str, Path, Run, Reproduction)
-    items: list[Any] = [what] if isinstance(what, alone) else list(what)
-    tables = [one for one in items if _is_reproduction(one)]
+    is_one = isinstance(what, (str, Path, Run)) or _is_table(what)
+    items: list[Any] = [what] if is_one else list(what)  # type: ignore[arg-type]
+    tables = [i for i in items if _is_table(i) or (not isinstance(i, Run) and is_results(Path(i)))]
     if tables:
         if len(items) > 1 or csv:
             raise FieldError("the results of reproduce have a page of their own, without --csv")
@@ -118,12 +121,17 @@ def write_report(
     return written
 
 
-def _is_reproduction(one: Any) -> bool:
-    return isinstance(one, Reproduction) or (isinstance(one, (str, Path)) and is_results(Path(one)))
+def _is_table(one: Any) -> bool:
+    """Whether something is what :func:`reproduce` returns; its module needs torch."""
+    module = sys.modules.get("kedge.reproduction.command")
+    return module is not None and isinstance(one, module.Reproduction)
 
 
 def _facts_of_tables(one: Reproduction | str | Path, title: str) -> dict[str, Any]:
-    if not isinstance(one, Reproduction):
+    from kedge.reproduction.page import facts_of as facts_of_tables
+    from kedge.reproduction.page import reproduction_facts
+
+    if isinstance(one, (str, Path)):
         return reproduction_facts(Path(one), title)
     if not one.records:
         raise KedgeError(f"{one.table.name} has no records yet")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kedge.files import MAX_TOML_BYTES, open_file, parse_json, parse_toml
-from kedge.history.experiment import EXPERIMENT, KINDS, kind_of
+from kedge.history.experiment import EXPERIMENT, KINDS, RUNS, kind_of
 from kedge.history.folder import (
     CONFIG,
     ENVIRONMENT,
@@ -507,7 +507,6 @@ WHOSE = {"client": ", mean of clients", "personal": ", own models"}
 
 MAX_DEPTH, MAX_FOLDERS = 8, 20_000
 MAX_OPEN = 200  # runs at rest whose metrics stay in memory
-REPRODUCTION = ".runs"  # the one hidden folder that holds runs
 LISTINGS = {EXPERIMENT, *(f"{kind}.json" for kind in KINDS)}
 
 
@@ -606,7 +605,7 @@ class Catalogue:
             return
         for name in folder.subfolders:
             inner = f"{relative}/{name}" if relative else name
-            own = "reproduce" if name == REPRODUCTION or kind == "reproduce" else folder.kind
+            own = "reproduce" if name == RUNS or kind == "reproduce" else folder.kind
             self._walk(inner, depth + 1, own, seen, changed, before)
 
     def _is_run(
@@ -634,7 +633,7 @@ class Catalogue:
                     folder.has_config = True
                 elif one.name in LISTINGS:
                     folder.kind = kind_of(path)
-                elif one.name.startswith(".") and one.name != REPRODUCTION:
+                elif one.name.startswith(".") and one.name != RUNS:
                     continue
                 elif one.is_dir(follow_symlinks=False):
                     folder.subfolders.append(one.name)

@@ -300,7 +300,7 @@ def node(
 
 
 def _print_result(path: Path, as_json: bool) -> None:
-    from kedge.api import load
+    from kedge.saved.run import load
 
     run = load(path)
     if as_json:

@@ -12,7 +12,7 @@ import typer
 from kedge.cli.options import JSON, LOAD, load_files
 from kedge.cli.screen import console, dim, print_table, warn
 from kedge.errors import KedgeError
-from kedge.history.metric import KNOWN, Metric, title_of
+from kedge.history.metric import KNOWN, MetricInfo, title_of
 from kedge.report.tables import Cell, Column, Table, words
 from kedge.report.text import digits
 
@@ -38,7 +38,7 @@ IN_ROWS = (
     "average_precision", "map", "r2", "mae", "rmse",
 )  # fmt: skip
 Values = Mapping[str, Any]
-PRECISION = Metric("precision", "precision", "%", True, 2)  # of a class
+PRECISION = MetricInfo("precision", "precision", "%", True, 2)  # of a class
 
 
 def predict(
@@ -151,7 +151,7 @@ def evaluate(
     head = f"{data}, {found['global'].get('samples', 0)} samples, {which} {whose}"
     head += f"{' of' if client is None else ''} seed {opened.seed}"
     console.print(head, highlight=False, markup=False, soft_wrap=True)
-    metrics = [Metric.of(metric) for metric in model.task.metrics]
+    metrics = [MetricInfo.of(metric) for metric in model.task.metrics]
     for table in evaluation_tables(found, opened.config.metric, metrics):
         console.print()
         print_table(table)
@@ -233,7 +233,7 @@ def _warn_global(run: Run, client: str | None) -> None:
 
 
 def evaluation_tables(
-    found: Mapping[str, Any], headline: str = "auto", metrics: Sequence[Metric] = ()
+    found: Mapping[str, Any], headline: str = "auto", metrics: Sequence[MetricInfo] = ()
 ) -> list[Table]:
     """What an evaluation found: over all samples and over clients, by client, by class.
 
@@ -260,11 +260,11 @@ def evaluation_tables(
     return tables
 
 
-class _Metrics(dict[str, Metric]):
+class _Metrics(dict[str, MetricInfo]):
     """Metrics by name; one that is not known has no unit."""
 
-    def __missing__(self, name: str) -> Metric:
-        return Metric(name, title_of(name))
+    def __missing__(self, name: str) -> MetricInfo:
+        return MetricInfo(name, title_of(name))
 
     def cell(self, name: str, value: float | None) -> Cell:
         if value is None or isinstance(value, int):

@@ -49,7 +49,7 @@ def report(
     kedge report runs/digits-fedavg-1 runs/digits-scaffold-1 -o report.html
     kedge report runs/digits-compare-1 --figures figures/ --csv records.csv
     """
-    from kedge.api import write_report
+    from kedge.api.report import write_report
 
     load_files(load)
     target = Path(out) if out else (Path(runs[0]) / NAME if len(runs) == 1 else Path(NAME))

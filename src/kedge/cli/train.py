@@ -32,7 +32,7 @@ from kedge.loading import load_options
 
 if TYPE_CHECKING:
     from kedge.runs.result import Result
-    from kedge.runs.train import Options, Trained, TrainingJob
+    from kedge.runs.train import Options, TrainedRuns, TrainingJob
     from kedge.settings import Config
 
 
@@ -253,7 +253,7 @@ def _resumed(out: str | None, what: str) -> Path:
 
 def _train(
     kind: str, jobs: Sequence[TrainingJob], out: str | None, resume: bool, log: str | None
-) -> Trained:
+) -> TrainedRuns:
     """Train a comparison or a sweep."""
     from kedge.history.folder import new_path
     from kedge.runs import train

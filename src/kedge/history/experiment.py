@@ -16,6 +16,9 @@ from kedge.history.folder import CONFIG, RunFolder, read_own_json, stored_config
 from kedge.settings import Config, ConfigError, load_config
 
 EXPERIMENT, FORMAT = "experiment.json", 1
+#: Of ``kedge reproduce``: the folder of results by default, the folder in it that has the runs, and
+#: the scales of a table.
+RESULTS, RUNS, SCALES = "reproduced", ".runs", ("full", "quick")
 #: What an experiment is called in sentences, by the command that makes it. The keys that each row
 #: of its list has, besides ``folder``, and their types.
 KINDS = {"compare": "comparison", "sweep": "sweep"}
@@ -145,3 +148,12 @@ def _has(row: Any, types: dict[str, type]) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("settings", {}), dict):
         return False
     return all(isinstance(row.get(key), kind) for key, kind in types.items())
+
+
+def is_results(folder: Path) -> bool:
+    """Whether a folder holds records of ``kedge reproduce``."""
+    if not folder.is_dir() or (folder / CONFIG).is_file():
+        return False
+    return (folder / RUNS).is_dir() or any(
+        any(folder.glob(f"*/*/*.seed*.{scale}.json")) for scale in SCALES
+    )

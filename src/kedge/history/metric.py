@@ -32,10 +32,10 @@ def title_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricInfo:
     """A metric as it is shown; ``higher_is_better`` is None where nobody knows.
 
-    >>> accuracy = Metric("accuracy", "accuracy", "%", True, 2)
+    >>> accuracy = MetricInfo("accuracy", "accuracy", "%", True, 2)
     >>> accuracy.label, accuracy.text(97.5), accuracy.gain(90.0, 88.0)
     ('accuracy %', '97.50 %', 2.0)
     """
@@ -47,7 +47,7 @@ class Metric:
     decimals: Annotated[int, Range(0, 12)] = 3
 
     @classmethod
-    def of(cls, metric: TaskMetric) -> Metric:
+    def of(cls, metric: TaskMetric) -> MetricInfo:
         """A metric of a task."""
         unit, higher, decimals = metric.unit, metric.higher_is_better, metric.decimals
         return cls(metric.name, title_of(metric.name), unit, higher, decimals)
@@ -72,7 +72,7 @@ _KINDS = {
     "auroc": _SCORE, "average_precision": _SCORE, "log_loss": _FINE, "ece": _FINE,
     "f1": _PERCENT, "map": _SCORE, "rmse": _ERROR, "mae": _ERROR, "r2": _SCORE,
 }  # fmt: skip
-KNOWN = {name: Metric(name, title_of(name), *kind) for name, kind in _KINDS.items()}
+KNOWN = {name: MetricInfo(name, title_of(name), *kind) for name, kind in _KINDS.items()}
 #: The first metric of every built-in task, which is its headline.
 HEADLINES = ("accuracy", "f1", "rmse")
 #: Parts whose clients' own models count, for folders that do not say it.

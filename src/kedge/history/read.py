@@ -37,8 +37,8 @@ from kedge.history.folder import (
     read_own_json,
     read_records,
 )
-from kedge.history.metric import COLUMNS, HEADLINES, KNOWN, PERSONAL_PARTS, Metric, title_of
-from kedge.history.run import Clients, Columns, Run, Seed
+from kedge.history.metric import COLUMNS, HEADLINES, KNOWN, PERSONAL_PARTS, MetricInfo, title_of
+from kedge.history.run import Columns, Run, Seed, SeedClients
 from kedge.history.sheet import read_sheet
 from kedge.schema import read_fields
 from kedge.settings import Config
@@ -91,10 +91,10 @@ class Header:
     task: str
     headline: str  # the name of a metric
     personal: bool  # whether the clients' own models are what its method is for
-    metrics: tuple[Metric, ...]
+    metrics: tuple[MetricInfo, ...]
     parts: tuple[PartInfo, ...] = ()
 
-    def metric(self, name: str) -> Metric | None:
+    def metric(self, name: str) -> MetricInfo | None:
         return next((metric for metric in self.metrics if metric.name == name), None)
 
 
@@ -251,7 +251,7 @@ def make_run(
     )
 
 
-def measure_of(settings: Mapping[str, Any], columns: Sequence[str]) -> Metric:
+def measure_of(settings: Mapping[str, Any], columns: Sequence[str]) -> MetricInfo:
     """The metric that a run is judged by, from its settings and the columns of its records."""
     return _metric(_headline(settings, None, {}, columns), {})
 
@@ -278,22 +278,22 @@ def _headline(
     )
 
 
-def _metric(name: str, result: Mapping[str, Any]) -> Metric:
+def _metric(name: str, result: Mapping[str, Any]) -> MetricInfo:
     """A metric of a folder without a header: as its result says, else as it is known here."""
-    metric = KNOWN.get(name) or _registered(name) or Metric(name, title_of(name))
+    metric = KNOWN.get(name) or _registered(name) or MetricInfo(name, title_of(name))
     higher = result.get("higher_is_better") if result.get("metric") == name else None
     return (
         dataclasses.replace(metric, higher_is_better=higher) if isinstance(higher, bool) else metric
     )
 
 
-def _registered(name: str) -> Metric | None:
+def _registered(name: str) -> MetricInfo | None:
     """A metric that a file of the user has registered: then its module has been imported."""
     custom = sys.modules.get("kedge.core.task_custom")
     own = custom.own_metrics if custom else {}
     known = [own[name]] if name in own else []
     known += [m for metrics in _own_tasks() for m in metrics if m.name == name]
-    return Metric.of(known[0]) if known else None
+    return MetricInfo.of(known[0]) if known else None
 
 
 def _own_tasks() -> Iterable[Sequence[TaskMetric]]:
@@ -386,7 +386,7 @@ def partition_head(head: bytes) -> tuple[str, str]:
     return digest, name
 
 
-def read_clients(folder: Path) -> Clients | None:
+def read_clients(folder: Path) -> SeedClients | None:
     """The clients in the folder of a seed; None if there is no such file.
 
     Raises:
@@ -399,10 +399,10 @@ def read_clients(folder: Path) -> Clients | None:
     found: Any = read_own_json(file, advice)
     if not isinstance(found, dict) or found.get("format") != FORMAT or not _fits(found):
         raise DataError(f"{file} is damaged: it does not describe clients; {advice}")
-    return Clients(*(found.get(key) for key in Clients._fields))  # type: ignore[arg-type]
+    return SeedClients(*(found.get(key) for key in SeedClients._fields))  # type: ignore[arg-type]
 
 
-def save_clients(folder: RunFolder, seed: int, clients: Clients) -> None:
+def save_clients(folder: RunFolder, seed: int, clients: SeedClients) -> None:
     """Write the clients of a seed, of which perhaps only names and sizes are known."""
     folder.seed(seed)
     content = json.dumps({"format": FORMAT} | clients._asdict()).encode()
@@ -410,7 +410,7 @@ def save_clients(folder: RunFolder, seed: int, clients: Clients) -> None:
 
 
 def _fits(found: dict[str, Any]) -> bool:
-    names, sizes, classes, counts = (found.get(key) for key in Clients._fields)
+    names, sizes, classes, counts = (found.get(key) for key in SeedClients._fields)
     if not _are(names, str) or not _are(sizes, int) or len(names) != len(sizes):
         return False
     if counts is None:

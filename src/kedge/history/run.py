@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kedge.history.metric import COLUMNS, COMPANIONS, Metric
+from kedge.history.metric import COLUMNS, COMPANIONS, MetricInfo
 
 if TYPE_CHECKING:
     from kedge.history.read import PartInfo
@@ -75,7 +75,7 @@ class Stat:
         return self.written(2)
 
 
-class Clients(NamedTuple):
+class SeedClients(NamedTuple):
     """The clients of a seed. ``counts`` is ``[clients][classes]``; None without classes."""
 
     names: list[str]
@@ -84,7 +84,7 @@ class Clients(NamedTuple):
     counts: list[list[int]] | None = None
 
 
-class Column(NamedTuple):
+class Series(NamedTuple):
     """A number of the records, by the rounds that have it."""
 
     rounds: array[int]
@@ -104,7 +104,7 @@ class Columns:
     ) -> None:
         self._keep_lists, self._most = keep_lists, most  # columns
         self.rounds: array[int] = array("q")
-        self.named: dict[str, Column] = {}
+        self.named: dict[str, Series] = {}
         #: Megabytes and seconds up to the end of each round.
         self.mb: array[float] = array("d")
         self.seconds: array[float] = array("d")
@@ -128,7 +128,7 @@ class Columns:
             if name not in self.named:
                 if len(self.named) >= self._most:
                     continue
-                self.named[name] = Column(array("q"), array("d"))
+                self.named[name] = Series(array("q"), array("d"))
             self.named[name].rounds.append(record["round"])
             self.named[name].values.append(value)
         for name, value in record.items():
@@ -166,7 +166,7 @@ class Columns:
         for name, column in self.named.items():
             keep = bisect_right(column.rounds, round)
             if keep:
-                found.named[name] = Column(column.rounds[:keep], column.values[:keep])
+                found.named[name] = Series(column.rounds[:keep], column.values[:keep])
         keep = bisect_right(self.rounds, round)
         found.rounds = self.rounds[:keep]
         for name, own in self.lists.items():
@@ -195,7 +195,7 @@ class Seed:
     columns: Columns
     partition_hash: str = ""
     partition: str = ""  # what it was drawn from, such as dirichlet(0.1)
-    clients: Clients | None = None
+    clients: SeedClients | None = None
     scores: dict[str, Any] | None = None
     failed: str = ""  # the reason, if it ended before its last round
 
@@ -236,7 +236,7 @@ class Run:
     name: str
     settings: Mapping[str, Any]
     seeds: tuple[Seed, ...]
-    measure: Metric
+    measure: MetricInfo
     headline: str = "global"
     folder: Path | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class Run:
     values: Mapping[str, Any] = field(default_factory=dict)
     sheets: tuple[Sheet, ...] = ()
     seconds: float = 0.0
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # all that are known
+    metrics: Mapping[str, MetricInfo] = field(default_factory=dict)  # all that are known
     parts: tuple[PartInfo, ...] = ()  # of its method, where the folder describes them
     is_remote: bool = False  # its clients were members of a real federation
     notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any
 
 from kedge.history.compare import Row
 from kedge.history.metric import HEADLINES, title_of
-from kedge.history.run import Clients, Run, Seed
+from kedge.history.run import Run, Seed, SeedClients
 from kedge.history.sheet import Sheet
 from kedge.settings import format_value
 
@@ -309,7 +309,7 @@ def _at(values: Sequence[Any] | None, k: int) -> Any:
     return values[k] if values and k < len(values) else None
 
 
-def _clients(found: Sequence[Row], number: int) -> Clients | None:
+def _clients(found: Sequence[Row], number: int) -> SeedClients | None:
     for s in found:
         for seed in s.run.counting:
             if seed.number == number and seed.clients is not None:

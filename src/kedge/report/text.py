@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from kedge.history.compare import Paired
-from kedge.history.metric import Metric
+from kedge.history.metric import MetricInfo
 from kedge.history.run import Run
 
 OPEN, CLOSE = "\x01", "\x02"  # around names, which the page sets in bold
@@ -88,7 +88,7 @@ def unmarked(text: str) -> str:
     return text.replace(OPEN, "").replace(CLOSE, "")
 
 
-def difference(metric: Metric, number: float, signed: bool = False) -> str:
+def difference(metric: MetricInfo, number: float, signed: bool = False) -> str:
     """A difference of two values: ``"6.31 points"``, or of another unit."""
     unit = {"%": "points"}.get(metric.unit, metric.unit)
     text = signed_text(number, metric.decimals) if signed else f"{abs(number):.{metric.decimals}f}"
@@ -130,7 +130,7 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def interval_text(metric: Metric, gain: Paired) -> str:
+def interval_text(metric: MetricInfo, gain: Paired) -> str:
     assert gain.low is not None
     assert gain.high is not None
     low, high = (signed_text(v, metric.decimals) for v in (gain.low, gain.high))

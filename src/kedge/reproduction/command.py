@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from kedge.errors import DataError, FieldError, KedgeError
 from kedge.files import make_folder, read_file, write_file
+from kedge.history.experiment import RESULTS
 from kedge.reproduction import recipes
 from kedge.reproduction.display import comparison_with_paper, heading
 from kedge.reproduction.recipes import PaperRow, PaperTable
@@ -34,7 +35,6 @@ from kedge.reproduction.running import (
 )
 from kedge.reproduction.summary import STATS, Summary, summarise
 
-RESULTS = "reproduced"
 SHOWN = ("scale", "title", "paper", "place", "metric", "tail")  # of a table, as plain data
 
 

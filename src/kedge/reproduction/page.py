@@ -10,8 +10,8 @@ from typing import Any
 
 from kedge.errors import KedgeError
 from kedge.history.compare import LEVEL
-from kedge.history.folder import CONFIG
-from kedge.history.metric import Metric
+from kedge.history.experiment import SCALES
+from kedge.history.metric import MetricInfo
 from kedge.report.charts import curves_of
 from kedge.report.page import COLOURS, SHOWN, empty, parts_of_methods, write_page
 from kedge.report.text import name
@@ -19,17 +19,8 @@ from kedge.report.verdict import Verdict
 from kedge.reproduction import recipes
 from kedge.reproduction.command import Reproduction, read_table
 from kedge.reproduction.display import bases, columns_of, heading
-from kedge.reproduction.records import RUNS, Record
+from kedge.reproduction.records import Record
 from kedge.reproduction.summary import Summary, run_of
-
-
-def is_results(folder: Path) -> bool:
-    """Whether a folder holds records of ``kedge reproduce``."""
-    if not folder.is_dir() or (folder / CONFIG).is_file():
-        return False
-    return (folder / RUNS).is_dir() or any(
-        any(folder.glob(f"*/*/*.seed*.{scale}.json")) for scale in recipes.SCALES
-    )
 
 
 def reproduction_facts(folder: Path, title: str = "") -> dict[str, Any]:
@@ -43,7 +34,7 @@ def reproduction_facts(folder: Path, title: str = "") -> dict[str, Any]:
         if not (folder / one).is_dir():
             continue
         recipe = recipes.read(one, None)
-        scales = recipes.SCALES if recipe.has_quick else recipes.SCALES[:1]
+        scales = SCALES if recipe.has_quick else SCALES[:1]
         tables = [read_table(recipe.at(scale), folder) for scale in scales]
         found += [table for table in tables if table.records]
     if not found:
@@ -183,7 +174,7 @@ def _group(one: Reproduction) -> dict[str, Any]:
         by_row.setdefault((record.recipe, record.row), []).append(record)
     shown = [s for s in one.rows if by_row.get(s.row.home)]
     runs = [run_of(s.row, sorted(by_row[s.row.home], key=lambda r: r.seed)) for s in shown]
-    measure = next((run.measure for run in runs), Metric("accuracy", "accuracy"))
+    measure = next((run.measure for run in runs), MetricInfo("accuracy", "accuracy"))
     higher = all(run.measure.higher_is_better for run in runs)
     metric = {"unit": measure.unit, "decimals": 2, "higher": higher}
     name = measure.name.replace("_", " ")

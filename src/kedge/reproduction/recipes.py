@@ -37,12 +37,12 @@ from typing import Any
 from kedge.engines import Execution
 from kedge.errors import FieldError, KedgeError, UnknownName
 from kedge.files import read_toml
+from kedge.history.experiment import SCALES
 from kedge.history.find import EXECUTION
 from kedge.settings import FIELDS, Config, load_config
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TABLE_FILE = "table.toml"
-SCALES = ("full", "quick")
 METRICS = ("last", "best", "top5")
 _TABLE = {
     "title": str, "paper": str, "place": str, "metric": str, "tail": int, "base": str,

@@ -27,6 +27,7 @@ from kedge.core.task_custom import own_metrics
 from kedge.data.partition import Partition
 from kedge.errors import DataError, KedgeError
 from kedge.files import finite, make_folder, move_file, write_file
+from kedge.history.experiment import RUNS
 from kedge.history.folder import (
     CONFIG,
     ENVIRONMENT,
@@ -36,7 +37,7 @@ from kedge.history.folder import (
     read_records,
     stored_config,
 )
-from kedge.history.metric import KNOWN, Metric, title_of
+from kedge.history.metric import KNOWN, MetricInfo, title_of
 from kedge.history.read import measure_of, read_header
 from kedge.history.run import UNTESTED, Columns
 from kedge.reproduction.recipes import FREE, PaperRow, PaperTable, settings_of
@@ -47,7 +48,6 @@ from kedge.settings import Config
 
 FORMAT = 1
 SUPERSEDED = "superseded"
-RUNS = ".runs"
 BESIDE = "beside"  # the column of the tests on the common test set
 #: A test: the round, the metric in percent, seconds so far. None where it is not known.
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ class Record:
     higher_is_better: bool | None = None  # not in records of kedge 0.1
 
     @property
-    def measure(self) -> Metric:
+    def measure(self) -> MetricInfo:
         """The metric of the curve."""
         higher = self.higher_is_better
         return dataclasses.replace(
-            KNOWN.get(self.metric) or Metric(self.metric, title_of(self.metric)),
+            KNOWN.get(self.metric) or MetricInfo(self.metric, title_of(self.metric)),
             higher_is_better=_directions()[self.metric] if higher is None else higher,
         )
 

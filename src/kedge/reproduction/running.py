@@ -16,11 +16,10 @@ from kedge.engines import Execution
 from kedge.engines.device import device_name, resolve_device
 from kedge.errors import DataError, Interrupted, KedgeError
 from kedge.files import check_links, finite
-from kedge.history.experiment import kind_of
+from kedge.history.experiment import RUNS, kind_of
 from kedge.history.folder import CONFIG, ENVIRONMENT, stored_config
 from kedge.reproduction.recipes import EXECUTION, PaperRow, PaperTable
 from kedge.reproduction.records import (
-    RUNS,
     Record,
     choice_path,
     differences,

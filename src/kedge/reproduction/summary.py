@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kedge.history.compare import Row, holm, paired
-from kedge.history.metric import Metric
+from kedge.history.metric import MetricInfo
 from kedge.history.run import Run, Seed, Stat
 from kedge.reproduction.recipes import PaperRow, PaperTable
 from kedge.reproduction.records import BESIDE, Record
@@ -31,7 +31,7 @@ def run_of(row: PaperRow, records: Sequence[Record], rounds: Collection[int] | N
     numbers = [seed.number for seed in seeds]
     target = row.settings.get("target", 0.0)
     settings = {"method": row.method, "seeds": numbers, "rounds": least, "target": target}
-    measure = records[0].measure if records else Metric("", "", higher_is_better=True)
+    measure = records[0].measure if records else MetricInfo("", "", higher_is_better=True)
     return Run(row.name, settings, tuple(seeds), measure, yardstick=row.yardstick)
 
 
@@ -169,7 +169,7 @@ def _summary(
     paper_gain, total = None, row.config().rounds
     if base is not None and row.paper is not None and base.paper is not None:
         every = (r.measure for by_seed in records.values() for r in by_seed.values())
-        measure = next(every, Metric("", "", higher_is_better=True))
+        measure = next(every, MetricInfo("", "", higher_is_better=True))
         paper_gain = measure.gain(row.paper, base.paper)
     words = ", ".join(f"{key} {value:g}" for key, value in chosen.items())
     if not own:

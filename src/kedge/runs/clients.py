@@ -6,19 +6,19 @@ import torch
 
 from kedge.core.task import Classification, MultiLabel
 from kedge.data.federation import Federation
-from kedge.history.run import Clients
+from kedge.history.run import SeedClients
 
 MAX_COUNTS = 2_000_000  # of clients times classes; beyond it only sizes are kept
 
 
-def clients_of(federation: Federation) -> Clients:
+def clients_of(federation: Federation) -> SeedClients:
     """The clients of a federation; counts where the task has classes or labels."""
     names, sizes = list(federation.client_names), [int(size) for size in federation.sizes]
     counts = _counts(federation)
     classes = None
     if counts is not None:
         classes = [str(name) for name in federation.classes or range(len(counts[0]))]
-    return Clients(names, sizes, classes, counts)
+    return SeedClients(names, sizes, classes, counts)
 
 
 def _counts(federation: Federation) -> list[list[int]] | None:

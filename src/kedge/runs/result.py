@@ -11,7 +11,7 @@ from torch import nn
 
 from kedge.core.task import Task
 from kedge.files import finite
-from kedge.history.metric import Metric
+from kedge.history.metric import MetricInfo
 from kedge.history.read import plain_settings
 from kedge.history.run import Columns, Run, Seed, frame_of
 from kedge.settings import Config
@@ -63,7 +63,7 @@ class Result(Run):
         """
         missing = [""] * len(records)
         seeds = zip(config.seeds, records, [*hashes, *missing], [*failed, *missing], strict=False)
-        metrics = {metric.name: Metric.of(metric) for metric in task.metrics}
+        metrics = {metric.name: MetricInfo.of(metric) for metric in task.metrics}
         seconds = sum(one.get("seconds", 0.0) for run in records for one in run)
         return cls(
             settings=plain_settings(asdict(config)),

@@ -20,7 +20,7 @@ from kedge.history.run import UNTESTED
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.divergence import LossGuard, explained
 from kedge.runs.measure import measure
-from kedge.runs.validation import Choice, choice_of, further_tests
+from kedge.runs.validation import RoundChoice, choice_of, further_tests
 from kedge.saved.bundle import personal_state
 from kedge.session.session import Done
 from kedge.settings import Config
@@ -48,7 +48,7 @@ class SeedRun:
     failed: str = ""  # the reason, if it ended before its last round
     stopped: bool = False  # early, by validation data
     stop_requested: bool = False  # by ``watch``
-    choice: Choice | None = None  # None without validation data
+    choice: RoundChoice | None = None  # None without validation data
     #: Weights of the best round so far: of the global model and, stacked, the personal ones.
     best: Tensors = field(default_factory=dict)
 

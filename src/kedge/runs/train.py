@@ -148,7 +148,7 @@ class Options(NamedTuple):
 PLAIN = Options()
 
 
-class Trained(NamedTuple):
+class TrainedRuns(NamedTuple):
     """The results of several jobs, and a line of text that says how they were computed."""
 
     results: list[Result]
@@ -239,7 +239,7 @@ def experiment(
     resume: bool = False,
     options: Options = PLAIN,
     numbered: bool = False,
-) -> Trained:
+) -> TrainedRuns:
     """Train a comparison or a sweep, with one subfolder per job.
 
     In a sweep, jobs that differ only in numbers train together, and a loss that is not finite ends
@@ -263,7 +263,7 @@ def experiment(
     if out is None:
         _check(jobs, datasets)
         lines = train(jobs, options, datasets)
-        return Trained(_results(jobs), lines)
+        return TrainedRuns(_results(jobs), lines)
     first = jobs[0].config
     renumber = (lambda: new_path(first, Path(out).parent, kind)) if numbered else None
     listing = Experiment(out, kind, renumber)
@@ -291,7 +291,7 @@ def experiment(
         job.folder.path = listing.root / job.folder.path.name
     with listing.given_back():
         lines = train(jobs, options._replace(hint=resume_hint(listing.root)), datasets)
-    return Trained(_results(jobs), lines, listing.root)
+    return TrainedRuns(_results(jobs), lines, listing.root)
 
 
 def saved_jobs(kind: str, out: str | Path) -> list[TrainingJob]:

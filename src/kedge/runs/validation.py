@@ -60,10 +60,10 @@ def _personal(sim: Simulation) -> dict[str, float]:
 
 
 @dataclass
-class Choice:
+class RoundChoice:
     """The best round so far by validation data; of equal ones, the first.
 
-    >>> choice = Choice("validation", "accuracy", higher_is_better=True, patience=2)
+    >>> choice = RoundChoice("validation", "accuracy", higher_is_better=True, patience=2)
     >>> for round, value in enumerate((80.0, 90.0, 90.0, 85.0), 1):
     ...     _ = choice.see({"round": round, "validation": {"accuracy": value}})
     >>> choice.round, choice.tests_since, choice.is_over
@@ -109,12 +109,12 @@ class Choice:
         return 0 < self.patience <= self.tests_since
 
 
-def choice_of(config: Config, sim: Simulation) -> Choice | None:
+def choice_of(config: Config, sim: Simulation) -> RoundChoice | None:
     """The choice of a seed before its first round; None without validation rows."""
     task = sim.task
     if not sim.federation.validation:
         return None
-    return Choice(chosen_by(config), task.metric, task.higher_is_better, config.patience)
+    return RoundChoice(chosen_by(config), task.metric, task.higher_is_better, config.patience)
 
 
 def chosen_by(config: Config) -> str:

@@ -32,7 +32,7 @@ from kedge.data.federation import Federation
 from kedge.errors import DataError, KedgeError, UnknownName
 from kedge.files import parse_json, read_file
 from kedge.history.folder import BEST_MODEL, BEST_PERSONAL, MODEL, PERSONAL, RunFolder
-from kedge.history.metric import Metric
+from kedge.history.metric import MetricInfo
 from kedge.history.read import Header, describe_parts, save_header
 from kedge.loading import files
 from kedge.saved.architecture import describe
@@ -233,7 +233,7 @@ def save_bundle(
 
 def _header(config: Config, task: Task) -> Header:
     method = parse(config.method)
-    metrics = tuple(map(Metric.of, task.metrics))
+    metrics = tuple(map(MetricInfo.of, task.metrics))
     return Header(task.name, task.metric, method.personal_model, metrics, describe_parts(method))
 
 

@@ -55,7 +55,7 @@ from kedge.history.folder import (
 )
 from kedge.history.metric import COMPANIONS
 from kedge.history.read import save_clients
-from kedge.history.run import UNTESTED, Clients
+from kedge.history.run import UNTESTED, SeedClients
 from kedge.limits import is_out_of_memory
 from kedge.runs.build import check_batchnorm, with_personal
 from kedge.runs.checkpoint import TrainingFolder
@@ -433,7 +433,7 @@ class Recorder:
         state = self.folder.load(self.seed)
         self.folder.seed(self.seed)
         members = self.roster.participants  # how many samples of a class one has is its own affair
-        known = Clients([m.name for m in members], [m.train for m in members])
+        known = SeedClients([m.name for m in members], [m.train for m in members])
         save_clients(self.folder, self.seed, known)
         if state:
             session.load_state(state)
