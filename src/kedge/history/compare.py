@@ -206,7 +206,7 @@ REASONS = {"metric": "metric", "data": "data", "split": "test data", "partition"
 
 
 @dataclass
-class RunGroup:
+class ComparableRuns:
     """Runs that may be compared with each other, in their order; the first is the baseline."""
 
     runs: list[Run]
@@ -217,13 +217,13 @@ class RunGroup:
         return self.runs[0]
 
 
-def grouped(runs: Sequence[Run]) -> list[RunGroup]:
+def grouped(runs: Sequence[Run]) -> list[ComparableRuns]:
     """The runs in groups; within a group, if one run is personal, all are means over clients."""
-    groups: list[RunGroup] = []
+    groups: list[ComparableRuns] = []
     for run in runs:
         home = next((g for g in groups if not _misfit(run, g.first, g.hashes)), None)
         if home is None:
-            home = RunGroup([])
+            home = ComparableRuns([])
             groups.append(home)
         home.runs.append(run)
         home.hashes |= _hashes(run)
@@ -256,7 +256,7 @@ def _misfit(run: Run, base: Run, hashes: dict[int, str]) -> str:
     return "" if same else "partition"
 
 
-def what_differs(groups: Sequence[RunGroup]) -> str:
+def what_differs(groups: Sequence[ComparableRuns]) -> str:
     """In what the groups differ, in words: ``"data and partition"``."""
     first = groups[0].first
     found = {why_not(group.first, first) or "partition" for group in groups[1:]}

@@ -25,7 +25,7 @@ from kedge.data.partition.grammar import aliases
 from kedge.errors import KedgeError
 from kedge.files import encoded, make_folder, write_target
 from kedge.history import commands
-from kedge.history.compare import Comparison, Row, RunGroup, compare, grouped, what_differs
+from kedge.history.compare import Comparison, Row, ComparableRuns, compare, grouped, what_differs
 from kedge.history.find import EXECUTION, Found, What, find
 from kedge.history.read import DEFAULTS, PartInfo, describe_parts
 from kedge.history.run import Run, Stat
@@ -88,7 +88,7 @@ def facts_of(found: Found, title: str = "") -> dict[str, Any]:
 
 
 def _group(
-    group: RunGroup, found: Comparison, count: int, runs: int, is_sweep: bool
+    group: ComparableRuns, found: Comparison, count: int, runs: int, is_sweep: bool
 ) -> dict[str, Any]:
     clients, classes = charts.by_client(found.rows, found.base), charts.by_class(found.rows)
     columns = charts.columns_of(group.runs)
@@ -233,7 +233,7 @@ def _drawn(run: Run) -> str:
     return name
 
 
-def _group_title(group: RunGroup) -> str:
+def _group_title(group: ComparableRuns) -> str:
     s = group.first.settings
     words = [_data(group.first), f"partition {_drawn(group.first)}"]
     words += [f"{s['clients']} clients"] if s["clients"] else []
