@@ -25,7 +25,7 @@ from kedge.data.partition.grammar import aliases
 from kedge.errors import KedgeError
 from kedge.files import encoded, make_folder, write_target
 from kedge.history import commands
-from kedge.history.compare import Comparison, Row, ComparableRuns, compare, grouped, what_differs
+from kedge.history.compare import ComparableRuns, Comparison, Row, compare, grouped, what_differs
 from kedge.history.find import EXECUTION, Found, What, find
 from kedge.history.read import DEFAULTS, PartInfo, describe_parts
 from kedge.history.run import Run, Stat
