@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faulty import Faulty
-from federations import NAMES, QUICK, Members, coordinator, datasets, settings
 
 from kedge.data.datasets import Dataset
 from kedge.federation.coordinator.coordinator import Coordinator
@@ -20,6 +18,8 @@ from kedge.federation.member.own_data import read_data
 from kedge.federation.member.profile import MemberProfile, Question, state
 from kedge.federation.messages import REPLY, MemberRequest
 from kedge.session import blob, wire
+from tests.flower.faulty import Faulty
+from tests.flower.federations import NAMES, QUICK, Members, coordinator, datasets, settings
 
 LIAR, HONEST = "south", ("east", "north", "west")
 FEDBR = "fedbr(rows=4, samples=3, width=5, out=3, refresh=round)"

@@ -9,19 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile import (
-    RUN,
-    Server,
-    code,
-    linear,
-    norm,
-    patients,
-    reads_a_row,
-    set_one,
-    update,
-    with_first,
-    with_statistics,
-)
 from torch import nn
 
 from kedge.check.problems import images
@@ -40,6 +27,19 @@ from kedge.federation.messages import MemberRequest
 from kedge.session import wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import DataSchema, Terms
+from tests.attacks.hostile import (
+    RUN,
+    Server,
+    code,
+    linear,
+    norm,
+    patients,
+    reads_a_row,
+    set_one,
+    update,
+    with_first,
+    with_statistics,
+)
 
 INF, NAN = float("inf"), float("nan")
 BAD = (INF, -INF, NAN)

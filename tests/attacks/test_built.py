@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from server import Server, patients
 from torch import nn
 
 from kedge.core.model import Model
@@ -21,6 +20,7 @@ from kedge.federation.member import run_state as seats
 from kedge.federation.member.policy import Policy
 from kedge.federation.member.run_state import agreement_text
 from kedge.models import build
+from tests.attacks.server import Server, patients
 
 WHOLE = 2**62
 
@@ -261,7 +261,7 @@ MEASURE = """
 import resource, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from server import Server
+from tests.attacks.server import Server
 lying = Server(Path({folder!r}), model="mlp(hidden=[30000, 30000])")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 code = lying.agree()
@@ -272,7 +272,7 @@ print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_no_memory_is_taken(tmp_path: Path) -> None:
     """The model would have 3.6 GB."""
     here = Path(__file__).parent
-    paths = [str(here), str(here.parent / "flower"), *sys.path]
+    paths = [str(here.parents[1]), *sys.path]
     code = MEASURE.format(paths=paths, folder=str(tmp_path / "north"))
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
@@ -300,7 +300,7 @@ import torch
 from kedge.core.model import Model
 from kedge.models import build
 from kedge.session.session import Broadcast
-from server import Server, code
+from tests.attacks.server import Server, code
 lying = Server(Path({folder!r}), model="mlp(hidden=[1000])", **{terms!r})
 lying.initial = Model(build("mlp(hidden=[1000])", (4,), 2)).own_weights()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -314,7 +314,7 @@ def test_a_round_takes_no_memory_beyond_the_data(terms: dict[str, Any], tmp_path
     """Of 60 rows, a batch took 2.3 GB, and the numbers of rows of a round 1.3 GB; the largest that
     terms may name would have taken five times as much."""
     here = Path(__file__).parent
-    paths = [str(here), str(here.parent / "flower"), *sys.path]
+    paths = [str(here.parents[1]), *sys.path]
     text = ROUND.format(paths=paths, folder=str(tmp_path / "north"), terms=terms)
     run = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile_runs import LOOKS, bounded, mutate_file
 from safetensors.torch import save_file
 from torch import nn
 
@@ -28,9 +27,8 @@ from kedge.errors import DataError, KedgeError, ModelError
 from kedge.files import MAX_BYTES, MAX_TOML_BYTES
 from kedge.models import build_again
 from kedge.saved.architecture import Bounded
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from commands import kedge_command
+from tests.attacks.hostile_runs import LOOKS, bounded, mutate_file
+from tests.cli.commands import kedge_command
 
 FAST: dict[str, Any] = {
     "clients": 3, "rounds": 2, "seeds": [0], "steps": 1, "engine": "loop", "validation": 0.1,

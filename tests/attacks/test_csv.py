@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from kedge.csv_text import csv_lines, quoted, unquoted
 from kedge.data.datasets import load
 from kedge.loggers.csv_file import CSV
 from kedge.settings import Config
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from commands import kedge_command
+from tests.cli.commands import kedge_command
 
 FORMULAS = (
     "=1+1", "=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\rx", "\n=1", " =1",

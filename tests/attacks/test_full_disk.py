@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import Faulty
-from federations import Members, coordinator, datasets, settings
-from liars import LIAR
 
 from kedge.federation.member.member import Member
 from kedge.federation.member.releases import Release, Releases
 from kedge.federation.messages import MemberRequest
+from tests.attacks.liars import LIAR
+from tests.flower.faulty import Faulty
+from tests.flower.federations import Members, coordinator, datasets, settings
 
 
 def release(number: int, kind: str = "update") -> Release:

@@ -18,14 +18,9 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import Faulty
-from federations import Members, coordinator, datasets, settings
-from hostile import RUN, Server, code
 from hypothesis import HealthCheck, given
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
-from liars import ASK, stated, with_header, with_notes
-from test_joins import table
 
 from kedge.core import tree
 from kedge.core.update import NO_WEIGHTS
@@ -40,6 +35,11 @@ from kedge.federation.messages import CODES, CONTENT, PIECE, TESTS, MemberReques
 from kedge.session import blob, wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import Terms
+from tests.attacks.hostile import RUN, Server, code
+from tests.attacks.liars import ASK, stated, with_header, with_notes
+from tests.attacks.test_joins import table
+from tests.flower.faulty import Faulty
+from tests.flower.federations import Members, coordinator, datasets, settings
 
 pytestmark = pytest.mark.long
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Members, coordinator, settings
-from server import Server, patients
 
 from kedge.core.model import Model
 from kedge.data.datasets import Dataset, load
 from kedge.federation.member.policy import OPEN, Policy
 from kedge.federation.member.profile import MemberProfile, Question, state
 from kedge.models import build
+from tests.attacks.server import Server, patients
+from tests.flower.federations import Members, coordinator, settings
 
 LISTED = Policy(uploads=("update", "loss", "test"), min_samples=20)
 ASKED = Question(0, "holdout(0.2)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from kedge.runs import train
 from kedge.runs.checkpoint import TrainingFolder
 from kedge.runs.grid import combine
 from kedge.settings import Config
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from commands import kedge_command
+from tests.cli.commands import kedge_command
 
 FAST: dict[str, Any] = {"clients": 3, "rounds": 2, "seeds": [0], "steps": 1, "engine": "loop"}
 

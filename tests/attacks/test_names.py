@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from federations import Members, coordinator, datasets, settings
-from liars import stated, with_classes, with_statement
 
 from kedge.errors import WireError
 from kedge.federation.coordinator.agreement import agree
@@ -15,6 +13,8 @@ from kedge.federation.member.member import Member
 from kedge.federation.member.profile import MemberProfile
 from kedge.federation.messages import MemberRequest
 from kedge.federation.names import look, plain
+from tests.attacks.liars import stated, with_classes, with_statement
+from tests.flower.federations import Members, coordinator, datasets, settings
 
 ALIKE = {
     "a Cyrillic o": "s\u043euth",

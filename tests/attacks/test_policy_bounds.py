@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile import ROWS, Server, code, linear, patients, reads_a_row, update, with_statistics
 from torch import Tensor, nn
 
 from kedge.core import tree
@@ -32,6 +31,16 @@ from kedge.parts.release import Clip, Gauss
 from kedge.session import wire
 from kedge.session.session import Broadcast
 from kedge.session.terms import MAX, DataSchema, Terms
+from tests.attacks.hostile import (
+    ROWS,
+    Server,
+    code,
+    linear,
+    patients,
+    reads_a_row,
+    update,
+    with_statistics,
+)
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "deploy" / "policy.toml"
 FIFTY = Policy(min_samples=50)

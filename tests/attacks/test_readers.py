@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile_runs import bounded
 from PIL import Image
 
 from kedge.data.datasets import formats, load
@@ -20,6 +19,7 @@ from kedge.data.datasets.known import available
 from kedge.data.datasets.tables import files as table_files
 from kedge.data.encodings import ArrayEncoding
 from kedge.errors import DataError
+from tests.attacks.hostile_runs import bounded
 
 FREE = 50 * 2**20  # bytes of memory that are free, as the tests have it
 HUGE = 2**62

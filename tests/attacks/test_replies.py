@@ -15,9 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import training
-from federations import NAMES, assert_same, datasets, replay
-from liars import (
+
+import kedge
+from kedge.core import tree
+from kedge.core.part import Sum, parts
+from kedge.core.tree import Weights
+from kedge.errors import NotFinite, Paused
+from kedge.federation import large_messages as spool
+from kedge.federation.coordinator.requests import Exchange
+from kedge.federation.messages import Direct, Failure, MemberRequest
+from tests.attacks.liars import (
     FEDBR,
     HONEST,
     LIAR,
@@ -30,15 +37,8 @@ from liars import (
     with_notes,
     with_statement,
 )
-
-import kedge
-from kedge.core import tree
-from kedge.core.part import Sum, parts
-from kedge.core.tree import Weights
-from kedge.errors import NotFinite, Paused
-from kedge.federation import large_messages as spool
-from kedge.federation.coordinator.requests import Exchange
-from kedge.federation.messages import Direct, Failure, MemberRequest
+from tests.flower.faulty import training
+from tests.flower.federations import NAMES, assert_same, datasets, replay
 
 KINDS = ("join", "agree", "train", "survey", "evaluate", "refuse", "finish")
 LATER = ("agree", "train", "survey", "evaluate")

@@ -16,9 +16,7 @@ from kedge.errors import DataError, KedgeError
 from kedge.federation.coordinator.members import Roster
 from kedge.federation.member.member import Member
 from kedge.federation.member.run_state import MemberFolder
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))
-from federations import Members, coordinator, datasets, settings
+from tests.flower.federations import Members, coordinator, datasets, settings
 
 CONFIG = settings("scaffold", rounds=2, model="linear", steps=1, clients=2, per_round=2)
 

@@ -16,9 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import Faulty
-from federations import NAMES, QUICK, Members, coordinator, datasets, settings
-from liars import CLASSES, HONEST, LIAR, named, stated, with_classes, with_statement
 
 from kedge.core import tree
 from kedge.data.datasets import Dataset
@@ -28,6 +25,9 @@ from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.federation.coordinator.rules import Rules
 from kedge.federation.member.profile import MemberProfile
 from kedge.federation.messages import MemberRequest
+from tests.attacks.liars import CLASSES, HONEST, LIAR, named, stated, with_classes, with_statement
+from tests.flower.faulty import Faulty
+from tests.flower.federations import NAMES, QUICK, Members, coordinator, datasets, settings
 
 Change = Callable[[dict[str, Any]], Any]
 

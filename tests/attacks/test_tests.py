@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Members, coordinator, datasets, net, settings
-from server import HELD_OUT, Server, cells, code, patients, step_at, sums
 
 from kedge.core.tree import Weights
 from kedge.federation.member.policy import OPEN, Policy
 from kedge.session import wire
+from tests.attacks.server import HELD_OUT, Server, cells, code, patients, step_at, sums
+from tests.flower.federations import Members, coordinator, datasets, net, settings
 
 #: What an owner of data writes, but for the bounds that have defaults.
 LISTED = Policy(uploads=("update", "loss", "test"), min_samples=50, min_test_samples=20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ import kedge
 from kedge.board.app import Board
 from kedge.report.mathtext import plain_doc
 from kedge.report.page import html_doc
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from commands import Done, kedge_command
+from tests.cli.commands import Done, kedge_command
 
 HALF = "\ud800"  # half a character, which no encoding writes
 SCRIPT = "<img src=x onerror=alert(1)>"

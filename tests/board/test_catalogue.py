@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabricate import fabricate
 
 import kedge
 from kedge.board.watch import Catalogue, Reader, Tail
 from kedge.errors import Interrupted, KedgeError
 from kedge.history.folder import request_stop
+from tests.board.fabricate import fabricate
 
 
 def rows(catalogue: Catalogue) -> dict[str, dict[str, Any]]:

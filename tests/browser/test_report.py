@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from made import comparison, run_folder
-
 from kedge.history.sheet import Chart, Sheet, SheetTable, png_uri
 from kedge.report.page import report
+from tests.report.made import comparison, run_folder
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 HOSTILE = "</script><img src=x onerror=console.error('owned')>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands import kedge_command
+from tests.cli.commands import kedge_command
 
 FAST = ("--rounds", "2", "--seeds", "0", "--clients", "3", "--engine", "loop", "--no-report")
 

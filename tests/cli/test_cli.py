@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import kedge_command
+
+from tests.cli.commands import kedge_command
 
 GOOD = """
 import kedge

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import kedge_command
 
 from kedge.cli import app as cli
 from kedge.cli.diagnose import print_sheet
 from kedge.history.sheet import Sheet, SheetTable, read_sheet
+from tests.cli.commands import kedge_command
 
 
 def hospitals(folder: Path) -> Path:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from commands import kedge_command
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 import kedge
+from tests.cli.commands import kedge_command
 
 RNG = np.random.default_rng(3)
 

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import kedge_command
 
 from kedge.errors import Interrupted
 from kedge.federation.coordinator.rules import read_rules
@@ -16,6 +15,7 @@ from kedge.local import runs as submit
 from kedge.local.federation import FederationSpec, NodeSpec
 from kedge.local.processes import write_programs
 from kedge.settings import load_config
+from tests.cli.commands import kedge_command
 
 
 def test_help_lists_the_commands() -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from commands import kedge_command
 
 from kedge import catalogue
 from kedge.cli import list as listing
@@ -14,6 +13,7 @@ from kedge.core.part import Part, parts, register
 from kedge.data.datasets.formats import bind_options
 from kedge.data.datasets.load import EXAMPLES, FORMATS, schema
 from kedge.grammar import Call, parse_call
+from tests.cli.commands import kedge_command
 
 KINDS = {
     "parts": "scaffold",

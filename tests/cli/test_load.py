@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from commands import kedge_command
 
 import kedge.cli.app as cli
 from kedge.errors import LoadError
 from kedge.loading import load_file
+from tests.cli.commands import kedge_command
 
 MINE = '''
 from __future__ import annotations

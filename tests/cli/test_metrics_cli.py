@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import kedge_command
+
+from tests.cli.commands import kedge_command
 
 FAST = ["--clients", "4", "--rounds", "3", "--seeds", "0", "--engine", "loop"]
 

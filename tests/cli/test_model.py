@@ -14,7 +14,6 @@ import onnxruntime
 import pandas as pd
 import pytest
 import torch
-from commands import kedge_command
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
@@ -22,6 +21,7 @@ import kedge
 from kedge.cli.model import evaluation_tables
 from kedge.data.datasets import load as load_data
 from kedge.saved.evaluate import holds_training_data
+from tests.cli.commands import kedge_command
 
 RNG = np.random.default_rng(1)
 FAST: dict[str, Any] = {"rounds": 2, "seeds": [0], "batch": 16}

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import kedge_command
 
 import kedge.report.page as pages
+from tests.cli.commands import kedge_command
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 QUICK = ("--rounds", "1", "--seeds", "0", "--clients", "3", "--out", "r")

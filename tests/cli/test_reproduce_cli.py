@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Done, kedge_command
 from rich.console import Console
 
 import kedge
 from kedge.reproduction import command, recipes
 from kedge.reproduction.display import comparison_with_paper
+from tests.cli.commands import Done, kedge_command
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TABLE = """\

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import kedge_command
 
 import kedge.history.folder
 from kedge.cli import train as command
 from kedge.cli.screen import accept_any_text
 from kedge.report import figures
 from kedge.runs import train
+from tests.cli.commands import kedge_command
 
 FAST = ["--clients", "4", "--rounds", "2", "--seeds", "0,1", "--steps", "2", "--engine", "loop"]
 

@@ -10,9 +10,9 @@ import time
 
 import pytest
 import typer
-from commands import kedge_command
 
 from kedge.cli import app as cli
+from tests.cli.commands import kedge_command
 
 HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "scipy", "PIL", "safetensors"}
 

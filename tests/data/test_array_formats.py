@@ -7,7 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-from dataset_files import (
+
+from kedge.data.datasets import Dataset, load
+from kedge.errors import FieldError, UnknownName
+from tests.data.dataset_files import (
     arrays,
     fails,
     labels,
@@ -17,9 +20,6 @@ from dataset_files import (
     write_mnist,
     write_npz,
 )
-
-from kedge.data.datasets import Dataset, load
-from kedge.errors import FieldError, UnknownName
 
 # --- npz ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dataset_files import (
+from PIL import Image
+
+from kedge.data.datasets import available, datasets, known, load
+from kedge.errors import DataError, GrammarError, UnknownName
+from tests.data.dataset_files import (
     arrays,
     fails,
     hospital,
@@ -21,10 +25,6 @@ from dataset_files import (
     write_mnist,
     write_npz,
 )
-from PIL import Image
-
-from kedge.data.datasets import available, datasets, known, load
-from kedge.errors import DataError, GrammarError, UnknownName
 
 # --- names and places -----------------------------------------------------------------------------
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_files import (
+from PIL import Image
+
+from kedge.data.datasets import load
+from kedge.data.datasets.formats import natural
+from kedge.errors import FieldError, UnknownName
+from tests.data.dataset_files import (
     arrays,
     fails,
     hospital,
@@ -16,11 +21,6 @@ from dataset_files import (
     write_images,
     write_npz,
 )
-from PIL import Image
-
-from kedge.data.datasets import load
-from kedge.data.datasets.formats import natural
-from kedge.errors import FieldError, UnknownName
 
 # --- image folders --------------------------------------------------------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dataset_files import fails, labels, pixels, write_images, write_npz
 from PIL import Image
 
 from kedge.data.build import federate
 from kedge.data.datasets import available, load
 from kedge.errors import DataError, FieldError
+from tests.data.dataset_files import fails, labels, pixels, write_images, write_npz
 
 RNG = np.random.default_rng(2)
 

@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from labels import COMPLETE, LABELS, shares
 
 from kedge.data.partition import Partition, draw
 from kedge.data.partition.draws import (
@@ -25,6 +24,7 @@ from kedge.errors import (
     PartitionError,
 )
 from kedge.report.partition_picture import plot_partition
+from tests.data.labels import COMPLETE, LABELS, shares
 
 # --- every partition -----------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from labels import LABELS
 
 from kedge.data.partition import Partition, draw, holdout, partitions, resplit
 from kedge.errors import (
@@ -20,6 +19,7 @@ from kedge.errors import (
 )
 from kedge.grammar import parse_calls
 from kedge.report.partition_picture import plot_partition
+from tests.data.labels import LABELS
 
 # --- reading the string --------------------------------------------------------------------------
 

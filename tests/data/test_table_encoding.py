@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from dataset_files import write_csv
 
 from kedge.data.datasets import load
 from kedge.data.datasets.tables.encoding import TableEncoding
 from kedge.data.datasets.tables.read import dataset_of_frames
 from kedge.data.encoding import encodings
 from kedge.errors import DataError, FieldError, SeveralDataErrors
+from tests.data.dataset_files import write_csv
 
 RNG = np.random.default_rng(5)
 

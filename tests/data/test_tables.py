@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from dataset_files import fails, hospital, write_csv
 
 from kedge.data.datasets import available, load
 from kedge.errors import DataError, FieldError, SeveralDataErrors
+from tests.data.dataset_files import fails, hospital, write_csv
 
 # --- formats --------------------------------------------------------------------------------------
 

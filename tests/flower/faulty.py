@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from federations import Members
-
 from kedge.federation.messages import Direct, Failure, MemberRequest
+from tests.flower.federations import Members
 
 #: (name of the member, request, reply) -> what arrives in place of the reply.
 Fault = Callable[[str, MemberRequest, bytes], Any]

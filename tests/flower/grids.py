@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from federations import Members
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from kedge.flower.arrays import unwrap, wrap
+from tests.flower.federations import Members
 
 
 class MemberGrid:
@@ -48,10 +48,9 @@ class MemberGrid:
 
 def app_folder(folder: Path, **settings: Any) -> Path:
     """The package of an app that `kedge flower init` writes, with small settings."""
-    from federations import QUICK
-    from federations import settings as settings_of
-
     from kedge.flower.project import PACKAGE, write_app
+    from tests.flower.federations import QUICK
+    from tests.flower.federations import settings as settings_of
 
     config = settings_of(**{"model": "mlp(hidden=[4])"} | settings)
     return write_app(folder, config, QUICK) / PACKAGE

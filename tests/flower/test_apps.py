@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from federations import Members, datasets
 from flwr.common.config import parse_config_args
-from grids import MemberGrid, app_folder
 
 from kedge.errors import Interrupted, Paused, TermsError
 from kedge.federation.messages import MemberRequest, pack_refusal
 from kedge.flower import apps
 from kedge.local.runs import Submitted
+from tests.flower.federations import Members, datasets
+from tests.flower.grids import MemberGrid, app_folder
 
 pytestmark = pytest.mark.flower
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import NAMES, Members, coordinator, datasets, settings
 
 from kedge.core import tree
 from kedge.core.bound import Server
 from kedge.federation.member.policy import OPEN
 from kedge.federation.messages import Direct
 from kedge.history.lock import Lock
+from tests.flower.federations import NAMES, Members, coordinator, datasets, settings
 
 
 class Killed(BaseException):

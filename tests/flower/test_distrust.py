@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import Faulty, training
-from federations import QUICK, Members, assert_same, coordinator, net, replay, settings
 from torch import Tensor
 
 from kedge.core import tree
@@ -23,6 +21,8 @@ from kedge.errors import Paused
 from kedge.federation.coordinator.requests import check_sums, with_client
 from kedge.federation.messages import REPLY, Failure, MemberRequest
 from kedge.session import blob, wire
+from tests.flower.faulty import Faulty, training
+from tests.flower.federations import QUICK, Members, assert_same, coordinator, net, replay, settings
 
 Forgery = Callable[[MemberRequest, bytes], bytes]
 FORGERIES: dict[str, tuple[Forgery, str]] = {}

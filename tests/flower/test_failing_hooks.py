@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import Faulty, training
-from federations import Members, assert_same, coordinator, net, replay, settings
 
 import kedge
 from kedge.core import tree
@@ -19,6 +17,8 @@ from kedge.core.tree import Weights
 from kedge.errors import HookError, Interrupted, Paused
 from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.federation.messages import MemberRequest
+from tests.flower.faulty import Faulty, training
+from tests.flower.federations import Members, assert_same, coordinator, net, replay, settings
 
 HOOKS = ("receive of a survey", "absorb", "receive", "server_step")
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import Fault, Faulty, training
-from federations import QUICK, Members, assert_same, coordinator, net, replay, settings
 
 from kedge.core import tree
 from kedge.errors import Paused
@@ -18,6 +16,8 @@ from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.federation.coordinator.rules import Rules
 from kedge.federation.member.member import Member
 from kedge.federation.messages import Failure, MemberRequest, reply_header
+from tests.flower.faulty import Fault, Faulty, training
+from tests.flower.federations import QUICK, Members, assert_same, coordinator, net, replay, settings
 
 
 def run_with(tmp_path: Path, fault: Fault, **options: Any) -> tuple[Coordinator, Members]:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty import Faulty
-from federations import QUICK, Members, assert_same, coordinator, datasets, net, replay, settings
 from typer.testing import CliRunner
 
 import kedge
@@ -24,6 +22,17 @@ from kedge.federation.messages import Direct, MemberRequest
 from kedge.history.find import find
 from kedge.history.folder import request_stop
 from kedge.report.page import as_json, facts_of
+from tests.flower.faulty import Faulty
+from tests.flower.federations import (
+    QUICK,
+    Members,
+    assert_same,
+    coordinator,
+    datasets,
+    net,
+    replay,
+    settings,
+)
 
 NORTH = [f"{a},{'fm'[a % 2]},{'no' if a < 9 else 'yes'}" for a in range(18)]
 SOUTH = [f"{'yes' if a > 9 else 'maybe'},x,{a}" for a in range(16)]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty import Faulty
-from federations import QUICK, Members, assert_same, coordinator, datasets, net, replay, settings
 from PIL import Image
 
 from kedge.data.datasets import Dataset, load
@@ -21,6 +19,17 @@ from kedge.federation.coordinator.settings import terms_of
 from kedge.federation.member.own_data import own_federation, read_data
 from kedge.federation.member.profile import MemberProfile, Question, state
 from kedge.federation.messages import MemberRequest, pack_refusal
+from tests.flower.faulty import Faulty
+from tests.flower.federations import (
+    QUICK,
+    Members,
+    assert_same,
+    coordinator,
+    datasets,
+    net,
+    replay,
+    settings,
+)
 
 ASK = Question(0, "holdout(0.25)", counts=True)
 

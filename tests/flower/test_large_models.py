@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import Faulty
-from federations import Members, assert_same, coordinator, net, replay, settings
 from safetensors.torch import load
 
 from kedge.core import tree
@@ -27,6 +25,8 @@ from kedge.federation.large_messages import size_of, spooled
 from kedge.federation.messages import MemberRequest
 from kedge.session import blob, wire
 from kedge.session.session import Session
+from tests.flower.faulty import Faulty
+from tests.flower.federations import Members, assert_same, coordinator, net, replay, settings
 
 TREE = {
     "w": torch.randn(50, 40),
@@ -158,7 +158,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from federations import QUICK, Members, datasets, settings
+from tests.flower.federations import QUICK, Members, datasets, settings
 from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.flower.relay import forward
 from kedge.flower.agent import Node
@@ -208,7 +208,7 @@ print(size, (memory("VmHWM") - before) / size)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_server_takes_about_five_times_the_model(tmp_path: Path) -> None:
     """Weights, next weights, sum, one reply, one weighted reply; 6.5 with what libraries load."""
-    words = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]
+    words = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parents[2])]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     size, peak = map(float, done.stdout.splitlines()[-1].split())

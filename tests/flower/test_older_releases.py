@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import Faulty, training
-from federations import Members, assert_same, coordinator, net, replay, settings
 
 from kedge.core import tree
 from kedge.errors import Paused
@@ -16,6 +14,8 @@ from kedge.federation.coordinator.coordinator import Coordinator
 from kedge.federation.messages import MemberRequest
 from kedge.files import write_file
 from kedge.session import wire
+from tests.flower.faulty import Faulty, training
+from tests.flower.federations import Members, assert_same, coordinator, net, replay, settings
 
 CONFIG = settings("scaffold", rounds=3, per_round=0)
 

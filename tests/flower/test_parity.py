@@ -6,8 +6,16 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from faulty import Faulty, training
-from federations import (
+
+from kedge.core import rng, tree
+from kedge.core.method import parse
+from kedge.core.part import Part, parts
+from kedge.federation.coordinator.coordinator import Coordinator
+from kedge.federation.member.policy import OPEN
+from kedge.federation.messages import MemberRequest
+from kedge.sim.simulation import Simulation
+from tests.flower.faulty import Faulty, training
+from tests.flower.federations import (
     NAMES,
     Members,
     assert_same,
@@ -18,14 +26,6 @@ from federations import (
     settings,
     simulation,
 )
-
-from kedge.core import rng, tree
-from kedge.core.method import parse
-from kedge.core.part import Part, parts
-from kedge.federation.coordinator.coordinator import Coordinator
-from kedge.federation.member.policy import OPEN
-from kedge.federation.messages import MemberRequest
-from kedge.sim.simulation import Simulation
 
 NOISY = dataclasses.replace(OPEN, clip=0.5, noise=0.2)
 ADDED = "+clip(norm=0.5)+gauss(std=0.1)"  # by such a policy

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import Faulty, training
-from federations import Members, assert_same, coordinator, datasets, net, replay, settings
 
 from kedge.check.problems import images
 from kedge.core import client, tree
@@ -20,6 +18,16 @@ from kedge.errors import FieldError, Paused
 from kedge.federation.member.policy import OPEN, Policy, contents, declared
 from kedge.federation.messages import MemberRequest, reply_header
 from kedge.session import wire
+from tests.flower.faulty import Faulty, training
+from tests.flower.federations import (
+    Members,
+    assert_same,
+    coordinator,
+    datasets,
+    net,
+    replay,
+    settings,
+)
 
 
 def run_with(tmp_path: Path, policy: Policy, method: str = "fedavg", **changes: Any) -> Any:

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import Faulty, training
-from federations import QUICK, Members, coordinator, datasets, net, settings
 
 from kedge.errors import Paused, TermsError
 from kedge.federation.coordinator.coordinator import Coordinator
@@ -18,6 +16,8 @@ from kedge.federation.member import profile as profile
 from kedge.federation.member.member import Member
 from kedge.federation.member.policy import Policy
 from kedge.federation.messages import Direct, Failure, MemberRequest, pack_refusal
+from tests.flower.faulty import Faulty, training
+from tests.flower.federations import QUICK, Members, coordinator, datasets, net, settings
 
 Change = Callable[[Members], None]
 CASES: dict[str, tuple[Change, str]] = {}

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import Faulty, training
-from federations import Members, coordinator, net, settings
 
 from kedge.core import tree
 from kedge.errors import Paused
@@ -18,6 +16,8 @@ from kedge.federation.member.releases import KINDS, Release, Releases, fingerpri
 from kedge.federation.messages import Failure, MemberRequest, reply_header
 from kedge.session import wire
 from kedge.session.session import NEVER
+from tests.flower.faulty import Faulty, training
+from tests.flower.federations import Members, coordinator, net, settings
 
 FEDBR = "fedbr(rows=4, samples=3, width=5, out=3, refresh=round)"
 

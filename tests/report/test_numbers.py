@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made import run_folder
 
 import kedge
 from kedge.board.panel import table
@@ -16,6 +15,7 @@ from kedge.board.watch import Catalogue
 from kedge.core.task_custom import own_metrics, register_metric
 from kedge.history.find import find
 from kedge.report.page import as_json, facts_of
+from tests.report.made import run_folder
 
 NAN = float("nan")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made import comparison, run_folder
 from scipy import stats
 
 import kedge
@@ -24,6 +23,7 @@ from kedge.history.sheet import Chart, Sheet, SheetTable, png_uri
 from kedge.report.charts import lttb
 from kedge.report.mathtext import UnknownFormula, mathml
 from kedge.report.page import as_json, facts_of, render, report, write_sheets
+from tests.report.made import comparison, run_folder
 
 MAX_BYTES = 3_000_000
 HOSTILE = "</script><img src=x onerror=alert(1)>{{7*7}}'\"<b>"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from made import run_folder
 
 import kedge
 from kedge.core.task import Classification, MultiLabel, Regression
@@ -19,6 +18,7 @@ from kedge.report.charts import columns_of, curves_of
 from kedge.report.page import as_json, facts_of
 from kedge.runs.clients import clients_of
 from kedge.settings import Config, load_config, read_value
+from tests.report.made import run_folder
 
 
 def facts(what: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from digits import TABLE, write
 
 import kedge
 from kedge.engines import Execution
@@ -20,6 +19,7 @@ from kedge.reproduction.records import choice_path, read_choice, read_record
 from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
 from kedge.runs import train
 from kedge.settings import Config, load_config
+from tests.reproduction.digits import TABLE, write
 
 NAME = "demo/digits"
 CHOOSE = "[choose]\nlr = [0.001, 0.3]\nrounds = 2\nvalidation = 0.2\nseed = 1\n\n"

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digits import TABLE, write
 from rich.console import Console
 
 import kedge
@@ -21,6 +20,7 @@ from kedge.reproduction import command, recipes
 from kedge.reproduction.display import comparison_with_paper
 from kedge.reproduction.records import read_record, write_record
 from kedge.reproduction.running import Context, Limits, OutOfTime, run_table
+from tests.reproduction.digits import TABLE, write
 
 NAME = "demo/digits"
 

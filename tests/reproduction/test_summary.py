@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-from digits import write
 
 from kedge.errors import DataError
 from kedge.reproduction import recipes
@@ -17,6 +16,7 @@ from kedge.reproduction.page import facts_of as reproduction_facts
 from kedge.reproduction.recipes import PaperTable
 from kedge.reproduction.records import Record, read_record
 from kedge.reproduction.summary import Summary, run_of, summarise, tail_means, values_of
+from tests.reproduction.digits import write
 
 Curve = dict[int, float | None]
 

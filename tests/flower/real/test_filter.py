@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import settings, wait
 
 from kedge.local import federation as local
 from kedge.local.processes import ProcessSpec, free_ports, is_open
 from kedge.local.runs import call, follow, submit
+from tests.flower.real.running import settings, wait
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'kedge[flower]'")
 

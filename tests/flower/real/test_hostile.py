@@ -76,8 +76,15 @@ from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from liars import with_statement
-from running import (
+
+from kedge.federation.messages import MemberRequest
+from kedge.flower.agent import Node
+from kedge.flower.arrays import wrap
+from kedge.flower.relay import forward
+from kedge.local.federation import node_id
+from kedge.local.runs import follow
+from tests.attacks.liars import with_statement
+from tests.flower.real.running import (
     NODES,
     STRICT,
     Running,
@@ -88,14 +95,7 @@ from running import (
     simulate,
     wait,
 )
-from test_distrust import FORGERIES
-
-from kedge.federation.messages import MemberRequest
-from kedge.flower.agent import Node
-from kedge.flower.arrays import wrap
-from kedge.flower.relay import forward
-from kedge.local.federation import node_id
-from kedge.local.runs import follow
+from tests.flower.test_distrust import FORGERIES
 
 pytestmark = pytest.mark.flower
 ROUND = 1  # the second round: the first one is honest, so there is an older one

@@ -17,10 +17,17 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'kedge[flower]'
 import dataclasses
 from pathlib import Path
 
-import hostile_server
-from running import NODES, STRICT, Running, assert_same, records, settings, simulate
-
 from kedge.federation.member.releases import Releases
+from tests.flower.real import hostile_server
+from tests.flower.real.running import (
+    NODES,
+    STRICT,
+    Running,
+    assert_same,
+    records,
+    settings,
+    simulate,
+)
 
 pytestmark = pytest.mark.flower
 POLICY = """

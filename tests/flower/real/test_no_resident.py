@@ -8,21 +8,25 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'kedge[flower]'
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import hostile_app
-from running import STRICT, Running, assert_same, records, rounds_of, settings, simulate, wait
-
+from bench import flower_rounds
 from kedge.errors import KedgeError
 from kedge.local import federation as local
 from kedge.local.processes import is_running, processes_of, read_processes
 from kedge.local.runs import follow
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-
-import flower_rounds
+from tests.flower.real import hostile_app
+from tests.flower.real.running import (
+    STRICT,
+    Running,
+    assert_same,
+    records,
+    rounds_of,
+    settings,
+    simulate,
+    wait,
+)
 
 pytestmark = pytest.mark.flower
 

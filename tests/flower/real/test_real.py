@@ -12,7 +12,15 @@ import re
 import subprocess
 from pathlib import Path
 
-from running import (
+from safetensors.torch import load_file
+
+from kedge.core import tree
+from kedge.errors import KedgeError
+from kedge.local import federation as spec
+from kedge.local.keys import make_authority, make_node_key
+from kedge.local.processes import TOKEN, free_ports, read_processes
+from kedge.local.runs import follow
+from tests.flower.real.running import (
     NODES,
     Running,
     assert_same,
@@ -22,14 +30,6 @@ from running import (
     simulate,
     wait,
 )
-from safetensors.torch import load_file
-
-from kedge.core import tree
-from kedge.errors import KedgeError
-from kedge.local import federation as spec
-from kedge.local.keys import make_authority, make_node_key
-from kedge.local.processes import TOKEN, free_ports, read_processes
-from kedge.local.runs import follow
 
 pytestmark = pytest.mark.flower
 
