@@ -198,11 +198,11 @@ def write_record(path: Path, record: Record, inside: Path | None = None) -> None
     Raises:
         DataError: the folder or the file cannot be written.
     """
-    write_text(path, record.to_json(), inside)
+    write_results_file(path, record.to_json(), inside)
 
 
-def write_text(path: Path, text: str, inside: Path | None = None) -> None:
-    """The same for the text of a record or a choice."""
+def write_results_file(path: Path, text: str, inside: Path | None = None) -> None:
+    """Write the text of a record or a choice."""
     try:
         make_folder(path.parent, inside=inside)
         write_file(path, f"{text}\n".encode(), inside=inside)

@@ -29,7 +29,7 @@ from kedge.reproduction.records import (
     record_of,
     record_path,
     run_path,
-    write_text,
+    write_results_file,
 )
 from kedge.runs import train
 from kedge.runs.build import with_personal
@@ -275,7 +275,7 @@ def choose_value(
         "date": time.strftime("%Y-%m-%d"),
     }
     text = json.dumps(finite(written), indent=1)
-    write_text(choice_path(results, table, row), text, results)
+    write_results_file(choice_path(results, table, row), text, results)
     return {choose.key: choose.values[best]}
 
 
