@@ -8,8 +8,6 @@ from html import unescape
 from typing import Any
 from xml.etree import ElementTree
 
-from latex2mathml.converter import convert_to_element
-
 _GREEK = (
     "alpha beta gamma delta epsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta"
 )
@@ -111,6 +109,8 @@ def mathml(tex: str) -> str:
     >>> mathml(r"w^2")
     '<math display="inline"><mrow><msup><mi>w</mi><mn>2</mn></msup></mrow></math>'
     """
+    from latex2mathml.converter import convert_to_element  # only a page of parts needs it
+
     if len(re.findall(r"(?<!\\){", tex)) != len(re.findall(r"(?<!\\)}", tex)):
         raise UnknownFormula("a brace is not closed, or one too many")
     try:
