@@ -173,7 +173,11 @@ def members(work: Workload) -> None:
     from kedge.federation.coordinator.rules import Rules
     from kedge.federation.member.member import Member
     from kedge.federation.messages import Direct
-    from kedge.settings import Config
+
+    try:
+        from kedge.settings import Config
+    except ImportError:  # a commit before there was this module
+        from kedge.runs.config import Config  # type: ignore[import-not-found, no-redef]
 
     draw, zeros, ones = np.random.default_rng(0), np.zeros(64), np.ones(64)
     x = draw.random((work.clients, work.samples, 64), np.float32)
