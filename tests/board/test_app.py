@@ -159,6 +159,22 @@ def test_a_table_says_why_runs_cannot_be_compared(
     assert "gain" not in found["rows"][1]
 
 
+def test_runs_on_other_data_are_not_compared(page: Page, runs: Path) -> None:
+    folder = runs / "both/scaffold"
+    for file, old, new in (
+        ("config.toml", 'data = "digits"', 'data = "other"'),
+        ("environment.json", '"data": "', '"data": "x'),
+    ):
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new))
+    os.utime(folder)
+    ids = page.ids()
+    row = page.get(f"/table?ids={ids['both/fedavg']},{ids['both/scaffold']}")["rows"][1]
+    assert row["why"] == "other data"
+    assert "gain" not in row
+
+
 def test_notes_are_kept_in_the_folder_of_the_run(page: Page, runs: Path) -> None:
     name = page.ids()["both/fedavg"]
     body = {"tags": [" best  of all", "b", "b", ""], "note": "a\nb <b>"}

@@ -315,7 +315,7 @@ def _whose(
     known = PERSONAL_PARTS & set(re.findall(r"\w+", method)) or "personal_head=true" in method
     is_personal = header.personal if header else bool(known)
     tested = [COLUMNS["personal"] in s.columns.named for s in seeds if s.columns]
-    return "personal" if is_personal and any(tested) and all(tested) else "global"
+    return "personal" if is_personal and tested and all(tested) else "global"
 
 
 def failure_of(state: State | None) -> str:

@@ -375,5 +375,5 @@ def _over_clients(run: Run) -> list[str]:
 def _bound(run: Run) -> float:
     """The largest possible error of the headline after the last round; 0 if it is exact."""
     prefix = "" if run.headline == "global" else f"{run.headline}_"
-    bounds = (run.end(f"{prefix}{run.measure.name}_bound").values, ())
-    return max((bound for bound in bounds[0] if not math.isnan(bound)), default=0.0)
+    bounds = run.end(f"{prefix}{run.measure.name}_bound").values
+    return max((bound for bound in bounds if not math.isnan(bound)), default=0.0)

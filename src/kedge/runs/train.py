@@ -132,7 +132,7 @@ class Options(NamedTuple):
         strict: raise if a loss is not finite; otherwise only that seed ends.
         together: whether jobs may train together.
         save_share: of the time, spent on checkpoints at most.
-        hint: printed on interrupt: how to resume.
+        hint: printed on interrupt: how to resume; empty: the folder of the first job says it.
     """
 
     watch: Watch | None = None
@@ -142,7 +142,7 @@ class Options(NamedTuple):
     strict: bool = True
     together: bool = False
     save_share: float = MAX_SAVE_SHARE
-    hint: str = "It was not saved"
+    hint: str = ""
 
 
 PLAIN = Options()
@@ -417,8 +417,10 @@ def _train_group(
     if options.report is not None:
         for line in planned.lines():
             options.report(line)
-    if options.hint == PLAIN.hint and group[0].folder is not None:
-        options = options._replace(hint=resume_hint(group[0].folder.path))
+    if not options.hint:
+        folder = group[0].folder
+        hint = "It was not saved" if folder is None else resume_hint(folder.path)
+        options = options._replace(hint=hint)
     with _observed(group, options) as watches:
         ended, stacks = _train_seeds(
             [(one, watches[id(job)]) for job, one in seeds], planned.execution, options
